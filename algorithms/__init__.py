@@ -1,0 +1,10 @@
+"""Every algorithm by its name on the command line: a generator run(fed, state=None, *, rounds, ...) of (metrics, state)."""
+from algorithms import baselines, fedavg, fedprox, fedsdd, scaffold
+
+ALGORITHMS = {
+    "fedavg": fedavg.run,
+    "fedprox": fedprox.run,
+    "scaffold": scaffold.run,
+    "fedsdd": fedsdd.run,
+    "centralized": baselines.centralized,
+}

@@ -1,0 +1,353 @@
+"""Federated learning by knowledge distillation: flags -> federation -> algorithm -> log lines, metrics, checkpoint, summary.
+
+    python fedkd_minimal.py --algo fedsdd --K 4 --R 2                     embedded data, under a minute on two CPU cores
+    python fedkd_minimal.py --algo fedavg,fedsdd --seeds 0,1,2            side by side: mean and standard deviation
+    python fedkd_minimal.py --algo fedsdd --dataset cifar10 --paper fedsdd --out runs/fedsdd
+    python fedkd_minimal.py --resume runs/fedsdd                          goes on where it was stopped
+    python fedkd_minimal.py --algo fedsdd --help                          what the algorithm is, and its flags
+    python fedkd_minimal.py --list                                        algorithms, datasets, networks, partitions
+    torchrun --nproc-per-node 2 fedkd_minimal.py --algo fedsdd            the same numbers, clients spread over processes
+
+An algorithm's flags are the keyword-only arguments of its `run`: --local-epochs is `local_epochs`, --K is `K`.
+"""
+import argparse
+import inspect
+import itertools
+import os
+import statistics
+import sys
+import time
+import typing
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import data
+import federation
+import models
+import runs
+from algorithms import ALGORITHMS
+from algorithms.common import run_clients
+from presets import DEFAULTS, PAPER, QUICK_START, RANGES
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The command line
+
+def rank():
+    return int(os.environ.get("RANK", 0))
+
+
+def say(*words):
+    if rank() == 0:
+        print(*words, flush=True)
+
+
+def fail(message):
+    """Bad input: one line, exit status 2."""
+    if rank() == 0:
+        print(f"fedkd_minimal.py: error: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        fail(message)
+
+
+def keywords(algo):
+    """The hyperparameters of an algorithm: its run's keyword-only arguments, by name."""
+    parameters = inspect.signature(ALGORITHMS[algo]).parameters
+    return {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+
+
+def spelled(name):
+    return "--" + name.replace("_", "-")
+
+
+def number(kind, name):
+    """An argparse type: an int or a float inside the range that the name has everywhere."""
+    allowed, words = RANGES[name]
+
+    def convert(text):
+        try:
+            value = kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {'a whole number' if kind is int else 'a number'}") from None
+        if not allowed(value):
+            raise argparse.ArgumentTypeError(f"must be {words}, not {text}")
+        return value
+    return convert
+
+
+def add_flag(parser, name, kind, help):
+    """One flag from an annotation: int, float, bool, Literal[...], or one of these | None."""
+    kind = next((k for k in typing.get_args(kind) if k in (int, float)), kind)
+    if kind is bool:
+        parser.add_argument(spelled(name), action=argparse.BooleanOptionalAction, help=help)
+    elif typing.get_origin(kind) is typing.Literal:
+        parser.add_argument(spelled(name), choices=typing.get_args(kind), help=help)
+    else:
+        parser.add_argument(spelled(name), type=number(kind, name), metavar=kind.__name__.upper(), help=help)
+
+
+def names(text):
+    return text.split(",")
+
+
+def seed_list(text):
+    try:
+        seeds = [int(word) for word in text.split(",")]
+    except ValueError:
+        seeds = [-1]
+    if min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        raise argparse.ArgumentTypeError(f"must be different whole numbers >= 0 with commas between them, not {text!r}")
+    return seeds
+
+
+def build_parser(algos):
+    """The parser for these algorithms: the flags that every run has, and the keywords of each algorithm's `run`."""
+    about = "\n\n".join(inspect.getmodule(ALGORITHMS[algo]).__doc__ for algo in algos) or __doc__
+    parser = Parser("fedkd_minimal.py", description=about, formatter_class=argparse.RawDescriptionHelpFormatter,
+                    allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    every = parser.add_argument_group("every algorithm")
+    every.add_argument("--algo", type=names, metavar="NAME[,NAME...]", help=", ".join(ALGORITHMS))
+    every.add_argument("--dataset", help=f"{', '.join(data.DATASETS)}, a .npz file, or a folder of images (glyphs)")
+    every.add_argument("--data-root", help="where torchvision's files are, or go (data)")
+    every.add_argument("--paper", choices=PAPER, help="that paper's network, partition and hyperparameters")
+    every.add_argument("--model", type=names, metavar="NAME[,NAME...]", help="client i takes network i mod len; see --list")
+    every.add_argument("--partition", choices=federation.PARTITIONS, help="who holds which samples (dirichlet_equal)")
+    every.add_argument("--public", metavar="half|fifth|NAME|PATH", help="public images: of the training set, or another dataset")
+    for name, kind, text in [("clients", int, "all clients (20)"), ("alpha", float, "Dirichlet concentration (0.1)"),
+                             ("public_size", int, "at most so many public images"),
+                             ("augment", bool, "students see crops and flips"),
+                             ("amp", bool, "bfloat16 autocast in every forward pass"), ("threads", int, "CPU threads per process")]:
+        add_flag(every, name, kind, text)
+    every.add_argument("--device", help="cpu, cuda, cuda:1, ... (a GPU if there is one)")
+    every.add_argument("--seeds", type=seed_list, metavar="INT[,INT...]", help="one run for each (0)")
+    every.add_argument("--out", type=Path, metavar="DIR", help="keep config, metrics, timing and checkpoint there")
+    every.add_argument("--resume", type=Path, metavar="DIR", help="go on with the run kept there; only --rounds may grow")
+    every.add_argument("--list", action="store_true", help="print the names of algorithms, datasets, networks, partitions, papers")
+    own = parser.add_argument_group(", ".join(algos) or "and those of --algo")
+    for name in dict.fromkeys(itertools.chain.from_iterable(keywords(algo) for algo in algos)):
+        owners = {algo: keywords(algo)[name] for algo in algos if name in keywords(algo)}
+        default = ", ".join(dict.fromkeys(str(p.default) for p in owners.values()))
+        add_flag(own, name, next(iter(owners.values())).annotation, f"default {default}")
+    return parser
+
+
+def parse(argv):
+    """argv -> the explicit flags, a dict. What was not given is not in it."""
+    first = Parser(add_help=False, allow_abbrev=False)
+    first.add_argument("--algo", type=names, default=[])
+    first.add_argument("--resume", type=Path)
+    known, _ = first.parse_known_args(argv)
+    algos = runs.read_config(known.resume)["algo"] if known.resume else known.algo
+    for algo in algos:
+        if algo not in ALGORITHMS:
+            fail(f"unknown algorithm {algo!r}; there are {', '.join(ALGORITHMS)}")
+    given, unknown = build_parser(algos).parse_known_args(argv)
+    given = vars(given)
+    if unknown:
+        own = "; ".join(f"{algo} has {' '.join(map(spelled, keywords(algo)))}" for algo in algos)
+        fail(f"unknown flag {unknown[0]}" + (f"; {own}" if own else "") + "; --help lists those of every algorithm")
+    if not algos:
+        fail(f"--algo is missing; there are {', '.join(ALGORITHMS)}")
+    if len(set(algos)) < len(algos):
+        fail("--algo names an algorithm twice")
+    return given
+
+
+def configure(given):
+    """Explicit flags over the paper's (or the embedded data's) over the defaults: a dict of all that decides the numbers."""
+    algos = given["algo"]
+    dataset = given.get("dataset", DEFAULTS["dataset"])
+    preset = PAPER[given["paper"]] if "paper" in given else QUICK_START if dataset == "glyphs" else {}
+    for algo in algos:
+        if "paper" in given and algo not in preset:
+            fail(f"--paper {given['paper']} has no {algo}; it has {', '.join(k for k in preset if k != 'data')}")
+    flags = {name: given.get(name, preset.get("data", {}).get(name, default)) for name, default in DEFAULTS.items()}
+    needs = {inspect.getmodule(ALGORITHMS[algo]).PUBLIC for algo in algos} - {"none"}
+    if flags["public"] is None and needs:
+        flags["public"] = "half" if "labelled" in needs else "glyphs-letters" if dataset == "glyphs" else "fifth"
+    for name in flags["model"]:
+        if name not in models.NETWORKS:
+            fail(f"unknown network {name!r}; there are {', '.join(models.NETWORKS)}")
+    if len(set(flags["model"])) > 1:
+        fail(f"{', '.join(algos)} average weights, so every client needs the same network, not {', '.join(flags['model'])}")
+    settings = {algo: {name: given.get(name, preset.get(algo, {}).get(name, p.default)) for name, p in keywords(algo).items()}
+                for algo in algos}
+    return {"algo": algos, "seeds": given.get("seeds", [0]), "flags": flags, "settings": settings}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Runs
+
+def set_up(environment):
+    """Threads, processes and the device, as the environment says. Raises ValueError if the device cannot be used."""
+    torch.set_num_threads(environment["threads"])
+    if "WORLD_SIZE" in os.environ:
+        dist.init_process_group("gloo")
+    try:
+        device = torch.device(environment["device"])
+        if environment["device"] == "cuda" and "LOCAL_RANK" in os.environ:
+            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % max(1, torch.cuda.device_count()))
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device {environment['device']!r} cannot be used: {str(error).splitlines()[0]}") from None
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    return device
+
+
+def shown(value):
+    """A metric in a log line: a share with four decimals, a count as it is, nothing as a dash."""
+    return "-" if value is None else str(value) if isinstance(value, int) else f"{value:.4f}"
+
+
+def start(algo, fed, state, config):
+    """The algorithm's generator of (metrics, state), with no more public data than its file's PUBLIC allows."""
+    seen = federation.seen_by(inspect.getmodule(ALGORITHMS[algo]).PUBLIC, fed)
+    return ALGORITHMS[algo](seen, state, **config["settings"][algo])
+
+
+def run_one(algo, fed, config, folder, checkpoint):
+    """One algorithm with one seed: a log line and, with a folder, a checkpoint per round; rows and timings grow by one each.
+
+    checkpoint is (state, rows, timings): (None, [], []) at the start.
+    """
+    begun_with, rows, timings = checkpoint
+    columns, rounds = inspect.getmodule(ALGORITHMS[algo]).COLUMNS, config["settings"][algo]["rounds"]
+    if folder and rank() == 0:
+        runs.write_config(folder, config)
+        runs.rewrite(folder, rows, timings)
+    say(f"\n{algo}, seed {fed.seed}" + (f": going on after round {begun_with['round']}" if begun_with else ""))
+    say("  ".join(["  round", *columns, "  MB up", "MB down", "seconds", "  left"]))
+    last = time.perf_counter()
+    for metrics, state in start(algo, fed, begun_with, config):
+        spent, last = time.perf_counter() - last, time.perf_counter()
+        t = state["round"]
+        rows.append({"round": t, **{key: x for key, x in metrics.items() if not key.endswith("_seconds")}})
+        timings.append({"round": t, "round_seconds": spent, **{key: x for key, x in metrics.items() if key.endswith("_seconds")}})
+        if folder and rank() == 0:
+            runs.save(folder, config, state, rows, timings)
+        cells = [shown(metrics.get(column)).rjust(len(column)) for column in columns]
+        cells += [f"{metrics.get(key, 0) / 2**20:7.2f}" for key in ("bytes_up", "bytes_down")]
+        bad = metrics.get("bad_uploads")
+        say("  ".join([f"{t:>3}/{rounds:<3}", *cells, f"{spent:7.1f}", f"{spent * (rounds - t):5.0f}s"])
+            + (f"  {bad} uploads were not finite" if bad else ""))
+
+
+def summary(results):
+    """The table at the end. results: {algo: [(rows, timings) of each seed]}."""
+    say(f"\n{'algorithm':<12} seeds    final accuracy     best accuracy    MB up  MB down  seconds")
+    for algo, seeds in results.items():
+        seeds = [(rows, timings) for rows, timings in seeds if rows]
+        if not seeds:
+            continue
+        final = [rows[-1]["accuracy"] for rows, _ in seeds]
+        best = [max(row["accuracy"] for row in rows) for rows, _ in seeds]
+        cells = [f"{statistics.mean(x):.4f} ± {f'{statistics.stdev(x):.4f}' if len(x) > 1 else '-':<6}" for x in (final, best)]
+        up, down = (statistics.mean(sum(row.get(key, 0) for row in rows) for rows, _ in seeds) / 2**20
+                    for key in ("bytes_up", "bytes_down"))
+        spent = statistics.mean(sum(timing["round_seconds"] for timing in timings) for _, timings in seeds)
+        say(f"{algo:<12} {len(seeds):>5}  {cells[0]:>16}  {cells[1]:>16} {up:8.1f} {down:8.1f} {spent:8.1f}")
+
+
+def describe(config, environment, dataset, foreign, splits):
+    """What will run, before it does; and every hyperparameter that is not its signature's default."""
+    flags, (parts, public_rows) = config["flags"], next(iter(splits.values()))
+    sizes = sorted(map(len, parts))
+    public = "none" if flags["public"] is None else f"{len(foreign if public_rows is None else public_rows)} of {flags['public']}"
+    say(f"torch {environment['torch']}, {environment['device']}, "
+        f"processes: {environment['processes']}, threads in each: {environment['threads']}")
+    say(f"{flags['dataset']}: {len(dataset.train.labels)} training and {len(dataset.test.labels)} test images "
+        f"{'x'.join(map(str, dataset.train.images.shape[1:]))}, {dataset.num_classes} classes; network {','.join(flags['model'])}")
+    say(f"{flags['clients']} clients with {sizes[0]} to {sizes[-1]} samples each ({flags['partition']}"
+        + (f", alpha {flags['alpha']}" if flags["partition"].startswith("dirichlet") else "") + f"); public images: {public}"
+        + ("; augmented" if flags["augment"] else "") + ("; bfloat16" if flags["amp"] else ""))
+    for algo, settings in config["settings"].items():
+        usual = {name: p.default for name, p in keywords(algo).items()}
+        changed = [f"{name} {x} ({usual[name]})" for name, x in settings.items() if x != usual[name]]
+        say(f"{algo}: " + (f"not the paper's defaults (in brackets): {', '.join(changed)}" if changed else "the paper's defaults"))
+
+
+def prepare(argv):
+    """All that can be refused, before anything is written: raises ValueError or OSError with the one line to print."""
+    given = parse(argv)
+    processes = int(os.environ.get("WORLD_SIZE", 1))
+    if "resume" in given:
+        folder, other = given["resume"], sorted(set(given) - {"resume", "rounds"})
+        if other:
+            fail(f"--resume takes no other flag but --rounds, not {' '.join(map(spelled, other))}")
+        config = runs.grown(runs.read_config(folder), given.get("rounds"))
+        environment = config["environment"]
+        if environment["torch"] != torch.__version__:
+            say(f"begun with torch {environment['torch']}, going on with {torch.__version__}: the last digits may differ")
+        environment |= {"torch": torch.__version__, "processes": processes}
+    else:
+        folder, config = given.get("out"), configure(given)
+        config["environment"] = environment = {
+            "torch": torch.__version__, "processes": processes,
+            "device": given.get("device", "cuda" if torch.cuda.is_available() else "cpu"),
+            "threads": given.get("threads", 1 if processes > 1 else torch.get_num_threads())}
+        if folder and (folder / "config.json").exists():
+            fail(f"{folder} already holds a run; --resume {folder} goes on with it")
+    pairs = list(itertools.product(config["seeds"], config["algo"]))
+    tasks = []                                           # (algorithm, seed, config, folder or None) of every run
+    for seed, algo in pairs:
+        own_folder = folder if folder is None or len(pairs) == 1 else folder / f"{algo}-seed{seed}"
+        tasks.append((algo, seed, runs.one_run(config, algo, seed), own_folder))
+    device = set_up(environment)
+    dataset, foreign = federation.load(config["flags"])
+    splits = {seed: federation.split(config["flags"], dataset, seed) for seed in config["seeds"]}
+
+    def build(seed):
+        return federation.build(config["flags"], dataset, foreign, *splits[seed], seed, device)
+
+    for algo, seed, own_config, own_folder in tasks:
+        if "resume" in given:
+            runs.restore(own_folder, own_config, device)
+        elif seed == config["seeds"][0]:                 # an algorithm checks its hyperparameters before its first yield
+            next(start(algo, build(seed), None, own_config))
+    if folder and rank() == 0:
+        runs.write_config(folder, config)
+    describe(config, environment, dataset, foreign, splits)
+    return tasks, build, device
+
+
+def main(argv):
+    if "--list" in argv:
+        say(f"algorithms  {', '.join(ALGORITHMS)}\ndatasets    {', '.join(data.DATASETS)}, FILE.npz, FOLDER\n"
+            f"networks    {', '.join(models.NETWORKS)}\npartitions  {', '.join(federation.PARTITIONS)}\n"
+            f"papers      {', '.join(PAPER)}")
+        return 0
+    try:
+        tasks, build, device = prepare(argv)
+    except (ValueError, OSError) as error:
+        fail(error)
+    results, status = {}, 0
+    try:
+        for algo, seed, config, folder in tasks:
+            checkpoint = runs.restore(folder, config, device) if folder else (None, [], [])
+            if dist.is_initialized():
+                dist.barrier()                           # everyone has read the checkpoint before anyone replaces it
+            results.setdefault(algo, []).append(checkpoint[1:])
+            run_one(algo, build(seed), config, folder, checkpoint)
+    except KeyboardInterrupt:
+        status = 130
+        whole = folder and (folder.parent if len(tasks) > 1 else folder)
+        say("\nstopped" + (f"; every finished round is kept, and --resume {whole} goes on" if folder else ""))
+    summary(results)
+    if dist.is_initialized():
+        counts = [None] * dist.get_world_size()
+        dist.all_gather_object(counts, run_clients.done)
+        say(f"clients trained by each process: {' '.join(map(str, counts))}")
+        dist.destroy_process_group()
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

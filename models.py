@@ -1,0 +1,327 @@
+"""The networks: `build(name, image_shape, num_classes)` returns any of them, `NAMES` lists them.
+
+name                             paper                        network
+cnn mlp                          none: embedded glyphs        two convolutions; one hidden layer
+resnet8 resnet20 resnet56        FedSDD section 4.1, FedDF    He's CIFAR ResNet of BasicBlocks
+wrn16_2                          FedSDD section 4.1           wide residual network, depth 16, width 2
+bottleneck11 ... bottleneck110   FedGEMS Tables 10, 11, 12    ResNet of Bottlenecks
+fedmd0 ... fedmd9                FedMD Table 1 (MNIST)        CNN of 2 or 3 layers
+fedmd_cifar0 ... fedmd_cifar9    FedMD Table 2 (CIFAR)        CNN of 2, 3 or 4 layers
+
+WARNING  "ResNet-20" and "ResNet-56" are two networks each. FedGEMS and FedGKT mean stages of Bottlenecks (220,378 and
+591,322 parameters: here `bottleneck20`, `bottleneck56`); FedSDD means He's BasicBlocks (here `resnet20`, `resnet56`).
+
+Every network maps float images [B, c, h, w] to logits [B, C], has its last layer in `.classifier`, and draws its
+initial weights from torch's default generator, which the caller seeds. Convolutional networks are channels-last: give
+them images that are so too.
+
+Papers: He et al., "Deep Residual Learning for Image Recognition", arXiv:1512.03385; Zagoruyko and Komodakis, "Wide
+Residual Networks", arXiv:1605.07146; FedGEMS, arXiv:2110.11027; FedSDD, arXiv:2312.17029v1; FedMD, arXiv:1910.03581.
+
+Where the papers are silent or we differ:
+D1  FedGEMS Table 11 prints blocks 1, 1, 2 for the "ResNet-17" of clients (8, 16): 14 layers, the network of clients
+    (2, 10). As printed it is `bottleneck14a`; `bottleneck17d` has the 17 layers of the name, blocks 1, 1, 3
+    [test_bottleneck_trainable_parameters]
+D2  FedSDD does not name its shortcuts: ours are 1x1 convolutions with BatchNorm where shapes differ (He's option B)
+    [test_shortcuts_are_projections_exactly_where_shapes_differ]
+D3  FedMD does not say what surrounds its convolutions: as in its authors' code, with the defaults of Keras
+    [test_fedmd_spatial_sizes, test_fedmd_is_initialised_like_keras]
+D4  FedMD's 4-layer network is in no published code: the fourth block of `fedmd_cifar9` repeats the third
+    [test_fedmd_cifar9_repeats_its_third_block]
+D5  FedMD's L2 penalty on the last kernel belongs to its loss, not to its networks: nothing of it is here
+"""
+from functools import partial
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+# ---------------------------------------------------------------------------------------- small networks for the glyphs
+
+
+class CNN(nn.Module):
+    """Two 3x3 convolutions, each followed by ReLU and 2x2 max-pooling. No BatchNorm: nothing travels but parameters."""
+
+    def __init__(self, image_shape, num_classes):
+        super().__init__()
+        c, h, w = image_shape
+        self.conv1 = nn.Conv2d(c, 16, 3, padding=1)
+        self.conv2 = nn.Conv2d(16, 32, 3, padding=1)
+        self.classifier = nn.Linear(32 * (h // 4) * (w // 4), num_classes)
+
+    def forward(self, images):                               # [B, c, h, w]
+        x = F.relu(F.max_pool2d(self.conv1(images), 2))      # [B, 16, h/2, w/2]   ReLU after the maximum: the same
+        x = F.relu(F.max_pool2d(self.conv2(x), 2))           # [B, 32, h/4, w/4]   values for a quarter of the work
+        return self.classifier(x.flatten(1))                 # [B, C]
+
+
+class MLP(nn.Module):
+    """One hidden layer of 128 units."""
+
+    def __init__(self, image_shape, num_classes):
+        super().__init__()
+        c, h, w = image_shape
+        self.hidden = nn.Linear(c * h * w, 128)
+        self.classifier = nn.Linear(128, num_classes)
+
+    def forward(self, images):                               # [B, c, h, w]
+        x = F.relu(self.hidden(images.flatten(1)))           # [B, 128]
+        return self.classifier(x)                            # [B, C]
+
+
+# ----------------------------------------------------------------------------------- residual networks: FedSDD, FedGEMS
+
+
+def conv3x3(in_channels, out_channels, stride=1):
+    return nn.Conv2d(in_channels, out_channels, 3, stride=stride, padding=1, bias=False)
+
+
+def conv1x1(in_channels, out_channels, stride=1):
+    return nn.Conv2d(in_channels, out_channels, 1, stride=stride, bias=False)
+
+
+def projection(in_channels, out_channels, stride):
+    """The shortcut of a block: nothing where the shapes agree, else a 1x1 convolution and BatchNorm."""
+    if stride == 1 and in_channels == out_channels:
+        return nn.Identity()
+    return nn.Sequential(conv1x1(in_channels, out_channels, stride), nn.BatchNorm2d(out_channels))
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions, added to the shortcut: [B, in_channels, h, w] -> [B, out_channels, h/stride, w/stride]."""
+
+    expansion = 1
+
+    def __init__(self, in_channels, out_channels, stride):
+        super().__init__()
+        self.conv1 = conv3x3(in_channels, out_channels, stride)
+        self.bn1 = nn.BatchNorm2d(out_channels)
+        self.conv2 = conv3x3(out_channels, out_channels)
+        self.bn2 = nn.BatchNorm2d(out_channels)
+        self.shortcut = projection(in_channels, out_channels, stride)
+
+    def forward(self, x):
+        residual = F.relu(self.bn1(self.conv1(x)))
+        residual = self.bn2(self.conv2(residual))
+        return F.relu(residual + self.shortcut(x))
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3 and 1x1 convolutions, the first two a quarter as wide as the output, added to the shortcut."""
+
+    expansion = 4
+
+    def __init__(self, in_channels, out_channels, stride):
+        super().__init__()
+        planes = out_channels // self.expansion
+        self.conv1 = conv1x1(in_channels, planes)
+        self.bn1 = nn.BatchNorm2d(planes)
+        self.conv2 = conv3x3(planes, planes, stride)
+        self.bn2 = nn.BatchNorm2d(planes)
+        self.conv3 = conv1x1(planes, out_channels)
+        self.bn3 = nn.BatchNorm2d(out_channels)
+        self.shortcut = projection(in_channels, out_channels, stride)
+
+    def forward(self, x):
+        residual = F.relu(self.bn1(self.conv1(x)))
+        residual = F.relu(self.bn2(self.conv2(residual)))
+        residual = self.bn3(self.conv3(residual))
+        return F.relu(residual + self.shortcut(x))
+
+
+def stage(block, blocks, in_channels, out_channels, stride):
+    """`blocks` blocks in a row; the first one changes the number of channels and the size."""
+    rest = [block(out_channels, out_channels, 1) for _ in range(blocks - 1)]
+    return nn.Sequential(block(in_channels, out_channels, stride), *rest)
+
+
+def initialise_convolutions(model):
+    """He's initialisation, scaled by the outputs (fan_out). BatchNorm starts at weight 1 and bias 0 by itself."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+
+class ResNet(nn.Module):
+    """A 3x3 convolution, then three stages of blocks, 16e, 32e and 64e channels wide (e = block.expansion)."""
+
+    def __init__(self, block, blocks, image_shape, num_classes):
+        super().__init__()
+        e = block.expansion
+        self.stem = nn.Sequential(conv3x3(image_shape[0], 16), nn.BatchNorm2d(16), nn.ReLU())
+        self.stage1 = stage(block, blocks[0], 16, 16 * e, stride=1)
+        self.stage2 = stage(block, blocks[1], 16 * e, 32 * e, stride=2)
+        self.stage3 = stage(block, blocks[2], 32 * e, 64 * e, stride=2)
+        self.classifier = nn.Linear(64 * e, num_classes)
+        initialise_convolutions(self)
+
+    def forward(self, images):                               # [B, c, h, w]
+        x = self.stem(images)                                # [B, 16, h, w]
+        x = self.stage1(x)                                   # [B, 16e, h, w]
+        x = self.stage2(x)                                   # [B, 32e, h/2, w/2]   odd sizes are rounded up
+        x = self.stage3(x)                                   # [B, 64e, h/4, w/4]
+        return self.classifier(x.mean((2, 3)))               # [B, C]
+
+
+class PreActivationBlock(nn.Module):
+    """BatchNorm and ReLU before each 3x3 convolution, none after the sum; a shortcut is a bare 1x1 convolution."""
+
+    def __init__(self, in_channels, out_channels, stride):
+        super().__init__()
+        self.bn1 = nn.BatchNorm2d(in_channels)
+        self.conv1 = conv3x3(in_channels, out_channels, stride)
+        self.bn2 = nn.BatchNorm2d(out_channels)
+        self.conv2 = conv3x3(out_channels, out_channels)
+        same_shape = stride == 1 and in_channels == out_channels
+        self.shortcut = None if same_shape else conv1x1(in_channels, out_channels, stride)
+
+    def forward(self, x):
+        active = F.relu(self.bn1(x))
+        residual = self.conv2(F.relu(self.bn2(self.conv1(active))))
+        return residual + (x if self.shortcut is None else self.shortcut(active))
+
+
+class WideResNet(nn.Module):
+    """WRN-16-2: three stages of two pre-activation blocks, 2 x 16, 32 and 64 channels wide; no dropout."""
+
+    def __init__(self, image_shape, num_classes):
+        super().__init__()
+        self.stem = conv3x3(image_shape[0], 16)
+        self.stage1 = stage(PreActivationBlock, 2, 16, 32, stride=1)
+        self.stage2 = stage(PreActivationBlock, 2, 32, 64, stride=2)
+        self.stage3 = stage(PreActivationBlock, 2, 64, 128, stride=2)
+        self.bn = nn.BatchNorm2d(128)
+        self.classifier = nn.Linear(128, num_classes)
+        initialise_convolutions(self)
+
+    def forward(self, images):                               # [B, c, h, w]
+        x = self.stem(images)                                # [B, 16, h, w]
+        x = self.stage1(x)                                   # [B, 32, h, w]
+        x = self.stage2(x)                                   # [B, 64, h/2, w/2]
+        x = self.stage3(x)                                   # [B, 128, h/4, w/4]
+        x = F.relu(self.bn(x))
+        return self.classifier(x.mean((2, 3)))               # [B, C]
+
+
+# --------------------------------------------------------------------------------------------------------- FedMD's CNNs
+
+
+class AveragePoolSame(nn.Module):
+    """2x2 average pooling with stride 1 that keeps the size, Keras's 'same': cells outside the image do not count.
+
+    Repeating the last row and column gives those very means: a cell that counts twice in four counts once in two.
+    """
+
+    def forward(self, x):                                    # [B, n, h, w]
+        x = torch.cat([x, x[:, :, -1:]], dim=2)              # [B, n, h+1, w]
+        x = torch.cat([x, x[:, :, :, -1:]], dim=3)           # [B, n, h+1, w+1]
+        return F.avg_pool2d(x, 2, stride=1)                  # [B, n, h, w]
+
+
+def fedmd_block(in_channels, out_channels, dropout, kernel=3, stride=2, padding=0):
+    """Convolution with bias, BatchNorm with the constants of Keras (its momentum .99 is torch's .01), ReLU, dropout."""
+    return nn.Sequential(nn.Conv2d(in_channels, out_channels, kernel, stride=stride, padding=padding),
+                         nn.BatchNorm2d(out_channels, eps=1e-3, momentum=0.01), nn.ReLU(), nn.Dropout(dropout))
+
+
+class FedMDNet(nn.Module):
+    """FedMD's CNN: 2, 3 or 4 convolutions with filters[0], filters[1], ... channels, a dense layer without bias."""
+
+    def __init__(self, filters, dropout, image_shape, num_classes):
+        super().__init__()
+        c, h, w = image_shape
+        layers = [fedmd_block(c, filters[0], dropout, stride=1, padding=1), AveragePoolSame()]       # 28 -> 28
+        if len(filters) == 2:
+            layers += [fedmd_block(filters[0], filters[1], dropout)]                                 # 28 -> 13
+            h, w = (h - 1) // 2, (w - 1) // 2
+        else:
+            layers += [fedmd_block(filters[0], filters[1], dropout, kernel=2), nn.AvgPool2d(2)]      # 28 -> 14 -> 7
+            h, w = h // 4, w // 4
+        for before, after in pairwise(filters[1:]):
+            layers += [fedmd_block(before, after, dropout)]                # 7 -> 3; a fourth layer: 3 -> 1
+            h, w = (h - 1) // 2, (w - 1) // 2
+        self.features = nn.Sequential(*layers)
+        self.classifier = nn.Linear(filters[-1] * h * w, num_classes, bias=False)
+        for module in self.modules():                                      # Keras: glorot uniform, biases 0
+            if isinstance(module, (nn.Conv2d, nn.Linear)):
+                nn.init.xavier_uniform_(module.weight)
+            if isinstance(module, nn.Conv2d):
+                nn.init.zeros_(module.bias)
+
+    def forward(self, images):                               # [B, c, h, w]
+        x = self.features(images)                            # [B, filters[-1], h', w']
+        return self.classifier(x.flatten(1))                 # [B, C]
+
+
+# ---------------------------------------------------------------------------------------------------------- all by name
+
+BASIC_BLOCKS = {                         # blocks per stage; parameters for 3 channels and 10 classes
+    "resnet8": (1, 1, 1),                # 78,042
+    "resnet20": (3, 3, 3),               # 272,474
+    "resnet56": (9, 9, 9),               # 855,770
+}
+BOTTLENECKS = {                          # blocks per stage; parameters likewise; clients of FedGEMS
+    "bottleneck11": (1, 1, 1),           # 127,642   all in the homogeneous setting; 1, 9 in the heterogeneous one
+    "bottleneck14a": (1, 1, 2),          # 198,042   2, 10 (and, as printed, 8, 16: see D1)
+    "bottleneck14b": (1, 2, 1),          # 145,434   3, 11
+    "bottleneck14c": (2, 1, 1),          # 132,186   4, 12
+    "bottleneck17a": (1, 2, 2),          # 215,834   5, 13
+    "bottleneck17b": (2, 1, 2),          # 202,586   6, 14
+    "bottleneck17c": (2, 2, 1),          # 149,978   7, 15
+    "bottleneck17d": (1, 1, 3),          # 268,442   8, 16 by the name of the network: see D1
+    "bottleneck20": (2, 2, 2),           # 220,378   the servers, from here on
+    "bottleneck38": (4, 4, 4),           # 405,850
+    "bottleneck56": (6, 6, 6),           # 591,322
+    "bottleneck110": (12, 12, 12),       # 1,147,738
+}
+FEDMD = {                                # filters, dropout rate                                  FedMD Table 1
+    "fedmd0": ((128, 256), 0.2),
+    "fedmd1": ((128, 384), 0.2),
+    "fedmd2": ((128, 512), 0.2),
+    "fedmd3": ((256, 256), 0.3),
+    "fedmd4": ((256, 512), 0.4),
+    "fedmd5": ((64, 128, 256), 0.2),
+    "fedmd6": ((64, 128, 192), 0.2),
+    "fedmd7": ((128, 192, 256), 0.2),
+    "fedmd8": ((128, 128, 128), 0.3),
+    "fedmd9": ((128, 128, 192), 0.3),
+    "fedmd_cifar0": ((128, 256), 0.2),                                                          # FedMD Table 2
+    "fedmd_cifar1": ((128, 128, 192), 0.2),
+    "fedmd_cifar2": ((64, 64, 64), 0.2),
+    "fedmd_cifar3": ((128, 64, 64), 0.3),
+    "fedmd_cifar4": ((64, 64, 128), 0.4),
+    "fedmd_cifar5": ((64, 128, 256), 0.2),
+    "fedmd_cifar6": ((64, 128, 192), 0.2),
+    "fedmd_cifar7": ((128, 192, 256), 0.2),
+    "fedmd_cifar8": ((128, 128, 128), 0.3),
+    "fedmd_cifar9": ((64, 64, 64, 64), 0.2),
+}
+FEDMD_SMALLEST = {2: 3, 3: 12, 4: 28}    # layers -> pixels a side needs for the last convolution to see 3x3 or more
+
+NETWORKS = {                             # name -> (smallest side in pixels, constructor(image_shape, num_classes))
+    "cnn": (4, CNN),
+    "mlp": (1, MLP),
+    **{name: (4, partial(ResNet, BasicBlock, blocks)) for name, blocks in BASIC_BLOCKS.items()},
+    "wrn16_2": (4, WideResNet),
+    **{name: (4, partial(ResNet, Bottleneck, blocks)) for name, blocks in BOTTLENECKS.items()},
+    **{name: (FEDMD_SMALLEST[len(filters)], partial(FedMDNet, filters, dropout))
+       for name, (filters, dropout) in FEDMD.items()},
+}
+NAMES = tuple(NETWORKS)
+
+
+def build(name, image_shape, num_classes):
+    """The network of that name, with fresh weights, for images [B, *image_shape]; it returns logits [B, num_classes].
+
+    name           one of NAMES
+    image_shape    (c, h, w): channels, height and width in pixels
+    raises         ValueError: unknown name; images too small for the network
+    """
+    if name not in NAMES:
+        raise ValueError(f"unknown network {name!r}; choose from {', '.join(NAMES)}")
+    smallest, network = NETWORKS[name]
+    _, h, w = image_shape
+    if min(h, w) < smallest:
+        raise ValueError(f"{name} needs images of at least {smallest}x{smallest} pixels, these have {h}x{w}")
+    return network(image_shape, num_classes).to(memory_format=torch.channels_last)

@@ -1,0 +1,534 @@
+"""The networks have the parameters, sizes and initial weights that the papers and their published code give them."""
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import models
+from models import BASIC_BLOCKS, BOTTLENECKS, FEDMD, NAMES, build
+
+CIFAR, MNIST, GLYPHS = (3, 32, 32), (1, 28, 28), (1, 16, 16)
+CONVOLUTIONAL = [name for name in NAMES if name != "mlp"]
+RESIDUAL = [*BASIC_BLOCKS, "wrn16_2", *BOTTLENECKS]
+FAMILIES = ["cnn", "mlp", "resnet8", "wrn16_2", "bottleneck11", "fedmd5", "fedmd_cifar9"]     # one network of each
+
+
+def smallest_usual_shape(name):
+    """Glyphs for every network but the one that cannot see them."""
+    return MNIST if name == "fedmd_cifar9" else GLYPHS
+
+
+def random_images(count, shape, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    return torch.randn(count, *shape, generator=rng).to(memory_format=torch.channels_last)
+
+
+def trainable(model):
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def float_statistics(model):
+    return sum(b.numel() for b in model.buffers() if b.is_floating_point())
+
+
+# ------------------------------------------------------------------------------------ parameters, counted and published
+
+@pytest.mark.parametrize("name, classes10, classes100", [
+    ("bottleneck11", 127_642, 150_772),          # FedGEMS Table 10 prints the counts of 11, 20 and 56
+    ("bottleneck14a", 198_042, 221_172),
+    ("bottleneck14b", 145_434, 168_564),
+    ("bottleneck14c", 132_186, 155_316),
+    ("bottleneck17a", 215_834, 238_964),
+    ("bottleneck17b", 202_586, 225_716),
+    ("bottleneck17c", 149_978, 173_108),
+    ("bottleneck17d", 268_442, 268_442 + 90 * (256 + 1)),
+    ("bottleneck20", 220_378, 243_508),
+    ("bottleneck38", 405_850, 428_980),
+    ("bottleneck56", 591_322, 614_452),
+    ("bottleneck110", 1_147_738, 1_170_868),
+])
+def test_bottleneck_trainable_parameters(name, classes10, classes100):
+    assert [trainable(build(name, CIFAR, classes)) for classes in (10, 100)] == [classes10, classes100]
+
+
+@pytest.mark.parametrize("name, classes10, classes100", [
+    ("resnet8", 78_042, 78_042 + 90 * (64 + 1)),
+    ("resnet20", 272_474, 278_324),
+    ("resnet56", 855_770, 861_620),
+    ("wrn16_2", 691_674, 703_284),
+])
+def test_fedsdd_network_trainable_parameters(name, classes10, classes100):
+    assert [trainable(build(name, CIFAR, classes)) for classes in (10, 100)] == [classes10, classes100]
+
+
+@pytest.mark.parametrize("name, mnist, cifar", [
+    ("fedmd0", 989_440, 1_221_120),
+    ("fedmd1", 1_483_392, 1_829_760),
+    ("fedmd2", 1_977_344, 2_438_400),
+    ("fedmd3", 1_285_888, 1_519_872),
+    ("fedmd4", 2_568_704, 3_032_064),
+    ("fedmd5", 366_464, 367_616),
+    ("fedmd6", 283_328, 284_480),
+    ("fedmd7", 580_416, 582_720),
+    ("fedmd8", 233_728, 236_032),
+    ("fedmd9", 316_864, 319_168),
+])
+def test_fedmd_trainable_parameters_with_16_outputs(name, mnist, cifar):
+    assert [trainable(build(name, shape, 16)) for shape in (MNIST, CIFAR)] == [mnist, cifar]
+
+
+FEDMD_TABLE_2 = [(128, 256), (128, 128, 192), (64, 64, 64), (128, 64, 64), (64, 64, 128),
+                 (64, 128, 256), (64, 128, 192), (128, 192, 256), (128, 128, 128), (64, 64, 64, 64)]
+
+
+@pytest.mark.parametrize("number, filters", list(enumerate(FEDMD_TABLE_2)))
+def test_fedmd_cifar_trainable_parameters_with_16_outputs(number, filters):
+    kernels = {2: (3, 3), 3: (3, 2, 3), 4: (3, 2, 3, 3)}[len(filters)]
+    side = {2: 15, 3: 3, 4: 1}[len(filters)]
+    inputs = (3, *filters[:-1])
+    convolutions = sum(k * k * n * after for k, n, after in zip(kernels, inputs, filters, strict=True))
+    biases, batchnorms, dense = sum(filters), 2 * sum(filters), side * side * filters[-1] * 16
+    expected = convolutions + biases + batchnorms + dense
+    assert trainable(build(f"fedmd_cifar{number}", CIFAR, 16)) == expected
+
+
+@pytest.mark.parametrize("number, filters", list(enumerate(FEDMD_TABLE_2)))
+def test_fedmd_cifar_filters_are_those_of_table_2(number, filters):
+    model = build(f"fedmd_cifar{number}", CIFAR, 16)
+    assert tuple(module.out_channels for module in model.modules() if isinstance(module, nn.Conv2d)) == filters
+
+
+@pytest.mark.parametrize("name, rate", [
+    *[(f"fedmd{i}", rate) for i, rate in enumerate([.2, .2, .2, .3, .4, .2, .2, .2, .3, .3])],          # Table 1
+    *[(f"fedmd_cifar{i}", rate) for i, rate in enumerate([.2, .2, .2, .3, .4, .2, .2, .2, .3, .2])],    # Table 2
+])
+def test_fedmd_drops_out_at_the_rate_of_its_table_after_every_convolution(name, rate):
+    rates = [module.p for module in build(name, MNIST, 16).modules() if isinstance(module, nn.Dropout)]
+    assert rates == [rate] * len(FEDMD[name][0])
+
+
+def test_cnn_parameters():
+    assert trainable(build("cnn", GLYPHS, 10)) == (9 * 1 * 16 + 16) + (9 * 16 * 32 + 32) + (4 * 4 * 32 * 10 + 10)
+
+
+def test_mlp_parameters():
+    assert trainable(build("mlp", GLYPHS, 10)) == (256 * 128 + 128) + (128 * 10 + 10)
+
+
+@pytest.mark.parametrize("name, numbers", [
+    ("bottleneck11", 2_272), ("bottleneck14a", 3_040), ("bottleneck14b", 2_656), ("bottleneck14c", 2_464),
+    ("bottleneck17a", 3_424), ("bottleneck17b", 3_232), ("bottleneck17c", 2_848),
+    ("bottleneck17d", 3_040 + 2 * (64 + 64 + 256)),          # 14a and one more block: mean and variance of each channel
+    ("bottleneck20", 3_616), ("bottleneck38", 6_304), ("bottleneck56", 8_992), ("bottleneck110", 17_056),
+])
+def test_bottleneck_batchnorm_statistics(name, numbers):
+    assert float_statistics(build(name, CIFAR, 10)) == numbers
+
+
+@pytest.mark.parametrize("name", ["cnn", "mlp"])
+def test_small_networks_have_no_buffers_to_average(name):
+    assert list(build(name, GLYPHS, 10).buffers()) == []
+
+
+@pytest.mark.parametrize("name", [*BASIC_BLOCKS, *BOTTLENECKS])
+def test_number_in_the_name_counts_the_layers_outside_shortcuts(name):
+    layers = [path for path, module in build(name, CIFAR, 10).named_modules()
+              if isinstance(module, (nn.Conv2d, nn.Linear)) and "shortcut" not in path]
+    assert len(layers) == int("".join(c for c in name if c.isdigit()))
+
+
+# ---------------------------------------------------------------------------------------------------------------- sizes
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_have_one_row_per_image_and_one_column_per_class(name):
+    shape = smallest_usual_shape(name)
+    with torch.no_grad():
+        assert build(name, shape, 7).eval()(random_images(3, shape)).shape == (3, 7)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_images_need_not_be_square(name):
+    shape = (2, 28, 45)
+    with torch.no_grad():
+        assert build(name, shape, 5).eval()(random_images(2, shape)).shape == (2, 5)
+
+
+SMALLEST = [("cnn", 4), ("resnet8", 4), ("wrn16_2", 4), ("bottleneck11", 4),
+            ("fedmd0", 3), ("fedmd5", 12), ("fedmd_cifar9", 28)]
+
+
+@pytest.mark.parametrize("name, smallest", [*SMALLEST, ("mlp", 1)])
+def test_smallest_image_gives_logits(name, smallest):
+    shape = (1, smallest, smallest)
+    with torch.no_grad():
+        assert build(name, shape, 5).eval()(random_images(2, shape)).shape == (2, 5)
+
+
+@pytest.mark.parametrize("name, smallest", [("fedmd0", 3), ("fedmd5", 12), ("fedmd_cifar9", 28)])
+def test_fedmd_convolutions_have_nothing_to_look_at_in_a_smaller_image(name, smallest):
+    features = build(name, (1, smallest, smallest), 5).eval().features
+    with pytest.raises(RuntimeError, match="size"):
+        features(random_images(1, (1, smallest - 1, smallest - 1)))
+
+
+@pytest.mark.parametrize("name, smallest", SMALLEST)
+@pytest.mark.parametrize("narrow", ["height", "width"])
+def test_image_below_the_smallest_is_one_clear_line(name, smallest, narrow):
+    h, w = (smallest - 1, 40) if narrow == "height" else (40, smallest - 1)
+    message = f"{name} needs images of at least {smallest}x{smallest} pixels, these have {h}x{w}"
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        build(name, (1, h, w), 10)
+
+
+def test_unknown_name_lists_the_known_ones_in_one_line():
+    with pytest.raises(ValueError, match=r"^unknown network 'resnet21'; choose from [^\n]*$") as error:
+        build("resnet21", CIFAR, 10)
+    assert str(error.value).split("choose from ")[1].split(", ") == list(NAMES)
+
+
+@pytest.mark.parametrize("name, shape, sizes", [
+    ("fedmd0", MNIST, [28, 28, 13]),                        # convolution, 'same' pooling, convolution
+    ("fedmd0", CIFAR, [32, 32, 15]),
+    ("fedmd5", MNIST, [28, 28, 14, 7, 3]),                  # the second convolution is pooled, too
+    ("fedmd5", CIFAR, [32, 32, 16, 8, 3]),
+    ("fedmd_cifar9", MNIST, [28, 28, 14, 7, 3, 1]),
+    ("fedmd_cifar9", CIFAR, [32, 32, 16, 8, 3, 1]),
+])
+def test_fedmd_spatial_sizes(name, shape, sizes):
+    x, found = random_images(1, shape), []
+    with torch.no_grad():
+        for layer in build(name, shape, 16).eval().features:
+            x = layer(x)
+            assert x.shape[2] == x.shape[3]
+            found.append(x.shape[2])
+    assert found == sizes
+
+
+@pytest.mark.parametrize("name, shapes", [
+    ("resnet20", [(16, 32), (16, 32), (32, 16), (64, 8)]),
+    ("wrn16_2", [(16, 32), (32, 32), (64, 16), (128, 8)]),
+    ("bottleneck20", [(16, 32), (64, 32), (128, 16), (256, 8)]),
+])
+def test_residual_stages_widen_and_halve(name, shapes):
+    model, x, found = build(name, CIFAR, 10).eval(), random_images(1, CIFAR), []
+    with torch.no_grad():
+        for part in (model.stem, model.stage1, model.stage2, model.stage3):
+            x = part(x)
+            found.append((x.shape[1], x.shape[2]))
+    assert found == shapes
+
+
+# -------------------------------------------------------------------------------------------------- every network alike
+
+@pytest.mark.parametrize("name", NAMES)
+def test_classifier_is_the_layer_that_makes_the_logits(name):
+    shape = smallest_usual_shape(name)
+    model, outputs = build(name, shape, 10).eval(), []
+    model.classifier.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+    with torch.no_grad():
+        logits = model(random_images(2, shape))
+    assert isinstance(model.classifier, nn.Linear)
+    assert outputs[0] is logits
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_train_mode_takes_a_batch_of_two(name):
+    shape = smallest_usual_shape(name)
+    logits = build(name, shape, 10).train()(random_images(2, shape))
+    assert logits.isfinite().all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_parameter_receives_a_gradient(name):
+    shape = smallest_usual_shape(name)
+    torch.manual_seed(0)
+    model = build(name, shape, 10).eval()       # in train mode BatchNorm cancels the bias before it: gradient 0
+    nn.functional.cross_entropy(model(random_images(4, shape)), torch.arange(4)).backward()
+    assert [key for key, p in model.named_parameters() if p.grad is None] == []
+    assert [key for key, p in model.named_parameters() if not p.grad.isfinite().all() or not p.grad.any()] == []
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_eval_mode_repeats_itself_bit_for_bit(name):
+    shape = smallest_usual_shape(name)
+    model, images = build(name, shape, 10).eval(), random_images(3, shape)
+    with torch.no_grad():
+        assert torch.equal(model(images), model(images))
+
+
+def test_train_mode_of_fedmd_drops_out_anew_each_time():
+    model, images = build("fedmd5", GLYPHS, 10).train(), random_images(3, GLYPHS)
+    with torch.no_grad():
+        assert not torch.equal(model(images), model(images))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_eval_mode_judges_an_image_apart_from_its_batch(name):
+    shape = smallest_usual_shape(name)
+    model, images = build(name, shape, 10).eval(), random_images(5, shape)
+    with torch.no_grad():
+        torch.testing.assert_close(model(images)[:1], model(images[:1]))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_contiguous_images_give_the_same_logits_as_channels_last(name):
+    shape = (3, *smallest_usual_shape(name)[1:])
+    model, images = build(name, shape, 10).eval(), random_images(2, shape)
+    with torch.no_grad():
+        torch.testing.assert_close(model(images.contiguous()), model(images))
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONAL)
+def test_convolutions_are_channels_last(name):
+    weights = [module.weight for module in build(name, CIFAR, 10).modules() if isinstance(module, nn.Conv2d)]
+    assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
+
+
+# ------------------------------------------------------------------------------------------------------ initial weights
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_same_torch_seed_gives_the_same_weights(name):
+    weights = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        weights.append(list(build(name, MNIST, 10).parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_weights_come_from_the_callers_generator_without_a_seed_of_their_own(name):
+    torch.manual_seed(3)
+    first, second = build(name, MNIST, 10), build(name, MNIST, 10)
+    assert not torch.equal(first.classifier.weight, second.classifier.weight)
+
+
+@pytest.mark.parametrize("name", ["resnet20", "wrn16_2", "bottleneck20"])
+def test_residual_convolutions_start_kaiming_normal_fan_out(name):
+    torch.manual_seed(0)
+    for module in build(name, CIFAR, 10).modules():
+        if isinstance(module, nn.Conv2d) and module.weight.numel() >= 4096:       # enough draws for a ratio within 5 %
+            fan_out = module.out_channels * module.kernel_size[0] ** 2
+            assert module.weight.std().item() == pytest.approx(math.sqrt(2 / fan_out), rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["resnet20", "wrn16_2", "bottleneck20"])
+def test_residual_batchnorm_starts_at_weight_1_and_bias_0(name):
+    norms = [module for module in build(name, CIFAR, 10).modules() if isinstance(module, nn.BatchNorm2d)]
+    assert norms and all((norm.weight == 1).all() and (norm.bias == 0).all() for norm in norms)
+
+
+@pytest.mark.parametrize("name", ["fedmd0", "fedmd5", "fedmd_cifar9"])
+def test_fedmd_is_initialised_like_keras(name):
+    torch.manual_seed(0)
+    for module in build(name, MNIST, 16).modules():
+        if isinstance(module, (nn.Conv2d, nn.Linear)):
+            receptive_field = module.weight[0, 0].numel() if module.weight.dim() == 4 else 1
+            bound = math.sqrt(6 / (receptive_field * (module.weight.shape[0] + module.weight.shape[1])))
+            assert 0.97 * bound < module.weight.abs().max().item() <= bound       # uniform in [-bound, bound]
+        if isinstance(module, nn.Conv2d):
+            assert (module.bias == 0).all()
+
+
+@pytest.mark.parametrize("name", FEDMD)
+def test_fedmd_batchnorm_has_the_constants_of_keras(name):
+    norms = [module for module in build(name, MNIST, 16).modules() if isinstance(module, nn.BatchNorm2d)]
+    assert {(norm.eps, norm.momentum) for norm in norms} == {(1e-3, 0.01)}
+
+
+@pytest.mark.parametrize("name", FEDMD)
+def test_fedmd_last_layer_has_no_bias(name):
+    assert build(name, MNIST, 16).classifier.bias is None
+
+
+def test_fedmd_cifar9_repeats_its_third_block():
+    third, fourth = build("fedmd_cifar9", CIFAR, 16).features[-2:]
+    assert repr(third) == repr(fourth)
+
+
+# ------------------------------------------------------------------------------------------------------ blocks, by hand
+
+def identity_batchnorm(block):
+    """Eval mode in which BatchNorm changes nothing: variance 1 - eps, so that it divides by exactly 1."""
+    for module in block.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_var.fill_(1 - module.eps)
+    return block.eval()
+
+
+def set_centre(convolution, value):
+    """All weights 0 but the one on the pixel itself."""
+    with torch.no_grad():
+        convolution.weight.zero_()
+        k = convolution.kernel_size[0] // 2
+        convolution.weight[:, :, k, k] = value
+
+
+@pytest.mark.parametrize("block", [models.BasicBlock, models.Bottleneck])
+def test_block_with_a_silent_residual_branch_is_relu_of_its_input(block):
+    layer, x = block(8, 8, 1), random_images(2, (8, 5, 5))
+    for module in layer.modules():
+        if isinstance(module, nn.Conv2d):
+            set_centre(module, 0.0)
+    assert torch.equal(layer(x), x.clamp(min=0))
+
+
+def test_pre_activation_block_with_a_silent_residual_branch_is_its_input():
+    layer, x = models.PreActivationBlock(8, 8, 1), random_images(2, (8, 5, 5))
+    set_centre(layer.conv2, 0.0)
+    assert torch.equal(layer(x), x)
+
+
+def test_basic_block_by_hand():
+    block = identity_batchnorm(models.BasicBlock(1, 1, 1))
+    set_centre(block.conv1, 3.0)
+    set_centre(block.conv2, -0.2)
+    x = torch.tensor([2.0, -2.0, 0.5]).view(3, 1, 1, 1)
+    expected = [2 - 0.2 * (3 * 2), 0.0, 0.5 - 0.2 * (3 * 0.5)]                    # relu(x - 0.2 relu(3 x))
+    torch.testing.assert_close(block(x).flatten(), torch.tensor(expected))
+
+
+def test_bottleneck_by_hand():
+    block = identity_batchnorm(models.Bottleneck(4, 4, 1))                               # 4 -> 1 -> 1 -> 4 channels
+    for convolution, value in ((block.conv1, 0.5), (block.conv2, 3.0), (block.conv3, -0.1)):
+        set_centre(convolution, value)
+    x = torch.tensor([1.0, 2.0, 4.0, -1.0]).view(1, 4, 1, 1)                      # sum 6
+    residual = -0.1 * (3 * (0.5 * 6))
+    expected = [1 + residual, 2 + residual, 4 + residual, -1 + residual]
+    torch.testing.assert_close(block(x).flatten(), torch.tensor(expected).clamp(min=0))
+
+
+def test_pre_activation_block_by_hand():                                          # x - 0.2 relu(3 relu(x))
+    block = identity_batchnorm(models.PreActivationBlock(1, 1, 1))
+    set_centre(block.conv1, 3.0)
+    set_centre(block.conv2, -0.2)
+    x = torch.tensor([2.0, -2.0]).view(2, 1, 1, 1)
+    torch.testing.assert_close(block(x).flatten(), torch.tensor([2 - 0.2 * (3 * 2), -2.0]))
+
+
+def test_pre_activation_block_projects_the_activated_input():
+    block = identity_batchnorm(models.PreActivationBlock(1, 2, 1))
+    set_centre(block.conv2, 0.0)
+    set_centre(block.shortcut, 5.0)
+    x = torch.tensor([2.0, -2.0]).view(2, 1, 1, 1)
+    torch.testing.assert_close(block(x).flatten(1), torch.tensor([[5 * 2.0] * 2, [0.0] * 2]))     # 5 relu(x), not 5 x
+
+
+def test_bottleneck_strides_in_its_3x3_convolution():
+    block = models.Bottleneck(64, 128, 2)
+    assert [conv.stride for conv in (block.conv1, block.conv2, block.conv3)] == [(1, 1), (2, 2), (1, 1)]
+
+
+@pytest.mark.parametrize("name", RESIDUAL)
+def test_shortcuts_are_projections_exactly_where_shapes_differ(name):
+    model = build(name, CIFAR, 10)
+    for number, part in enumerate((model.stage1, model.stage2, model.stage3), start=1):
+        for position, block in enumerate(part):
+            convolutions = [module for path, module in block.named_modules()
+                            if "shortcut" in path and isinstance(module, nn.Conv2d)]
+            changes_shape = position == 0 and (number > 1 or name not in BASIC_BLOCKS)       # He's first stage keeps 16
+            strides = (2, 2) if number > 1 else (1, 1)
+            assert [(conv.kernel_size, conv.stride) for conv in convolutions] == [((1, 1), strides)] * changes_shape
+
+
+@pytest.mark.parametrize("name, batchnorms", [("resnet8", 2), ("bottleneck11", 3), ("wrn16_2", 0)])
+def test_only_wide_resnet_projects_without_batchnorm(name, batchnorms):
+    found = [path for path, module in build(name, CIFAR, 10).named_modules()
+             if "shortcut" in path and isinstance(module, nn.BatchNorm2d)]
+    assert len(found) == batchnorms
+
+
+def normalised(x, norm):
+    """BatchNorm in eval mode, by its formula."""
+    def columns(v):
+        return v.view(1, -1, 1, 1)
+    scaled = (x - columns(norm.running_mean)) / (columns(norm.running_var) + norm.eps).sqrt()
+    return scaled * columns(norm.weight) + columns(norm.bias)
+
+
+def shake(model):
+    """Move biases and BatchNorm off their start, where leaving them out would not show."""
+    rng = torch.Generator().manual_seed(1)
+    for value in [*model.parameters(), *model.buffers()]:
+        if value.dim() == 1:
+            value.data = value.data + torch.rand(value.shape, generator=rng)
+    return model.eval()
+
+
+def pixel_mean(maps):
+    h, w = maps.shape[2:]
+    return sum(maps[:, :, i, j] for i in range(h) for j in range(w)) / (h * w)
+
+
+@pytest.mark.parametrize("name", ["resnet8", "bottleneck11"])
+def test_resnet_is_a_relu_stem_three_stages_and_the_mean_over_all_pixels(name):
+    model, images = shake(build(name, GLYPHS, 10)), random_images(2, GLYPHS)
+    with torch.no_grad():
+        conv, norm = [module for module in model.stem.modules() if isinstance(module, (nn.Conv2d, nn.BatchNorm2d))]
+        x = normalised(nn.functional.conv2d(images, conv.weight, padding=1), norm).clamp(min=0)
+        means = pixel_mean(model.stage3(model.stage2(model.stage1(x))))
+        expected = means @ model.classifier.weight.T + model.classifier.bias
+        torch.testing.assert_close(model(images), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_wide_resnet_is_a_bare_stem_three_stages_then_batchnorm_relu_and_mean():
+    model, images = shake(build("wrn16_2", GLYPHS, 10)), random_images(2, GLYPHS)
+    with torch.no_grad():
+        x = nn.functional.conv2d(images, model.stem.weight, padding=1)
+        x = model.stage3(model.stage2(model.stage1(x)))
+        means = pixel_mean(normalised(x, model.bn).clamp(min=0))
+        expected = means @ model.classifier.weight.T + model.classifier.bias
+        torch.testing.assert_close(model(images), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_mlp_is_relu_between_two_linear_maps():
+    model, images = build("mlp", GLYPHS, 10), random_images(2, GLYPHS)
+    with torch.no_grad():
+        hidden = (images.reshape(2, 256) @ model.hidden.weight.T + model.hidden.bias).clamp(min=0)
+        torch.testing.assert_close(model(images), hidden @ model.classifier.weight.T + model.classifier.bias)
+
+
+@pytest.mark.parametrize("name", ["fedmd_cifar0", "fedmd_cifar2", "fedmd_cifar9"])
+def test_fedmd_is_convolution_batchnorm_relu_and_average_pooling(name):
+    model, images = shake(build(name, MNIST, 16)), random_images(2, MNIST)
+    convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    x = images
+    with torch.no_grad():
+        for number, (conv, norm) in enumerate(zip(convolutions, norms, strict=True)):
+            stride, padding = (1, 1) if number == 0 else (2, 0)
+            x = nn.functional.conv2d(x, conv.weight, conv.bias, stride, padding)
+            x = normalised(x, norm).clamp(min=0)
+            if number == 0:
+                x = models.AveragePoolSame()(x)
+            elif number == 1 and len(convolutions) > 2:
+                x = (x[:, :, ::2, ::2] + x[:, :, 1::2, ::2] + x[:, :, ::2, 1::2] + x[:, :, 1::2, 1::2]) / 4
+        torch.testing.assert_close(model(images), x.reshape(2, -1) @ model.classifier.weight.T, rtol=1e-4, atol=1e-4)
+
+
+def test_average_pool_same_leaves_cells_outside_the_image_out_of_the_mean():
+    x = random_images(2, (3, 4, 5))
+    expected = torch.empty(2, 3, 4, 5)
+    for n in range(2):
+        for c in range(3):
+            for i in range(4):
+                for j in range(5):
+                    cells = [x[n, c, a, b].item() for a in (i, i + 1) for b in (j, j + 1) if a < 4 and b < 5]
+                    expected[n, c, i, j] = sum(cells) / len(cells)
+    torch.testing.assert_close(models.AveragePoolSame()(x), expected)
+
+
+def test_fedmd_pools_same_once_right_after_its_first_block():
+    layers = build("fedmd5", MNIST, 16).features
+    assert [i for i, layer in enumerate(layers) if isinstance(layer, models.AveragePoolSame)] == [1]
+
+
+def test_cnn_by_hand_is_two_convolutions_with_relu_and_max_pooling():
+    torch.manual_seed(0)
+    model, images = build("cnn", GLYPHS, 10).eval(), random_images(2, GLYPHS)
+    with torch.no_grad():
+        x = images
+        for conv in (model.conv1, model.conv2):
+            x = nn.functional.max_pool2d(nn.functional.conv2d(x, conv.weight, conv.bias, padding=1).clamp(min=0), 2)
+        expected = x.reshape(2, 32 * 4 * 4) @ model.classifier.weight.T + model.classifier.bias
+        torch.testing.assert_close(model(images), expected)
