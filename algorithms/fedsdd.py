@@ -5,18 +5,26 @@ arXiv:2312.17029v1. With --distill none the ensemble of the K models is Fed-ense
 What travels: weights, down and up, as in the local method (--local). Public data: unlabelled, on the server.
 Run:   python fedkd_minimal.py --algo fedsdd --K 4 --R 2
 
-Algorithm 1, its lines numbered here:                            Paper          here                    shape
- 1 initialise w*_{0,k} for every k                               K, R           K, R (--K, --R)         numbers
- 2 for t = 1 ... T                                               T, tau         rounds, temperature     numbers
- 3   for every k in parallel                                     N_{t,k}        len(groups[k])          number
- 4     for every client n of group k in parallel                 w*_{t-1,k}     servers[k]["model"]     state_dict
- 5       w^l_{t,k,n} <- w*_{t-1,k}                               w_{t,k}        the same, after line 7  state_dict
- 6       w^l*_{t,k,n} <- LocalTraining(X_{t,k,n}, w^l_{t,k,n})   F(x|w_{t,k})   member_logits           [K, N, C]
- 7     w_{t,k} <- Aggregation(w^l*_{t,k,0}, ...)                 F_ensemble     teacher_logits          [N, C]
- 8   for every k in parallel                                     one round of Eq. (5):
- 9     if k = 0: w*_{t,0} <- Distillation(w_{t,0},               its mean over k  public_ring[-1]       [N, C]
-10                   {w_{t-r,k}: 0 <= k < K, 0 <= r < R})        rounds t-R+1 ... t  public_ring        R of [N, C]
-11     else: w*_{t,k} <- w_{t,k}
+Paper              here                         shape            note
+K, R, T, tau       K, R, rounds, temperature    numbers          global models, rounds in the ensemble
+w*_{t-1,k}         servers[k]["model"]          state_dict       global model k as round t begins
+w_{t,k}            members[k]                   state_dict       after line 7, before any distillation
+N_{t,k}            len(groups[k])               number           clients of model k in round t
+F(x|w_{t,k})       member_logits                [K, N, C]        raw logits on the public or the test images
+Eq. (3)            public_ring[-1]              [N, C]           the round's mean over k
+F_ensemble         teacher_logits               [N, C]           Eq. (5), before the softmax
+
+Algorithm 1, whose lines are numbered here as follows:
+ 1  initialise w*_{0,k} for every k
+ 2  for t = 1 ... T
+ 3    for every k in parallel
+ 4      for every client n of group k in parallel
+ 5        w^l_{t,k,n} <- w*_{t-1,k}
+ 6        w^l*_{t,k,n} <- LocalTraining(X_{t,k,n}, w^l_{t,k,n})
+ 7      w_{t,k} <- Aggregation(w^l*_{t,k,0}, ..., w^l*_{t,k,N-1})
+ 8    for every k in parallel
+ 9      if k = 0: w*_{t,0} <- Distillation(w_{t,0}, {w_{t-r,k}: 0 <= k < K, 0 <= r < R})
+10      else: w*_{t,k} <- w_{t,k}
 
 The public images never change and neither does a past round's model, so what is kept of a round is not its K models but the
 mean of their logits: teachers predict K x N samples a round, whatever R and however many clients.

@@ -6,9 +6,9 @@ import pytest
 
 import partition
 
-LABELS = np.random.default_rng(7).choice([3, 10, 11, 12, 15, 40], size=1500, p=[.1, .1, .2, .2, .3, .1])   # ids with gaps
+LABELS = np.random.default_rng(7).choice([3, 10, 11, 12, 15, 40], size=1500, p=[.1, .1, .2, .2, .3, .1])
 WRITERS = np.random.default_rng(8).integers(100, 163, size=1500)
-SUBCLASS = np.repeat(np.arange(30), 50)                                      # five subclasses in each of six superclasses
+SUBCLASS = np.repeat(np.arange(30), 50)                                    # five subclasses in each of six superclasses
 EXHAUSTIVE = {
     "iid": lambda rng: partition.iid(LABELS, 7, rng),
     "dirichlet": lambda rng: partition.dirichlet(LABELS, 7, .5, rng),
@@ -38,7 +38,8 @@ def same(one, other):
 
 def counts(labels, parts):
     """[clients, classes]: how many samples of each class each client holds."""
-    return np.array([[(labels[part] == c).sum() for c in np.unique(labels)] for part in parts])
+    classes, numbers = np.unique(labels, return_inverse=True)
+    return np.array([np.bincount(numbers[part], minlength=len(classes)) for part in parts])
 
 
 # ------------------------------------------------------------------------------------------------------- every rule
@@ -99,7 +100,8 @@ def test_b24_only_which_labels_are_equal_matters_not_their_numbers(name):
 @pytest.mark.parametrize("num_clients", [0, -1])
 @pytest.mark.parametrize("split", [
     lambda m: partition.iid(LABELS, m, rng()), lambda m: partition.dirichlet(LABELS, m, 1., rng()),
-    lambda m: partition.dirichlet_balanced(LABELS, m, 1., rng()), lambda m: partition.dirichlet_equal(LABELS, m, 1., rng()),
+    lambda m: partition.dirichlet_balanced(LABELS, m, 1., rng()),
+    lambda m: partition.dirichlet_equal(LABELS, m, 1., rng()),
     lambda m: partition.by_writer(WRITERS, m, rng()), lambda m: partition.few_per_class(LABELS, m, 1, rng()),
     lambda m: partition.by_subclass(SUBCLASS // 5, SUBCLASS, m, rng())])
 def test_fewer_than_one_client_is_an_error(split, num_clients):
@@ -108,7 +110,8 @@ def test_fewer_than_one_client_is_an_error(split, num_clients):
 
 
 @pytest.mark.parametrize("split", [
-    lambda labels: partition.iid(labels, 6, rng()), lambda labels: partition.dirichlet(labels, 6, 1., rng(), min_size=0),
+    lambda labels: partition.iid(labels, 6, rng()),
+    lambda labels: partition.dirichlet(labels, 6, 1., rng(), min_size=0),
     lambda labels: partition.dirichlet_balanced(labels, 6, 1., rng(), min_size=0),
     lambda labels: partition.dirichlet_equal(labels, 6, 1., rng())])
 def test_more_clients_than_samples_is_an_error(split):
@@ -146,15 +149,11 @@ def test_fewer_writers_than_clients_is_an_error():
 # --------------------------------------------------------------------------------------------------- Dirichlet rules
 @pytest.mark.parametrize("alpha", [.2, 1., 10.])
 def test_dirichlet_shares_have_the_variance_of_the_distribution(alpha):
-    """A component of Dir(alpha x M) has variance (1/M)(1 - 1/M) / (M alpha + 1); 4,000 classes estimate it to 10%."""
+    """A component of Dir(alpha x M) has variance (1/M)(1 - 1/M) / (M alpha + 1): 4,000 classes of 50 give it to 10%."""
     clients = 5
     labels = np.repeat(np.arange(4000), 50)
-    shares = counts_fast(labels, partition.dirichlet(labels, clients, alpha, rng())) / 50
+    shares = counts(labels, partition.dirichlet(labels, clients, alpha, rng())) / 50
     assert shares.var() == pytest.approx((1 / clients) * (1 - 1 / clients) / (clients * alpha + 1), rel=.1)
-
-
-def counts_fast(labels, parts):
-    return np.array([np.bincount(labels[part], minlength=labels.max() + 1) for part in parts])
 
 
 @pytest.mark.parametrize("alpha", [.2, 1.])
@@ -162,7 +161,7 @@ def test_dirichlet_gives_every_client_the_same_expected_share(alpha):
     """The mean of 4,000 shares lies within five standard errors of 1/M, up to the rounding of a cut of 50 samples."""
     clients = 5
     labels = np.repeat(np.arange(4000), 50)
-    shares = counts_fast(labels, partition.dirichlet(labels, clients, alpha, rng())) / 50
+    shares = counts(labels, partition.dirichlet(labels, clients, alpha, rng())) / 50
     error = np.sqrt((1 / clients) * (1 - 1 / clients) / (clients * alpha + 1) / 4000)
     assert (np.abs(shares.mean(axis=1) - 1 / clients) < 5 * error + 1 / 50).all()
 
@@ -173,11 +172,13 @@ def test_every_client_has_min_size_samples(split, seed):
     assert min(map(len, split(LABELS, 20, .3, rng(seed), min_size=20))) >= 20
 
 
+@pytest.mark.parametrize("num_clients", [6, 12])
 @pytest.mark.parametrize("seed", range(20))
-def test_balanced_a_client_with_its_mean_share_gets_nothing_of_later_classes(seed):
-    held = counts(LABELS, partition.dirichlet_balanced(LABELS, 6, .3, rng(seed), min_size=1))
-    before = np.cumsum(held, axis=1) - held                                  # what each client had when a class was dealt
-    assert not held[before >= len(LABELS) / 6].any()
+def test_balanced_a_client_with_its_mean_share_gets_nothing_of_later_classes(seed, num_clients):
+    """Nothing at all: with 12 clients the floating point sum of the shares is at times just below 1."""
+    held = counts(LABELS, partition.dirichlet_balanced(LABELS, num_clients, .3, rng(seed), min_size=1))
+    before = np.cumsum(held, axis=1) - held                                # what a client had when a class was dealt
+    assert not held[before >= len(LABELS) / num_clients].any()
 
 
 def test_the_plain_rule_does_not_balance():
@@ -201,10 +202,11 @@ def test_equal_is_still_far_from_iid():
 
 
 @dirichlets
-def test_large_alpha_gives_all_clients_the_same_classes(split):
+@pytest.mark.parametrize("alpha", [1e8, 1.7e308])
+def test_large_alpha_gives_all_clients_the_same_classes(split, alpha):
     labels = np.repeat(np.arange(5), 1000)
-    held = counts(labels, split(labels, 5, 1e300, rng()))
-    assert np.abs(held - 200).max() < (100 if split is partition.dirichlet_equal else 3)      # `equal` cuts a shuffled set
+    held = counts(labels, split(labels, 5, alpha, rng()))
+    assert np.abs(held - 200).max() <= 5
 
 
 @dirichlets
@@ -271,7 +273,7 @@ def test_few_per_class_zero_is_an_error():
 @pytest.mark.parametrize("num_clients", [1, 3, 5, 10, 12])
 def test_by_subclass_each_client_sees_one_subclass_of_each_superclass(num_clients):
     for part in partition.by_subclass(SUBCLASS // 5, SUBCLASS, num_clients, rng()):
-        assert np.array_equal(np.unique(np.unique(SUBCLASS[part]) // 5), np.arange(6)) and len(np.unique(SUBCLASS[part])) == 6
+        assert np.array_equal(np.unique(SUBCLASS[part]) // 5, np.arange(6))
 
 
 def test_b26_clients_that_share_a_subclass_share_out_all_its_samples():
@@ -307,7 +309,8 @@ def test_hold_out_takes_the_share_of_every_class_to_one_sample(share):
 
 def test_hold_out_of_a_round_share_is_exact():
     """0.29 x 100 is 28.999999999999996 in floating point: it must not become 28."""
-    assert counts(np.repeat([0, 1], 100), partition.hold_out(np.repeat([0, 1], 100), .29, rng())).tolist() == [[29, 29], [71, 71]]
+    labels = np.repeat([0, 1], 100)
+    assert counts(labels, partition.hold_out(labels, .29, rng())).tolist() == [[29, 29], [71, 71]]
 
 
 def test_halves_differ_by_at_most_one_sample_per_class_and_in_total():

@@ -1,0 +1,23 @@
+"""Part of CIFAR-10 as one .npz file, from torchvision's files: the first N images of each class.
+
+    python benchmarks/cifar10_npz.py data cifar10-part.npz --train-per-class 1000 --test-per-class 200
+"""
+import argparse
+
+import numpy as np
+from torchvision.datasets import CIFAR10
+
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("root", help="where torchvision's CIFAR-10 is, or goes")
+parser.add_argument("out")
+parser.add_argument("--train-per-class", type=int, default=5000)
+parser.add_argument("--test-per-class", type=int, default=1000)
+args = parser.parse_args()
+
+arrays = {}
+for part, per_class in [("train", args.train_per_class), ("test", args.test_per_class)]:
+    dataset = CIFAR10(args.root, train=part == "train", download=True)
+    labels = np.array(dataset.targets)
+    rows = np.concatenate([np.flatnonzero(labels == c)[:per_class] for c in range(10)])
+    arrays |= {f"x_{part}": dataset.data[rows], f"y_{part}": labels[rows]}
+np.savez(args.out, **arrays)

@@ -1,0 +1,42 @@
+"""The final and the best accuracy of runs side by side, and each one's difference from the first, seed by seed.
+
+    python benchmarks/table.py runs/a runs/b ...         (folders that --out made)
+"""
+import json
+import platform
+import statistics
+import sys
+from pathlib import Path
+
+
+def mean_std(values):
+    return f"{100 * statistics.mean(values):6.2f} ± {100 * statistics.stdev(values):5.2f}" if len(values) > 1 else f"{100 * values[0]:6.2f}"
+
+
+results, settings, environments = {}, {}, set()                     # {label: {seed: rows}}, {label: settings}, ...
+for top in map(Path, sys.argv[1:]):
+    for path in sorted(top.rglob("metrics.jsonl")):
+        config = json.loads((path.parent / "config.json").read_text())
+        [algo], [seed] = config["algo"], config["seeds"]
+        own = config["settings"][algo]
+        label = algo + "".join(f" {name}={own[name]}" for name in ("K", "R") if name in own)
+        results.setdefault(label, {})[seed] = [json.loads(line) for line in path.read_text().splitlines()]
+        settings[label], flags = own, config["flags"]
+        environments.add(" ".join(f"{name}={value}" for name, value in config["environment"].items()))
+
+print("environment:", "; ".join(sorted(environments)), f"python={platform.python_version()} machine={platform.machine()}")
+print("federation: ", " ".join(f"{name}={Path(value).name if name == 'dataset' else value}" for name, value in flags.items()))
+first = next(iter(results.values()))
+for measure, choose in [("final", lambda accuracies: accuracies[-1]), ("best", max)]:
+    for key in ("accuracy", "ensemble_accuracy"):
+        print(f"\n{measure} {key} in percent, mean ± standard deviation over seeds {sorted(first)}; then its difference from the first")
+        base = {seed: choose([row["accuracy"] for row in rows]) for seed, rows in first.items()}
+        for label, seeds in results.items():
+            if seeds[min(seeds)][-1].get(key) is not None:
+                values = {seed: choose([row[key] for row in rows[1:]]) for seed, rows in seeds.items()}
+                difference = mean_std([values[seed] - base[seed] for seed in values])
+                print(f"{label:<16} {mean_std(list(values.values()))}    {difference}    each: "
+                      + " ".join(f"{100 * values[seed]:.2f}" for seed in sorted(values)))
+print("\nsettings:")
+for label, own in settings.items():
+    print(f"{label:<16} " + " ".join(f"{name}={value}" for name, value in own.items()))

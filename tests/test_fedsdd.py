@@ -1,0 +1,343 @@
+"""FedSDD: groups, ensembles over models and rounds, who learns from whom, and what it reduces to."""
+import copy
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from toys import federation, last, linear, same, with_batchnorm, with_dropout, without_seconds
+
+import algorithms.fedavg as fedavg
+from algorithms import fedprox, fedsdd, scaffold
+from algorithms.common import accuracy, average_weights, batches, predict_logits, sample_clients, stream
+from communication import weights_bytes
+
+QUICK = {"rounds": 3, "participation": 1.0, "local_epochs": 1, "batch_size": 2, "lr": 0.1, "distill_steps": 3, "server_batch_size": 4}
+EIGHT = (5, 3, 4, 6, 4, 5, 3, 4)
+
+
+def predictions(fed, states, images):
+    logits = []
+    for state in states:
+        model = fed.client_model(0)
+        model.load_state_dict(state)
+        logits.append(predict_logits(fed, model, images))
+    return torch.stack(logits)
+
+
+# ---------------------------------------------------------------------------------------------------------------- groups
+
+@pytest.mark.parametrize("active, K", [(8, 1), (8, 3), (8, 4), (8, 8), (1, 1), (20, 7)])
+def test_groups_are_disjoint_exhaustive_sorted_and_even(active, K):
+    ids = [3 * i + 1 for i in range(active)]
+    groups = fedsdd.group_clients(ids, K, stream(0))
+    assert sorted(itertools.chain(*groups)) == ids and len(groups) == K and all(group == sorted(group) for group in groups)
+    sizes = [len(group) for group in groups]
+    assert max(sizes) - min(sizes) <= 1 and sizes == sorted(sizes, reverse=True)
+
+
+def test_group_clients_gives_the_first_groups_the_remainder():
+    assert [len(group) for group in fedsdd.group_clients(list(range(8)), 3, stream(0))] == [3, 3, 2]
+
+
+def test_groups_are_drawn_anew_and_every_client_can_reach_the_main_model():
+    drawn = [fedsdd.group_clients(list(range(8)), 4, stream(0, "groups", t)) for t in range(40)]
+    assert len({str(groups) for groups in drawn}) > 30
+    assert {i for groups in drawn for i in groups[0]} == set(range(8))
+
+
+@pytest.mark.parametrize("K", [0, -1, 9])
+def test_more_models_than_active_clients_is_an_error(K):
+    with pytest.raises(ValueError, match="K"):
+        fedsdd.group_clients(list(range(8)), K, stream(0))
+
+
+def test_grouping_changes_no_input():
+    active = [4, 2, 9]
+    fedsdd.group_clients(active, 2, stream(0))
+    assert active == [4, 2, 9]
+
+
+# ------------------------------------------------------------------------------------------------------------- ensembles
+
+def test_eq3_is_the_softmax_of_the_mean_logits_not_the_mean_of_the_softmaxes():
+    probs = fedsdd.ensemble_logits(torch.tensor([[[4., 0.]], [[0., 1.]]])).softmax(-1)
+    assert probs[0, 0].item() == pytest.approx(1 / (1 + math.exp(-(4 / 2 - 1 / 2))), abs=1e-6)      # .8176, against .6255
+
+
+def test_ensemble_of_one_member_is_that_member_and_order_does_not_matter():
+    members = torch.randn(3, 5, 4)
+    assert torch.equal(fedsdd.ensemble_logits(members[:1]), members[0])
+    assert torch.allclose(fedsdd.ensemble_logits(members), fedsdd.ensemble_logits(members[[2, 0, 1]]), atol=1e-6)
+
+
+def test_disagreement_by_hand():
+    """Predicted classes (0,0,1), (0,1,1), (0,1,0): pairs differ on 1, 2 and 1 of 3 samples."""
+    classes = torch.tensor([[0, 0, 1], [0, 1, 1], [0, 1, 0]])
+    members = torch.nn.functional.one_hot(classes, 2).float()
+    assert fedsdd.disagreement(members) == pytest.approx((1 / 3 + 2 / 3 + 1 / 3) / 3)
+    assert fedsdd.disagreement(members[:1]) is None
+    assert fedsdd.disagreement(members[[0, 0]]) == 0
+
+
+# ---------------------------------------------------------------------------------------------------------- distillation
+
+def slow_distil(fed, weight, bias, teacher, seed, t, k, *, temperature, distill_steps, server_batch_size, server_lr):
+    """SGD on T² KL(softmax(teacher/T) || softmax(student/T)) of a linear student, number by number."""
+    weight, bias, images = [row[:] for row in weight], bias[:], fed.public.images
+    passes = batches(len(images), server_batch_size, distill_steps, stream(seed, "distil", t, k))
+    for rows in itertools.islice(passes, distill_steps):
+        grad_weight, grad_bias = [[0.0] * 4 for _ in weight], [0.0] * len(bias)
+        for n in rows.tolist():
+            x = images[n].flatten().tolist()
+            z = [sum(w * v for w, v in zip(weight[c], x)) + bias[c] for c in range(len(bias))]
+            p = [math.exp(v / temperature) for v in teacher[n].tolist()]
+            q = [math.exp(v / temperature) for v in z]
+            for c in range(len(bias)):       # d/dz of T² KL is T (q - p)
+                error = temperature * (q[c] / sum(q) - p[c] / sum(p)) / len(rows)
+                grad_bias[c] += error
+                for d in range(4):
+                    grad_weight[c][d] += error * x[d]
+        bias = [b - server_lr * g for b, g in zip(bias, grad_bias)]
+        weight = [[w - server_lr * g for w, g in zip(ws, gs)] for ws, gs in zip(weight, grad_weight)]
+    return weight, bias
+
+
+@pytest.mark.parametrize("temperature", [1.0, 4.0])
+def test_eq4_is_temperature_squared_kl_from_the_teacher(temperature):
+    fed = federation(num_public=6)
+    start, teacher = fed.client_model(0).state_dict(), 3 * torch.randn(6, 3)
+    settings = {"temperature": temperature, "distill_steps": 5, "server_batch_size": 4, "server_lr": 0.3}
+    student = fedsdd.distil(fed, 2, 1, start, teacher, **settings)
+    weight, bias = slow_distil(fed, start["1.weight"].tolist(), start["1.bias"].tolist(), teacher, 0, 2, 1, **settings)
+    assert np.allclose(student["1.weight"], weight, atol=1e-5) and np.allclose(student["1.bias"], bias, atol=1e-5)
+
+
+def test_distil_makes_exactly_the_steps_asked_for():
+    """5 steps of 4 over 6 images: passes of 4 and 2 images, the third one cut."""
+    fed, seen = federation(num_public=6), []
+    fed.augment = lambda images, rng: seen.append(len(images)) or images
+    fedsdd.distil(fed, 1, 0, fed.client_model(0).state_dict(), torch.randn(6, 3), temperature=1.0, distill_steps=5,
+                  server_batch_size=4, server_lr=0.1)
+    assert seen == [4, 2, 4, 2, 4]
+
+
+def test_distilling_a_model_towards_itself_changes_nothing():
+    fed = federation()
+    start = fed.client_model(0).state_dict()
+    teacher = predictions(fed, [start], fed.public.images)[0]
+    student = fedsdd.distil(fed, 1, 0, start, teacher, temperature=4.0, distill_steps=4, server_batch_size=4, server_lr=0.5)
+    for name, w in start.items():
+        assert torch.allclose(student[name], w, atol=1e-6)
+
+
+def test_distil_moves_the_students_running_statistics():
+    fed = federation(network=with_batchnorm)
+    start = fed.client_model(0).state_dict()
+    student = fedsdd.distil(fed, 1, 0, start, torch.randn(8, 3), temperature=4.0, distill_steps=4, server_batch_size=4, server_lr=0.1)
+    assert student["0.num_batches_tracked"].item() == 4 and not torch.equal(student["0.running_mean"], start["0.running_mean"])
+
+
+def test_distil_changes_neither_the_state_nor_the_teacher():
+    fed = federation(network=with_batchnorm)
+    start, teacher = fed.client_model(0).state_dict(), torch.randn(8, 3)
+    before = copy.deepcopy((dict(start), teacher))
+    fedsdd.distil(fed, 1, 0, start, teacher, temperature=4.0, distill_steps=4, server_batch_size=4, server_lr=0.1)
+    assert same((dict(start), teacher), before)
+
+
+def test_targets_follow_the_public_rows():
+    """Permuting the public images permutes the stored logits; a sample's target never changes."""
+    fed, order = federation(), torch.tensor([3, 1, 0, 7, 5, 2, 6, 4])
+    shuffled = federation(public=fed.public._replace(images=fed.public.images[order]))
+    rings = [last(fedsdd.run(f, **QUICK, K=2, R=2, distill="main", warmup_rounds=3))[1]["public_ring"] for f in (fed, shuffled)]
+    for a, b in zip(*rings, strict=True):
+        assert torch.allclose(a[order], b, atol=1e-5)
+
+
+# ---------------------------------------------------------------------------------------------------------- whole rounds
+
+def test_two_rounds_with_R_2_against_algorithm_1():
+    """Algorithm 1 and Eq. (5) written out: groups, averages, the ensemble of unstarred models, one distilled main model."""
+    fed, K = federation(sizes=EIGHT), 3
+    starred = [fed.client_model(0, k).state_dict() for k in range(K)]
+    past = []                                                                        # w_{t,k} of every round so far
+    for t in (1, 2):
+        active = sample_clients(8, 1.0, stream(0, "active", t))
+        groups = fedsdd.group_clients(active, K, stream(0, "groups", t))
+        averaged = []
+        for k in range(K):
+            uploads = [fedavg.train_client(fed, i, t, {"model": starred[k]}, None, local_epochs=1, batch_size=2, lr=0.1)[0]["model"]
+                       for i in groups[k]]
+            averaged.append(average_weights(uploads, [EIGHT[i] for i in groups[k]]))
+        past.append(averaged)
+        everyone = [w for models in past[-2:] for w in models]                       # K min(t, R) teachers, equally weighted
+        teacher = predictions(fed, everyone, fed.public.images).mean(0)
+        weight, bias = slow_distil(fed, averaged[0]["1.weight"].tolist(), averaged[0]["1.bias"].tolist(), teacher, 0, t, 0,
+                                   temperature=4.0, distill_steps=3, server_batch_size=4, server_lr=0.1)
+        starred = [{"1.weight": torch.tensor(weight), "1.bias": torch.tensor(bias)}, *averaged[1:]]
+    metrics, state = last(fedsdd.run(fed, **{**QUICK, "rounds": 2}, K=K, R=2))
+    for k in range(K):
+        for name in starred[k]:
+            assert torch.allclose(state["servers"][k]["model"][name], starred[k][name], atol=1e-5)
+    ensemble = predictions(fed, everyone, fed.test.images)
+    assert metrics["ensemble_accuracy"] == pytest.approx(accuracy(ensemble.mean(0), fed.test.labels))
+    assert metrics["server_accuracy"] == pytest.approx(accuracy(predictions(fed, starred, fed.test.images)[0], fed.test.labels))
+    assert metrics["disagreement"] == pytest.approx(fedsdd.disagreement(ensemble[-K:]))
+
+
+@pytest.mark.parametrize("R", [1, 2, 3])
+def test_eq5_first_rounds_use_the_rounds_there_are(R):
+    lengths = [len(state["public_ring"]) for _, state in fedsdd.run(federation(), **{**QUICK, "rounds": 4}, K=2, R=R)]
+    assert lengths == [min(t, R) for t in range(5)]
+
+
+def test_ring_holds_the_models_before_distillation_and_never_the_initial_ones():
+    fed = federation()
+    _, state = last(fedsdd.run(fed, **{**QUICK, "rounds": 1}, K=2, R=4))
+    untaught = last(fedsdd.run(fed, **{**QUICK, "rounds": 1}, K=2, R=4, distill="none"))[1]["servers"]
+    members = predictions(fed, [server["model"] for server in untaught], fed.public.images)
+    assert len(state["public_ring"]) == 1 and torch.allclose(state["public_ring"][0], members.mean(0), atol=1e-6)
+    assert not torch.equal(state["servers"][0]["model"]["1.weight"], untaught[0]["model"]["1.weight"])
+
+
+def changed(distill, **more):
+    """Which of K = 3 models differ from the same round without distillation."""
+    fed = federation(sizes=EIGHT)
+    settings = {**QUICK, "rounds": 1, "K": 3, **more}
+    taught, untaught = (last(fedsdd.run(fed, **settings, distill=d))[1]["servers"] for d in (distill, "none"))
+    return [not same(dict(a["model"]), dict(b["model"])) for a, b in zip(taught, untaught)]
+
+
+def test_only_the_main_model_learns_from_the_ensemble():
+    assert changed("main") == [True, False, False]
+
+
+def test_basic_distillation_teaches_every_model():
+    assert changed("all") == [True, True, True]
+
+
+def test_warm_up_rounds_have_no_distillation():
+    assert changed("main", warmup_rounds=1) == [False, False, False]
+    fed = federation()
+    for warmup, expected in [(2, [True, True, False]), (1, [True, False, False])]:
+        runs = [list(fedsdd.run(fed, **QUICK, K=2, distill=distill, warmup_rounds=warmup)) for distill in ("main", "none")]
+        assert [same(dict(a["servers"][0]["model"]), dict(b["servers"][0]["model"])) for (_, a), (_, b) in zip(*runs)][1:] == expected
+
+
+def test_basic_distillation_has_one_fixed_teacher_for_all_students():
+    fed = federation(sizes=EIGHT)
+    untaught = last(fedsdd.run(fed, **{**QUICK, "rounds": 1}, K=3, distill="none"))[1]["servers"]
+    taught = last(fedsdd.run(fed, **{**QUICK, "rounds": 1}, K=3, distill="all"))[1]["servers"]
+    teacher = predictions(fed, [server["model"] for server in untaught], fed.public.images).mean(0)
+    for k in range(3):
+        student = fedsdd.distil(fed, 1, k, untaught[k]["model"], teacher, temperature=4.0, distill_steps=3, server_batch_size=4,
+                                server_lr=0.1)
+        assert same(dict(taught[k]["model"]), dict(student))
+
+
+def test_initial_models_differ_and_main_is_fedavgs():
+    fed = federation()
+    _, state = next(fedsdd.run(fed, **QUICK, K=3))
+    weights = [server["model"]["1.weight"] for server in state["servers"]]
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations(weights, 2))
+    assert torch.equal(weights[0], fedavg.start_server(fed)["model"]["1.weight"])
+
+
+def test_every_global_model_is_trained_by_its_own_group_from_its_own_weights():
+    """A.6: model k > 0 depends on its own past alone. Its rounds, replayed without the others, give the same bytes."""
+    fed = federation(sizes=EIGHT)
+    states = [state for _, state in fedsdd.run(fed, **QUICK, K=4)]
+    for k in (1, 2, 3):
+        model = states[0]["servers"][k]["model"]
+        for t in (1, 2, 3):
+            group = fedsdd.group_clients(list(range(8)), 4, stream(0, "groups", t))[k]
+            uploads = [fedavg.train_client(fed, i, t, {"model": model}, None, local_epochs=1, batch_size=2, lr=0.1)[0]["model"]
+                       for i in group]
+            model = average_weights(uploads, [EIGHT[i] for i in group])
+            assert same(dict(states[t]["servers"][k]["model"]), model)
+
+
+# ------------------------------------------------------------------------------------------------- reductions and locals
+
+@pytest.mark.parametrize("module", [fedavg, fedprox, scaffold])
+@pytest.mark.parametrize("network", [linear, with_batchnorm, with_dropout])
+def test_one_model_without_distillation_is_the_local_method_bit_for_bit(module, network):
+    fed, name = federation(network=network), module.__name__.split(".")[-1]
+    settings = {"rounds": 3, "participation": 0.5, "local_epochs": 2, "batch_size": 2, "lr": 0.1}
+    extra = {"mu": 0.3} if module is fedprox else {}
+    plain = list(module.run(fed, **settings, **extra))
+    ours = list(fedsdd.run(fed, **settings, K=1, R=1, distill="none", local=name, mu=0.3))
+    for (a, state_a), (b, state_b) in zip(plain, ours, strict=True):
+        assert same(state_a["server"], state_b["servers"][0]) and same(state_a["clients"], state_b["clients"][0])
+        assert {key: b[key] for key in without_seconds(a)} == without_seconds(a)
+
+
+def test_the_three_local_methods_are_three_different_ones():
+    fed = federation(sizes=EIGHT)
+    models = [last(fedsdd.run(fed, **QUICK, K=2, local=local, mu=0.3))[1]["servers"][1]["model"]["1.weight"]
+              for local in ("fedavg", "fedprox", "scaffold")]
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations(models, 2))
+
+
+def test_scaffold_controls_belong_to_one_global_model():
+    fed = federation(sizes=EIGHT)
+    _, state = last(fedsdd.run(fed, **QUICK, K=2, local="scaffold"))
+    held = [set(clients) for clients in state["clients"]]
+    groups = [fedsdd.group_clients(list(range(8)), 2, stream(0, "groups", t)) for t in (1, 2, 3)]
+    assert held == [{i for g in groups for i in g[k]} for k in (0, 1)]
+    both = sorted(held[0] & held[1])
+    assert both and not any(same(state["clients"][0][i], state["clients"][1][i]) for i in both)
+    assert not same(state["servers"][0]["control"], state["servers"][1]["control"])
+
+
+def test_a_group_of_a_single_client_works():
+    metrics, state = last(fedsdd.run(federation(sizes=(5, 3)), **QUICK, K=2))
+    assert len(state["servers"]) == 2 and 0 <= metrics["accuracy"] <= 1
+
+
+def test_group_without_a_good_upload_keeps_its_model():
+    fed = federation(sizes=(5, 3))
+    fed.private[1].images[:] = math.nan
+    metrics, state = last(fedsdd.run(fed, **{**QUICK, "rounds": 1}, K=2, distill="none"))
+    groups = fedsdd.group_clients([0, 1], 2, stream(0, "groups", 1))
+    k = groups.index([1])
+    assert metrics["bad_uploads"] == 1 and same(dict(state["servers"][k]["model"]), dict(fedavg.start_server(fed, k)["model"]))
+    assert not same(dict(state["servers"][1 - k]["model"]), dict(fedavg.start_server(fed, 1 - k)["model"]))
+
+
+# ----------------------------------------------------------------------------------------------------------------- costs
+
+def count_teacher_rows(fed, **settings):
+    """Public rows that really went through an eval-mode forward pass, in all rounds."""
+    rows, build = [], fed.client_model
+
+    def counted(i, init=0):
+        model = build(i, init)
+        model.register_forward_hook(lambda module, args, output: rows.append(
+            0 if module.training else int((args[0][:, None] == fed.public.images).flatten(2).all(2).any(1).sum())))
+        return model
+    fed.client_model = counted
+    metrics = [metrics for metrics, _ in fedsdd.run(fed, **settings)]
+    return sum(rows), [m.get("teacher_forwards") for m in metrics[1:]]
+
+
+@pytest.mark.parametrize("sizes, R", [(EIGHT, 1), (EIGHT, 2), (EIGHT, 3), (EIGHT + EIGHT, 1)])
+def test_teachers_predict_K_times_N_rows_a_round_whatever_R_and_the_clients(sizes, R):
+    counted, reported = count_teacher_rows(federation(sizes=sizes), **QUICK, K=4, R=R)
+    assert counted == 3 * 4 * 8 and reported == [4 * 8] * 3
+
+
+def test_without_distillation_no_teacher_predicts():
+    assert count_teacher_rows(federation(), **QUICK, K=2, distill="none") == (0, [0] * 3)
+
+
+def test_bytes_do_not_depend_on_K():
+    fed = federation(sizes=EIGHT)
+    ups = {last(fedsdd.run(fed, **QUICK, K=K))[0]["bytes_up"] for K in (1, 2, 4)}
+    assert ups == {8 * weights_bytes(fed.client_model(0), 1)}
+
+
+def test_public_labels_are_not_needed():
+    assert fedsdd.PUBLIC == "unlabelled" and federation().public.labels is None

@@ -1,0 +1,63 @@
+"""Small federations whose rounds can be followed by hand: linear networks on a few images of 1 x 2 x 2."""
+import numpy as np
+import torch
+from torch import nn
+
+from algorithms.common import Data, Federation, seeded
+
+SHAPE = (1, 2, 2)
+
+
+def linear(num_classes=3):
+    """softmax regression on the four pixels: parameters 1.weight [C, 4] and 1.bias [C]."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(4, num_classes))
+
+
+def with_batchnorm(num_classes=3):
+    """A network with running statistics and a counter: buffers 0.running_mean [1], 0.running_var, 0.num_batches_tracked."""
+    return nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(4, num_classes))
+
+
+def with_dropout(num_classes=3):
+    return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(4, num_classes))
+
+
+def samples(count, num_classes=3, seed=0):
+    """Random images whose class is where their mean lies, so that there is something to learn."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(num_classes, size=count)
+    images = rng.normal(size=(count, *SHAPE)) + labels[:, None, None, None]
+    return Data(torch.tensor(images, dtype=torch.float32), torch.tensor(labels))
+
+
+def federation(sizes=(5, 3, 4, 6), network=linear, seed=0, num_public=8, num_classes=3, **changes):
+    """One client per entry of sizes, holding that many samples."""
+    def client_model(i, init=0):
+        with seeded(seed, "init", init):
+            return network(num_classes)
+
+    return Federation(**{
+        "private": [samples(size, num_classes, seed=100 + i) for i, size in enumerate(sizes)], "test": samples(40, num_classes, 1),
+        "num_classes": num_classes, "client_model": client_model, "architecture": [network.__name__] * len(sizes), "seed": seed,
+        "device": torch.device("cpu"), "public": Data(samples(num_public, num_classes, 2).images, None), **changes})
+
+
+def same(a, b):
+    """True if two nested states are equal bit for bit."""
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+def without_seconds(metrics):
+    return {key: value for key, value in metrics.items() if not key.endswith("_seconds")}
+
+
+def last(generator):
+    """The (metrics, state) of the last round."""
+    *_, result = generator
+    return result
