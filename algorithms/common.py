@@ -87,11 +87,11 @@ def sample_clients(num_clients, participation, rng):
     return sorted(rng.choice(num_clients, size=count_active(num_clients, participation), replace=False).tolist())
 
 
-def run_clients(fn, ids):
+def run_clients(fn, ids, device="cpu"):
     """The papers' "for each client in parallel do": [fn(i) for i in ids], in this order.
 
     fn(i) is pure: it returns tensors (in tuples, lists, dicts) and changes nothing outside. Under torchrun, client ids[j] runs on
-    process j % world_size, and every process gets all results, as tensors on its own device.
+    process j % world_size, and every process gets all results, with their tensors on its own `device`.
     """
     if not dist.is_initialized():
         run_clients.done += len(ids)
@@ -101,7 +101,6 @@ def run_clients(fn, ids):
     run_clients.done += len(mine)
     everyones = [None] * world_size
     dist.all_gather_object(everyones, to_device(mine, "cpu"))
-    device = next((x.device for x in tensors(mine)), torch.device("cpu"))
     return [to_device(everyones[j % world_size][j // world_size], device) for j in range(len(ids))]
 
 

@@ -86,7 +86,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
     for t in range(state["round"] + 1, rounds + 1):
         start = seconds(fed.device)
         active = sample_clients(len(fed.private), participation, stream(fed.seed, "active", t))
-        trained = run_clients(lambda i: train_client(fed, i, t, server, clients.get(i), **settings), active)
+        trained = run_clients(lambda i: train_client(fed, i, t, server, clients.get(i), **settings), active, fed.device)
         good = {i: result for i, result in zip(active, trained) if is_finite(result)}
         server = aggregate(fed, server, {i: upload for i, (upload, _) in good.items()})
         clients = clients | {i: client for i, (_, client) in good.items()}

@@ -130,7 +130,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
         groups = group_clients(active, K, stream(fed.seed, "groups", t))
         group_of = {i: k for k, group in enumerate(groups) for i in group}
         trained = run_clients(lambda i: method.train_client(fed, i, t, servers[group_of[i]], clients[group_of[i]].get(i),
-                                                            **settings), active)                             # Alg. 1, line 3-6
+                                                            **settings), active, fed.device)                 # Alg. 1, line 3-6
         good = {i: result for i, result in zip(active, trained) if is_finite(result)}
         for k, group in enumerate(groups):
             servers[k] = method.aggregate(fed, servers[k], {i: good[i][0] for i in group if i in good})      # Alg. 1, line 7

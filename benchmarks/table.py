@@ -10,7 +10,8 @@ from pathlib import Path
 
 
 def mean_std(values):
-    return f"{100 * statistics.mean(values):6.2f} ± {100 * statistics.stdev(values):5.2f}" if len(values) > 1 else f"{100 * values[0]:6.2f}"
+    deviation = f" ± {100 * statistics.stdev(values):5.2f}" if len(values) > 1 else ""
+    return f"{100 * statistics.mean(values):6.2f}{deviation}"
 
 
 results, settings, environments = {}, {}, set()                     # {label: {seed: rows}}, {label: settings}, ...
@@ -29,7 +30,7 @@ print("federation: ", " ".join(f"{name}={Path(value).name if name == 'dataset' e
 first = next(iter(results.values()))
 for measure, choose in [("final", lambda accuracies: accuracies[-1]), ("best", max)]:
     for key in ("accuracy", "ensemble_accuracy"):
-        print(f"\n{measure} {key} in percent, mean ± standard deviation over seeds {sorted(first)}; then its difference from the first")
+        print(f"\n{measure} {key} in percent, mean ± standard deviation over seeds {sorted(first)}; difference from the first's accuracy")
         base = {seed: choose([row["accuracy"] for row in rows]) for seed, rows in first.items()}
         for label, seeds in results.items():
             if seeds[min(seeds)][-1].get(key) is not None:
