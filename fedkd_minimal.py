@@ -14,7 +14,6 @@ import argparse
 import inspect
 import itertools
 import os
-import statistics
 import sys
 import time
 import typing
@@ -30,19 +29,11 @@ import runs
 from algorithms import ALGORITHMS
 from algorithms.common import run_clients
 from presets import DEFAULTS, PAPER, QUICK_START, RANGES
+from report import describe, heading, rank, round_line, say, summary
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The command line
-
-def rank():
-    return int(os.environ.get("RANK", 0))
-
-
-def say(*words):
-    if rank() == 0:
-        print(*words, flush=True)
-
 
 def fail(message):
     """Bad input: one line, exit status 2."""
@@ -202,11 +193,6 @@ def set_up(environment):
     return device
 
 
-def shown(value):
-    """A metric in a log line: a share with four decimals, a count as it is, nothing as a dash."""
-    return "-" if value is None else str(value) if isinstance(value, int) else f"{value:.4f}"
-
-
 def start(algo, fed, state, config):
     """The algorithm's generator of (metrics, state), with no more public data than its file's PUBLIC allows."""
     seen = federation.seen_by(inspect.getmodule(ALGORITHMS[algo]).PUBLIC, fed)
@@ -222,9 +208,10 @@ def run_one(algo, fed, config, folder, checkpoint):
     columns, rounds = inspect.getmodule(ALGORITHMS[algo]).COLUMNS, config["settings"][algo]["rounds"]
     if folder and rank() == 0:
         runs.write_config(folder, config)
-        runs.rewrite(folder, rows, timings)
+        if begun_with:
+            runs.rewrite(folder, rows, timings)
     say(f"\n{algo}, seed {fed.seed}" + (f": going on after round {begun_with['round']}" if begun_with else ""))
-    say("  ".join(["  round", *columns, "  MB up", "MB down", "seconds", "  left"]))
+    say(heading(columns))
     last = time.perf_counter()
     for metrics, state in start(algo, fed, begun_with, config):
         spent, last = time.perf_counter() - last, time.perf_counter()
@@ -233,45 +220,7 @@ def run_one(algo, fed, config, folder, checkpoint):
         timings.append({"round": t, "round_seconds": spent, **{key: x for key, x in metrics.items() if key.endswith("_seconds")}})
         if folder and rank() == 0:
             runs.save(folder, config, state, rows, timings)
-        cells = [shown(metrics.get(column)).rjust(len(column)) for column in columns]
-        cells += [f"{metrics.get(key, 0) / 2**20:7.2f}" for key in ("bytes_up", "bytes_down")]
-        bad = metrics.get("bad_uploads")
-        say("  ".join([f"{t:>3}/{rounds:<3}", *cells, f"{spent:7.1f}", f"{spent * (rounds - t):5.0f}s"])
-            + (f"  {bad} uploads were not finite" if bad else ""))
-
-
-def summary(results):
-    """The table at the end. results: {algo: [(rows, timings) of each seed]}."""
-    say(f"\n{'algorithm':<12} seeds    final accuracy     best accuracy    MB up  MB down  seconds")
-    for algo, seeds in results.items():
-        seeds = [(rows, timings) for rows, timings in seeds if rows]
-        if not seeds:
-            continue
-        final = [rows[-1]["accuracy"] for rows, _ in seeds]
-        best = [max(row["accuracy"] for row in rows) for rows, _ in seeds]
-        cells = [f"{statistics.mean(x):.4f} ± {f'{statistics.stdev(x):.4f}' if len(x) > 1 else '-':<6}" for x in (final, best)]
-        up, down = (statistics.mean(sum(row.get(key, 0) for row in rows) for rows, _ in seeds) / 2**20
-                    for key in ("bytes_up", "bytes_down"))
-        spent = statistics.mean(sum(timing["round_seconds"] for timing in timings) for _, timings in seeds)
-        say(f"{algo:<12} {len(seeds):>5}  {cells[0]:>16}  {cells[1]:>16} {up:8.1f} {down:8.1f} {spent:8.1f}")
-
-
-def describe(config, environment, dataset, foreign, splits):
-    """What will run, before it does; and every hyperparameter that is not its signature's default."""
-    flags, (parts, public_rows) = config["flags"], next(iter(splits.values()))
-    sizes = sorted(map(len, parts))
-    public = "none" if flags["public"] is None else f"{len(foreign if public_rows is None else public_rows)} of {flags['public']}"
-    say(f"torch {environment['torch']}, {environment['device']}, "
-        f"processes: {environment['processes']}, threads in each: {environment['threads']}")
-    say(f"{flags['dataset']}: {len(dataset.train.labels)} training and {len(dataset.test.labels)} test images "
-        f"{'x'.join(map(str, dataset.train.images.shape[1:]))}, {dataset.num_classes} classes; network {','.join(flags['model'])}")
-    say(f"{flags['clients']} clients with {sizes[0]} to {sizes[-1]} samples each ({flags['partition']}"
-        + (f", alpha {flags['alpha']}" if flags["partition"].startswith("dirichlet") else "") + f"); public images: {public}"
-        + ("; augmented" if flags["augment"] else "") + ("; bfloat16" if flags["amp"] else ""))
-    for algo, settings in config["settings"].items():
-        usual = {name: p.default for name, p in keywords(algo).items()}
-        changed = [f"{name} {x} ({usual[name]})" for name, x in settings.items() if x != usual[name]]
-        say(f"{algo}: " + (f"not the paper's defaults (in brackets): {', '.join(changed)}" if changed else "the paper's defaults"))
+        say(round_line(columns, metrics, t, rounds, spent))
 
 
 def prepare(argv):
@@ -293,7 +242,7 @@ def prepare(argv):
             "torch": torch.__version__, "processes": processes,
             "device": given.get("device", "cuda" if torch.cuda.is_available() else "cpu"),
             "threads": given.get("threads", 1 if processes > 1 else torch.get_num_threads())}
-        if folder and (folder / "config.json").exists():
+        if folder and any((folder / name).exists() for name in runs.FILES):
             fail(f"{folder} already holds a run; --resume {folder} goes on with it")
     pairs = list(itertools.product(config["seeds"], config["algo"]))
     tasks = []                                           # (algorithm, seed, config, folder or None) of every run
@@ -314,7 +263,8 @@ def prepare(argv):
             next(start(algo, build(seed), None, own_config))
     if folder and rank() == 0:
         runs.write_config(folder, config)
-    describe(config, environment, dataset, foreign, splits)
+    defaults = {algo: {name: p.default for name, p in keywords(algo).items()} for algo in config["algo"]}
+    describe(config, dataset, foreign, splits, defaults)
     return tasks, build, device
 
 

@@ -11,6 +11,9 @@ import zipfile
 import torch
 
 
+FILES = ("config.json", "checkpoint.pt", "metrics.jsonl", "timing.jsonl")
+
+
 def dumps(value, indent=None):
     return json.dumps(value, indent=indent, allow_nan=False) + "\n"
 
