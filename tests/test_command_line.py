@@ -1,0 +1,367 @@
+"""Flags, presets, bad input: one clear line, exit status 2, nothing on disk."""
+import json
+import math
+import statistics
+from typing import Literal, get_args, get_origin
+
+import numpy as np
+import pytest
+import torch
+
+import data
+import federation
+import models
+from algorithms import ALGORITHMS, fedsdd
+from algorithms.common import sample_clients, stream
+from fedkd_minimal import configure, keywords, main, parse
+from presets import DEFAULTS, PAPER, QUICK_START, RANGES
+
+TINY = "--model mlp --clients 4 --partition iid --threads 1".split()
+SHORT = "--rounds 2 --local-epochs 1 --batch-size 16 --participation 1".split()
+SHORT_SDD = [*SHORT, *"--K 2 --distill-steps 2 --server-batch-size 16".split()]
+
+
+def arrays(num_train=96, num_test=40, num_classes=3, shape=(8, 8)):
+    rng = np.random.default_rng(0)
+    y_train, y_test = np.arange(num_train) % num_classes, np.arange(num_test) % num_classes
+    x_train, x_test = (np.clip(60 * y.reshape(-1, *[1] * len(shape)) + rng.integers(0, 80, (len(y), *shape)), 0, 255).astype(np.uint8)
+                       for y in (y_train, y_test))
+    return {"x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test}
+
+
+@pytest.fixture
+def npz(tmp_path):
+    path = tmp_path / "tiny.npz"
+    np.savez(path, **arrays())
+    return str(path)
+
+
+def refused(capsys, argv, *words):
+    """The command ends with status 2 and one line on standard error, which holds the words; returns the line."""
+    with pytest.raises(SystemExit) as stop:
+        main([str(x) for x in argv])
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and error.startswith("fedkd_minimal.py: error: ") and error.count("\n") == 1, error
+    for word in words:
+        assert str(word) in error, error
+    return error
+
+
+# ------------------------------------------------------------------------------------------------------------- bad input
+
+@pytest.mark.parametrize("argv, words", [
+    ("", ["--algo is missing", "fedsdd"]),
+    ("--algo fedsd", ["fedsd", "fedavg, fedprox, scaffold, fedsdd"]),
+    ("--algo fedavg,fedavg", ["twice"]),
+    ("--algo fedavg --dataset glyph", ["glyph", "glyphs-letters"]),
+    ("--algo fedavg --model resnet21", ["resnet21", "resnet20"]),
+    ("--algo fedavg --model cnn,mlp", ["same network"]),
+    ("--algo fedavg --model fedmd_cifar9", ["fedmd_cifar9"]),                   # glyphs are too small for it
+    ("--algo fedavg --device abacus", ["abacus"]),
+    ("--algo fedavg --R 3", ["--R", "fedavg has --rounds --participation --local-epochs"]),
+    ("--algo fedavg --local fedprox", ["--local", "fedavg has"]),
+    ("--algo scaffold --optimizer adam", ["--optimizer", "scaffold has"]),
+    ("--algo fedavg --round 3", ["--round", "fedavg has"]),
+    ("--algo fedsdd --K 2.5", ["--K", "2.5", "whole number"]),
+    ("--algo fedsdd --K two", ["--K", "two"]),
+    ("--algo fedsdd --K 0", ["--K", "1 or more"]),
+    ("--algo fedsdd --R 0", ["--R", "1 or more"]),
+    ("--algo fedsdd --K 9", ["K = 9", "8"]),
+    ("--algo fedsdd --distill some", ["--distill", "main"]),
+    ("--algo fedsdd --temperature 0", ["--temperature", "greater than 0"]),
+    ("--algo fedsdd --distill-steps 0", ["--distill-steps"]),
+    ("--algo fedsdd --warmup-rounds -1", ["--warmup-rounds", "0 or more"]),
+    ("--algo fedsdd --server-lr nan", ["--server-lr"]),
+    ("--algo fedavg --alpha 0", ["--alpha"]),
+    ("--algo fedavg --alpha nan", ["--alpha"]),
+    ("--algo fedavg --alpha inf", ["--alpha"]),
+    ("--algo fedavg --participation 0", ["--participation", "(0, 1]"]),
+    ("--algo fedavg --participation 1.01", ["--participation", "(0, 1]"]),
+    ("--algo fedavg --participation nan", ["--participation"]),
+    ("--algo fedavg --rounds 0", ["--rounds"]),
+    ("--algo fedavg --lr 0", ["--lr", "greater than 0"]),
+    ("--algo fedavg --lr -1", ["--lr"]),
+    ("--algo fedavg --lr nan", ["--lr"]),
+    ("--algo fedavg --lr inf", ["--lr"]),
+    ("--algo fedprox --mu -1", ["--mu"]),
+    ("--algo fedavg --clients 0", ["--clients"]),
+    ("--algo fedavg --clients 7000", ["7000"]),
+    ("--algo fedavg --threads 0", ["--threads"]),
+    ("--algo fedavg --seeds -1", ["--seeds"]),
+    ("--algo fedavg --seeds 0,0", ["--seeds"]),
+    ("--algo fedavg --seeds x", ["--seeds"]),
+    ("--algo fedavg --partition fair", ["--partition", "dirichlet_equal"]),
+    ("--algo fedavg --public-size 0", ["--public-size"]),
+    ("--algo fedsdd --public nowhere", ["nowhere"]),
+    ("--algo scaffold --paper fedgems", ["fedgems", "scaffold", "fedavg"]),
+    ("--algo fedavg --paper resnet", ["--paper", "fedsdd"]),
+    ("--algo fedavg --dataset missing.npz", ["missing.npz"]),
+])
+def test_bad_input_is_one_line_and_status_2_and_nothing_on_disk(capsys, tmp_path, argv, words):
+    refused(capsys, [*argv.split(), *(["--out", tmp_path / "out"] if argv else [])], *words)
+    assert not (tmp_path / "out").exists()
+
+
+def spoilt(**changes):
+    made = {**arrays(), **changes}
+    return {key: value for key, value in made.items() if value is not None}
+
+
+@pytest.mark.parametrize("contents, words", [
+    (spoilt(y_test=None), ["y_test", "missing"]),
+    (spoilt(y_train=np.arange(5)), ["y_train"]),
+    (spoilt(x_train=np.zeros((96, 8), np.uint8)), ["x_train"]),
+    (spoilt(y_test=np.full(40, 7)), ["y_test"]),
+    (spoilt(y_train=np.full(96, -1)), ["y_train"]),
+    (spoilt(x_train=np.full((96, 8, 8), math.nan)), ["x_train"]),
+    (spoilt(x_train=np.array([None] * 96, dtype=object)), ["x_train"]),
+])
+def test_a_bad_npz_is_named_with_the_array_at_fault(capsys, tmp_path, contents, words):
+    np.savez(tmp_path / "bad.npz", **contents)
+    refused(capsys, ["--algo", "fedavg", "--dataset", tmp_path / "bad.npz", *TINY, "--out", tmp_path / "out"], "bad.npz", *words)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_that_is_no_npz_is_refused(capsys, tmp_path):
+    (tmp_path / "text.npz").write_text("hello")
+    refused(capsys, ["--algo", "fedavg", "--dataset", tmp_path / "text.npz", *TINY], "text.npz")
+
+
+def test_by_writer_needs_writers(capsys, npz):
+    refused(capsys, ["--algo", "fedavg", "--dataset", npz, "--model", "mlp", "--clients", 4, "--partition", "by_writer"], "by_writer")
+
+
+def test_a_device_that_is_not_there_is_refused(capsys):
+    refused(capsys, ["--algo", "fedavg", "--device", "cuda:99"], "cuda:99")
+
+
+def test_a_dirichlet_split_that_cannot_be_drawn_is_refused(capsys, npz):
+    argv = ["--algo", "fedavg", "--dataset", npz, "--model", "mlp", "--clients", 9, "--partition", "dirichlet", "--alpha", "1e-6"]
+    refused(capsys, argv, "alpha")
+
+
+# ------------------------------------------------------------------------------------------------------------------ flags
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_every_numeric_keyword_has_a_range_and_a_default_inside_it(algo):
+    for name, parameter in keywords(algo).items():
+        if parameter.annotation in (int, float):
+            assert RANGES[name][0](parameter.default)
+        else:
+            assert parameter.annotation is bool or get_origin(parameter.annotation) is Literal
+            assert parameter.annotation is bool or parameter.default in get_args(parameter.annotation)
+
+
+def test_one_word_means_the_same_kind_of_thing_in_every_algorithm():
+    kinds = {}
+    for algo in ALGORITHMS:
+        for name, parameter in keywords(algo).items():
+            assert kinds.setdefault(name, parameter.annotation) == parameter.annotation
+
+
+PAPERS_DEFAULTS = {   # FedSDD section 4.1; FedGEMS Table 13
+    "fedavg": {"rounds": 100, "participation": 0.4, "local_epochs": 40, "batch_size": 64, "lr": 0.8, "optimizer": "sgd", "weight_decay": 0.0},
+    "fedprox": {"rounds": 100, "participation": 0.4, "local_epochs": 40, "batch_size": 64, "lr": 0.8, "mu": 0.001},
+    "scaffold": {"rounds": 100, "participation": 0.4, "local_epochs": 40, "batch_size": 64, "lr": 0.8, "global_lr": 1.0},
+    "fedsdd": {"rounds": 100, "participation": 0.4, "local_epochs": 40, "batch_size": 64, "lr": 0.8, "K": 4, "mu": 0.001,
+               "distill_steps": 5000, "server_batch_size": 256, "server_lr": 0.1, "temperature": 4.0, "distill": "main"},
+    "centralized": {"rounds": 200, "local_epochs": 1, "batch_size": 256, "lr": 1e-3, "weight_decay": 1e-4},
+}
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_defaults_are_the_papers(algo):
+    assert PAPERS_DEFAULTS[algo].items() <= {name: p.default for name, p in keywords(algo).items()}.items()
+
+
+@pytest.mark.parametrize("table", [QUICK_START, *PAPER.values()])
+def test_presets_set_only_what_exists_and_is_allowed(table):
+    for algo, settings in table.items():
+        known = DEFAULTS if algo == "data" else keywords(algo)
+        assert settings.keys() <= known.keys()
+        for name, value in settings.items():
+            assert name not in RANGES or RANGES[name][0](value)
+
+
+def test_explicit_flags_win_over_the_paper_and_the_paper_over_the_quick_start():
+    quick = configure(parse("--algo fedavg".split()))
+    paper = configure(parse("--algo fedavg --paper fedgems".split()))
+    explicit = configure(parse("--algo fedavg --paper fedgems --lr 0.5 --model mlp".split()))
+    assert (quick["settings"]["fedavg"]["lr"], quick["flags"]["model"]) == (QUICK_START["fedavg"]["lr"], ["cnn"])
+    assert (paper["settings"]["fedavg"]["lr"], paper["flags"]["model"]) == (1e-3, ["bottleneck11"])
+    assert (explicit["settings"]["fedavg"]["lr"], explicit["flags"]["model"]) == (0.5, ["mlp"])
+    assert explicit["settings"]["fedavg"]["local_epochs"] == 20
+
+
+def test_on_other_data_the_defaults_are_the_signatures():
+    config = configure(parse("--algo fedsdd --dataset some.npz".split()))
+    assert config["settings"]["fedsdd"] == {name: p.default for name, p in keywords("fedsdd").items()}
+
+
+def test_with_several_algorithms_a_flag_goes_to_those_that_have_it():
+    settings = configure(parse("--algo fedavg,fedsdd --lr 0.3 --R 2".split()))["settings"]
+    assert settings["fedavg"]["lr"] == settings["fedsdd"]["lr"] == 0.3 and settings["fedsdd"]["R"] == 2 and "R" not in settings["fedavg"]
+
+
+def test_every_keyword_is_a_flag_and_reaches_the_settings():
+    argv = ["--algo", "fedsdd"]
+    changed = {}
+    for name, parameter in keywords("fedsdd").items():
+        value = next((x for x in get_args(parameter.annotation) if x != parameter.default), None) or type(parameter.default)(1)
+        changed[name] = value
+        argv += ["--" + name.replace("_", "-"), str(value)]
+    assert configure(parse(argv))["settings"]["fedsdd"] == changed
+
+
+def test_help_is_the_files_own_text(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["--algo", "fedsdd", "--help"])
+    printed = capsys.readouterr().out
+    assert stop.value.code == 0 and fedsdd.__doc__.splitlines()[0] in printed and "--warmup-rounds" in printed
+
+
+def test_list_names_everything(capsys):
+    assert main(["--list"]) == 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in [*ALGORITHMS, *data.DATASETS, *models.NETWORKS, *federation.PARTITIONS, *PAPER])
+
+
+# ------------------------------------------------------------------------------------------------------------- federation
+
+def build(argv, seed=0, **flags):
+    config = configure(parse(argv))
+    dataset, foreign = federation.load(config["flags"] | flags)
+    return federation.build(config["flags"], dataset, foreign, *federation.split(config["flags"], dataset, seed), seed, torch.device("cpu"))
+
+
+def test_side_by_side_everyone_has_the_same_private_data(npz):
+    alone, together = (build(["--algo", algos, "--dataset", npz, *TINY]) for algos in ("fedsdd", "fedavg,fedsdd"))
+    for a, b in zip(alone.private, together.private, strict=True):
+        assert torch.equal(a.images, b.images)
+    assert len(together.public.images) == 19 and sum(len(p.labels) for p in together.private) == 96 - 19    # a fifth held out
+
+
+def test_public_images_are_in_no_client_and_lose_their_labels(npz):
+    fed = build(["--algo", "fedsdd", "--dataset", npz, *TINY])
+    held = {row.numpy().tobytes() for private in fed.private for row in private.images.contiguous()}
+    assert not held & {row.numpy().tobytes() for row in fed.public.images.contiguous()}
+    assert fed.public.labels is not None
+    assert federation.seen_by("unlabelled", fed).public.labels is None and federation.seen_by("none", fed).public is None
+    assert federation.seen_by("labelled", fed).public.labels is not None
+
+
+def test_foreign_public_images_are_normalised_by_the_tasks_statistics():
+    fed = build("--algo fedsdd --clients 4".split())
+    task, letters = data.load("glyphs"), data.load("glyphs-letters")
+    mean, std = data.statistics(task.train.images)
+    assert torch.allclose(fed.public.images, (letters.train.images - mean.item()) / std.item(), atol=1e-5)
+    assert fed.public.labels is None
+
+
+def test_half_splits_training_and_test_set(npz):
+    fed = build(["--algo", "fedsdd", "--dataset", npz, *TINY, "--public", "half"])
+    assert len(fed.public.images) == sum(len(p.labels) for p in fed.private) == 48
+    assert len(fed.public_test.labels) == len(fed.test.labels) == 20
+
+
+def test_public_size_takes_a_part(npz):
+    assert len(build(["--algo", "fedsdd", "--dataset", npz, *TINY, "--public-size", "7"]).public.images) == 7
+
+
+def test_another_seed_gives_another_partition_and_sampling(npz):
+    one, two = (build(["--algo", "fedavg", "--dataset", npz, *TINY], seed) for seed in (0, 1))
+    assert not torch.equal(one.private[0].images, two.private[0].images)
+    assert sample_clients(20, 0.4, stream(0, "active", 1)) != sample_clients(20, 0.4, stream(1, "active", 1))
+
+
+def test_images_and_convolutions_are_channels_last(tmp_path):
+    np.savez(tmp_path / "colour.npz", **arrays(shape=(8, 8, 3)))
+    fed = build(["--algo", "fedavg", "--dataset", str(tmp_path / "colour.npz"), "--model", "cnn", "--clients", "4", "--partition", "iid"])
+    for tensor in (fed.private[1].images, fed.private[1].images[torch.tensor([2, 0])], fed.test.images, fed.client_model(0).conv2.weight):
+        assert tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
+
+
+# ------------------------------------------------------------------------------------------------------------------- runs
+
+def test_a_run_prints_a_line_per_round_and_keeps_what_it_measured(capsys, npz, tmp_path):
+    assert main(["--algo", "fedsdd", "--dataset", npz, *TINY, *SHORT_SDD, "--out", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out
+    rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    timings = [json.loads(line) for line in (tmp_path / "out" / "timing.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == [timing["round"] for timing in timings] == [0, 1, 2]
+    assert not any(key.endswith("_seconds") for row in rows for key in row)
+    assert {"round_seconds", "local_seconds", "distill_seconds"} <= timings[1].keys()
+    for row in rows:
+        assert f"{row['round']:>3}/2" in printed and f"{row['accuracy']:.4f}" in printed
+    assert "local_epochs 1 (40)" in printed and "distill_steps 2 (5000)" in printed and "mu" not in printed.split("\nfedsdd, seed")[0]
+
+
+def test_several_runs_have_a_folder_each_and_a_mean_with_standard_deviation(capsys, npz, tmp_path):
+    out = tmp_path / "out"
+    assert main(["--algo", "fedavg,fedsdd", "--dataset", npz, *TINY, *SHORT_SDD, "--seeds", "3,5", "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert sorted(path.name for path in out.iterdir() if path.is_dir()) == ["fedavg-seed3", "fedavg-seed5", "fedsdd-seed3", "fedsdd-seed5"]
+    for algo in ("fedavg", "fedsdd"):
+        accuracies = [[json.loads(line)["accuracy"] for line in (out / f"{algo}-seed{seed}" / "metrics.jsonl").read_text().splitlines()]
+                      for seed in (3, 5)]
+        final, best = [row[-1] for row in accuracies], [max(row) for row in accuracies]
+        [line] = [line for line in printed.split("algorithm ")[1].splitlines() if line.startswith(algo)]
+        assert f"{statistics.mean(final):.4f} ± {statistics.stdev(final):.4f}" in line
+        assert f"{statistics.mean(best):.4f} ± {statistics.stdev(best):.4f}" in line
+
+
+def test_an_output_folder_that_holds_a_run_is_left_alone(capsys, npz, tmp_path):
+    argv = ["--algo", "fedavg", "--dataset", npz, *TINY, *SHORT, "--out", str(tmp_path / "out")]
+    main(argv)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    refused(capsys, argv, "already holds a run", "--resume")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+
+
+@pytest.mark.parametrize("flags, dtype", [(["--amp"], torch.bfloat16), ([], torch.float32)])
+def test_amp_reaches_training_and_prediction(monkeypatch, npz, flags, dtype):
+    seen, make = set(), models.build
+
+    def hooked(*arguments):
+        model = make(*arguments)
+        model.hidden.register_forward_hook(lambda module, args, output: seen.add((module.training, output.dtype)))
+        return model
+    monkeypatch.setattr(models, "build", hooked)
+    main(["--algo", "fedsdd", "--dataset", npz, *TINY, *SHORT_SDD, *flags])
+    assert seen == {(True, dtype), (False, dtype)}
+
+
+def test_augment_reaches_training_and_never_the_teachers(monkeypatch, npz):
+    seen, original = [], data.crop_and_flip
+    monkeypatch.setattr(data, "crop_and_flip", lambda images, rng: seen.append(len(images)) or original(images, rng))
+    main(["--algo", "fedsdd", "--dataset", npz, *TINY, *SHORT_SDD])
+    assert not seen
+    main(["--algo", "fedsdd", "--dataset", npz, *TINY, *SHORT_SDD, "--augment"])
+    assert sum(seen) == 2 * (77 + 16 + 3)                  # two rounds: every private image once, and two steps on 19 public ones
+
+
+PRESETS = [(paper, algo) for paper, table in PAPER.items() for algo in table if algo != "data"]
+
+
+@pytest.mark.parametrize("paper, algo", PRESETS)
+def test_every_preset_runs_its_real_network(tmp_path, paper, algo):
+    np.savez(tmp_path / "colour.npz", **arrays(32, 8, 4, (32, 32, 3)))
+    small = {"rounds": 1, "local_epochs": 1, "distill_steps": 1, "K": 2, "participation": 1.0}
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in small.items() if name in keywords(algo)]
+    main(["--algo", algo, "--paper", paper, "--dataset", str(tmp_path / "colour.npz"), "--clients", "2", "--partition", "iid",
+          "--threads", "1", "--out", str(tmp_path / "out"), *flags])
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    for name, value in {**{name: p.default for name, p in keywords(algo).items()}, **PAPER[paper][algo], **small}.items():
+        assert name not in keywords(algo) or config["settings"][algo][name] == value
+    assert config["flags"]["model"] == PAPER[paper]["data"]["model"] and config["flags"]["augment"] is True
+    assert len((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_a_client_with_one_sample_and_missing_classes_simply_works(tmp_path, algo):
+    made = arrays(40, 12, 3, (16, 16, 3))
+    np.savez(tmp_path / "few.npz", **made, writer_train=np.array([0] + [1] * 20 + [2] * 19))      # writer 0 has a single image
+    flags = [f"--{name}={value}" for name, value in [("K", 2), ("distill-steps", 2), ("participation", 1)]
+             if name.replace("-", "_") in keywords(algo)]
+    assert main(["--algo", algo, "--dataset", str(tmp_path / "few.npz"), "--model", "resnet8", "--clients", "3", "--public", "glyphs-letters",
+                 "--public-size", "9", "--partition", "by_writer", "--rounds", "1", "--local-epochs", "1", "--threads", "1", *flags]) == 0
