@@ -196,7 +196,7 @@ def test_seeded_blocks_repeat_and_differ_by_key():
 
 # --------------------------------------------------------------------------------------------------------------- clients
 
-@pytest.mark.parametrize("participation, expected", [(1.0, 20), (0.4, 8), (0.7, 14), (0.01, 1)])
+@pytest.mark.parametrize("participation, expected", [(1.0, 20), (0.4, 8), (0.7, 14), (0.145, 3), (0.01, 1)])
 def test_participation_is_a_share_of_all_clients_and_at_least_one(participation, expected):
     active = sample_clients(20, participation, stream(0))
     assert count_active(20, participation) == len(active) == len(set(active)) == expected

@@ -245,18 +245,29 @@ def test_initial_models_differ_and_main_is_fedavgs():
     assert torch.equal(weights[0], fedavg.start_server(fed)["model"]["1.weight"])
 
 
-def test_every_global_model_is_trained_by_its_own_group_from_its_own_weights():
+@pytest.mark.parametrize("method", [fedavg, fedprox, scaffold])
+def test_every_global_model_is_trained_by_its_own_group_from_its_own_weights(method):
     """A.6: model k > 0 depends on its own past alone. Its rounds, replayed without the others, give the same bytes."""
-    fed = federation(sizes=EIGHT)
-    states = [state for _, state in fedsdd.run(fed, **QUICK, K=4)]
-    for k in (1, 2, 3):
-        model = states[0]["servers"][k]["model"]
-        for t in (1, 2, 3):
-            group = fedsdd.group_clients(list(range(8)), 4, stream(0, "groups", t))[k]
-            uploads = [fedavg.train_client(fed, i, t, {"model": model}, None, local_epochs=1, batch_size=2, lr=0.1)[0]["model"]
-                       for i in group]
-            model = average_weights(uploads, [EIGHT[i] for i in group])
-            assert same(dict(states[t]["servers"][k]["model"]), model)
+    fed, local = federation(sizes=EIGHT), {"local_epochs": 1, "batch_size": 2, "lr": 0.1}
+    local |= {"mu": 0.3} if method is fedprox else {}
+    states = [state for _, state in fedsdd.run(fed, **QUICK, K=2, local=method.__name__.split(".")[-1], mu=0.3)]
+    server, clients = states[0]["servers"][1], {}
+    for t in (1, 2, 3):
+        group = fedsdd.group_clients(list(range(8)), 2, stream(0, "groups", t))[1]
+        trained = {i: method.train_client(fed, i, t, server, clients.get(i), **local) for i in group}
+        server = method.aggregate(fed, server, {i: upload for i, (upload, _) in trained.items()})
+        clients |= {i: client for i, (_, client) in trained.items()}
+        assert same(states[t]["servers"][1], server) and same(states[t]["clients"][1], clients)
+
+
+def test_server_accuracy_is_the_main_models_after_distillation_and_the_ensembles_is_before():
+    fed = federation(sizes=(20,) * 8, public=federation(num_public=8).public)
+    settings = {**QUICK, "rounds": 1, "local_epochs": 5, "K": 2, "distill_steps": 30, "server_lr": 40.0}    # a student that overshoots
+    metrics, state = last(fedsdd.run(fed, **settings))
+    untaught = last(fedsdd.run(fed, **settings, distill="none"))[0]
+    after = accuracy(predictions(fed, [state["servers"][0]["model"]], fed.test.images)[0], fed.test.labels)
+    assert metrics["accuracy"] == metrics["server_accuracy"] == after != untaught["server_accuracy"]
+    assert metrics["ensemble_accuracy"] == untaught["ensemble_accuracy"]
 
 
 # ------------------------------------------------------------------------------------------------- reductions and locals
