@@ -1,4 +1,4 @@
-"""The networks: `build(name, image_shape, num_classes)` returns any of them, `NAMES` lists them.
+"""The networks: `build(name, image_shape, num_classes)` returns any of them, `NETWORKS` lists them.
 
 name                             paper                        network
 cnn mlp                          none: embedded glyphs        two convolutions; one hidden layer
@@ -308,18 +308,17 @@ NETWORKS = {                             # name -> (smallest side in pixels, con
     **{name: (FEDMD_SMALLEST[len(filters)], partial(FedMDNet, filters, dropout))
        for name, (filters, dropout) in FEDMD.items()},
 }
-NAMES = tuple(NETWORKS)
 
 
 def build(name, image_shape, num_classes):
     """The network of that name, with fresh weights, for images [B, *image_shape]; it returns logits [B, num_classes].
 
-    name           one of NAMES
+    name           one of NETWORKS
     image_shape    (c, h, w): channels, height and width in pixels
     raises         ValueError: unknown name; images too small for the network
     """
-    if name not in NAMES:
-        raise ValueError(f"unknown network {name!r}; choose from {', '.join(NAMES)}")
+    if name not in NETWORKS:
+        raise ValueError(f"unknown network {name!r}; choose from {', '.join(NETWORKS)}")
     smallest, network = NETWORKS[name]
     _, h, w = image_shape
     if min(h, w) < smallest:

@@ -51,7 +51,10 @@ def describe(config, dataset, foreign, splits, defaults):
     """What will run, before it does; and every hyperparameter that is not its signature's default ({algo: {name: default}})."""
     flags, environment, (parts, public_rows) = config["flags"], config["environment"], next(iter(splits.values()))
     sizes = sorted(map(len, parts))
-    public = "none" if flags["public"] is None else f"{len(foreign if public_rows is None else public_rows)} of {flags['public']}"
+    public = "none"
+    if flags["public"] is not None:
+        there_are = len(foreign if public_rows is None else public_rows)
+        public = f"{min(there_are, flags['public_size'] or there_are)} of {flags['public']}"
     say(f"torch {environment['torch']}, {environment['device']}, "
         f"processes: {environment['processes']}, threads in each: {environment['threads']}")
     say(f"{flags['dataset']}: {len(dataset.train.labels)} training and {len(dataset.test.labels)} test images "

@@ -5,10 +5,12 @@
 Whole commands take turns; the figure is the median of `local_seconds` in timing.jsonl, without the first round.
 """
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
+from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -25,7 +27,7 @@ with tempfile.TemporaryDirectory() as folder:
             timings = [json.loads(line) for line in (out / "timing.jsonl").read_text().splitlines()]
             seconds[way].append(statistics.median(timing["local_seconds"] for timing in timings[2:]))
 first = list(seconds.values())[0]
-print("fedavg, resnet20, 8 of 20 clients, one local pass each; median of 3 turns")
+print(f"torch {metadata.version('torch')}, {os.cpu_count()} cores, cpu; fedavg, resnet20, 8 of 20 clients, one local pass each; median of 3 turns, seed 0")
 for way, values in seconds.items():
     ratio = statistics.median(a / b for a, b in zip(first, values))
     print(f"{way:<32} {statistics.median(values):6.2f} s a round   speed-up {ratio:.2f}")

@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 import models
-from models import BASIC_BLOCKS, BOTTLENECKS, FEDMD, NAMES, build
+from models import BASIC_BLOCKS, BOTTLENECKS, FEDMD, NETWORKS, build
 
 CIFAR, MNIST, GLYPHS = (3, 32, 32), (1, 28, 28), (1, 16, 16)
-CONVOLUTIONAL = [name for name in NAMES if name != "mlp"]
+CONVOLUTIONAL = [name for name in NETWORKS if name != "mlp"]
 RESIDUAL = [*BASIC_BLOCKS, "wrn16_2", *BOTTLENECKS]
 FAMILIES = ["cnn", "mlp", "resnet8", "wrn16_2", "bottleneck11", "fedmd5", "fedmd_cifar9"]     # one network of each
 
@@ -140,7 +140,7 @@ def test_number_in_the_name_counts_the_layers_outside_shortcuts(name):
 
 # ---------------------------------------------------------------------------------------------------------------- sizes
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_logits_have_one_row_per_image_and_one_column_per_class(name):
     shape = smallest_usual_shape(name)
     with torch.no_grad():
@@ -184,7 +184,7 @@ def test_image_below_the_smallest_is_one_clear_line(name, smallest, narrow):
 def test_unknown_name_lists_the_known_ones_in_one_line():
     with pytest.raises(ValueError, match=r"^unknown network 'resnet21'; choose from [^\n]*$") as error:
         build("resnet21", CIFAR, 10)
-    assert str(error.value).split("choose from ")[1].split(", ") == list(NAMES)
+    assert str(error.value).split("choose from ")[1].split(", ") == list(NETWORKS)
 
 
 @pytest.mark.parametrize("name, shape, sizes", [
@@ -221,7 +221,7 @@ def test_residual_stages_widen_and_halve(name, shapes):
 
 # -------------------------------------------------------------------------------------------------- every network alike
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_classifier_is_the_layer_that_makes_the_logits(name):
     shape = smallest_usual_shape(name)
     model, outputs = build(name, shape, 10).eval(), []
@@ -232,14 +232,14 @@ def test_classifier_is_the_layer_that_makes_the_logits(name):
     assert outputs[0] is logits
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_train_mode_takes_a_batch_of_two(name):
     shape = smallest_usual_shape(name)
     logits = build(name, shape, 10).train()(random_images(2, shape))
     assert logits.isfinite().all()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_every_parameter_receives_a_gradient(name):
     shape = smallest_usual_shape(name)
     torch.manual_seed(0)
