@@ -69,7 +69,8 @@ def seeded(seed, *keys):
 
     For what only those can draw: initial weights and dropout.
     """
-    with torch.random.fork_rng():
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=gpus):
         torch.manual_seed(int(np.random.SeedSequence(seed, spawn_key=_words(keys)).generate_state(1, np.uint64)[0]))
         yield
 
