@@ -17,8 +17,9 @@ def load(flags):
     """
     dataset = data.load(flags["dataset"], flags["data_root"])
     image_shape = tuple(dataset.train.images.shape[1:])
-    for name in flags["model"]:
-        models.build(name, image_shape, dataset.num_classes)
+    with seeded(0, "can the networks take such images"):
+        for name in flags["model"]:
+            models.build(name, image_shape, dataset.num_classes)
     mean, std = data.statistics(dataset.train.images)
     foreign = None
     if flags["public"] is not None and flags["public"] not in HELD_OUT:                  # normalised by the TASK's statistics

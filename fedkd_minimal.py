@@ -38,7 +38,7 @@ from report import describe, heading, rank, round_line, say, summary
 def fail(message):
     """Bad input: one line, exit status 2."""
     if rank() == 0:
-        print(f"fedkd_minimal.py: error: {message}", file=sys.stderr)
+        print("fedkd_minimal.py: error:", *str(message).split(), file=sys.stderr)
     raise SystemExit(2)
 
 
@@ -130,11 +130,16 @@ def build_parser(algos):
 
 def parse(argv):
     """argv -> the explicit flags, a dict. What was not given is not in it."""
-    first = Parser(add_help=False, allow_abbrev=False)
-    first.add_argument("--algo", type=names, default=[])
+    first = Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     first.add_argument("--resume", type=Path)
-    known, _ = first.parse_known_args(argv)
-    algos = runs.read_config(known.resume)["algo"] if known.resume else known.algo
+    first.add_argument("--rounds", type=number(int, "rounds"))
+    known, others = first.parse_known_args(argv)
+    if "resume" in known:
+        if others:
+            fail(f"--resume takes no other flag but --rounds, not {others[0]}")
+        return vars(known)
+    first.add_argument("--algo", type=names, default=[])
+    algos = first.parse_known_args(argv)[0].algo
     for algo in algos:
         if algo not in ALGORITHMS:
             fail(f"unknown algorithm {algo!r}; there are {', '.join(ALGORITHMS)}")
@@ -166,10 +171,31 @@ def configure(given):
         if name not in models.NETWORKS:
             fail(f"unknown network {name!r}; there are {', '.join(models.NETWORKS)}")
     if len(set(flags["model"])) > 1:
-        fail(f"{', '.join(algos)} average weights, so every client needs the same network, not {', '.join(flags['model'])}")
+        fail(f"{', '.join(algos)}: every client needs the same network, not {', '.join(flags['model'])}")
     settings = {algo: {name: given.get(name, preset.get(algo, {}).get(name, p.default)) for name, p in keywords(algo).items()}
                 for algo in algos}
     return {"algo": algos, "seeds": given.get("seeds", [0]), "flags": flags, "settings": settings}
+
+
+def accepted(config, folder):
+    """The config read from `folder`, if the command line would accept all of it, one algorithm at a time; else ValueError."""
+    try:
+        for algo in config["algo"]:
+            flags, settings, environment = config["flags"], config["settings"][algo], config["environment"]
+            argv = ["--algo", algo]
+            for name, value in {**flags, **settings, "seeds": config["seeds"], "device": environment["device"],
+                                "threads": environment["threads"]}.items():
+                if isinstance(value, bool):
+                    argv.append(spelled(name) if value else spelled("no_" + name))
+                elif value is not None:
+                    argv.append(f"{spelled(name)}={','.join(map(str, value)) if isinstance(value, list) else value}")
+            again = configure(parse(argv))
+            same = (again["flags"], again["settings"][algo], again["seeds"]) == (flags, settings, config["seeds"])
+            if not same or not isinstance(environment["torch"], str):
+                raise KeyError(algo)
+        return config
+    except (KeyError, TypeError, AttributeError):
+        raise ValueError(f"{folder / 'config.json'} is damaged, or not of this program") from None
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -184,7 +210,7 @@ def set_up(environment):
         device = torch.device(environment["device"])
         if environment["device"] == "cuda" and "LOCAL_RANK" in os.environ:
             device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % max(1, torch.cuda.device_count()))
-        torch.empty(1, device=device)
+        torch.ones(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"device {environment['device']!r} cannot be used: {str(error).splitlines()[0]}") from None
     if device.type == "cuda":
@@ -228,10 +254,8 @@ def prepare(argv):
     given = parse(argv)
     processes = int(os.environ.get("WORLD_SIZE", 1))
     if "resume" in given:
-        folder, other = given["resume"], sorted(set(given) - {"resume", "rounds"})
-        if other:
-            fail(f"--resume takes no other flag but --rounds, not {' '.join(map(spelled, other))}")
-        config = runs.grown(runs.read_config(folder), given.get("rounds"))
+        folder = given["resume"]
+        config = runs.grown(accepted(runs.read_config(folder), folder), given.get("rounds"))
         environment = config["environment"]
         if environment["torch"] != torch.__version__:
             say(f"begun with torch {environment['torch']}, going on with {torch.__version__}: the last digits may differ")
@@ -242,13 +266,14 @@ def prepare(argv):
             "torch": torch.__version__, "processes": processes,
             "device": given.get("device", "cuda" if torch.cuda.is_available() else "cpu"),
             "threads": given.get("threads", 1 if processes > 1 else torch.get_num_threads())}
-        if folder and any((folder / name).exists() for name in runs.FILES):
-            fail(f"{folder} already holds a run; --resume {folder} goes on with it")
     pairs = list(itertools.product(config["seeds"], config["algo"]))
     tasks = []                                           # (algorithm, seed, config, folder or None) of every run
     for seed, algo in pairs:
         own_folder = folder if folder is None or len(pairs) == 1 else folder / f"{algo}-seed{seed}"
         tasks.append((algo, seed, runs.one_run(config, algo, seed), own_folder))
+        for place in (folder, own_folder):
+            if "resume" not in given and place and any((place / name).exists() for name in runs.FILES):
+                fail(f"{place} already holds a run; --resume {place} goes on with it")
     device = set_up(environment)
     dataset, foreign = federation.load(config["flags"])
     splits = {seed: federation.split(config["flags"], dataset, seed) for seed in config["seeds"]}

@@ -27,12 +27,12 @@ DEFAULTS = {"dataset": "glyphs", "data_root": "data", "model": ["resnet20"], "cl
             "alpha": 0.1, "public": None, "public_size": None, "augment": False, "amp": False}
 
 at_least_0 = (lambda x: 0 <= x < float("inf"), "0 or more")
-at_least_1 = (lambda x: x >= 1, "1 or more")
+at_least_1 = (lambda x: 1 <= x < 2**31, "1 or more")
 positive = (lambda x: 0 < x < float("inf"), "greater than 0")
 RANGES = {  # one word, one range, in every algorithm
     "rounds": at_least_1, "local_epochs": at_least_1, "batch_size": at_least_1, "K": at_least_1, "R": at_least_1,
     "distill_steps": at_least_1, "server_batch_size": at_least_1, "warmup_rounds": at_least_0, "clients": at_least_1,
-    "public_size": at_least_1, "threads": at_least_1, "lr": positive, "server_lr": positive, "global_lr": positive,
-    "temperature": positive, "alpha": positive, "mu": at_least_0, "weight_decay": at_least_0,
-    "participation": (lambda x: 0 < x <= 1, "in (0, 1]"),
+    "public_size": at_least_1, "threads": (lambda x: 1 <= x <= 1024, "from 1 to 1024"),
+    "lr": positive, "server_lr": positive, "global_lr": positive, "temperature": positive, "alpha": positive,
+    "mu": at_least_0, "weight_decay": at_least_0, "participation": (lambda x: 0 < x <= 1, "in (0, 1]"),
 }

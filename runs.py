@@ -78,10 +78,13 @@ def restore(folder, config, device):
             raise ValueError(f"{path} is missing, though {folder / 'metrics.jsonl'} says that the run had begun")
         return None, [], []
     try:
+        with zipfile.ZipFile(path) as file:              # torch.load does not look at the checksums that torch.save writes
+            if file.testzip() is not None:
+                raise zipfile.BadZipFile
         checkpoint = torch.load(path, map_location=device, weights_only=True)
-        if checkpoint["state"]["round"] != checkpoint["rows"][-1]["round"]:
-            raise KeyError("round")
-    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError, zipfile.BadZipFile, KeyError, TypeError, IndexError):
+        if not len(checkpoint["timings"]) == len(checkpoint["rows"]) == checkpoint["state"]["round"] + 1:
+            raise KeyError("rounds")
+    except (OSError, EOFError, RuntimeError, ValueError, LookupError, TypeError, pickle.UnpicklingError, zipfile.BadZipFile):
         raise ValueError(f"{path} is damaged, or not of this program") from None
     if checkpoint.get("config") != identity(config):
         raise ValueError(f"{path} is of a run with other settings than {folder / 'config.json'}")
