@@ -43,7 +43,8 @@ def proximal_term(model, global_state, mu):
     >>> proximal_term(model, {"weight": torch.tensor([[1.0]])}, mu=0.5).item()         # 0.5 / 2 * (3 - 1)²
     1.0
     """
-    return mu / 2 * sum((w - global_state[name].detach()).square().sum() for name, w in model.named_parameters())
+    squared_distance = sum((w - global_state[name].detach()).square().sum() for name, w in model.named_parameters())
+    return mu / 2 * squared_distance                                                     # Eq. (2)
 
 
 def train_client(fed, i, t, server, client, *, local_epochs, batch_size, lr, mu, optimizer="sgd", weight_decay=0.0):
