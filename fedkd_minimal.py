@@ -325,4 +325,8 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    exit_status = main(sys.argv[1:])
+    if "RANK" in os.environ:            # all is done and written: gloo's threads now and then abort Python's own way out
+        sys.stdout.flush()
+        os._exit(exit_status)
+    sys.exit(exit_status)
