@@ -6,20 +6,23 @@ the payload alone: the parameters. What they leave out is counted apart (`*_buff
 FLOAT_BYTES = 4
 
 
-def weights_bytes(model, num_clients, copies=1):
+def weights_bytes(model, num_clients, copies=1, number_bytes=FLOAT_BYTES):
     """Payload of one direction of one round: num_clients messages, each with `copies` tensors the size of the parameters.
 
-    copies is 1 where a model travels, 2 for SCAFFOLD (a model and a control variate).        FedGEMS Fig. 6: model size x #C
+    copies is 1 where a model travels, 2 for SCAFFOLD (a model and a control variate); number_bytes is 8 where sums are masked.
+    source: FedGEMS Fig. 6, model size x #C
     """
-    return FLOAT_BYTES * sum(p.numel() for p in model.parameters()) * copies * num_clients
+    return number_bytes * sum(p.numel() for p in model.parameters()) * copies * num_clients
 
 
-def buffers_bytes(model, num_clients):
-    """What travels beside the parameters in one direction: running means and variances (4 bytes each), counters (8 bytes each)."""
-    return sum(b.numel() * b.element_size() for b in model.buffers()) * num_clients
+def buffers_bytes(model, num_clients, number_bytes=FLOAT_BYTES):
+    """What travels beside the parameters in one direction: running means and variances (number_bytes each), counters (8 each)."""
+    return sum(b.numel() * max(number_bytes, b.element_size()) for b in model.buffers()) * num_clients
 
 
-def weights_ledger(model, num_clients, copies=1):
-    """The metrics of a round in which num_clients clients each got and sent `copies` tensors the size of the parameters."""
-    payload, buffers = weights_bytes(model, num_clients, copies), buffers_bytes(model, num_clients)
-    return {"bytes_up": payload, "bytes_down": payload, "bytes_up_buffers": buffers, "bytes_down_buffers": buffers}
+def weights_ledger(messages, copies=1, up_number_bytes=FLOAT_BYTES):
+    """The metrics of a round. messages: [(network, how many clients got one and sent one)]; copies: see `weights_bytes`."""
+    return {"bytes_up": sum(weights_bytes(model, n, copies, up_number_bytes) for model, n in messages),
+            "bytes_down": sum(weights_bytes(model, n, copies) for model, n in messages),
+            "bytes_up_buffers": sum(buffers_bytes(model, n, up_number_bytes) for model, n in messages),
+            "bytes_down_buffers": sum(buffers_bytes(model, n) for model, n in messages)}

@@ -30,11 +30,17 @@ def load(flags):
 
 
 def split(flags, dataset, seed):
-    """Who holds which training rows: (one index array per client, the public rows or None). ValueError if it cannot be."""
+    """Who holds which training rows: (one index array per client, the public rows or None, the server's validation rows or None).
+
+    ValueError if it cannot be.
+    """
     labels = dataset.train.labels.numpy()
-    public_rows, private_rows = None, torch.arange(len(labels)).numpy()
+    public_rows, validation_rows, private_rows = None, None, torch.arange(len(labels)).numpy()
     if flags["public"] in HELD_OUT:
         public_rows, private_rows = partition.hold_out(labels, HELD_OUT[flags["public"]], stream(seed, "public"))
+    if flags["validation"] is not None:
+        held, rest = partition.hold_out(labels[private_rows], flags["validation"], stream(seed, "validation"))
+        validation_rows, private_rows = private_rows[held], private_rows[rest]
     rng = stream(seed, "partition")
     if flags["partition"] == "by_writer":
         if dataset.writers is None:
@@ -44,11 +50,11 @@ def split(flags, dataset, seed):
         parts = partition.iid(labels[private_rows], flags["clients"], rng)
     else:
         parts = getattr(partition, flags["partition"])(labels[private_rows], flags["clients"], flags["alpha"], rng)
-    return [private_rows[part] for part in parts], public_rows
+    return [private_rows[part] for part in parts], public_rows, validation_rows
 
 
-def build(flags, dataset, foreign, parts, public_rows, seed, device):
-    """The federation of one seed, everything on `device`; dataset, foreign: from `load`; parts, public_rows: from `split`."""
+def build(flags, dataset, foreign, parts, public_rows, validation_rows, seed, device):
+    """The federation of one seed, everything on `device`; dataset, foreign: from `load`; parts, *_rows: from `split`."""
     def pick(part, rows):
         rows = torch.as_tensor(rows)
         return Data(part.images[rows].to(device), None if part.labels is None else part.labels[rows].to(device))
@@ -74,6 +80,7 @@ def build(flags, dataset, foreign, parts, public_rows, seed, device):
     return Federation(private=[pick(dataset.train, part) for part in parts], test=pick(dataset.test, test_rows),
                       num_classes=dataset.num_classes, client_model=client_model, architecture=architecture, seed=seed,
                       device=device, public=public, public_test=public_test,
+                      validation=None if validation_rows is None else pick(dataset.train, validation_rows),
                       augment=data.crop_and_flip if flags["augment"] else None, amp=flags["amp"])
 
 

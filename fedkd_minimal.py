@@ -57,11 +57,13 @@ def spelled(name):
     return "--" + name.replace("_", "-")
 
 
-def number(kind, name):
-    """An argparse type: an int or a float inside the range that the name has everywhere."""
+def number(kind, name, optional=False):
+    """An argparse type: an int or a float inside the range that the name has everywhere; or "none", if it may be."""
     allowed, words = RANGES[name]
 
     def convert(text):
+        if optional and text == "none":
+            return None
         try:
             value = kind(text)
         except ValueError:
@@ -74,13 +76,15 @@ def number(kind, name):
 
 def add_flag(parser, name, kind, help):
     """One flag from an annotation: int, float, bool, Literal[...], or one of these | None."""
+    optional = type(None) in typing.get_args(kind)
     kind = next((k for k in typing.get_args(kind) if k in (int, float)), kind)
     if kind is bool:
         parser.add_argument(spelled(name), action=argparse.BooleanOptionalAction, help=help)
     elif typing.get_origin(kind) is typing.Literal:
         parser.add_argument(spelled(name), choices=typing.get_args(kind), help=help)
     else:
-        parser.add_argument(spelled(name), type=number(kind, name), metavar=kind.__name__.upper(), help=help)
+        parser.add_argument(spelled(name), type=number(kind, name, optional), help=help,
+                            metavar=kind.__name__.upper() + ("|none" if optional else ""))
 
 
 def names(text):
@@ -112,6 +116,7 @@ def build_parser(algos):
     every.add_argument("--public", metavar="half|fifth|NAME|PATH", help="public images: of the training set, or another dataset")
     for name, kind, text in [("clients", int, "all clients (20)"), ("alpha", float, "Dirichlet concentration (0.1)"),
                              ("public_size", int, "at most so many public images"),
+                             ("validation", float, "share of the training images that the server keeps for validation"),
                              ("augment", bool, "students see crops and flips"),
                              ("amp", bool, "bfloat16 autocast in every forward pass"), ("threads", int, "CPU threads per process")]:
         add_flag(every, name, kind, text)
@@ -155,6 +160,12 @@ def parse(argv):
     return given
 
 
+def needs_validation(algo, settings):
+    """Does the algorithm look at a validation set with these settings? Its file names the keywords that do, unless they are off."""
+    looking = getattr(inspect.getmodule(ALGORITHMS[algo]), "VALIDATION", ())
+    return any(settings[name] not in (False, None) for name in looking)
+
+
 def configure(given):
     """Explicit flags over the paper's (or the embedded data's) over the defaults: a dict of all that decides the numbers."""
     algos = given["algo"]
@@ -170,10 +181,13 @@ def configure(given):
     for name in flags["model"]:
         if name not in models.NETWORKS:
             fail(f"unknown network {name!r}; there are {', '.join(models.NETWORKS)}")
-    if len(set(flags["model"])) > 1:
-        fail(f"{', '.join(algos)}: every client needs the same network, not {', '.join(flags['model'])}")
+    one_network = [algo for algo in algos if not inspect.getmodule(ALGORITHMS[algo]).MIXED]
+    if len(set(flags["model"])) > 1 and one_network:
+        fail(f"{', '.join(one_network)}: every client needs the same network, not {', '.join(flags['model'])}")
     settings = {algo: {name: given.get(name, preset.get(algo, {}).get(name, p.default)) for name, p in keywords(algo).items()}
                 for algo in algos}
+    if flags["validation"] is None and any(needs_validation(algo, settings[algo]) for algo in algos):
+        flags["validation"] = 0.1
     return {"algo": algos, "seeds": given.get("seeds", [0]), "flags": flags, "settings": settings}
 
 
@@ -183,7 +197,8 @@ def accepted(config, folder):
         for algo in config["algo"]:
             flags, settings, environment = config["flags"], config["settings"][algo], config["environment"]
             argv = ["--algo", algo]
-            for name, value in {**flags, **settings, "seeds": config["seeds"], "device": environment["device"],
+            optional = {name: "none" if value is None else value for name, value in settings.items()}
+            for name, value in {**flags, **optional, "seeds": config["seeds"], "device": environment["device"],
                                 "threads": environment["threads"]}.items():
                 if isinstance(value, bool):
                     argv.append(spelled(name) if value else spelled("no_" + name))

@@ -49,7 +49,7 @@ def summary(results):
 
 def describe(config, dataset, foreign, splits, defaults):
     """What will run, before it does; and every hyperparameter that is not its signature's default ({algo: {name: default}})."""
-    flags, environment, (parts, public_rows) = config["flags"], config["environment"], next(iter(splits.values()))
+    flags, environment, (parts, public_rows, validation_rows) = config["flags"], config["environment"], next(iter(splits.values()))
     sizes = sorted(map(len, parts))
     public = "none"
     if flags["public"] is not None:
@@ -61,6 +61,7 @@ def describe(config, dataset, foreign, splits, defaults):
         f"{'x'.join(map(str, dataset.train.images.shape[1:]))}, {dataset.num_classes} classes; network {','.join(flags['model'])}")
     say(f"{flags['clients']} clients with {sizes[0]} to {sizes[-1]} samples each ({flags['partition']}"
         + (f", alpha {flags['alpha']}" if flags["partition"].startswith("dirichlet") else "") + f"); public images: {public}"
+        + ("" if validation_rows is None else f"; validation images: {len(validation_rows)}")
         + ("; augmented" if flags["augment"] else "") + ("; bfloat16" if flags["amp"] else ""))
     for algo, settings in config["settings"].items():
         usual = defaults[algo]

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from algorithms.common import OPTIMIZERS, batches, forward, seconds, seeded, stream, test_accuracy
 
 PUBLIC = "none"
+MIXED = False   # may clients have different networks?
 COLUMNS = ("accuracy",)
 
 

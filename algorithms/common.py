@@ -10,6 +10,7 @@ t                                           the round, counted from 1; round 0 i
 i                                           a client, 0 ... num_clients - 1
 """
 import contextlib
+import itertools
 import time
 import zlib
 from collections.abc import Callable
@@ -88,6 +89,20 @@ def sample_clients(num_clients, participation, rng):
     return sorted(rng.choice(num_clients, size=count_active(num_clients, participation), replace=False).tolist())
 
 
+def by_architecture(fed):
+    """{name of a network: the ids of its clients}, in the order of each network's first client."""
+    return {name: [i for i, own in enumerate(fed.architecture) if own == name] for name in dict.fromkeys(fed.architecture)}
+
+
+def active_clients(fed, participation, t):
+    """{name of a network: sorted ids of its clients that take part in round t}: of each network the same share, at least one.
+
+    Where all clients have one network these are the clients that FedAvg draws.
+    """
+    rng = stream(fed.seed, "active", t)
+    return {name: [ids[j] for j in sample_clients(len(ids), participation, rng)] for name, ids in by_architecture(fed).items()}
+
+
 def run_clients(fn, ids, device="cpu"):
     """The papers' "for each client in parallel do": [fn(i) for i in ids], in this order.
 
@@ -162,10 +177,10 @@ def predict_logits(fed, model, images, batch_size=500):
     return logits
 
 
-def predict_members(fed, model, model_states, images):
-    """Logits, float32 [M, N, C], of the M models whose state_dicts are given; `model` is the workbench they are loaded into."""
+def predict_members(fed, models, model_states, images):
+    """Logits, float32 [M, N, C], of M models: models[m] is the workbench that the state_dict model_states[m] is loaded into."""
     member_logits = []
-    for model_state in model_states:
+    for model, model_state in zip(models, model_states, strict=True):
         model.load_state_dict(model_state)
         member_logits.append(predict_logits(fed, model, images))
     return torch.stack(member_logits)
@@ -178,7 +193,25 @@ def accuracy(logits, labels):
 
 def test_accuracy(fed, model, model_state):
     """Accuracy on the test set of the model whose state_dict is given; `model` is the workbench it is loaded into."""
-    return accuracy(predict_members(fed, model, [model_state], fed.test.images)[0], fed.test.labels)
+    return accuracy(predict_members(fed, [model], [model_state], fed.test.images)[0], fed.test.labels)
+
+
+def server_metrics(fed, bench, model_states):
+    """Test accuracy of the server's models: the mean over the networks, and each one's own where there are several.
+
+    bench, model_states   {name of a network: its workbench}, {name of a network: state_dict}
+    """
+    own = {name: test_accuracy(fed, bench[name], model_state) for name, model_state in model_states.items()}
+    mean = sum(own.values()) / len(own)
+    each = {f"server_accuracy_{name}": x for name, x in own.items()} if len(own) > 1 else {}
+    return {"accuracy": mean, "server_accuracy": mean, **each}
+
+
+def disagreement(member_logits):
+    """Share of (pair of members, sample) whose predicted classes differ, a float in [0, 1]; None for a single member. [M, N, C]"""
+    predicted = member_logits.argmax(-1)                                                 # [M, N]
+    pairs = list(itertools.combinations(predicted, 2))
+    return sum((a != b).float().mean().item() for a, b in pairs) / len(pairs) if pairs else None
 
 
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "amsgrad": partial(torch.optim.Adam, amsgrad=True)}

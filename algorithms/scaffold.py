@@ -29,13 +29,14 @@ from algorithms.common import (average_weights, batches, forward, is_finite, run
 from communication import weights_ledger
 
 PUBLIC = "none"
+MIXED = False   # may clients have different networks?
 COLUMNS = ("accuracy",)
 COPIES = 2     # tensors the size of the parameters in a message: a model and a control
 
 
-def start_server(fed, init=0):
-    """What the server knows before round 1, and sends down: the global model and its control, all zeros."""
-    model = fed.client_model(0, init)
+def start_server(fed, init=0, i=0):
+    """What the server knows before round 1, and sends down: the global model (of client i's network) and its control, all zeros."""
+    model = fed.client_model(i, init)
     return {"model": model.state_dict(), "control": zero_control(model)}
 
 
@@ -126,5 +127,5 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
         trained_at = seconds(fed.device)
         server_accuracy = test_accuracy(fed, model, server["model"])
         metrics = {"accuracy": server_accuracy, "server_accuracy": server_accuracy, "bad_uploads": len(active) - len(good),
-                   "local_seconds": trained_at - start, **weights_ledger(model, len(active), COPIES)}
+                   "local_seconds": trained_at - start, **weights_ledger([(model, len(active))], COPIES)}
         yield metrics, {"round": t, "server": server, "clients": clients}

@@ -16,11 +16,13 @@ def mean_std(values):
 
 results, settings, environments = {}, {}, set()                     # {label: {seed: rows}}, {label: settings}, ...
 for top in map(Path, sys.argv[1:]):
-    for path in sorted(top.rglob("metrics.jsonl")):
+    paths = sorted(top.rglob("metrics.jsonl"))
+    several = len({json.loads((path.parent / "config.json").read_text())["algo"][0] for path in paths}) > 1
+    for path in paths:
         config = json.loads((path.parent / "config.json").read_text())
         [algo], [seed] = config["algo"], config["seeds"]
         own = config["settings"][algo]
-        label = algo + "".join(f" {name}={own[name]}" for name in ("K", "R") if name in own)
+        label = algo if several else top.name
         results.setdefault(label, {})[seed] = [json.loads(line) for line in path.read_text().splitlines()]
         settings[label], flags = own, config["flags"]
         environments.add(" ".join(f"{name}={value}" for name, value in config["environment"].items()))
@@ -36,8 +38,8 @@ for measure, choose in [("final", lambda accuracies: accuracies[-1]), ("best", m
             if seeds[min(seeds)][-1].get(key) is not None:
                 values = {seed: choose([row[key] for row in rows[1:]]) for seed, rows in seeds.items()}
                 difference = mean_std([values[seed] - base[seed] for seed in values])
-                print(f"{label:<16} {mean_std(list(values.values()))}    {difference}    each: "
+                print(f"{label:<24} {mean_std(list(values.values()))}    {difference}    each: "
                       + " ".join(f"{100 * values[seed]:.2f}" for seed in sorted(values)))
 print("\nsettings:")
 for label, own in settings.items():
-    print(f"{label:<16} " + " ".join(f"{name}={value}" for name, value in own.items()))
+    print(f"{label:<24} " + " ".join(f"{name}={value}" for name, value in own.items()))

@@ -51,8 +51,30 @@ def refused(capsys, argv, *words):
 
 @pytest.mark.parametrize("argv, words", [
     ("", ["--algo is missing", "fedsdd"]),
-    ("--algo fedsd", ["fedsd", "fedavg, fedprox, scaffold, fedsdd"]),
+    ("--algo fedsd", ["fedsd", "fedavg, fedprox, scaffold, feddf, fedbe, fedsdd"]),
     ("--algo fedavg,fedavg", ["twice"]),
+    ("--algo feddf --secure-sum", ["feddf", "--secure-sum", "teachers are the clients' own models"]),
+    ("--algo fedsdd,feddf --K 2 --secure-sum", ["feddf", "--secure-sum"]),
+    ("--algo fedbe --secure-sum", ["fedbe", "--secure-sum"]),
+    ("--algo fedavg --secure-sum", ["--secure-sum", "fedavg has"]),
+    ("--algo fedsdd --K 8 --secure-sum", ["--secure-sum", "single client"]),
+    ("--algo fedsdd --K 2 --secure-sum --local scaffold", ["--secure-sum", "scaffold"]),
+    ("--algo fedsdd --K 2 --secure-sum --ensemble clients", ["--secure-sum", "--ensemble clients"]),
+    ("--algo fedsdd --model cnn,mlp --K 5", ["K = 5", "4"]),                    # 4 of each network's 10 clients are active
+    ("--algo feddf,fedavg --model cnn,mlp", ["fedavg: every client needs the same network"]),
+    ("--algo fedbe --model cnn,mlp", ["fedbe: every client needs the same network"]),
+    ("--algo feddf --patience 0", ["--patience", "1 or more"]),
+    ("--algo feddf --patience never", ["--patience", "never"]),
+    ("--algo feddf --max-grad-norm 0", ["--max-grad-norm", "greater than 0"]),
+    ("--algo feddf --check-every 0", ["--check-every"]),
+    ("--algo feddf --temperature none", ["--temperature", "none"]),
+    ("--algo feddf --validation 0", ["--validation"]),
+    ("--algo feddf --validation 1", ["--validation"]),
+    ("--algo feddf --validation 0.00001", ["leaves one part empty"]),
+    ("--algo fedbe --posterior uniform", ["--posterior", "dirichlet"]),
+    ("--algo fedbe --samples -1", ["--samples", "0 or more"]),
+    ("--algo fedbe --concentration 0", ["--concentration"]),
+    ("--algo fedsdd --ensemble some", ["--ensemble", "aggregated"]),
     ("--algo fedavg --dataset glyph", ["glyph", "glyphs-letters"]),
     ("--algo fedavg --model resnet21", ["resnet21", "resnet20"]),
     ("--algo fedavg --model cnn,mlp", ["same network"]),
@@ -67,7 +89,7 @@ def refused(capsys, argv, *words):
     ("--algo fedsdd --K 0", ["--K", "1 or more"]),
     ("--algo fedsdd --R 0", ["--R", "1 or more"]),
     ("--algo fedsdd --K 9", ["K = 9", "8"]),
-    ("--algo fedsdd --distill some", ["--distill", "main"]),
+    ("--algo fedsdd --students some", ["--students", "main"]),
     ("--algo fedsdd --temperature 0", ["--temperature", "greater than 0"]),
     ("--algo fedsdd --distill-steps 0", ["--distill-steps"]),
     ("--algo fedsdd --warmup-rounds -1", ["--warmup-rounds", "0 or more"]),
@@ -145,7 +167,9 @@ def test_a_dirichlet_split_that_cannot_be_drawn_is_refused(capsys, npz):
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_every_numeric_keyword_has_a_range_and_a_default_inside_it(algo):
     for name, parameter in keywords(algo).items():
-        if parameter.annotation in (int, float):
+        if get_args(parameter.annotation)[1:] == (type(None),):                 # a number, or none
+            assert get_args(parameter.annotation)[0] in (int, float) and RANGES[name][0](parameter.default or 1)
+        elif parameter.annotation in (int, float):
             assert RANGES[name][0](parameter.default)
         else:
             assert parameter.annotation is bool or get_origin(parameter.annotation) is Literal
@@ -164,7 +188,11 @@ PAPERS_DEFAULTS = {   # FedSDD section 4.1; FedGEMS Table 13
     "fedprox": {"rounds": 100, "participation": 0.4, "local_epochs": 40, "batch_size": 64, "lr": 0.8, "mu": 0.001},
     "scaffold": {"rounds": 100, "participation": 0.4, "local_epochs": 40, "batch_size": 64, "lr": 0.8, "global_lr": 1.0},
     "fedsdd": {"rounds": 100, "participation": 0.4, "local_epochs": 40, "batch_size": 64, "lr": 0.8, "K": 4, "mu": 0.001,
-               "distill_steps": 5000, "server_batch_size": 256, "server_lr": 0.1, "temperature": 4.0, "distill": "main"},
+               "distill_steps": 5000, "server_batch_size": 256, "server_lr": 0.1, "temperature": 4.0, "students": "main"},
+    "feddf": {"rounds": 100, "participation": 0.4, "local_epochs": 40, "batch_size": 64, "lr": 0.1, "drop_worst": True,    # FedDF's code
+              "distill_steps": 10000, "server_lr": 1e-3, "server_optimizer": "adam", "cosine": True, "max_grad_norm": 5.0,
+              "temperature": 1.0, "patience": 1000, "check_every": 100},
+    "fedbe": {"rounds": 100, "participation": 0.4, "local_epochs": 40, "batch_size": 64, "lr": 0.8, "samples": 10, "distill": False},
     "centralized": {"rounds": 200, "local_epochs": 1, "batch_size": 256, "lr": 1e-3, "weight_decay": 1e-4},
 }
 
@@ -180,7 +208,8 @@ def test_presets_set_only_what_exists_and_is_allowed(table):
         known = DEFAULTS if algo == "data" else keywords(algo)
         assert settings.keys() <= known.keys()
         for name, value in settings.items():
-            assert name not in RANGES or RANGES[name][0](value)
+            optional = algo != "data" and type(None) in get_args(known[name].annotation)
+            assert name not in RANGES or (optional and value is None) or RANGES[name][0](value)
 
 
 def test_explicit_flags_win_over_the_paper_and_the_paper_over_the_quick_start():
@@ -203,14 +232,58 @@ def test_with_several_algorithms_a_flag_goes_to_those_that_have_it():
     assert settings["fedavg"]["lr"] == settings["fedsdd"]["lr"] == 0.3 and settings["fedsdd"]["R"] == 2 and "R" not in settings["fedavg"]
 
 
-def test_every_keyword_is_a_flag_and_reaches_the_settings():
-    argv = ["--algo", "fedsdd"]
-    changed = {}
-    for name, parameter in keywords("fedsdd").items():
-        value = next((x for x in get_args(parameter.annotation) if x != parameter.default), None) or type(parameter.default)(1)
-        changed[name] = value
-        argv += ["--" + name.replace("_", "-"), str(value)]
-    assert configure(parse(argv))["settings"]["fedsdd"] == changed
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_every_keyword_is_a_flag_and_reaches_the_settings(algo):
+    argv, changed = ["--algo", algo], {}
+    for name, parameter in keywords(algo).items():
+        flag, default, choices = "--" + name.replace("_", "-"), parameter.default, get_args(parameter.annotation)
+        if parameter.annotation is bool:
+            changed[name] = not default
+            argv.append(flag if changed[name] else flag.replace("--", "--no-", 1))
+        else:
+            changed[name] = next((x for x in choices if x != default and isinstance(x, str)), None) or type(default)(1)
+            argv += [flag, str(changed[name])]
+    assert configure(parse(argv))["settings"][algo] == changed
+
+
+def test_a_number_that_may_be_none_is_said_so_and_kept_so():
+    settings = configure(parse("--algo feddf --patience none --max-grad-norm none".split()))["settings"]["feddf"]
+    assert settings["patience"] is settings["max_grad_norm"] is None
+    assert configure(parse("--algo feddf --patience 7".split()))["settings"]["feddf"]["patience"] == 7
+
+
+TABLE_10 = [   # FedSDD Table 10: what is on in each step from FedDF to FedSDD (R = 1)
+    ("--algo feddf --paper feddf --model resnet20", "adam", True, 1000, 0.1),
+    ("--algo feddf --paper fedsdd --drop-worst --patience 1000", "sgd", True, 1000, 0.8),
+    ("--algo feddf --paper fedsdd --validation 0.1", "sgd", False, None, 0.8),
+    ("--algo fedsdd --paper fedsdd --validation 0.1", None, None, None, 0.8),
+]
+
+
+@pytest.mark.parametrize("command, optimizer, drop, patience, lr", TABLE_10)
+def test_each_step_of_fedsdds_table_10_is_one_command(command, optimizer, drop, patience, lr):
+    config = configure(parse(command.split()))
+    [settings] = config["settings"].values()
+    assert (settings.get("server_optimizer"), settings.get("drop_worst"), settings.get("patience")) == (optimizer, drop, patience)
+    assert settings["lr"] == lr and config["flags"]["validation"] == 0.1 and config["flags"]["model"] == ["resnet20"]
+
+
+def test_fedsdds_feddf_is_fedsdds_own_distillation():
+    """Section 4.1: both make 5,000 steps of SGD at 0.1 on batches of 256, at temperature 4, without a validation set."""
+    config = configure(parse("--algo feddf,fedsdd --paper fedsdd".split()))
+    feddf, fedsdd = config["settings"]["feddf"], config["settings"]["fedsdd"]
+    shared = ("rounds", "participation", "local_epochs", "batch_size", "lr", "distill_steps", "server_batch_size", "server_lr", "temperature")
+    assert {name: feddf[name] for name in shared} == {name: fedsdd[name] for name in shared}
+    assert (feddf["server_optimizer"], feddf["cosine"], feddf["max_grad_norm"]) == ("sgd", False, None)
+    assert config["flags"]["validation"] is None
+
+
+@pytest.mark.parametrize("command, share", [
+    ("--algo feddf", 0.1), ("--algo fedavg,feddf", 0.1), ("--algo feddf --no-drop-worst", 0.1), ("--algo feddf --patience none", 0.1),
+    ("--algo feddf --no-drop-worst --patience none", None), ("--algo fedavg", None), ("--algo fedavg --validation 0.2", 0.2),
+    ("--algo feddf --validation 0.3", 0.3)])
+def test_validation_images_are_held_out_where_somebody_looks_at_them(command, share):
+    assert configure(parse(command.split()))["flags"]["validation"] == share
 
 
 def test_help_is_the_files_own_text(capsys):
@@ -266,6 +339,26 @@ def test_half_splits_training_and_test_set(npz):
 
 def test_public_size_takes_a_part(npz):
     assert len(build(["--algo", "fedsdd", "--dataset", npz, *TINY, "--public-size", "7"]).public.images) == 7
+
+
+def rows_of(images):
+    return [row.numpy().tobytes() for row in images.contiguous()]
+
+
+@pytest.mark.parametrize("public", ["half", "fifth", "glyphs-letters"])
+def test_the_validation_set_is_a_share_of_every_class_in_no_client_and_not_public_nor_test(public):
+    fed = build(["--algo", "feddf", "--clients", "4", "--partition", "iid", "--public", public])
+    validation, private = rows_of(fed.validation.images), [row for own in fed.private for row in rows_of(own.images)]
+    others = {*private, *rows_of(fed.public.images), *rows_of(fed.test.images)}
+    assert len(validation) == round(0.1 * (len(validation) + len(private))) and not others & set(validation)
+    counts = torch.bincount(fed.validation.labels, minlength=10)
+    assert counts.max() - counts.min() <= 1 + 0.1 * counts.max() and fed.validation.labels is not None
+
+
+def test_side_by_side_everyone_leaves_the_validation_images_out():
+    alone, together = (build(f"--algo {algos} --clients 4".split()) for algos in ("feddf", "fedavg,feddf"))
+    for a, b in zip(alone.private, together.private, strict=True):
+        assert torch.equal(a.images, b.images)
 
 
 def test_another_seed_gives_another_partition_and_sampling(npz):
@@ -361,7 +454,7 @@ def test_every_preset_runs_its_real_network(tmp_path, paper, algo):
 def test_a_client_with_one_sample_and_missing_classes_simply_works(tmp_path, algo):
     made = arrays(40, 12, 3, (16, 16, 3))
     np.savez(tmp_path / "few.npz", **made, writer_train=np.array([0] + [1] * 20 + [2] * 19))      # writer 0 has a single image
-    flags = [f"--{name}={value}" for name, value in [("K", 2), ("distill-steps", 2), ("participation", 1)]
-             if name.replace("-", "_") in keywords(algo)]
+    flags = [f"--{name}={value}" for name, value in [("K", 2), ("distill-steps", 2), ("participation", 1), ("validation", 0.2)]
+             if name.replace("-", "_") in {*keywords(algo), "validation"}]
     assert main(["--algo", algo, "--dataset", str(tmp_path / "few.npz"), "--model", "resnet8", "--clients", "3", "--public", "glyphs-letters",
                  "--public-size", "9", "--partition", "by_writer", "--rounds", "1", "--local-epochs", "1", "--threads", "1", *flags]) == 0

@@ -12,6 +12,7 @@ from algorithms.common import (
     average_weights,
     batches,
     count_active,
+    disagreement,
     distillation_loss,
     forward,
     is_finite,
@@ -266,7 +267,7 @@ def test_prediction_does_not_depend_on_the_other_images_and_leaves_the_model_as_
 
 def test_predict_members_is_one_prediction_per_state():
     fed, models = federation(), [linear() for _ in range(3)]
-    members = predict_members(fed, linear(), [model.state_dict() for model in models], fed.test.images)
+    members = predict_members(fed, [linear()] * len(models), [model.state_dict() for model in models], fed.test.images)
     assert members.shape == (3, 40, 3)
     for member, model in zip(members, models):
         assert torch.equal(member, predict_logits(fed, model, fed.test.images))
@@ -295,3 +296,12 @@ def test_amp_computes_in_bfloat16_and_returns_float32(amp, dtype):
     model[1].register_forward_hook(lambda module, args, output: seen.append(output.dtype))
     assert forward(fed, model, fed.test.images).dtype == torch.float32
     assert seen == [dtype]
+
+
+def test_disagreement_by_hand():
+    """Predicted classes (0,0,1), (0,1,1), (0,1,0): pairs differ on 1, 2 and 1 of 3 samples."""
+    classes = torch.tensor([[0, 0, 1], [0, 1, 1], [0, 1, 0]])
+    members = torch.nn.functional.one_hot(classes, 2).float()
+    assert disagreement(members) == pytest.approx((1 / 3 + 2 / 3 + 1 / 3) / 3)
+    assert disagreement(members[:1]) is None
+    assert disagreement(members[[0, 0]]) == 0

@@ -66,12 +66,14 @@ def test_every_keyword_is_read(algo):
     assert {argument.arg for argument in function.args.kwonlyargs} <= loaded
 
 
-ALLOWED = {"algorithms.common": set(), "algorithms.fedsdd": {"communication", "algorithms", "algorithms.common"}}
+OWN = {"communication", "algorithms.common"}
+ALLOWED = {"algorithms.common": set(), "algorithms.feddf": OWN | {"algorithms"}, "algorithms.fedbe": OWN | {"algorithms"},
+           "algorithms.fedsdd": OWN | {"algorithms", "secure_sum"}}
 
 
 @pytest.mark.parametrize("path", ALGORITHM_FILES, ids=lambda path: path.stem)
 def test_imports_go_downwards(path):
-    """No algorithm knows the data, the partition, the networks or the command line; only fedsdd knows other algorithms."""
+    """No algorithm knows the data, the partition, the networks or the command line; few know others: those they train with."""
     if path.stem == "__init__":
         return
     own = {other.stem for other in ROOT.glob("*.py")} | {"algorithms"}
@@ -79,12 +81,19 @@ def test_imports_go_downwards(path):
     for node in ast.walk(ast.parse(path.read_text())):
         names = [node.module] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names] if isinstance(node, ast.Import) else []
         found |= {name for name in names if name.split(".")[0] in own}
-    assert found <= ALLOWED.get(f"algorithms.{path.stem}", {"communication", "algorithms.common"})
+    assert found <= ALLOWED.get(f"algorithms.{path.stem}", OWN)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedprox", "scaffold", "fedsdd"])
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "scaffold", "feddf", "fedbe", "fedsdd"])
 def test_every_algorithm_has_anchors_to_its_paper(name):
     assert re.search(r"# .*(Eq\. \(\d|Alg\. \d, line \d)", (ROOT / "algorithms" / f"{name}.py").read_text())
+
+
+@pytest.mark.parametrize("path", [path for path in OWN_FILES], ids=lambda path: path.stem)
+def test_who_borrows_from_another_algorithm_takes_its_local_training_only(path):
+    """Files that import other algorithms use nothing of them but start_server, train_client, aggregate and COPIES."""
+    borrowed = set(re.findall(r"\b(?:fedavg|fedprox|scaffold|method)\.(\w+)", code_of(path)))
+    assert borrowed <= {"start_server", "train_client", "aggregate", "COPIES"}
 
 
 def test_only_one_place_seeds_torch_and_none_seeds_numpy():

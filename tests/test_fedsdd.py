@@ -6,11 +6,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from toys import federation, last, linear, same, with_batchnorm, with_dropout, without_seconds
+from toys import federation, last, linear, same, with_batchnorm, with_dropout, with_hidden_layer, without_seconds
 
 import algorithms.fedavg as fedavg
-from algorithms import fedprox, fedsdd, scaffold
-from algorithms.common import accuracy, average_weights, batches, predict_logits, sample_clients, stream
+from algorithms import feddf, fedprox, fedsdd, scaffold
+from algorithms.common import accuracy, average_weights, batches, disagreement, predict_logits, sample_clients, stream
 from communication import weights_bytes
 
 QUICK = {"rounds": 3, "participation": 1.0, "local_epochs": 1, "batch_size": 2, "lr": 0.1, "distill_steps": 3, "server_batch_size": 4}
@@ -72,21 +72,12 @@ def test_ensemble_of_one_member_is_that_member_and_order_does_not_matter():
     assert torch.allclose(fedsdd.ensemble_logits(members), fedsdd.ensemble_logits(members[[2, 0, 1]]), atol=1e-6)
 
 
-def test_disagreement_by_hand():
-    """Predicted classes (0,0,1), (0,1,1), (0,1,0): pairs differ on 1, 2 and 1 of 3 samples."""
-    classes = torch.tensor([[0, 0, 1], [0, 1, 1], [0, 1, 0]])
-    members = torch.nn.functional.one_hot(classes, 2).float()
-    assert fedsdd.disagreement(members) == pytest.approx((1 / 3 + 2 / 3 + 1 / 3) / 3)
-    assert fedsdd.disagreement(members[:1]) is None
-    assert fedsdd.disagreement(members[[0, 0]]) == 0
-
-
 # ---------------------------------------------------------------------------------------------------------- distillation
 
-def slow_distil(fed, weight, bias, teacher, seed, t, k, *, temperature, distill_steps, server_batch_size, server_lr):
-    """SGD on T² KL(softmax(teacher/T) || softmax(student/T)) of a linear student, number by number."""
+def slow_distil(fed, weight, bias, teacher, seed, *keys, temperature, distill_steps, server_batch_size, server_lr):
+    """SGD on T² KL(softmax(teacher/T) || softmax(student/T)) of a linear student, number by number; keys: t, and k if there is one."""
     weight, bias, images = [row[:] for row in weight], bias[:], fed.public.images
-    passes = batches(len(images), server_batch_size, distill_steps, stream(seed, "distil", t, k))
+    passes = batches(len(images), server_batch_size, distill_steps, stream(seed, "distil", *keys))
     for rows in itertools.islice(passes, distill_steps):
         grad_weight, grad_bias = [[0.0] * 4 for _ in weight], [0.0] * len(bias)
         for n in rows.tolist():
@@ -151,7 +142,7 @@ def test_targets_follow_the_public_rows():
     """Permuting the public images permutes the stored logits; a sample's target never changes."""
     fed, order = federation(), torch.tensor([3, 1, 0, 7, 5, 2, 6, 4])
     shuffled = federation(public=fed.public._replace(images=fed.public.images[order]))
-    rings = [last(fedsdd.run(f, **QUICK, K=2, R=2, distill="main", warmup_rounds=3))[1]["public_ring"] for f in (fed, shuffled)]
+    rings = [last(fedsdd.run(f, **QUICK, K=2, R=2, students="main", warmup_rounds=3))[1]["public_ring"] for f in (fed, shuffled)]
     for a, b in zip(*rings, strict=True):
         assert torch.allclose(a[order], b, atol=1e-5)
 
@@ -184,7 +175,7 @@ def test_two_rounds_with_R_2_against_algorithm_1():
     ensemble = predictions(fed, everyone, fed.test.images)
     assert metrics["ensemble_accuracy"] == pytest.approx(accuracy(ensemble.mean(0), fed.test.labels))
     assert metrics["server_accuracy"] == pytest.approx(accuracy(predictions(fed, starred, fed.test.images)[0], fed.test.labels))
-    assert metrics["disagreement"] == pytest.approx(fedsdd.disagreement(ensemble[-K:]))
+    assert metrics["disagreement"] == pytest.approx(disagreement(ensemble[-K:]))
 
 
 @pytest.mark.parametrize("R", [1, 2, 3])
@@ -196,17 +187,17 @@ def test_eq5_first_rounds_use_the_rounds_there_are(R):
 def test_ring_holds_the_models_before_distillation_and_never_the_initial_ones():
     fed = federation()
     _, state = last(fedsdd.run(fed, **{**QUICK, "rounds": 1}, K=2, R=4))
-    untaught = last(fedsdd.run(fed, **{**QUICK, "rounds": 1}, K=2, R=4, distill="none"))[1]["servers"]
+    untaught = last(fedsdd.run(fed, **{**QUICK, "rounds": 1}, K=2, R=4, students="none"))[1]["servers"]
     members = predictions(fed, [server["model"] for server in untaught], fed.public.images)
     assert len(state["public_ring"]) == 1 and torch.allclose(state["public_ring"][0], members.mean(0), atol=1e-6)
     assert not torch.equal(state["servers"][0]["model"]["1.weight"], untaught[0]["model"]["1.weight"])
 
 
-def changed(distill, **more):
+def changed(students, **more):
     """Which of K = 3 models differ from the same round without distillation."""
     fed = federation(sizes=EIGHT)
     settings = {**QUICK, "rounds": 1, "K": 3, **more}
-    taught, untaught = (last(fedsdd.run(fed, **settings, distill=d))[1]["servers"] for d in (distill, "none"))
+    taught, untaught = (last(fedsdd.run(fed, **settings, students=d))[1]["servers"] for d in (students, "none"))
     return [not same(dict(a["model"]), dict(b["model"])) for a, b in zip(taught, untaught)]
 
 
@@ -222,14 +213,14 @@ def test_warm_up_rounds_have_no_distillation():
     assert changed("main", warmup_rounds=1) == [False, False, False]
     fed = federation()
     for warmup, expected in [(2, [True, True, False]), (1, [True, False, False])]:
-        runs = [list(fedsdd.run(fed, **QUICK, K=2, distill=distill, warmup_rounds=warmup)) for distill in ("main", "none")]
+        runs = [list(fedsdd.run(fed, **QUICK, K=2, students=students, warmup_rounds=warmup)) for students in ("main", "none")]
         assert [same(dict(a["servers"][0]["model"]), dict(b["servers"][0]["model"])) for (_, a), (_, b) in zip(*runs)][1:] == expected
 
 
 def test_basic_distillation_has_one_fixed_teacher_for_all_students():
     fed = federation(sizes=EIGHT)
-    untaught = last(fedsdd.run(fed, **{**QUICK, "rounds": 1}, K=3, distill="none"))[1]["servers"]
-    taught = last(fedsdd.run(fed, **{**QUICK, "rounds": 1}, K=3, distill="all"))[1]["servers"]
+    untaught = last(fedsdd.run(fed, **{**QUICK, "rounds": 1}, K=3, students="none"))[1]["servers"]
+    taught = last(fedsdd.run(fed, **{**QUICK, "rounds": 1}, K=3, students="all"))[1]["servers"]
     teacher = predictions(fed, [server["model"] for server in untaught], fed.public.images).mean(0)
     for k in range(3):
         student = fedsdd.distil(fed, 1, k, untaught[k]["model"], teacher, temperature=4.0, distill_steps=3, server_batch_size=4,
@@ -264,7 +255,7 @@ def test_server_accuracy_is_the_main_models_after_distillation_and_the_ensembles
     fed = federation(sizes=(20,) * 8, public=federation(num_public=8).public)
     settings = {**QUICK, "rounds": 1, "local_epochs": 5, "K": 2, "distill_steps": 30, "server_lr": 40.0}    # a student that overshoots
     metrics, state = last(fedsdd.run(fed, **settings))
-    untaught = last(fedsdd.run(fed, **settings, distill="none"))[0]
+    untaught = last(fedsdd.run(fed, **settings, students="none"))[0]
     after = accuracy(predictions(fed, [state["servers"][0]["model"]], fed.test.images)[0], fed.test.labels)
     assert metrics["accuracy"] == metrics["server_accuracy"] == after != untaught["server_accuracy"]
     assert metrics["ensemble_accuracy"] == untaught["ensemble_accuracy"]
@@ -279,7 +270,7 @@ def test_one_model_without_distillation_is_the_local_method_bit_for_bit(module, 
     settings = {"rounds": 3, "participation": 0.5, "local_epochs": 2, "batch_size": 2, "lr": 0.1}
     extra = {"mu": 0.3} if module is fedprox else {}
     plain = list(module.run(fed, **settings, **extra))
-    ours = list(fedsdd.run(fed, **settings, K=1, R=1, distill="none", local=name, mu=0.3))
+    ours = list(fedsdd.run(fed, **settings, K=1, R=1, students="none", local=name, mu=0.3))
     for (a, state_a), (b, state_b) in zip(plain, ours, strict=True):
         assert same(state_a["server"], state_b["servers"][0]) and same(state_a["clients"], state_b["clients"][0])
         assert {key: b[key] for key in without_seconds(a)} == without_seconds(a)
@@ -311,11 +302,133 @@ def test_a_group_of_a_single_client_works():
 def test_group_without_a_good_upload_keeps_its_model():
     fed = federation(sizes=(5, 3))
     fed.private[1].images[:] = math.nan
-    metrics, state = last(fedsdd.run(fed, **{**QUICK, "rounds": 1}, K=2, distill="none"))
+    metrics, state = last(fedsdd.run(fed, **{**QUICK, "rounds": 1}, K=2, students="none"))
     groups = fedsdd.group_clients([0, 1], 2, stream(0, "groups", 1))
     k = groups.index([1])
     assert metrics["bad_uploads"] == 1 and same(dict(state["servers"][k]["model"]), dict(fedavg.start_server(fed, k)["model"]))
     assert not same(dict(state["servers"][1 - k]["model"]), dict(fedavg.start_server(fed, 1 - k)["model"]))
+
+
+# ------------------------------------------------------------------------------------------------ ensembles of clients
+
+@pytest.mark.parametrize("K, R", [(1, 1), (4, 1), (2, 2)])
+def test_an_ensemble_of_clients_averages_the_logits_of_all_clients_of_all_groups(K, R):
+    """Table 5, "Clients": each client's model, trained from its own group's global model."""
+    fed, ring = federation(sizes=EIGHT), []
+    states = [state for _, state in fedsdd.run(fed, **QUICK, K=K, R=R, ensemble="clients")]
+    for t in (1, 2, 3):
+        groups = fedsdd.group_clients(list(range(8)), K, stream(0, "groups", t))
+        uploads = [fedavg.train_client(fed, i, t, states[t - 1]["servers"][k], None, local_epochs=1, batch_size=2, lr=0.1)[0]["model"]
+                   for k in range(K) for i in groups[k]]
+        ring.append(predictions(fed, uploads, fed.public.images).mean(0))
+        for ours, expected in zip(states[t]["public_ring"], ring[-R:], strict=True):
+            assert torch.allclose(ours, expected, atol=1e-5)
+    metrics = last(fedsdd.run(fed, **QUICK, K=K, R=R, ensemble="clients"))[0]
+    assert metrics["teacher_forwards"] == 8 * 8
+
+
+@pytest.mark.parametrize("network", [linear, with_batchnorm])
+def test_one_model_taught_by_its_clients_is_feddf_bit_for_bit(network):
+    """Table 10's step from FedDF, with the paper's training, to FedSDD: nothing but the ensemble and the number of models."""
+    fed = federation(network=network)
+    settings = {**QUICK, "temperature": 4.0, "server_lr": 0.1}
+    ours = list(fedsdd.run(fed, **settings, K=1, ensemble="clients"))
+    theirs = list(feddf.run(fed, **settings, server_optimizer="sgd", cosine=False, max_grad_norm=None, patience=None, drop_worst=False))
+    for (a, state_a), (b, state_b) in zip(ours, theirs, strict=True):
+        assert same(dict(state_a["servers"][0]["model"]), dict(state_b["servers"][network.__name__]["model"]))
+        shared = without_seconds(a).keys() & without_seconds(b).keys()
+        assert {key: a[key] for key in shared} == {key: b[key] for key in shared}
+
+
+# -------------------------------------------------------------------------------------------------------- mixed networks
+
+MIXED = (linear, with_hidden_layer)
+
+
+def test_each_network_has_K_models_trained_by_its_own_clients():
+    fed = federation(sizes=EIGHT, network=MIXED)
+    (_, before), (metrics, after) = fedsdd.run(fed, **{**QUICK, "rounds": 1}, K=2, students="none")
+    rng = stream(0, "groups", 1)
+    groups = fedsdd.group_clients([0, 2, 4, 6], 2, rng) + fedsdd.group_clients([1, 3, 5, 7], 2, rng)
+    for k, group in enumerate(groups):
+        uploads = {i: fedavg.train_client(fed, i, 1, before["servers"][k], None, local_epochs=1, batch_size=2, lr=0.1)[0] for i in group}
+        assert same(after["servers"][k], fedavg.aggregate(fed, before["servers"][k], uploads))
+    assert metrics["bytes_up"] == 4 * (4 * 15 + 4 * 19)
+    weights = [before["servers"][k]["model"]["1.weight"] for k in range(4)]
+    assert weights[0].shape == weights[1].shape != weights[2].shape == weights[3].shape
+    assert not torch.equal(weights[0], weights[1]) and not torch.equal(weights[2], weights[3])
+
+
+def test_with_mixed_networks_the_ensemble_is_over_all_and_each_network_has_one_student():
+    fed = federation(sizes=EIGHT, network=MIXED)
+    taught = list(fedsdd.run(fed, **{**QUICK, "rounds": 1}, K=2))[-1]
+    untaught = list(fedsdd.run(fed, **{**QUICK, "rounds": 1}, K=2, students="none"))[-1][1]["servers"]
+    logits = []
+    for k, server in enumerate(untaught):
+        model = fed.client_model(k // 2)                                                 # client 0: linear; client 1: the other
+        model.load_state_dict(server["model"])
+        logits.append(predict_logits(fed, model, fed.public.images))
+    metrics, state = taught
+    assert torch.allclose(state["public_ring"][0], torch.stack(logits).mean(0), atol=1e-6) and metrics["teacher_forwards"] == 4 * 8
+    changed = [not same(dict(a["model"]), dict(b["model"])) for a, b in zip(state["servers"], untaught)]
+    assert changed == [True, False, True, False]
+    student = fedsdd.distil(fed, 1, 2, untaught[2]["model"], state["public_ring"][0], temperature=4.0, distill_steps=3,
+                            server_batch_size=4, server_lr=0.1, i=1)
+    assert same(dict(state["servers"][2]["model"]), dict(student))
+    assert metrics["accuracy"] == (metrics["server_accuracy_linear"] + metrics["server_accuracy_with_hidden_layer"]) / 2
+
+
+def test_K_above_the_active_clients_of_one_network_is_an_error():
+    fed = federation(sizes=(3,) * 6, network=(linear, linear, with_hidden_layer))        # 4 and 2 clients
+    with pytest.raises(ValueError, match="K = 3"):
+        next(fedsdd.run(fed, **QUICK, K=3))
+    next(fedsdd.run(fed, **QUICK, K=2))
+
+
+# -------------------------------------------------------------------------------------------------- at the same time: A.6
+
+@pytest.mark.parametrize("local", ["fedavg", "scaffold"])
+def test_clients_may_train_while_the_server_distils(local):
+    """A.6: the others' round t + 1 before, instead of after, the distillation of round t: the same bytes in every model."""
+    method = {"fedavg": fedavg, "scaffold": scaffold}[local]
+    fed, K, settings = federation(sizes=EIGHT), 3, {"local_epochs": 1, "batch_size": 2, "lr": 0.1}
+    sequential = [state for _, state in fedsdd.run(fed, **QUICK, K=K, local=local)]
+    servers, clients = [method.start_server(fed, k) for k in range(K)], [{} for _ in range(K)]
+
+    def train(t, k):
+        group = fedsdd.group_clients(list(range(8)), K, stream(0, "groups", t))[k]
+        trained = {i: method.train_client(fed, i, t, servers[k], clients[k].get(i), **settings) for i in group}
+        servers[k] = method.aggregate(fed, servers[k], {i: upload for i, (upload, _) in trained.items()})
+        clients[k] |= {i: client for i, (_, client) in trained.items()}
+
+    for k in reversed(range(K)):
+        train(1, k)
+    for t in (1, 2, 3):
+        waiting = dict(servers[0])                                                       # w_{t,0}, and the ensemble of round t
+        teacher = predictions(fed, [server["model"] for server in servers], fed.public.images).mean(0)
+        if t < 3:
+            for k in reversed(range(1, K)):                                              # the others go ahead ...
+                train(t + 1, k)
+        student = fedsdd.distil(fed, t, 0, waiting["model"], teacher, temperature=4.0, distill_steps=3, server_batch_size=4,
+                                server_lr=0.1)                                           # ... while the server distils,
+        servers[0] = waiting | {"model": student}
+        assert same(dict(sequential[t]["servers"][0]["model"]), dict(student))
+        if t < 3:
+            assert all(same(sequential[t + 1]["servers"][k], servers[k]) for k in range(1, K))
+            train(t + 1, 0)                                                              # and the main model follows
+
+
+@pytest.mark.parametrize("group_seconds, distill_seconds", [([1, 1, 1, 1], 2), ([2, 1, 3], 9), ([5, 1], 0), ([4], 3), ([1, 2, 3], 4.5)])
+def test_round_seconds_is_what_a_schedule_of_many_rounds_takes(group_seconds, distill_seconds):
+    """Clients one at a time, the main model's last; distillation when all of a round are done; told from the clock of 50 rounds."""
+    clock, distilled, ends = 0.0, 0.0, []
+    for _ in range(50):
+        clock += sum(group_seconds[1:])                                                  # the others need no distillation
+        clock = max(clock, distilled) + group_seconds[0]                                 # the main model waits for its own
+        distilled = clock + distill_seconds
+        ends.append(clock)
+    one_by_one, at_once = fedsdd.round_seconds(group_seconds, distill_seconds)
+    assert at_once == pytest.approx((ends[-1] - ends[9]) / 40) and one_by_one == sum(group_seconds) + distill_seconds
 
 
 # ----------------------------------------------------------------------------------------------------------------- costs
@@ -341,7 +454,7 @@ def test_teachers_predict_K_times_N_rows_a_round_whatever_R_and_the_clients(size
 
 
 def test_without_distillation_no_teacher_predicts():
-    assert count_teacher_rows(federation(), **QUICK, K=2, distill="none") == (0, [0] * 3)
+    assert count_teacher_rows(federation(), **QUICK, K=2, students="none") == (0, [0] * 3)
 
 
 def test_bytes_do_not_depend_on_K():

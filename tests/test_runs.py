@@ -9,17 +9,23 @@ from pathlib import Path
 import pytest
 import torch
 from test_command_line import arrays, refused
-from toys import federation, same, without_seconds
+from toys import federation, same, samples, without_seconds
 
 import algorithms.fedavg as fedavg
 import runs
-from algorithms import ALGORITHMS, fedprox, fedsdd, scaffold
+from algorithms import ALGORITHMS, fedbe, feddf, fedprox, fedsdd, scaffold
 from algorithms.common import run_clients
 from fedkd_minimal import keywords, main
 
 ROOT = Path(__file__).parent.parent
-FLAGS = ("--model mlp --clients 6 --partition iid --threads 1 --rounds 5 --batch-size 16").split()
-OWN = {"local_epochs": 1, "participation": 0.7, "K": 2, "R": 2, "distill_steps": 3, "server_batch_size": 16}
+FLAGS = ("--validation 0.1 --model mlp --clients 6 --partition iid --threads 1 --rounds 5 --batch-size 16").split()
+OWN = {"local_epochs": 1, "participation": 0.7, "K": 2, "R": 2, "distill_steps": 3, "server_batch_size": 16, "check_every": 1, "samples": 2}
+
+
+DISTILLING = {   # what the algorithms with a server's student are given on toys
+    feddf: {"distill_steps": 4, "server_batch_size": 4, "check_every": 2, "server_lr": 0.1},
+    fedbe: {"distill": True, "distill_steps": 2, "server_batch_size": 4, "samples": 2},
+    fedsdd: {"K": 2, "R": 3, "distill_steps": 2, "server_batch_size": 4}}
 
 
 @pytest.fixture(scope="module")
@@ -71,12 +77,12 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(algo, npz, t
 
 
 def test_one_and_two_processes_give_the_same_bytes_and_both_train_clients(npz, tmp_path, uninterrupted):
-    algos = "fedavg,fedprox,scaffold,fedsdd"
+    algos = ",".join(algo for algo in ALGORITHMS if algo != "centralized")
     printed = under_torchrun(2, *command(algos, npz, "--out", tmp_path / "two"))
     found = files(tmp_path / "two")
     assert found == {f"{algo}-seed0/metrics.jsonl": uninterrupted[algo] for algo in algos.split(",")}
     counts = [int(x) for x in printed.split("clients trained by each process:")[1].split()]
-    assert len(counts) == 2 and min(counts) > 0 and sum(counts) == 4 * 5 * 4          # 4 algorithms, 5 rounds, 4 of 6 clients
+    assert len(counts) == 2 and min(counts) > 0 and sum(counts) == 6 * 5 * 4          # 6 algorithms, 5 rounds, 4 of 6 clients
 
 
 def test_a_run_begun_in_one_process_goes_on_in_two_with_the_same_bytes(npz, tmp_path, uninterrupted):
@@ -85,13 +91,14 @@ def test_a_run_begun_in_one_process_goes_on_in_two_with_the_same_bytes(npz, tmp_
     assert (tmp_path / "out" / "metrics.jsonl").read_bytes() == uninterrupted["fedsdd"]
 
 
-@pytest.mark.parametrize("module", [fedavg, fedprox, scaffold, fedsdd])
+@pytest.mark.parametrize("module", [fedavg, fedprox, scaffold, feddf, fedbe, fedsdd])
 def test_the_order_in_which_clients_run_does_not_matter(module, monkeypatch):
     settings = {"rounds": 3, "participation": 1.0, "local_epochs": 1, "batch_size": 2, "lr": 0.1}
-    settings |= {"K": 2, "distill_steps": 2, "server_batch_size": 4} if module is fedsdd else {}
-    forwards = list(module.run(federation(), **settings))
+    settings |= DISTILLING.get(module, {})
+    fed = federation(validation=samples(20))
+    forwards = list(module.run(fed, **settings))
     monkeypatch.setattr(module, "run_clients", lambda fn, ids, device: run_clients(fn, ids[::-1], device)[::-1])
-    for (a, state_a), (b, state_b) in zip(forwards, module.run(federation(), **settings), strict=True):
+    for (a, state_a), (b, state_b) in zip(forwards, module.run(fed, **settings), strict=True):
         assert without_seconds(a) == without_seconds(b) and same(state_a, state_b)
 
 
@@ -169,6 +176,20 @@ def test_ctrl_c_keeps_the_rounds_and_resume_gives_the_same_bytes(algo, npz, tmp_
     assert timings == list(range(6))
 
 
+@pytest.mark.parametrize("algo, more", [("fedbe", ["--distill", "--posterior", "dirichlet"]), ("fedsdd", ["--secure-sum"]),
+                                        ("fedsdd", ["--ensemble", "clients"]), ("fedsdd", ["--model", "mlp,cnn"]),
+                                        ("feddf", ["--model", "mlp,cnn"]), ("feddf", ["--patience", "none", "--max-grad-norm", "none"])])
+def test_other_modes_resume_and_spread_over_processes_with_the_same_bytes(algo, more, npz, tmp_path):
+    argv = command(algo, npz, *more, "--participation", "1")
+    main([*argv, "--out", str(tmp_path / "whole")])
+    stopped_after(2, [*argv, "--out", str(tmp_path / "out")])
+    if more[-1] == "mlp,cnn":                                           # processes take a while to start: once for each algorithm
+        under_torchrun(2, "--resume", tmp_path / "out")
+    else:
+        main(["--resume", str(tmp_path / "out")])
+    assert (tmp_path / "out" / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
+
+
 def test_a_side_by_side_run_goes_on_where_it_was(npz, tmp_path, uninterrupted):
     """Stopped in its second algorithm: the first is not run again, the third not lost."""
     algos = "fedavg,fedsdd,fedprox"
@@ -218,12 +239,12 @@ def test_a_failing_write_keeps_the_last_checkpoint(npz, tmp_path, uninterrupted)
     assert (tmp_path / "out" / "metrics.jsonl").read_bytes() == uninterrupted["scaffold"]
 
 
-@pytest.mark.parametrize("module", [fedavg, fedprox, scaffold, fedsdd])
+@pytest.mark.parametrize("module", [fedavg, fedprox, scaffold, feddf, fedbe, fedsdd])
 def test_state_of_a_round_is_all_that_later_rounds_need(module, tmp_path):
     """Through a file, as plain tensors, from every round."""
     settings = {"rounds": 4, "participation": 0.5, "local_epochs": 1, "batch_size": 2, "lr": 0.1}
-    settings |= {"K": 2, "R": 3, "distill_steps": 2, "server_batch_size": 4} if module is fedsdd else {}
-    fed = federation()
+    settings |= DISTILLING.get(module, {})
+    fed = federation(validation=samples(20))
     whole = list(module.run(fed, **settings))
     for t, (_, state) in enumerate(whole):
         torch.save(state, tmp_path / "state.pt")

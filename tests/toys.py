@@ -22,6 +22,11 @@ def with_dropout(num_classes=3):
     return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(4, num_classes))
 
 
+def with_hidden_layer(num_classes=3):
+    """Another network than `linear`: two hidden units."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(4, 2), nn.Tanh(), nn.Linear(2, num_classes))
+
+
 def samples(count, num_classes=3, seed=0):
     """Random images whose class is where their mean lies, so that there is something to learn."""
     rng = np.random.default_rng(seed)
@@ -31,14 +36,17 @@ def samples(count, num_classes=3, seed=0):
 
 
 def federation(sizes=(5, 3, 4, 6), network=linear, seed=0, num_public=8, num_classes=3, **changes):
-    """One client per entry of sizes, holding that many samples."""
+    """One client per entry of sizes, holding that many samples; client i has network i mod len, if there are several."""
+    networks = network if isinstance(network, tuple) else (network,)
+    own = [networks[i % len(networks)] for i in range(len(sizes))]
+
     def client_model(i, init=0):
         with seeded(seed, "init", init):
-            return network(num_classes)
+            return own[i](num_classes)
 
     return Federation(**{
         "private": [samples(size, num_classes, seed=100 + i) for i, size in enumerate(sizes)], "test": samples(40, num_classes, 1),
-        "num_classes": num_classes, "client_model": client_model, "architecture": [network.__name__] * len(sizes), "seed": seed,
+        "num_classes": num_classes, "client_model": client_model, "architecture": [make.__name__ for make in own], "seed": seed,
         "device": torch.device("cpu"), "public": Data(samples(num_public, num_classes, 2).images, None), **changes})
 
 
