@@ -31,6 +31,7 @@ class Dataset(NamedTuple):
     num_classes: int
     writers: np.ndarray | None = None     # int64 [n_train]: who wrote the image, where known
     superclass: np.ndarray | None = None  # int64 [n_train]: CIFAR-100's 20 coarse labels, where known
+    subclass: np.ndarray | None = None    # int64 [n_train]: the labels there were, where superclasses are the labels now
 
 
 def load(name_or_path, root="data"):
@@ -47,6 +48,34 @@ def load(name_or_path, root="data"):
     if Path(name).is_dir():
         return read_folder(name)
     raise ValueError(f"no dataset '{name}': use one of {', '.join(DATASETS)}, a .npz file or a folder of images")
+
+
+def only(dataset, classes):
+    """The same data set without the other classes; classes[j] is label j now. ValueError: a class that is not there, or twice."""
+    if not len(set(classes)) == len(classes) >= 2 or max(classes) >= dataset.num_classes:
+        raise ValueError(f"--classes {','.join(map(str, classes))}: two or more different ones of 0 to {dataset.num_classes - 1}")
+    new_label = torch.full((dataset.num_classes,), -1)
+    new_label[torch.tensor(classes)] = torch.arange(len(classes))    # a table: what is relabelled is never looked up again
+
+    def part(data):
+        labels = new_label[data.labels]
+        return Data(data.images[labels >= 0], labels[labels >= 0])
+
+    stays = (new_label[dataset.train.labels] >= 0).numpy()
+    arrays = {name: getattr(dataset, name) for name in ("writers", "superclass", "subclass")}
+    return Dataset(part(dataset.train), part(dataset.test), len(classes),
+                   **{name: None if array is None else array[stays] for name, array in arrays.items()})
+
+
+def by_superclass(dataset, name):
+    """The same data set with superclasses as labels, and what was the label as subclass. ValueError if it has no superclasses."""
+    if dataset.superclass is None:
+        raise ValueError(f"--partition by_subclass: {name} has no superclasses")
+    superclass_of = torch.zeros(dataset.num_classes, dtype=torch.int64)
+    superclass_of[dataset.train.labels] = torch.from_numpy(dataset.superclass)
+    train, test = (part._replace(labels=superclass_of[part.labels]) for part in (dataset.train, dataset.test))
+    return dataset._replace(train=train, test=test, num_classes=int(superclass_of.max()) + 1, superclass=None,
+                            subclass=dataset.train.labels.numpy())
 
 
 # ---------------------------------------------------------------------------------------------- embedded glyphs

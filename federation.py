@@ -6,27 +6,41 @@ import models
 import partition
 from algorithms.common import Data, Federation, seeded, stream
 
-PARTITIONS = ("iid", "dirichlet", "dirichlet_balanced", "dirichlet_equal", "by_writer")
+PARTITIONS = ("iid", "dirichlet", "dirichlet_balanced", "dirichlet_equal", "by_writer", "single_writer", "few_per_class",
+              "by_subclass")
 HELD_OUT = {"half": 1 / 2, "fifth": 1 / 5}      # --public: shares of the training set that no client holds
 
 
 def load(flags):
-    """What every seed shares: the data set, normalised by its training images, and foreign public images (or None).
+    """What every seed shares: the data set, and a foreign public one of the same image shape (or None); both normalised by the
+    task's training images.
 
     Raises ValueError, in one line, for data that cannot be had or that the networks cannot take.
     """
     dataset = data.load(flags["dataset"], flags["data_root"])
+    if flags["partition"] == "by_subclass":
+        dataset = data.by_superclass(dataset, flags["dataset"])
+    if flags["classes"] is not None:
+        dataset = data.only(dataset, flags["classes"])
     image_shape = tuple(dataset.train.images.shape[1:])
-    with seeded(0, "can the networks take such images"):
-        for name in flags["model"]:
-            models.build(name, image_shape, dataset.num_classes)
     mean, std = data.statistics(dataset.train.images)
     foreign = None
-    if flags["public"] is not None and flags["public"] not in HELD_OUT:                  # normalised by the TASK's statistics
-        foreign = data.load(flags["public"], flags["data_root"]).train.images
-        foreign = data.normalise(data.adapt(foreign, image_shape), mean, std)
-    train, test = (part._replace(images=data.normalise(part.images, mean, std)) for part in (dataset.train, dataset.test))
-    return dataset._replace(train=train, test=test), foreign
+    if flags["public"] is not None and flags["public"] not in HELD_OUT:
+        foreign = data.load(flags["public"], flags["data_root"])
+
+    def ready(part):
+        return part._replace(images=data.normalise(data.adapt(part.images, image_shape), mean, std))
+
+    both = [x and x._replace(train=ready(x.train), test=ready(x.test)) for x in (dataset, foreign)]
+    with seeded(0, "can the networks take such images"):
+        for name in flags["model"]:
+            models.build(name, image_shape, outputs(flags, *both))
+    return both
+
+
+def outputs(flags, dataset, foreign):
+    """How many classes the networks tell apart: with --joint the foreign public set's come first, the task's behind them."""
+    return dataset.num_classes + (foreign.num_classes if flags["joint"] else 0)
 
 
 def split(flags, dataset, seed):
@@ -35,22 +49,26 @@ def split(flags, dataset, seed):
     ValueError if it cannot be.
     """
     labels = dataset.train.labels.numpy()
-    public_rows, validation_rows, private_rows = None, None, torch.arange(len(labels)).numpy()
+    public_rows, validation_rows, rows = None, None, torch.arange(len(labels)).numpy()
     if flags["public"] in HELD_OUT:
-        public_rows, private_rows = partition.hold_out(labels, HELD_OUT[flags["public"]], stream(seed, "public"))
+        public_rows, rows = partition.hold_out(labels, HELD_OUT[flags["public"]], stream(seed, "public"))
     if flags["validation"] is not None:
-        held, rest = partition.hold_out(labels[private_rows], flags["validation"], stream(seed, "validation"))
-        validation_rows, private_rows = private_rows[held], private_rows[rest]
-    rng = stream(seed, "partition")
-    if flags["partition"] == "by_writer":
+        held, rest = partition.hold_out(labels[rows], flags["validation"], stream(seed, "validation"))
+        validation_rows, rows = rows[held], rows[rest]
+    kind, clients, rng = flags["partition"], flags["clients"], stream(seed, "partition")
+    if kind in ("by_writer", "single_writer"):
         if dataset.writers is None:
-            raise ValueError(f"--partition by_writer: {flags['dataset']} does not say who wrote what")
-        parts = partition.by_writer(dataset.writers[private_rows], flags["clients"], rng)
-    elif flags["partition"] == "iid":
-        parts = partition.iid(labels[private_rows], flags["clients"], rng)
+            raise ValueError(f"--partition {kind}: {flags['dataset']} does not say who wrote what")
+        parts = getattr(partition, kind)(dataset.writers[rows], clients, rng)
+    elif kind == "iid":
+        parts = partition.iid(labels[rows], clients, rng)
+    elif kind == "few_per_class":
+        parts = partition.few_per_class(labels[rows], clients, flags["per_class"], rng)
+    elif kind == "by_subclass":
+        parts = partition.by_subclass(labels[rows], dataset.subclass[rows], clients, rng)
     else:
-        parts = getattr(partition, flags["partition"])(labels[private_rows], flags["clients"], flags["alpha"], rng)
-    return [private_rows[part] for part in parts], public_rows, validation_rows
+        parts = getattr(partition, kind)(labels[rows], clients, flags["alpha"], rng)
+    return [rows[part] for part in parts], public_rows, validation_rows
 
 
 def build(flags, dataset, foreign, parts, public_rows, validation_rows, seed, device):
@@ -59,29 +77,42 @@ def build(flags, dataset, foreign, parts, public_rows, validation_rows, seed, de
         rows = torch.as_tensor(rows)
         return Data(part.images[rows].to(device), None if part.labels is None else part.labels[rows].to(device))
 
-    public, public_test, test_rows = None, None, torch.arange(len(dataset.test.labels))
+    num_classes = outputs(flags, dataset, foreign)
+    shift = num_classes - dataset.num_classes            # the task's labels begin here
+    task = dataset._replace(train=shifted(dataset.train, shift), test=shifted(dataset.test, shift))
+    public, public_test, test_rows = None, None, torch.arange(len(task.test.labels))
     if public_rows is not None:
-        public = pick(dataset.train, public_rows)
+        public = pick(task.train, public_rows)
     elif foreign is not None:
-        public = Data(foreign.to(device), None)
+        public = Data(foreign.train.images.to(device), foreign.train.labels.to(device) if flags["joint"] else None)
+        public_test = pick(foreign.test, torch.arange(len(foreign.test.labels))) if flags["joint"] else None
     if public is not None and (flags["public_size"] or len(public.images)) < len(public.images):
         chosen = stream(seed, "public_size").choice(len(public.images), flags["public_size"], replace=False)
         public = pick(public, sorted(chosen))
     if flags["public"] == "half":                                                        # the test set is halved as well
-        public_test_rows, test_rows = partition.halves(dataset.test.labels.numpy(), stream(seed, "public_test"))
-        public_test = pick(dataset.test, public_test_rows)
+        public_test_rows, test_rows = partition.halves(task.test.labels.numpy(), stream(seed, "public_test"))
+        public_test = pick(task.test, public_test_rows)
     architecture = [flags["model"][i % len(flags["model"])] for i in range(flags["clients"])]
-    image_shape = tuple(dataset.train.images.shape[1:])
+    image_shape = tuple(task.train.images.shape[1:])
 
     def client_model(i, init=0):
         with seeded(seed, "init", init):
-            return models.build(architecture[i], image_shape, dataset.num_classes).to(device)
+            return models.build(architecture[i], image_shape, num_classes).to(device)
 
-    return Federation(private=[pick(dataset.train, part) for part in parts], test=pick(dataset.test, test_rows),
-                      num_classes=dataset.num_classes, client_model=client_model, architecture=architecture, seed=seed,
-                      device=device, public=public, public_test=public_test,
-                      validation=None if validation_rows is None else pick(dataset.train, validation_rows),
+    def server_model(init=0):
+        with seeded(seed, "server init", init):
+            return models.build(flags["server_model"], image_shape, num_classes).to(device)
+
+    return Federation(private=[pick(task.train, part) for part in parts], test=pick(task.test, test_rows),
+                      num_classes=num_classes, client_model=client_model, server_model=server_model, architecture=architecture,
+                      seed=seed, device=device, public=public, public_test=public_test,
+                      validation=None if validation_rows is None else pick(task.train, validation_rows),
                       augment=data.crop_and_flip if flags["augment"] else None, amp=flags["amp"])
+
+
+def shifted(part, shift):
+    """The same images with labels that begin at `shift`."""
+    return part._replace(labels=part.labels + shift)
 
 
 def seen_by(public_use, federation):

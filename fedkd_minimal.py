@@ -17,17 +17,19 @@ import os
 import sys
 import time
 import typing
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+import attacks
 import data
 import federation
 import models
 import runs
 from algorithms import ALGORITHMS
-from algorithms.common import run_clients
+from algorithms.common import run_clients, stream
 from presets import DEFAULTS, PAPER, QUICK_START, RANGES
 from report import describe, heading, rank, round_line, say, summary
 
@@ -48,9 +50,15 @@ class Parser(argparse.ArgumentParser):
 
 
 def keywords(algo):
-    """The hyperparameters of an algorithm: its run's keyword-only arguments, by name."""
+    """The hyperparameters of an algorithm: its run's keyword-only arguments with an annotation, by name (`attack` has none)."""
     parameters = inspect.signature(ALGORITHMS[algo]).parameters
-    return {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+    return {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY and p.annotation is not p.empty}
+
+
+def fact(algo, name, default=None):
+    """What an algorithm's file says in capitals: PUBLIC, MIXED, COLUMNS, VALIDATION; a dict says it for each of its functions."""
+    value = getattr(inspect.getmodule(ALGORITHMS[algo]), name, default)
+    return value[ALGORITHMS[algo].__name__] if isinstance(value, dict) else value
 
 
 def spelled(name):
@@ -75,16 +83,26 @@ def number(kind, name, optional=False):
 
 
 def add_flag(parser, name, kind, help):
-    """One flag from an annotation: int, float, bool, Literal[...], or one of these | None."""
+    """One flag from an annotation: int, float, bool, Literal[...], tuple[int or float, ...], or one of these | None."""
     optional = type(None) in typing.get_args(kind)
-    kind = next((k for k in typing.get_args(kind) if k in (int, float)), kind)
-    if kind is bool:
+    kind = next((k for k in typing.get_args(kind) if k in (int, float) or typing.get_origin(k) is tuple), kind)
+    if typing.get_origin(kind) is tuple:
+        one = typing.get_args(kind)[0]
+        parser.add_argument(spelled(name), type=numbers(one, name, optional), help=help,
+                            metavar=f"{one.__name__.upper()},..." + ("|none" if optional else ""))
+    elif kind is bool:
         parser.add_argument(spelled(name), action=argparse.BooleanOptionalAction, help=help)
     elif typing.get_origin(kind) is typing.Literal:
         parser.add_argument(spelled(name), choices=typing.get_args(kind), help=help)
     else:
         parser.add_argument(spelled(name), type=number(kind, name, optional), help=help,
                             metavar=kind.__name__.upper() + ("|none" if optional else ""))
+
+
+def numbers(kind, name, optional=False):
+    """An argparse type: a list of numbers with commas between them; or "none", if it may be."""
+    convert = number(kind, name)
+    return lambda text: None if optional and text == "none" else [convert(word) for word in text.split(",")]
 
 
 def names(text):
@@ -112,9 +130,18 @@ def build_parser(algos):
     every.add_argument("--data-root", help="where torchvision's files are, or go (data)")
     every.add_argument("--paper", choices=PAPER, help="that paper's network, partition and hyperparameters")
     every.add_argument("--model", type=names, metavar="NAME[,NAME...]", help="client i takes network i mod len; see --list")
+    every.add_argument("--server-model", metavar="NAME", help="the server's own network, where it has one")
     every.add_argument("--partition", choices=federation.PARTITIONS, help="who holds which samples (dirichlet_equal)")
     every.add_argument("--public", metavar="half|fifth|NAME|PATH", help="public images: of the training set, or another dataset")
+    every.add_argument("--attack", choices=attacks.ATTACKS, help="malicious clients poison what they upload")
     for name, kind, text in [("clients", int, "all clients (20)"), ("alpha", float, "Dirichlet concentration (0.1)"),
+                             ("per_class", int, "samples of each class per client, for few_per_class (3)"),
+                             ("classes", tuple[int, ...] | None, "only these classes of the data set"),
+                             ("joint", bool, "one output layer over the classes of a foreign public set and the task's"),
+                             ("attackers", int, "malicious clients (1, for ofom 2)"),
+                             ("attack_scale", float, "of paf and ofom, in standard deviations (10)"),
+                             ("attack_z", float, "of lie, in standard deviations (the paper's formula)"),
+                             ("comu", tuple[float, ...] | None, "accuracies until which the summary counts the bytes"),
                              ("public_size", int, "at most so many public images"),
                              ("validation", float, "share of the training images that the server keeps for validation"),
                              ("augment", bool, "students see crops and flips"),
@@ -162,28 +189,47 @@ def parse(argv):
 
 def needs_validation(algo, settings):
     """Does the algorithm look at a validation set with these settings? Its file names the keywords that do, unless they are off."""
-    looking = getattr(inspect.getmodule(ALGORITHMS[algo]), "VALIDATION", ())
-    return any(settings[name] not in (False, None) for name in looking)
+    return any(settings[name] not in (False, None) for name in fact(algo, "VALIDATION", ()))
 
 
 def configure(given):
     """Explicit flags over the paper's (or the embedded data's) over the defaults: a dict of all that decides the numbers."""
     algos = given["algo"]
     dataset = given.get("dataset", DEFAULTS["dataset"])
-    preset = PAPER[given["paper"]] if "paper" in given else QUICK_START if dataset == "glyphs" else {}
+    preset = PAPER[given["paper"]] if "paper" in given else QUICK_START if dataset in ("glyphs", "glyphs-letters") else {}
     for algo in algos:
         if "paper" in given and algo not in preset:
             fail(f"--paper {given['paper']} has no {algo}; it has {', '.join(k for k in preset if k != 'data')}")
     flags = {name: given.get(name, preset.get("data", {}).get(name, default)) for name, default in DEFAULTS.items()}
-    needs = {inspect.getmodule(ALGORITHMS[algo]).PUBLIC for algo in algos} - {"none"}
+    needs = {fact(algo, "PUBLIC") for algo in algos} - {"none"}
     if flags["public"] is None and needs:
-        flags["public"] = "half" if "labelled" in needs else "glyphs-letters" if dataset == "glyphs" else "fifth"
-    for name in flags["model"]:
+        foreign = {"glyphs": "glyphs-letters", "glyphs-letters": "glyphs"}
+        flags["public"] = "half" if "labelled" in needs else foreign.get(dataset, "fifth")
+    is_foreign = flags["public"] is not None and flags["public"] not in federation.HELD_OUT
+    if flags["joint"] is None:
+        flags["joint"] = is_foreign and "joint" in needs
+    labelled = [algo for algo in algos if fact(algo, "PUBLIC") in ("labelled", "joint")]
+    if flags["joint"] and not is_foreign:
+        fail("--joint needs a foreign public set: --public NAME or PATH")
+    if labelled and is_foreign and not flags["joint"]:
+        fail(f"{', '.join(labelled)}: the public images need labels of the task: --public half or fifth, not {flags['public']}")
+    for name in flags["model"] + [flags["server_model"]]:
         if name not in models.NETWORKS:
             fail(f"unknown network {name!r}; there are {', '.join(models.NETWORKS)}")
-    one_network = [algo for algo in algos if not inspect.getmodule(ALGORITHMS[algo]).MIXED]
+    one_network = [algo for algo in algos if not fact(algo, "MIXED")]
     if len(set(flags["model"])) > 1 and one_network:
         fail(f"{', '.join(one_network)}: every client needs the same network, not {', '.join(flags['model'])}")
+    lost = [name for name in ("attackers", "attack_scale", "attack_z") if name in given and flags["attack"] is None]
+    if lost:
+        fail(f"{spelled(lost[0])} means nothing without --attack")
+    if flags["attack"] is not None:
+        flags["attackers"] = flags["attackers"] or (2 if flags["attack"] == "ofom" else 1)
+        flags["attack_scale"] = 10.0 if flags["attack_scale"] is None else flags["attack_scale"]
+        attacks.check(flags["attack"], flags["clients"], flags["attackers"])
+        for algo in algos:
+            if "attack" not in inspect.signature(ALGORITHMS[algo]).parameters:
+                able = [name for name, run in ALGORITHMS.items() if "attack" in inspect.signature(run).parameters]
+                fail(f"--attack: {algo} has no uploads to poison; {', '.join(able)} have")
     settings = {algo: {name: given.get(name, preset.get(algo, {}).get(name, p.default)) for name, p in keywords(algo).items()}
                 for algo in algos}
     if flags["validation"] is None and any(needs_validation(algo, settings[algo]) for algo in algos):
@@ -236,8 +282,12 @@ def set_up(environment):
 
 def start(algo, fed, state, config):
     """The algorithm's generator of (metrics, state), with no more public data than its file's PUBLIC allows."""
-    seen = federation.seen_by(inspect.getmodule(ALGORITHMS[algo]).PUBLIC, fed)
-    return ALGORITHMS[algo](seen, state, **config["settings"][algo])
+    seen = federation.seen_by(fact(algo, "PUBLIC"), fed)
+    flags, attack = config["flags"], {}
+    if flags["attack"] is not None:
+        attack["attack"] = attacks.build(flags["attack"], partial(stream, fed.seed), len(fed.private), flags["attackers"],
+                                         flags["attack_scale"], flags["attack_z"])
+    return ALGORITHMS[algo](seen, state, **config["settings"][algo], **attack)
 
 
 def run_one(algo, fed, config, folder, checkpoint):
@@ -246,15 +296,19 @@ def run_one(algo, fed, config, folder, checkpoint):
     checkpoint is (state, rows, timings): (None, [], []) at the start.
     """
     begun_with, rows, timings = checkpoint
-    columns, rounds = inspect.getmodule(ALGORITHMS[algo]).COLUMNS, config["settings"][algo]["rounds"]
+    columns, rounds = fact(algo, "COLUMNS"), config["settings"][algo]["rounds"]
     if folder and rank() == 0:
         runs.write_config(folder, config)
         if begun_with:
             runs.rewrite(folder, rows, timings)
-    say(f"\n{algo}, seed {fed.seed}" + (f": going on after round {begun_with['round']}" if begun_with else ""))
+    say(f"\n{algo}, seed {fed.seed}" + (f": going on after round {begun_with['round']}" if rows else ""))
     say(heading(columns))
     last = time.perf_counter()
     for metrics, state in start(algo, fed, begun_with, config):
+        if metrics is None:                              # a checkpoint on the way to round 0: FedMD's transfer phase
+            if folder and rank() == 0:
+                runs.save(folder, config, state, rows, timings)
+            continue
         spent, last = time.perf_counter() - last, time.perf_counter()
         t = state["round"]
         rows.append({"round": t, **{key: x for key, x in metrics.items() if not key.endswith("_seconds")}})
@@ -330,7 +384,7 @@ def main(argv):
         status = 130
         whole = folder and (folder.parent if len(tasks) > 1 else folder)
         say("\nstopped" + (f"; every finished round is kept, and --resume {whole} goes on" if folder else ""))
-    summary(results)
+    summary(results, tasks[0][2]["flags"]["comu"] or ())
     if dist.is_initialized():
         counts = [None] * dist.get_world_size()
         dist.all_gather_object(counts, run_clients.done)

@@ -1,7 +1,8 @@
 """The networks: `build(name, image_shape, num_classes)` returns any of them, `NETWORKS` lists them.
 
 name                             paper                        network
-cnn mlp                          none: embedded glyphs        two convolutions; one hidden layer
+cnn cnn_large mlp                none: embedded glyphs        two convolutions; twice as wide; one hidden layer
+mini0 ... mini9                  none: embedded glyphs        FedMD's ten, an eighth as wide; 0 and 9 fully connected
 resnet8 resnet20 resnet56        FedSDD section 4.1, FedDF    He's CIFAR ResNet of BasicBlocks
 wrn16_2                          FedSDD section 4.1           wide residual network, depth 16, width 2
 bottleneck11 ... bottleneck110   FedGEMS Tables 10, 11, 12    ResNet of Bottlenecks
@@ -56,17 +57,34 @@ class CNN(nn.Module):
         return self.classifier(x.flatten(1))                 # [B, C]
 
 
-class MLP(nn.Module):
-    """One hidden layer of 128 units."""
+class LargeCNN(nn.Module):
+    """A server's: twice the filters of `CNN`, and a hidden layer of 128 units."""
 
     def __init__(self, image_shape, num_classes):
         super().__init__()
         c, h, w = image_shape
-        self.hidden = nn.Linear(c * h * w, 128)
+        self.conv1 = nn.Conv2d(c, 32, 3, padding=1)
+        self.conv2 = nn.Conv2d(32, 64, 3, padding=1)
+        self.hidden = nn.Linear(64 * (h // 4) * (w // 4), 128)
         self.classifier = nn.Linear(128, num_classes)
 
     def forward(self, images):                               # [B, c, h, w]
-        x = F.relu(self.hidden(images.flatten(1)))           # [B, 128]
+        x = F.relu(F.max_pool2d(self.conv1(images), 2))      # [B, 32, h/2, w/2]
+        x = F.relu(F.max_pool2d(self.conv2(x), 2))           # [B, 64, h/4, w/4]
+        return self.classifier(F.relu(self.hidden(x.flatten(1))))
+
+
+class MLP(nn.Module):
+    """One hidden layer."""
+
+    def __init__(self, image_shape, num_classes, units=128):
+        super().__init__()
+        c, h, w = image_shape
+        self.hidden = nn.Linear(c * h * w, units)
+        self.classifier = nn.Linear(units, num_classes)
+
+    def forward(self, images):                               # [B, c, h, w]
+        x = F.relu(self.hidden(images.flatten(1)))           # [B, units]
         return self.classifier(x)                            # [B, C]
 
 
@@ -297,16 +315,20 @@ FEDMD = {                                # filters, dropout rate                
     "fedmd_cifar8": ((128, 128, 128), 0.3),
     "fedmd_cifar9": ((64, 64, 64, 64), 0.2),
 }
+MINI = {f"mini{j}": (tuple(n // 8 for n in FEDMD[f"fedmd{j}"][0]), FEDMD[f"fedmd{j}"][1]) for j in range(1, 9)}
 FEDMD_SMALLEST = {2: 3, 3: 12, 4: 28}    # layers -> pixels a side needs for the last convolution to see 3x3 or more
 
 NETWORKS = {                             # name -> (smallest side in pixels, constructor(image_shape, num_classes))
     "cnn": (4, CNN),
+    "cnn_large": (4, LargeCNN),
     "mlp": (1, MLP),
+    "mini0": (1, partial(MLP, units=32)),                    # FedMD suppresses two-layer networks like these in the consensus
+    "mini9": (1, partial(MLP, units=16)),
     **{name: (4, partial(ResNet, BasicBlock, blocks)) for name, blocks in BASIC_BLOCKS.items()},
     "wrn16_2": (4, WideResNet),
     **{name: (4, partial(ResNet, Bottleneck, blocks)) for name, blocks in BOTTLENECKS.items()},
     **{name: (FEDMD_SMALLEST[len(filters)], partial(FedMDNet, filters, dropout))
-       for name, (filters, dropout) in FEDMD.items()},
+       for name, (filters, dropout) in (FEDMD | MINI).items()},
 }
 
 

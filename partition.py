@@ -5,7 +5,7 @@ from nothing else, changes no input, and returns index arrays: int64, sorted, no
 a ValueError of one line.
 
     iid, dirichlet, dirichlet_balanced, dirichlet_equal, by_writer    every sample is somebody's
-    few_per_class, by_subclass                                        FedMD's: most samples are nobody's
+    single_writer, few_per_class, by_subclass                         FedMD's: most samples are nobody's
     hold_out, halves                                                  two parts, such as public and private
 
 Three rules are called "Dirichlet" in the literature, and their clients differ: `dirichlet` is the plain one,
@@ -100,6 +100,14 @@ def by_writer(writers, num_clients, rng):
     if not 1 <= num_clients <= len(names):
         raise ValueError(f"{num_clients} clients and {len(names)} writers: from 1 client to one for each writer")
     return [np.flatnonzero(np.isin(writers, mine)) for mine in np.array_split(rng.permutation(len(names)), num_clients)]
+
+
+def single_writer(writers, num_clients, rng):
+    """All samples of one writer [N] for each client, drawn without replacement; the other writers are nobody's (FedMD)."""
+    names = np.unique(writers)
+    if not 1 <= num_clients <= len(names):
+        raise ValueError(f"{num_clients} clients and {len(names)} writers: from 1 client to one for each writer")
+    return [np.flatnonzero(writers == mine) for mine in rng.choice(names, num_clients, replace=False)]
 
 
 def few_per_class(labels, num_clients, per_class, rng):

@@ -2,6 +2,9 @@
 import os
 import statistics
 
+from attacks import lie_z
+from communication import bytes_until
+
 
 def rank():
     return int(os.environ.get("RANK", 0))
@@ -31,9 +34,9 @@ def round_line(columns, metrics, t, rounds, spent):
             + (f"  {bad} uploads were not finite" if bad else ""))
 
 
-def summary(results):
-    """The table at the end. results: {algo: [(rows, timings) of each seed]}."""
-    say(f"\n{'algorithm':<12} seeds    final accuracy     best accuracy    MB up  MB down  seconds")
+def summary(results, comu=()):
+    """The table at the end. results: {algo: [(rows, timings) of each seed]}; comu: accuracies for `bytes_until`."""
+    say(f"\n{'algorithm':<15} seeds    final accuracy     best accuracy    MB up  MB down  seconds")
     for algo, seeds in results.items():
         seeds = [(rows, timings) for rows, timings in seeds if rows]
         if not seeds:
@@ -44,7 +47,12 @@ def summary(results):
         up, down = (statistics.mean(sum(row.get(key, 0) for row in rows) for rows, _ in seeds) / 2**20
                     for key in ("bytes_up", "bytes_down"))
         spent = statistics.mean(sum(timing["round_seconds"] for timing in timings) for _, timings in seeds)
-        say(f"{algo:<12} {len(seeds):>5}  {cells[0]:>16}  {cells[1]:>16} {up:8.1f} {down:8.1f} {spent:8.1f}")
+        say(f"{algo:<15} {len(seeds):>5}  {cells[0]:>16}  {cells[1]:>16} {up:8.1f} {down:8.1f} {spent:8.1f}")
+        for x in comu:
+            needed = [bytes_until(rows, x) for rows, _ in seeds]
+            reached = [b / 2**20 for b in needed if b is not None]
+            say(f"{'':<15} ComU@{x:g}: " + (f"{statistics.mean(reached):.2f} MB up and down" if reached else "not reached")
+                + (f", by {len(reached)} of {len(seeds)} seeds" if len(seeds) > 1 else ""))
 
 
 def describe(config, dataset, foreign, splits, defaults):
@@ -53,8 +61,9 @@ def describe(config, dataset, foreign, splits, defaults):
     sizes = sorted(map(len, parts))
     public = "none"
     if flags["public"] is not None:
-        there_are = len(foreign if public_rows is None else public_rows)
-        public = f"{min(there_are, flags['public_size'] or there_are)} of {flags['public']}"
+        there_are = len(foreign.train.images if public_rows is None else public_rows)
+        joint = " (its classes and the task's in one output layer)" if flags["joint"] else ""
+        public = f"{min(there_are, flags['public_size'] or there_are)} of {flags['public']}{joint}"
     say(f"torch {environment['torch']}, {environment['device']}, "
         f"processes: {environment['processes']}, threads in each: {environment['threads']}")
     say(f"{flags['dataset']}: {len(dataset.train.labels)} training and {len(dataset.test.labels)} test images "
@@ -63,6 +72,10 @@ def describe(config, dataset, foreign, splits, defaults):
         + (f", alpha {flags['alpha']}" if flags["partition"].startswith("dirichlet") else "") + f"); public images: {public}"
         + ("" if validation_rows is None else f"; validation images: {len(validation_rows)}")
         + ("; augmented" if flags["augment"] else "") + ("; bfloat16" if flags["amp"] else ""))
+    if flags["attack"] is not None:
+        z = lie_z(flags["clients"], flags["attackers"]) if flags["attack_z"] is None else flags["attack_z"]
+        say(f"attack: {flags['attack']} by {flags['attackers']} of {flags['clients']} clients, "
+            + (f"z {z:.3f}" if flags["attack"] == "lie" else f"scale {flags['attack_scale']:g}"))
     for algo, settings in config["settings"].items():
         usual = defaults[algo]
         changed = [f"{name} {x} ({usual[name]})" for name, x in settings.items() if x != usual[name]]

@@ -67,7 +67,7 @@ def save(folder, config, state, rows, timings):
     replace(folder / "checkpoint.pt", lambda path: torch.save(checkpoint, path))
     for name, lines in [("metrics.jsonl", rows), ("timing.jsonl", timings)]:
         with open(folder / name, "a") as file:
-            file.write(dumps(lines[-1]))
+            file.write("".join(map(dumps, lines[-1:])))
 
 
 def restore(folder, config, device):
@@ -82,7 +82,7 @@ def restore(folder, config, device):
             if file.testzip() is not None:
                 raise zipfile.BadZipFile
         checkpoint = torch.load(path, map_location=device, weights_only=True)
-        if not len(checkpoint["timings"]) == len(checkpoint["rows"]) == checkpoint["state"]["round"] + 1:
+        if not len(checkpoint["timings"]) == len(checkpoint["rows"]) == max(0, checkpoint["state"]["round"] + 1):
             raise KeyError("rounds")
     except (OSError, EOFError, RuntimeError, ValueError, LookupError, TypeError, pickle.UnpicklingError, zipfile.BadZipFile):
         raise ValueError(f"{path} is damaged, or not of this program") from None

@@ -1,5 +1,5 @@
 """Every algorithm by its name on the command line: a generator run(fed, state=None, *, rounds, ...) of (metrics, state)."""
-from algorithms import baselines, fedavg, fedbe, feddf, fedprox, fedsdd, scaffold
+from algorithms import baselines, cronus, dsfl, fedavg, fedbe, feddf, fedgem, fedgems, fedmd, fedprox, fedsdd, scaffold
 
 ALGORITHMS = {
     "fedavg": fedavg.run,
@@ -8,5 +8,14 @@ ALGORITHMS = {
     "feddf": feddf.run,
     "fedbe": fedbe.run,
     "fedsdd": fedsdd.run,
+    "fedmd": fedmd.run,
+    "dsfl": dsfl.run,
+    "cronus": cronus.run,
+    "fedgem": fedgem.run,
+    "fedgems": fedgems.run,
+    "standalone": baselines.standalone,
+    "public-private": baselines.public_private,
     "centralized": baselines.centralized,
+    "centralized-all": baselines.centralized_all,
+    "fedmd-pooled": fedmd.pooled,
 }

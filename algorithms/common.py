@@ -10,6 +10,7 @@ t                                           the round, counted from 1; round 0 i
 i                                           a client, 0 ... num_clients - 1
 """
 import contextlib
+import copy
 import itertools
 import time
 import zlib
@@ -148,6 +149,11 @@ def is_finite(upload):
     return all(bool(torch.isfinite(x).all()) for x in tensors(upload))
 
 
+def finite(uploads):
+    """The uploads [M, ...] without those that hold nan or infinity: [m, ...], m <= M."""
+    return uploads[torch.isfinite(uploads).flatten(1).all(1)]
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Batches, forward passes, accuracy
 
@@ -172,9 +178,9 @@ def predict_logits(fed, model, images, batch_size=500):
     """Logits, float32 [N, C], of clean images in eval mode, without a graph; the model's mode is put back."""
     was_training = model.training
     model.eval()
-    logits = torch.cat([forward(fed, model, batch) for batch in images.split(batch_size)])
+    logits = [forward(fed, model, batch) for batch in images.split(batch_size) if len(batch)]
     model.train(was_training)
-    return logits
+    return torch.cat(logits) if logits else torch.empty(0, fed.num_classes, device=fed.device)
 
 
 def predict_members(fed, models, model_states, images):
@@ -214,6 +220,24 @@ def disagreement(member_logits):
     return sum((a != b).float().mean().item() for a, b in pairs) / len(pairs) if pairs else None
 
 
+def test_accuracies(fed, model):
+    """(accuracy on the test set, on the public test set): floats in [0, 1]; the second is None where there is no such set."""
+    return tuple(data and accuracy(predict_logits(fed, model, data.images), data.labels) for data in (fed.test, fed.public_test))
+
+
+def client_metrics(scores, key="client_accuracy"):
+    """The mean, the least and the largest of the clients' test accuracies; scores: the `test_accuracies` of each client."""
+    own, public = zip(*scores)
+    mean_public = {} if None in public else {f"{key}_public_test": sum(public) / len(public)}
+    return {key: sum(own) / len(own), f"{key}_min": min(own), f"{key}_max": max(own), **mean_public}
+
+
+def large_server_metrics(score):
+    """The accuracy of a server's own model, where there is a public test set on that, as in FedGEMS; score: `test_accuracies`."""
+    own, public = score
+    return {"server_accuracy": own} if public is None else {"server_accuracy": public, "server_accuracy_private_test": own}
+
+
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "amsgrad": partial(torch.optim.Adam, amsgrad=True)}
 
 
@@ -222,6 +246,59 @@ def seconds(device):
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Training where models and optimisers live through the rounds: what exchanges logits or nothing
+
+def new_learner(model):
+    """A model that has not been trained yet, as it is kept between rounds."""
+    return {"model": copy.deepcopy(model.state_dict()), "optimizer": None}
+
+
+def wake(learner, model, optimizer, lr, weight_decay):
+    """The optimiser of `model`, both as the learner was left: learner["model"], learner["optimizer"] are their state_dicts."""
+    model.load_state_dict(learner["model"])
+    update = OPTIMIZERS[optimizer](model.parameters(), lr=lr, weight_decay=weight_decay)
+    if learner["optimizer"] is not None:
+        update.load_state_dict(copy.deepcopy(learner["optimizer"]))      # else its steps would change the learner's tensors
+    return update
+
+
+def asleep(model, update):
+    """What `wake` needs in a later round."""
+    return {"model": copy.deepcopy(model.state_dict()), "optimizer": update.state_dict()}
+
+
+def train(fed, model, update, images, loss, *, epochs, batch_size, keys):
+    """`epochs` shuffled passes over images [n, c, h, w] with a step of `update` on each batch, in place.
+
+    loss    loss(logits [B, C], rows [B]) -> scalar, rows being positions in `images`
+    keys    name the purpose: the stream that shuffles and augments, and the seed of dropout
+    """
+    model.train()
+    rng = stream(fed.seed, *keys)
+    with seeded(fed.seed, *keys):
+        for rows in batches(len(images), batch_size, epochs, rng, fed.device):           # rows: [B]
+            batch = fed.augment(images[rows], rng) if fed.augment else images[rows]
+            batch_loss = loss(forward(fed, model, batch), rows)
+            update.zero_grad()
+            batch_loss.backward()
+            update.step()
+
+
+def train_with_labels(fed, model, update, data, **settings):
+    """`train` towards the labels: cross-entropy. settings: epochs, batch_size, keys."""
+    train(fed, model, update, data.images, lambda logits, rows: F.cross_entropy(logits, data.labels[rows]), **settings)
+
+
+def soft_cross_entropy(logits, target_probs):
+    """- sum_c y[n,c] ln q[n,c] per sample, q = softmax(logits): float [N], from [N, C] and [N, C]; no gradient to the target.
+
+    >>> soft_cross_entropy(torch.tensor([[.5, .5]]).log(), torch.tensor([[.8, .2]]))
+    tensor([0.6931])
+    """
+    return -(target_probs.detach() * F.log_softmax(logits, dim=-1)).sum(-1)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

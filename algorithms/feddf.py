@@ -42,6 +42,7 @@ from algorithms import fedavg
 from algorithms.common import (OPTIMIZERS, accuracy, active_clients, batches, by_architecture, disagreement, distillation_loss,
                                forward, is_finite, predict_logits, predict_members, run_clients, seconds, seeded, server_metrics,
                                stream)
+from attacks import attack_uploads
 from communication import weights_ledger
 
 PUBLIC = "unlabelled"
@@ -111,17 +112,21 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
         lr: float = 0.1, optimizer: Literal["sgd", "adam", "amsgrad"] = "sgd", weight_decay: float = 0.0, drop_worst: bool = True,
         distill_steps: int = 10000, server_batch_size: int = 128, server_lr: float = 1e-3,
         server_optimizer: Literal["sgd", "adam", "amsgrad"] = "adam", cosine: bool = True, max_grad_norm: float | None = 5.0,
-        temperature: float = 1.0, patience: int | None = 1000, check_every: int = 100, secure_sum: bool = False):
+        temperature: float = 1.0, patience: int | None = 1000, check_every: int = 100, secure_sum: bool = False,
+        attack=None):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
     drop_worst      clients that hardly beat a guess on the validation set neither count in the average nor teach
     cosine          the server's rate falls to 0 over distill_steps
     patience        steps without a better student, on the validation set, before a distillation ends; none: it never does
     secure_sum      an error that says why
+    attack          (uploads [M, P], client ids, rows [P], t) -> uploads: what malicious clients make of theirs, as vectors
     """
     if secure_sum:
         raise ValueError("feddf cannot have --secure-sum: its teachers are the clients' own models, so the server must see them "
                          "one by one, and a secure sum hides them; fedsdd can, whose teachers are averages")
+    if attack and len(set(fed.architecture)) > 1:
+        raise ValueError("--attack on weights needs one network for all clients")
     if (drop_worst or patience is not None) and fed.validation is None:
         raise ValueError("feddf needs a validation set for --drop-worst and --patience")
     settings = dict(local_epochs=local_epochs, batch_size=batch_size, lr=lr, optimizer=optimizer, weight_decay=weight_decay)
@@ -137,6 +142,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
         active = sorted(itertools.chain(*active_clients(fed, participation, t).values()))
         trained = run_clients(lambda i: fedavg.train_client(fed, i, t, servers[fed.architecture[i]], None, **settings),
                               active, fed.device)                                        # FedSDD Eq. (1)
+        trained = attack_uploads(attack, trained, active, t) if attack else trained
         good = {i: upload for i, (upload, _) in zip(active, trained) if is_finite(upload)}
         trained_at = seconds(fed.device)
 

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 
 from algorithms.common import (OPTIMIZERS, average_weights, batches, forward, is_finite, run_clients, sample_clients, seconds,
                                seeded, stream, test_accuracy)
+from attacks import attack_uploads
 from communication import weights_ledger
 
 PUBLIC = "none"
@@ -75,8 +76,12 @@ def aggregate(fed, server, uploads):
 
 
 def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local_epochs: int = 40, batch_size: int = 64,
-        lr: float = 0.8, mu: float = 0.001, optimizer: Literal["sgd", "adam", "amsgrad"] = "sgd", weight_decay: float = 0.0):
-    """Yields (metrics, state) after round 0, the untrained start, and after every round."""
+        lr: float = 0.8, mu: float = 0.001, optimizer: Literal["sgd", "adam", "amsgrad"] = "sgd", weight_decay: float = 0.0,
+        attack=None):
+    """Yields (metrics, state) after round 0, the untrained start, and after every round.
+
+    attack      (uploads [M, P], client ids, rows [P], t) -> uploads: what malicious clients make of theirs, as vectors
+    """
     settings = dict(local_epochs=local_epochs, batch_size=batch_size, lr=lr, mu=mu, optimizer=optimizer,
                     weight_decay=weight_decay)
     model = fed.client_model(0)                          # a workbench: states are loaded into it to predict
@@ -89,6 +94,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
         start = seconds(fed.device)
         active = sample_clients(len(fed.private), participation, stream(fed.seed, "active", t))
         trained = run_clients(lambda i: train_client(fed, i, t, server, clients.get(i), **settings), active, fed.device)
+        trained = attack_uploads(attack, trained, active, t) if attack else trained
         good = {i: result for i, result in zip(active, trained) if is_finite(result)}
         server = aggregate(fed, server, {i: upload for i, (upload, _) in good.items()})
         clients = clients | {i: client for i, (_, client) in good.items()}

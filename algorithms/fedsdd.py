@@ -55,6 +55,7 @@ import torch
 from algorithms import fedavg, fedprox, scaffold
 from algorithms.common import (accuracy, active_clients, batches, by_architecture, count_active, disagreement, distillation_loss,
                                forward, is_finite, predict_members, run_clients, seconds, seeded, server_metrics, stream)
+from attacks import attack_uploads
 from communication import FLOAT_BYTES, weights_ledger
 from secure_sum import NUMBER_BYTES, average_of_masked, masked_model
 
@@ -140,13 +141,14 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
         ensemble: Literal["aggregated", "clients"] = "aggregated", students: Literal["main", "all", "none"] = "main",
         warmup_rounds: int = 0, local: Literal["fedavg", "fedprox", "scaffold"] = "fedavg", local_epochs: int = 40,
         batch_size: int = 64, lr: float = 0.8, mu: float = 0.001, distill_steps: int = 5000, server_batch_size: int = 256,
-        server_lr: float = 0.1, temperature: float = 4.0, secure_sum: bool = False):
+        server_lr: float = 0.1, temperature: float = 4.0, secure_sum: bool = False, attack=None):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
     ensemble        whose logits are averaged: the "aggregated" global models', or the "clients"' (Table 5)
     students        which global models learn from the ensemble: "main" (diversity-enhanced), "all" (basic), "none" (Fed-ensemble)
     warmup_rounds   rounds at the start without distillation (Table 6)
     secure_sum      the server sees sums of models only
+    attack          (uploads [M, P], client ids, rows [P], t) -> uploads: what malicious clients make of theirs, as vectors
     """
     method = LOCAL[local]
     clients_of = by_architecture(fed)                    # {name of a network: its clients}
@@ -158,6 +160,8 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
     bench = {name: models[k] for name, k in main.items()}
     if state is None:
         check_groups(fed, participation, K, ensemble, local, secure_sum)
+        if attack and (secure_sum or local == "scaffold" or len(clients_of) > 1):
+            raise ValueError("--attack on weights needs one network for all clients, and neither --secure-sum nor --local scaffold")
         state = {"round": 0, "servers": [method.start_server(fed, init=k % K, i=i) for k, i in enumerate(owner)],   # Alg. 1, line 1
                  "clients": [{} for _ in owner], "public_ring": [], "test_ring": []}
         yield server_metrics(fed, bench, {name: state["servers"][k]["model"] for name, k in main.items()}), state
@@ -179,6 +183,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
             return upload, client
 
         trained = run_clients(train, active, fed.device)                                                     # Alg. 1, line 3
+        trained = attack_uploads(attack, trained, active, t) if attack else trained
         good = {i: result for i, result in zip(active, trained) if is_finite(result)}
         num_good = len(good)
         for k, group in enumerate(groups):                                                                   # Alg. 1, line 7

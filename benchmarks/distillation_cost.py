@@ -65,7 +65,7 @@ for t in range(ROUNDS + 1):
             forwards[case] = metrics["teacher_forwards"]
 anew = {case: [] for case in RECOMPUTED}
 for t in range(3 if "--recompute" in sys.argv else 0):
-    for (algo, active, teachers), values in anew.items():
+    for (algo, _, teachers), values in anew.items():
         values.append(recomputed(algo, teachers, t))
 
 print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, cpu; cnn, K = 4, {len(fed.public.images)} public images, "

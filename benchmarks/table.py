@@ -1,11 +1,11 @@
-"""The final and the best accuracy of runs side by side, and each one's difference from the first, seed by seed.
+"""The final and the best of a metric, runs side by side, and each one's difference from the first's accuracy, seed by seed.
 
-    python benchmarks/table.py runs/a runs/b ...         (folders that --out made)
+    python benchmarks/table.py [--key accuracy,ensemble_accuracy] runs/a runs/b ...         (folders that --out made)
 """
+import argparse
 import json
 import platform
 import statistics
-import sys
 from pathlib import Path
 
 
@@ -14,8 +14,14 @@ def mean_std(values):
     return f"{100 * statistics.mean(values):6.2f}{deviation}"
 
 
+parser = argparse.ArgumentParser()
+parser.add_argument("--key", default="accuracy,ensemble_accuracy")
+parser.add_argument("folders", nargs="+", type=Path)
+arguments = parser.parse_args()
+keys = arguments.key.split(",")
+
 results, settings, environments = {}, {}, set()                     # {label: {seed: rows}}, {label: settings}, ...
-for top in map(Path, sys.argv[1:]):
+for top in arguments.folders:
     paths = sorted(top.rglob("metrics.jsonl"))
     several = len({json.loads((path.parent / "config.json").read_text())["algo"][0] for path in paths}) > 1
     for path in paths:
@@ -30,14 +36,14 @@ for top in map(Path, sys.argv[1:]):
 print("environment:", "; ".join(sorted(environments)), f"python={platform.python_version()} machine={platform.machine()}")
 print("federation: ", " ".join(f"{name}={Path(value).name if name == 'dataset' else value}" for name, value in flags.items()))
 first = next(iter(results.values()))
-for measure, choose in [("final", lambda accuracies: accuracies[-1]), ("best", max)]:
-    for key in ("accuracy", "ensemble_accuracy"):
-        print(f"\n{measure} {key} in percent, mean ± standard deviation over seeds {sorted(first)}; difference from the first's accuracy")
-        base = {seed: choose([row["accuracy"] for row in rows]) for seed, rows in first.items()}
+for measure, choose in [("final", lambda values: values[-1]), ("best", max)]:
+    for key in keys:
+        print(f"\n{measure} {key} in percent, mean ± standard deviation over seeds {sorted(first)}; difference from the first's {keys[0]}")
+        base = {seed: choose([row[keys[0]] for row in rows]) for seed, rows in first.items() if keys[0] in rows[-1]}
         for label, seeds in results.items():
             if seeds[min(seeds)][-1].get(key) is not None:
-                values = {seed: choose([row[key] for row in rows[1:]]) for seed, rows in seeds.items()}
-                difference = mean_std([values[seed] - base[seed] for seed in values])
+                values = {seed: choose([row[key] for row in rows if row.get(key) is not None]) for seed, rows in seeds.items()}
+                difference = mean_std([values[seed] - base[seed] for seed in values]) if base else ""
                 print(f"{label:<24} {mean_std(list(values.values()))}    {difference}    each: "
                       + " ".join(f"{100 * values[seed]:.2f}" for seed in sorted(values)))
 print("\nsettings:")

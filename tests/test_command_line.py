@@ -1,4 +1,5 @@
 """Flags, presets, bad input: one clear line, exit status 2, nothing on disk."""
+import itertools
 import json
 import math
 import statistics
@@ -7,13 +8,14 @@ from typing import Literal, get_args, get_origin
 import numpy as np
 import pytest
 import torch
+from toys import same
 
 import data
 import federation
 import models
 from algorithms import ALGORITHMS, fedsdd
 from algorithms.common import sample_clients, stream
-from fedkd_minimal import configure, keywords, main, parse
+from fedkd_minimal import configure, fact, keywords, main, parse
 from presets import DEFAULTS, PAPER, QUICK_START, RANGES
 
 TINY = "--model mlp --clients 4 --partition iid --threads 1".split()
@@ -118,6 +120,40 @@ def refused(capsys, argv, *words):
     ("--algo scaffold --paper fedgems", ["fedgems", "scaffold", "fedavg"]),
     ("--algo fedavg --paper resnet", ["--paper", "fedsdd"]),
     ("--algo fedavg --dataset missing.npz", ["missing.npz"]),
+    ("--algo fedgems --epsilon 1.1", ["--epsilon", "from 0 to 1"]),
+    ("--algo fedgems --epsilon -0.1", ["--epsilon"]),
+    ("--algo fedgems --epsilon nan", ["--epsilon"]),
+    ("--algo fedgem --server-model resnet21", ["resnet21", "resnet20"]),
+    ("--algo fedgem --server-model fedmd_cifar9", ["fedmd_cifar9"]),
+    ("--algo fedgems --public glyphs-letters", ["fedgems", "labels of the task", "--public half"]),
+    ("--algo fedsdd,standalone --public glyphs-letters", ["standalone", "labels of the task"]),
+    ("--algo fedmd --public half --joint", ["--joint", "foreign"]),
+    ("--algo fedmd --public glyphs-letters --no-joint", ["fedmd", "labels of the task"]),
+    ("--algo fedmd --consensus-weights 1,2", ["weight", "20 clients"]),
+    ("--algo fedmd --consensus-weights 1,x", ["--consensus-weights", "x"]),
+    ("--algo fedmd --clients 2 --consensus-weights 0,0", ["not all 0"]),
+    ("--algo fedmd --clients 2 --consensus-weights 1,-1", ["--consensus-weights", "0 or more"]),
+    ("--algo fedmd --subset-size 0", ["--subset-size"]),
+    ("--algo dsfl --aggregation median", ["--aggregation", "era"]),
+    ("--algo cronus --malicious-fraction 0.5", ["--malicious-fraction", "less than 0.5"]),
+    ("--algo fedgems --attack flip", ["--attack", "paf"]),
+    ("--algo fedgems --attack paf --attackers 0", ["--attackers"]),
+    ("--algo fedgems --attack paf --attackers 20", ["--attackers 20", "from 1 to 19"]),
+    ("--algo fedgems --attack ofom --attackers 1", ["ofom", "exactly 2"]),
+    ("--algo fedgems --attack lie --attack-z inf", ["--attack-z"]),
+    ("--algo fedgems --attack-z 1.5", ["--attack-z", "without --attack"]),
+    ("--algo fedgems --attackers 2", ["--attackers", "without --attack"]),
+    ("--algo fedgems,scaffold --attack paf", ["--attack", "scaffold", "fedgems"]),
+    ("--algo feddf --model cnn,mlp --attack paf", ["--attack", "one network"]),
+    ("--algo fedsdd --K 2 --secure-sum --attack paf", ["--attack", "--secure-sum"]),
+    ("--algo fedavg --classes 1", ["--classes", "two or more"]),
+    ("--algo fedavg --classes 1,1", ["--classes", "different"]),
+    ("--algo fedavg --classes 1,10", ["--classes", "0 to 9"]),
+    ("--algo fedavg --partition by_subclass", ["by_subclass", "superclasses"]),
+    ("--algo fedavg --partition single_writer --clients 61", ["61 clients", "60 writers"]),
+    ("--algo fedavg --partition few_per_class --per-class 100", ["600 samples", "2000"]),
+    ("--algo fedgems --comu 0", ["--comu"]),
+    ("--algo fedgems --comu 1.5", ["--comu", "(0, 1]"]),
 ])
 def test_bad_input_is_one_line_and_status_2_and_nothing_on_disk(capsys, tmp_path, argv, words):
     refused(capsys, [*argv.split(), *(["--out", tmp_path / "out"] if argv else [])], *words)
@@ -167,8 +203,9 @@ def test_a_dirichlet_split_that_cannot_be_drawn_is_refused(capsys, npz):
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_every_numeric_keyword_has_a_range_and_a_default_inside_it(algo):
     for name, parameter in keywords(algo).items():
-        if get_args(parameter.annotation)[1:] == (type(None),):                 # a number, or none
-            assert get_args(parameter.annotation)[0] in (int, float) and RANGES[name][0](parameter.default or 1)
+        if get_args(parameter.annotation)[1:] == (type(None),):                 # a number, a list of numbers, or none
+            kind = get_args(parameter.annotation)[0]
+            assert (get_args(kind)[0] if get_origin(kind) is tuple else kind) in (int, float) and RANGES[name][0](parameter.default or 1)
         elif parameter.annotation in (int, float):
             assert RANGES[name][0](parameter.default)
         else:
@@ -183,6 +220,7 @@ def test_one_word_means_the_same_kind_of_thing_in_every_algorithm():
             assert kinds.setdefault(name, parameter.annotation) == parameter.annotation
 
 
+GEMS = {"rounds": 200, "local_epochs": 1, "public_epochs": 1, "lr": 1e-3, "optimizer": "amsgrad", "weight_decay": 1e-4}
 PAPERS_DEFAULTS = {   # FedSDD section 4.1; FedGEMS Table 13
     "fedavg": {"rounds": 100, "participation": 0.4, "local_epochs": 40, "batch_size": 64, "lr": 0.8, "optimizer": "sgd", "weight_decay": 0.0},
     "fedprox": {"rounds": 100, "participation": 0.4, "local_epochs": 40, "batch_size": 64, "lr": 0.8, "mu": 0.001},
@@ -193,7 +231,18 @@ PAPERS_DEFAULTS = {   # FedSDD section 4.1; FedGEMS Table 13
               "distill_steps": 10000, "server_lr": 1e-3, "server_optimizer": "adam", "cosine": True, "max_grad_norm": 5.0,
               "temperature": 1.0, "patience": 1000, "check_every": 100},
     "fedbe": {"rounds": 100, "participation": 0.4, "local_epochs": 40, "batch_size": 64, "lr": 0.8, "samples": 10, "distill": False},
-    "centralized": {"rounds": 200, "local_epochs": 1, "batch_size": 256, "lr": 1e-3, "weight_decay": 1e-4},
+    "fedmd": {"rounds": 20, "transfer_public_epochs": 20, "transfer_public_batch_size": 128, "transfer_local_epochs": 25,  # FedMD's code,
+              "transfer_batch_size": 32, "subset_size": 5000, "public_epochs": 1, "public_batch_size": 256, "local_epochs": 4,    # CIFAR iid
+              "batch_size": 5, "lr": 1e-3, "optimizer": "adam", "weight_decay": 0.0, "kernel_l2": 1e-3, "consensus_weights": None},
+    "fedmd-pooled": {"rounds": 50, "batch_size": 32, "lr": 1e-3, "optimizer": "adam"},
+    "dsfl": {**GEMS, "rounds": 300, "server_epochs": 2, "batch_size": 64, "server_batch_size": 64, "temperature": 0.1, "aggregation": "era"},
+    "cronus": {**GEMS, "batch_size": 64},
+    "fedgem": {**GEMS, "server_epochs": 1, "batch_size": 256, "server_batch_size": 256, "epsilon": 0.75},
+    "fedgems": {**GEMS, "server_epochs": 1, "batch_size": 256, "server_batch_size": 256, "epsilon": 0.75, "self_training": True,
+                "self_distillation": True, "ensemble_distillation": True},
+    "public-private": {**GEMS, "batch_size": 256},
+    **{algo: {"rounds": 200, "local_epochs": 1, "batch_size": 256, "lr": 1e-3, "optimizer": "amsgrad", "weight_decay": 1e-4}
+       for algo in ("standalone", "centralized", "centralized-all")},
 }
 
 
@@ -240,8 +289,12 @@ def test_every_keyword_is_a_flag_and_reaches_the_settings(algo):
         if parameter.annotation is bool:
             changed[name] = not default
             argv.append(flag if changed[name] else flag.replace("--", "--no-", 1))
+        elif get_origin(choices[0] if choices else None) is tuple:
+            changed[name] = [0.5, 1.0]
+            argv += [flag, "0.5,1"]
         else:
-            changed[name] = next((x for x in choices if x != default and isinstance(x, str)), None) or type(default)(1)
+            changed[name] = next((x for x in choices if x != default and isinstance(x, str)), None)
+            changed[name] = changed[name] or type(default)(1 if default is None or RANGES[name][0](1) else 0.25)
             argv += [flag, str(changed[name])]
     assert configure(parse(argv))["settings"][algo] == changed
 
@@ -403,6 +456,62 @@ def test_several_runs_have_a_folder_each_and_a_mean_with_standard_deviation(caps
         assert f"{statistics.mean(best):.4f} ± {statistics.stdev(best):.4f}" in line
 
 
+LOGITS = [*TINY, *"--server-model mlp --public half --rounds 2 --local-epochs 1 --batch-size 16".split()]
+
+
+def test_an_attack_is_said_and_kept_and_changes_the_numbers(capsys, npz, tmp_path):
+    for name, flags in [("clean", []), ("lie", ["--attack", "lie"]), ("paf", ["--attack", "paf", "--attackers", "2"])]:
+        main(["--algo", "fedgem", "--dataset", npz, *LOGITS, *flags, "--out", str(tmp_path / name)])
+    printed = capsys.readouterr().out
+    z = statistics.NormalDist().inv_cdf((3 - 2) / 3)                          # 4 clients, 1 of them malicious: s = 3 - 1 = 2
+    assert f"attack: lie by 1 of 4 clients, z {z:.3f}" in printed and "attack: paf by 2 of 4 clients, scale 10" in printed
+    assert json.loads((tmp_path / "paf" / "config.json").read_text())["flags"]["attackers"] == 2
+    servers = [torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["state"]["server"] for name in ("clean", "lie", "paf")]
+    assert not any(same(a, b) for a, b in itertools.combinations(servers, 2))
+
+
+def test_an_attacked_run_goes_on_with_the_same_bytes(npz, tmp_path):
+    flags = ["--algo", "fedgems", "--dataset", npz, *LOGITS, "--attack", "ofom", "--attack-scale", "3"]
+    main([*flags, "--out", str(tmp_path / "whole")])
+    main([*[word if word != "2" else "1" for word in flags], "--out", str(tmp_path / "part")])
+    main(["--resume", str(tmp_path / "part"), "--rounds", "2"])
+    whole, part = (torch.load(tmp_path / name / "checkpoint.pt", weights_only=True) for name in ("whole", "part"))
+    assert whole["rows"] == part["rows"] and same(whole["state"], part["state"])
+
+
+def test_the_summary_counts_the_bytes_until_an_accuracy(capsys, npz, tmp_path):
+    main(["--algo", "fedgem", "--dataset", npz, *LOGITS, "--comu", "0.01,1", "--out", str(tmp_path / "out")])
+    rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    printed = capsys.readouterr().out
+    assert rows[0]["client_accuracy"] > 0.01 and "ComU@0.01: 0.00 MB up and down" in printed            # before anything was sent
+    assert max(row["client_accuracy"] for row in rows) < 1 and "ComU@1: not reached" in printed
+
+
+def test_a_foreign_labelled_set_makes_one_label_space_for_fedmd(capsys):
+    flags = "--algo fedmd --dataset glyphs-letters --classes 0,1,2,3,4,5 --clients 3 --partition few_per_class --per-class 2".split()
+    config = configure(parse(flags))["flags"]
+    assert config["public"] == "glyphs" and config["joint"] is True and config["classes"] == [0, 1, 2, 3, 4, 5]
+    fed = build(flags)
+    assert fed.num_classes == 16 and [len(private.labels) for private in fed.private] == [12, 12, 12]
+    assert all(torch.bincount(private.labels, minlength=16).tolist() == [0] * 10 + [2] * 6 for private in fed.private)
+    assert set(fed.public.labels.tolist()) == set(range(10)) and set(fed.test.labels.tolist()) == set(range(10, 16))
+    assert set(fed.validation.labels.tolist()) == set(range(10, 16))
+
+
+@pytest.mark.parametrize("command, public", [
+    ("--algo fedgems", "half"), ("--algo fedgems,fedsdd", "half"), ("--algo fedmd,fedgems", "half"), ("--algo fedmd", "glyphs-letters"),
+    ("--algo fedmd,fedsdd", "glyphs-letters"), ("--algo standalone", "half"), ("--algo centralized", None),
+    ("--algo fedgems --public fifth", "fifth")])
+def test_public_data_by_default(command, public):
+    flags = configure(parse(command.split()))["flags"]
+    assert flags["public"] == public and flags["joint"] is (public == "glyphs-letters")
+
+
+def test_the_servers_network_is_its_own(npz):
+    fed = build(["--algo", "fedgems", "--dataset", npz, *TINY, "--server-model", "cnn_large"])
+    assert type(fed.server_model()).__name__ == "LargeCNN" and type(fed.client_model(0)).__name__ == "MLP"
+
+
 def test_an_output_folder_that_holds_a_run_is_left_alone(capsys, npz, tmp_path):
     argv = ["--algo", "fedavg", "--dataset", npz, *TINY, *SHORT, "--out", str(tmp_path / "out")]
     main(argv)
@@ -439,14 +548,16 @@ PRESETS = [(paper, algo) for paper, table in PAPER.items() for algo in table if 
 @pytest.mark.parametrize("paper, algo", PRESETS)
 def test_every_preset_runs_its_real_network(tmp_path, paper, algo):
     np.savez(tmp_path / "colour.npz", **arrays(32, 8, 4, (32, 32, 3)))
-    small = {"rounds": 1, "local_epochs": 1, "distill_steps": 1, "K": 2, "participation": 1.0}
+    small = {"rounds": 1, "local_epochs": 1, "distill_steps": 1, "K": 2, "participation": 1.0, "transfer_public_epochs": 1,
+             "transfer_local_epochs": 1}
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in small.items() if name in keywords(algo)]
     main(["--algo", algo, "--paper", paper, "--dataset", str(tmp_path / "colour.npz"), "--clients", "2", "--partition", "iid",
           "--threads", "1", "--out", str(tmp_path / "out"), *flags])
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     for name, value in {**{name: p.default for name, p in keywords(algo).items()}, **PAPER[paper][algo], **small}.items():
         assert name not in keywords(algo) or config["settings"][algo][name] == value
-    assert config["flags"]["model"] == PAPER[paper]["data"]["model"] and config["flags"]["augment"] is True
+    for name in ("model", "server_model", "augment"):
+        assert config["flags"][name] == PAPER[paper]["data"].get(name, DEFAULTS[name])
     assert len((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()) == 2
 
 
@@ -454,7 +565,9 @@ def test_every_preset_runs_its_real_network(tmp_path, paper, algo):
 def test_a_client_with_one_sample_and_missing_classes_simply_works(tmp_path, algo):
     made = arrays(40, 12, 3, (16, 16, 3))
     np.savez(tmp_path / "few.npz", **made, writer_train=np.array([0] + [1] * 20 + [2] * 19))      # writer 0 has a single image
-    flags = [f"--{name}={value}" for name, value in [("K", 2), ("distill-steps", 2), ("participation", 1), ("validation", 0.2)]
+    flags = [f"--{name}={value}" for name, value in [("K", 2), ("distill-steps", 2), ("participation", 1), ("validation", 0.2),
+                                                      ("local-epochs", 1), ("transfer-public-epochs", 1)]
              if name.replace("-", "_") in {*keywords(algo), "validation"}]
-    assert main(["--algo", algo, "--dataset", str(tmp_path / "few.npz"), "--model", "resnet8", "--clients", "3", "--public", "glyphs-letters",
-                 "--public-size", "9", "--partition", "by_writer", "--rounds", "1", "--local-epochs", "1", "--threads", "1", *flags]) == 0
+    public = "fifth" if fact(algo, "PUBLIC") == "labelled" else "glyphs-letters"
+    assert main(["--algo", algo, "--dataset", str(tmp_path / "few.npz"), "--model", "resnet8", "--clients", "3", "--public", public,
+                 "--server-model", "resnet8", "--public-size", "9", "--partition", "by_writer", "--rounds", "1", "--threads", "1", *flags]) == 0

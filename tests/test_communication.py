@@ -1,7 +1,12 @@
 """Bytes over the wire, by the papers' arithmetic (4 bytes a number, 1 KiB = 1024 bytes)."""
-from toys import linear, with_batchnorm
+import functools
+import inspect
 
-from communication import buffers_bytes, weights_bytes, weights_ledger
+import pytest
+from toys import labelled, last, linear, with_batchnorm
+
+from algorithms import ALGORITHMS
+from communication import buffers_bytes, bytes_until, logits_bytes, logits_ledger, weights_bytes, weights_ledger
 from models import build
 
 
@@ -31,3 +36,90 @@ def test_different_networks_pay_for_their_own_size_and_masked_numbers_for_eight_
     ledger = weights_ledger([(small, 2), (large, 3)], up_number_bytes=8)
     assert ledger["bytes_down"] == 2 * 4 * 15 + 3 * 4 * 17 and ledger["bytes_up"] == 2 * ledger["bytes_down"]
     assert ledger["bytes_down_buffers"] == 3 * (4 + 4 + 8) and ledger["bytes_up_buffers"] == 3 * (8 + 8 + 8)
+
+# --------------------------------------------------------------------------------------------------- logits: FedGEMS's tables
+
+EXCHANGING_ALL = ("fedmd", "dsfl", "cronus", "fedgem")
+KIB, MB = 1024, 1024**2                          # the paper's "kb" and "MB"
+
+
+@functools.cache
+def a_round(algo, num_public):
+    """The metrics of one real round of 16 clients on 10 classes with all public samples. Clients do not distil: nothing would travel."""
+    fed = labelled(sizes=(2,) * 16, num_classes=10, num_public=num_public)
+    settings = {"local_epochs": 1, "public_epochs": 0, "server_epochs": 1, "batch_size": 50_000, "server_batch_size": 50_000,
+                "transfer_public_epochs": 0, "transfer_local_epochs": 0, "early_stopping": False, "subset_size": None,
+                "malicious_fraction": 0.0}
+    known = inspect.signature(ALGORITHMS[algo]).parameters
+    metrics, state = last(ALGORITHMS[algo](fed, rounds=1, **{name: value for name, value in settings.items() if name in known}))
+    assert state["round"] == 1
+    return metrics
+
+
+def test_logits_bytes_by_hand():
+    """7 samples, 3 classes, 5 clients: 4 bytes for each number; nothing for no samples."""
+    assert logits_bytes(7, 3, 5) == 4 * 7 * 3 * 5 and logits_bytes(0, 3, 5) == 0 and isinstance(logits_bytes(7, 3, 5), int)
+
+
+def test_logits_ledger_by_hand():
+    """Up and down may be different numbers of samples; which samples are meant is counted apart, 4 bytes for each and client."""
+    assert logits_ledger(5, 3, up=7, down=11, indices=13) == {"bytes_up": 4 * 7 * 3 * 5, "bytes_down": 4 * 11 * 3 * 5,
+                                                              "bytes_down_indices": 4 * 13 * 5}
+    assert logits_ledger(5, 3, up=7, down=7)["bytes_down_indices"] == 0
+
+
+@pytest.mark.parametrize("thousands, kib", [(5, 3125.0), (10, 6250.0), (15, 9375.0), (20, 12500.0), (25, 15625.0)])
+@pytest.mark.parametrize("algo", EXCHANGING_ALL)
+def test_fedgems_table_6_uploads_of_a_real_round(algo, thousands, kib):
+    assert a_round(algo, 1000 * thousands)["bytes_up"] / KIB == kib == 1000 * thousands * 10 * 4 * 16 / KIB
+
+
+@pytest.mark.parametrize("algo, rounds, printed", [
+    ("fedmd", 32, 976.56), ("fedmd", 180, 5493.16), ("cronus", 20, 610.35), ("cronus", 81, 2471.92), ("dsfl", 121, 3692.63),
+    ("fedgem", 3, 91.55), ("fedgem", 8, 244.14)])
+def test_fedgems_table_4_is_whole_rounds_up_and_down(algo, rounds, printed):
+    """Each client is sent a copy of its own: a round is twice 15,625 KiB."""
+    metrics = a_round(algo, 25_000)
+    assert metrics["bytes_down"] == metrics["bytes_up"]
+    assert round(rounds * (metrics["bytes_up"] + metrics["bytes_down"]) / MB, 2) == printed
+
+
+def test_fedmd_and_fedgems_say_which_samples_they_mean_and_the_others_need_not():
+    assert {algo: a_round(algo, 5000)["bytes_down_indices"] for algo in EXCHANGING_ALL} == {
+        "fedmd": 4 * 5000 * 16, "dsfl": 0, "cronus": 0, "fedgem": 0}
+
+
+def test_fedgems_pays_up_for_what_was_asked_and_down_for_everything():
+    """The samples that any pass of the server found wrong and outside the pool: of each pass at most those outside it before."""
+    fed = labelled(sizes=(4,) * 5, num_public=40)
+    rounds = list(ALGORITHMS["fedgems"](fed, rounds=3, batch_size=8, server_batch_size=8, lr=0.05, server_lr=0.05))
+    for (_, before), (metrics, _) in zip(rounds, rounds[1:]):
+        asked, rest = divmod(metrics["bytes_up"], 4 * 3 * 5)
+        outside = int((~before["in_pool"]).sum())
+        assert rest == 0 and metrics["bytes_down"] == 4 * 40 * 3 * 5 and metrics["bytes_down_indices"] == 4 * asked * 5
+        assert asked == round(40 * (metrics["ensemble_distillation"] + metrics["nobody_right"])) <= outside
+
+
+# -------------------------------------------------------------------------------------------------------------- ComU@x
+
+ROWS = [{"accuracy": .9, "client_accuracy": .1},                                         # round 0: nothing has travelled
+        {"accuracy": .9, "client_accuracy": .3, "bytes_up": 10, "bytes_down": 200, "bytes_down_indices": 5_000},
+        {"accuracy": .9, "client_accuracy": .5, "bytes_up": 30, "bytes_down": 400, "bytes_up_buffers": 5_000},
+        {"accuracy": .9, "client_accuracy": .4, "bytes_up": 1, "bytes_down": 1}]
+
+
+@pytest.mark.parametrize("x, total", [(.05, 0), (.1, 0), (.2, 10 + 200), (.3, 10 + 200), (.31, 10 + 200 + 30 + 400),
+                                      (.5, 10 + 200 + 30 + 400)])
+def test_bytes_until_by_hand(x, total):
+    """Payload both ways, up to and with the first round that is there; by the clients' accuracy where there is one."""
+    assert bytes_until(ROWS, x) == total
+
+
+def test_bytes_until_of_what_is_never_reached_is_none():
+    assert bytes_until(ROWS, .51) is None and bytes_until([], .1) is None
+
+
+def test_bytes_until_goes_by_the_global_model_where_clients_have_none_of_their_own():
+    rows = [{name: value for name, value in row.items() if name != "client_accuracy"} for row in ROWS]
+    rows = [row | {"accuracy": t / 10} for t, row in enumerate(rows)]
+    assert bytes_until(rows, .2) == 10 + 200 + 30 + 400 and bytes_until(rows, 0) == 0

@@ -12,7 +12,9 @@ import pytest
 import torch
 
 import data
+import federation
 import partition
+from algorithms.common import Data
 
 ROOT = Path(data.__file__).parent
 
@@ -541,3 +543,258 @@ def test_crop_and_flip_without_padding_only_mirrors():
     same = (data.crop_and_flip(images, rng(), padding=0) == images).flatten(1).all(1)
     mirrored = (data.crop_and_flip(images, rng(), padding=0) == images.flip(3)).flatten(1).all(1)
     assert (same ^ mirrored).all() and same.any() and mirrored.any()
+
+
+# ------------------------------------------------------------------------------------ fewer classes, superclasses as labels
+
+def toy_set(num_classes=16, copies=6, test_copies=2, channels=1, superclass=None, seed=0):
+    """Rows in random order; the pixels of an image of class c lie in [c, c + 1), and no two images are alike; writer = row % 5."""
+    parts = []
+    for count in (copies, test_copies):
+        labels = rng(seed + count).permutation(np.repeat(np.arange(num_classes), count))
+        pixels = labels[:, None, None, None] + rng(seed + 7).random((len(labels), channels, 4, 4))
+        images = torch.tensor(pixels, dtype=torch.float32).contiguous(memory_format=torch.channels_last)
+        parts.append(Data(images, torch.from_numpy(labels)))
+    rows = len(parts[0].labels)
+    return data.Dataset(*parts, num_classes, writers=np.arange(rows) % 5,
+                        superclass=None if superclass is None else np.array(superclass)[parts[0].labels.numpy()])
+
+
+@pytest.mark.parametrize("classes", [[3, 5], [5, 3], [10, 11, 12, 13, 14, 15], [10, 2, 0, 15, 1, 3], list(range(16))[::-1]])
+def test_b24_only_numbers_classes_in_the_order_given_whatever_the_old_numbers_were(classes):
+    """The pixels still tell the old class: also where a new number (0 ... 5) is an old one that comes later, or 10 ... 15 stay."""
+    before = toy_set()
+    kept = data.only(before, classes)
+    assert kept.num_classes == len(classes)
+    for part, old, copies in [(kept.train, before.train, 6), (kept.test, before.test, 2)]:
+        assert torch.equal(torch.tensor(classes)[part.labels], part.images[:, 0, 0, 0].long())
+        assert torch.equal(part.images, old.images[torch.isin(old.labels, torch.tensor(classes))])      # and rows keep their order
+        assert part.labels.bincount().tolist() == [copies] * len(classes) and part.labels.dtype == torch.int64
+
+
+def test_only_keeps_writers_superclasses_and_subclasses_of_the_rows_that_stay():
+    before = toy_set(superclass=[c // 4 for c in range(16)])
+    before = before._replace(subclass=100 + before.train.labels.numpy())
+    kept, rows = data.only(before, [9, 2]), np.flatnonzero(np.isin(before.train.labels.numpy(), [9, 2]))
+    for name in ("writers", "superclass", "subclass"):
+        assert np.array_equal(getattr(kept, name), getattr(before, name)[rows])
+    assert data.only(toy_set()._replace(writers=None), [9, 2])[3:] == (None, None, None)
+
+
+def test_only_changes_no_input_and_stays_channels_last():
+    before = toy_set(channels=3)
+    copied = before.train.images.clone(), before.train.labels.clone()
+    kept = data.only(before, [4, 1])
+    assert torch.equal(before.train.images, copied[0]) and torch.equal(before.train.labels, copied[1])
+    assert all(part.images.is_contiguous(memory_format=torch.channels_last) for part in (kept.train, kept.test))
+
+
+@pytest.mark.parametrize("classes", [[3], [], [3, 3], [3, 5, 3], [3, 16], [-1, 3]])
+def test_only_refuses_classes_that_are_not_there_or_too_few(classes):
+    with pytest.raises(ValueError, match=f"{','.join(map(str, classes))}: two or more different ones of 0 to 15") as error:
+        data.only(toy_set(), classes)
+    assert one_line(error)
+
+
+SUPERCLASS = [2, 0, 1, 1, 0, 2, 2]               # of the classes 0 ... 6
+
+
+def test_by_superclass_labels_both_parts_with_superclasses_and_keeps_the_old_labels():
+    before = toy_set(7, superclass=SUPERCLASS)
+    after = data.by_superclass(before, "toy")
+    for part, old in [(after.train, before.train), (after.test, before.test)]:
+        assert part.labels.tolist() == [SUPERCLASS[label] for label in old.labels.tolist()] and part.labels.dtype == torch.int64
+        assert torch.equal(part.images, old.images)
+    assert after.num_classes == 3 and np.array_equal(after.subclass, before.train.labels)
+    assert np.array_equal(after.writers, before.writers)
+    assert np.array_equal(before.superclass, [SUPERCLASS[label] for label in before.train.labels.tolist()])
+
+
+def test_by_superclass_then_only_takes_whole_superclasses():
+    """As --partition by_subclass --classes 2,0: the numbers are those of superclasses."""
+    kept = data.only(data.by_superclass(toy_set(7, superclass=SUPERCLASS), "toy"), [2, 0])
+    pairs = set(zip(kept.train.labels.tolist(), kept.subclass.tolist()))
+    assert pairs == {(0, 0), (0, 5), (0, 6), (1, 1), (1, 4)}
+    assert sorted(kept.test.images[:, 0, 0, 0].long().unique().tolist()) == [0, 1, 4, 5, 6]
+
+
+def test_by_superclass_without_superclasses_is_one_line_that_names_the_set():
+    with pytest.raises(ValueError, match="--partition by_subclass: glyphs has no superclasses") as error:
+        data.by_superclass(toy_set(), "glyphs")
+    assert one_line(error)
+
+
+def test_cifar100s_superclasses_become_its_labels(cifar100_files):
+    root, _ = cifar100_files
+    after = data.by_superclass(data.load("cifar100", root), "cifar100")
+    assert after.train.labels.tolist() == [19, 18, 17] * 2 and after.test.labels.tolist() == [19, 18, 17, 19]
+    assert after.subclass.tolist() == [0, 1, 2] * 2 and after.num_classes == 20
+
+
+# --------------------------------------------------------------------------------------------- from flags to a federation
+
+FLAGS = {"dataset": "toy", "data_root": "data", "classes": None, "partition": "iid", "clients": 3, "alpha": 0.5, "per_class": 2,
+         "public": None, "public_size": None, "joint": False, "validation": None, "model": ["mlp"], "server_model": "mlp",
+         "augment": False, "amp": False}
+
+
+@pytest.fixture
+def sets(monkeypatch):
+    """Two sets more that `load` knows: the task `toy`, 7 grey classes with superclasses, and `foreign`, 4 coloured ones."""
+    made = {"toy": toy_set(7, copies=12, test_copies=4, superclass=SUPERCLASS), "foreign": toy_set(4, channels=3, seed=1)}
+    for name, dataset in made.items():
+        monkeypatch.setitem(data.DATASETS, name, lambda root, dataset=dataset: dataset)
+    return made
+
+
+def built(seed=0, **changes):
+    flags = FLAGS | changes
+    dataset, foreign = federation.load(flags)
+    return federation.build(flags, dataset, foreign, *federation.split(flags, dataset, seed), seed, torch.device("cpu"))
+
+
+def classes_of(part, sets):
+    """The class that the pixels of each image tell, once normalisation by the task is undone."""
+    mean, std = data.statistics(sets["toy"].train.images)
+    return (part.images[:, 0, 0, 0] * std[0] + mean[0]).add(1e-4).floor().long()
+
+
+def test_in_a_joint_label_space_the_tasks_labels_are_shifted_behind_the_public_classes(sets):
+    fed = built(public="foreign", joint=True, validation=0.2)
+    assert fed.num_classes == 4 + 7
+    for part in (*fed.private, fed.test, fed.validation):
+        assert torch.equal(part.labels, classes_of(part, sets) + 4)
+    everyone = torch.cat([part.labels for part in (*fed.private, fed.validation)])
+    assert everyone.bincount(minlength=11).tolist() == [0] * 4 + [12] * 7
+
+
+def test_in_a_joint_label_space_public_labels_and_test_set_stay_as_they_are(sets):
+    fed = built(public="foreign", joint=True)
+    for part, old in [(fed.public, sets["foreign"].train), (fed.public_test, sets["foreign"].test)]:
+        assert torch.equal(part.labels, old.labels) and part.images.shape == (len(old.labels), 1, 4, 4)
+    mean, std = data.statistics(sets["toy"].train.images)
+    pixels = data.adapt(sets["foreign"].test.images, (1, 4, 4))
+    assert torch.allclose(fed.public_test.images, (pixels - mean.item()) / std.item(), atol=1e-5)
+
+
+def test_in_a_joint_label_space_networks_have_an_output_for_every_class_of_both(sets):
+    fed = built(public="foreign", joint=True, model=["mlp", "cnn"], server_model="cnn_large")
+    networks = [fed.client_model(0), fed.client_model(1), fed.server_model()]
+    assert [network(fed.test.images[:2]).shape for network in networks] == [(2, 11)] * 3
+
+
+def test_without_a_joint_label_space_a_foreign_set_gives_images_alone_and_shifts_nothing(sets):
+    fed = built(public="foreign")
+    assert fed.num_classes == 7 and fed.public.labels is None and fed.public_test is None and len(fed.public.images) == 4 * 6
+    assert all(torch.equal(part.labels, classes_of(part, sets)) for part in (*fed.private, fed.test))
+    assert fed.client_model(0)(fed.test.images[:2]).shape == fed.server_model()(fed.test.images[:2]).shape == (2, 7)
+
+
+def test_a_part_of_the_joint_public_set_keeps_images_and_labels_together(sets):
+    fed, whole = built(public="foreign", joint=True, public_size=9), built(public="foreign", joint=True)
+    label_of = {image.numpy().tobytes(): label for image, label in zip(whole.public.images, whole.public.labels.tolist())}
+    assert len(fed.public.images) == 9 and fed.public_test.labels.tolist() == whole.public_test.labels.tolist()
+    assert fed.public.labels.tolist() == [label_of[image.numpy().tobytes()] for image in fed.public.images]
+
+
+@pytest.mark.parametrize("public, share", [("half", 1 / 2), ("fifth", 1 / 5)])
+def test_public_samples_held_out_of_the_task_keep_its_labels(sets, public, share):
+    fed = built(public=public)
+    assert fed.num_classes == 7 and torch.equal(fed.public.labels, classes_of(fed.public, sets))
+    assert len(fed.public.labels) == round(share * 7 * 12) and (fed.public_test is not None) == (public == "half")
+
+
+def test_joining_changes_nothing_in_the_sets_that_all_seeds_share(sets):
+    flags = FLAGS | {"public": "foreign", "joint": True}
+    dataset, foreign = federation.load(flags)
+    before = [part.labels.clone() for x in (dataset, foreign) for part in (x.train, x.test)]
+    for seed in (0, 1):
+        fed = federation.build(flags, dataset, foreign, *federation.split(flags, dataset, seed), seed, torch.device("cpu"))
+        assert fed.test.labels.min() == 4 and fed.test.labels.max() == 10
+    assert all(torch.equal(a, b) for a, b in zip(before, [part.labels for x in (dataset, foreign) for part in (x.train, x.test)]))
+
+
+def test_load_takes_the_classes_asked_for_and_normalises_by_them_alone(sets):
+    dataset, foreign = federation.load(FLAGS | {"classes": [6, 0]})
+    images = dataset.train.images
+    assert dataset.num_classes == 2 and foreign is None
+    assert len(dataset.train.labels) == 2 * 12 and len(dataset.test.labels) == 2 * 4
+    assert images.mean().abs() < 1e-5 and abs(images.square().mean() - 1) < 1e-4
+    assert torch.equal(dataset.train.labels == 0, images[:, 0, 0, 0] > 0)                # class 6, the brighter one, comes first
+    assert [len(part) for part in federation.split(FLAGS | {"classes": [6, 0]}, dataset, 0)[0]] == [8, 8, 8]
+
+
+def test_load_refuses_images_too_small_for_any_of_the_clients_networks(sets):
+    with pytest.raises(ValueError, match="^fedmd5 needs images of at least 12x12 pixels, these have 4x4$"):
+        federation.load(FLAGS | {"model": ["mlp", "fedmd5"]})
+
+
+@pytest.mark.parametrize("public", [None, "half"])
+def test_split_few_per_class_gives_each_client_that_many_of_each(sets, public):
+    flags = FLAGS | {"partition": "few_per_class", "public": public, "per_class": 2}
+    dataset, _ = federation.load(flags)
+    parts, public_rows, _ = federation.split(flags, dataset, 0)
+    rows = np.concatenate(parts)
+    assert [dataset.train.labels[part].bincount().tolist() for part in parts] == [[2] * 7] * 3 and len(np.unique(rows)) == 3 * 2 * 7
+    assert public is None or not np.isin(rows, public_rows).any()
+
+
+@pytest.mark.parametrize("public", [None, "half"])
+def test_split_by_subclass_gives_each_client_one_subclass_of_each_superclass(sets, public):
+    flags = FLAGS | {"partition": "by_subclass", "public": public, "clients": 2}
+    dataset, _ = federation.load(flags)
+    parts, public_rows, _ = federation.split(flags, dataset, 0)
+    assert dataset.num_classes == 3 and sets["toy"].num_classes == 7
+    held = [set(zip(dataset.train.labels[part].tolist(), dataset.subclass[part].tolist())) for part in parts]
+    for own in held:
+        assert sorted(superclass for superclass, _ in own) == [0, 1, 2]
+        assert all(SUPERCLASS[c] == superclass for superclass, c in own)
+    assert not held[0] & held[1] and (public is None or not np.isin(np.concatenate(parts), public_rows).any())
+
+
+def test_split_by_subclass_with_classes_takes_those_superclasses(sets):
+    fed = built(partition="by_subclass", classes=[2, 0], clients=2)
+    assert fed.num_classes == 2 and all(sorted(private.labels.unique().tolist()) == [0, 1] for private in fed.private)
+
+
+@pytest.mark.parametrize("public", [None, "half"])
+def test_split_single_writer_gives_each_client_all_that_one_writer_left_in_private(sets, public):
+    flags = FLAGS | {"partition": "single_writer", "public": public, "clients": 4}
+    dataset, _ = federation.load(flags)
+    parts, public_rows, _ = federation.split(flags, dataset, 0)
+    private = np.setdiff1d(np.arange(7 * 12), [] if public is None else public_rows)
+    writers = [set(dataset.writers[part].tolist()) for part in parts]
+    assert all(len(own) == 1 for own in writers) and len(set.union(*writers)) == 4
+    for part, [writer] in zip(parts, writers):
+        assert np.array_equal(part, private[dataset.writers[private] == writer])
+
+
+@pytest.mark.parametrize("kind", ["by_writer", "single_writer"])
+def test_split_by_writers_nobody_knows_is_one_line(sets, kind):
+    flags = FLAGS | {"partition": kind}
+    dataset, _ = federation.load(flags)
+    with pytest.raises(ValueError, match=f"--partition {kind}: toy does not say who wrote what") as error:
+        federation.split(flags, dataset._replace(writers=None), 0)
+    assert one_line(error)
+
+
+def test_load_by_subclass_needs_superclasses(sets):
+    with pytest.raises(ValueError, match="--partition by_subclass: foreign has no superclasses"):
+        federation.load(FLAGS | {"dataset": "foreign", "partition": "by_subclass"})
+
+
+@pytest.mark.parametrize("kind", federation.PARTITIONS)
+def test_every_partition_is_reachable_and_another_seed_gives_another_one(sets, kind):
+    flags = FLAGS | {"partition": kind, "alpha": 100.0, "clients": 2}
+    dataset, _ = federation.load(flags)
+    splits = [[tuple(part) for part in federation.split(flags, dataset, seed)[0]] for seed in (0, 0, *range(1, 9))]
+    assert splits[0] == splits[1] and len(set(map(tuple, splits))) > 2
+    assert all(len(part) and part == tuple(sorted(set(part))) for part in splits[0])
+
+
+def test_the_servers_network_has_a_seed_of_its_own(sets):
+    made = [(built(), 0), (built(), 0), (built(), 1), (built(seed=1), 0)]
+    weights = [list(fed.server_model(init).parameters()) for fed, init in made]
+    assert all(torch.equal(a, b) for a, b in zip(weights[0], weights[1]))
+    assert not torch.equal(weights[0][0], weights[2][0]) and not torch.equal(weights[0][0], weights[3][0])
+    assert not torch.equal(weights[0][0], next(built().client_model(0).parameters()))    # though here it is the clients' network

@@ -176,6 +176,16 @@ def test_distillation_ends_when_patience_steps_brought_nothing_new(seed, patienc
     assert steps == 2 * (end + 1) and same(dict(student), dict(students[best]))
 
 
+def test_a_tie_is_nothing_new():
+    """A student that hardly moves is as good at each look: the first one stands, and patience runs out."""
+    fed = with_validation()
+    start, teacher = fed.client_model(0).state_dict(), torch.randn(8, 3)
+    settings = {**DISTIL, "server_lr": 1e-9, "check_every": 1, "distill_steps": 10}
+    student, steps = feddf.distil(fed, 1, 0, start, teacher, **{**settings, "patience": 3})
+    first, _ = feddf.distil(fed, 1, 0, start, teacher, **{**settings, "distill_steps": 1})
+    assert steps == 1 + 3 and same(dict(student), dict(first))
+
+
 def test_fewer_steps_than_a_look_still_return_a_student():
     fed = with_validation()
     start, teacher = fed.client_model(0).state_dict(), torch.randn(8, 3)

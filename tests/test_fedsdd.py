@@ -357,6 +357,8 @@ def test_each_network_has_K_models_trained_by_its_own_clients():
     weights = [before["servers"][k]["model"]["1.weight"] for k in range(4)]
     assert weights[0].shape == weights[1].shape != weights[2].shape == weights[3].shape
     assert not torch.equal(weights[0], weights[1]) and not torch.equal(weights[2], weights[3])
+    for k, (i, init) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)]):             # each network's main model starts as FedAvg's would
+        assert same(dict(before["servers"][k]["model"]), dict(fed.client_model(i, init).state_dict()))
 
 
 def test_with_mixed_networks_the_ensemble_is_over_all_and_each_network_has_one_student():

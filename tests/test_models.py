@@ -9,7 +9,7 @@ import models
 from models import BASIC_BLOCKS, BOTTLENECKS, FEDMD, NETWORKS, build
 
 CIFAR, MNIST, GLYPHS = (3, 32, 32), (1, 28, 28), (1, 16, 16)
-CONVOLUTIONAL = [name for name in NETWORKS if name != "mlp"]
+CONVOLUTIONAL = [name for name in NETWORKS if name not in ("mlp", "mini0", "mini9")]
 RESIDUAL = [*BASIC_BLOCKS, "wrn16_2", *BOTTLENECKS]
 FAMILIES = ["cnn", "mlp", "resnet8", "wrn16_2", "bottleneck11", "fedmd5", "fedmd_cifar9"]     # one network of each
 
@@ -532,3 +532,83 @@ def test_cnn_by_hand_is_two_convolutions_with_relu_and_max_pooling():
             x = nn.functional.max_pool2d(nn.functional.conv2d(x, conv.weight, conv.bias, padding=1).clamp(min=0), 2)
         expected = x.reshape(2, 32 * 4 * 4) @ model.classifier.weight.T + model.classifier.bias
         torch.testing.assert_close(model(images), expected)
+
+
+# ------------------------------------------------------------------------------------------- a server's CNN, FedMD's ten in small
+
+MINIS = [f"mini{j}" for j in range(10)]
+MINI_FILTERS = {1: (16, 48), 2: (16, 64), 3: (32, 32), 4: (32, 64),
+                5: (8, 16, 32), 6: (8, 16, 24), 7: (16, 24, 32), 8: (16, 16, 16)}
+MINI_RATES = {1: .2, 2: .2, 3: .3, 4: .4, 5: .2, 6: .2, 7: .2, 8: .3}            # FedMD Table 1
+
+
+@pytest.mark.parametrize("c, side", [(1, 16), (3, 32)])
+def test_cnn_large_parameters(c, side):
+    quarter = side // 4
+    convolutions = (9 * c * 32 + 32) + (9 * 32 * 64 + 64)
+    assert trainable(build("cnn_large", (c, side, side), 10)) == convolutions + (quarter**2 * 64 * 128 + 128) + (128 * 10 + 10)
+
+
+def test_cnn_large_by_hand_is_two_convolutions_and_a_hidden_layer():
+    torch.manual_seed(0)
+    model, images = build("cnn_large", GLYPHS, 10).eval(), random_images(2, GLYPHS)
+    with torch.no_grad():
+        x = images
+        for conv in (model.conv1, model.conv2):
+            x = nn.functional.max_pool2d(nn.functional.conv2d(x, conv.weight, conv.bias, padding=1).clamp(min=0), 2)
+        hidden = (x.reshape(2, 64 * 4 * 4) @ model.hidden.weight.T + model.hidden.bias).clamp(min=0)
+        torch.testing.assert_close(model(images), hidden @ model.classifier.weight.T + model.classifier.bias)
+
+
+def test_cnn_large_is_larger_than_the_small_networks_of_clients():
+    large, small = (trainable(build(name, GLYPHS, 10)) for name in ("cnn_large", "cnn"))
+    assert large > 15 * small and all(large > trainable(build(name, GLYPHS, 36)) for name in MINIS)
+
+
+@pytest.mark.parametrize("name, units", [("mini0", 32), ("mini9", 16)])
+@pytest.mark.parametrize("shape", [GLYPHS, CIFAR])
+def test_fully_connected_minis_have_one_hidden_layer(name, units, shape):
+    assert trainable(build(name, shape, 36)) == (math.prod(shape) * units + units) + (units * 36 + 36)
+
+
+@pytest.mark.parametrize("j, filters", MINI_FILTERS.items())
+@pytest.mark.parametrize("shape, sides", [(GLYPHS, {2: 7, 3: 1}), (CIFAR, {2: 15, 3: 3})])
+def test_mini_parameters_are_those_of_fedmds_with_an_eighth_of_the_filters(j, filters, shape, sides):
+    """Kernels as in FedMD, biases, two of each BatchNorm channel, a dense layer without bias: 16 -> 7; 16 -> 8 -> 4 -> 1."""
+    assert tuple(8 * n for n in filters) == FEDMD[f"fedmd{j}"][0]
+    kernels = {2: (3, 3), 3: (3, 2, 3)}[len(filters)]
+    convolutions = sum(k * k * n * after for k, n, after in zip(kernels, (shape[0], *filters), filters))
+    expected = convolutions + sum(filters) + 2 * sum(filters) + sides[len(filters)]**2 * filters[-1] * 36
+    assert trainable(build(f"mini{j}", shape, 36)) == expected
+
+
+@pytest.mark.parametrize("j, rate", MINI_RATES.items())
+def test_minis_drop_out_at_the_rate_of_their_originals(j, rate):
+    rates = [module.p for module in build(f"mini{j}", GLYPHS, 36).modules() if isinstance(module, nn.Dropout)]
+    assert rates == [rate] * len(MINI_FILTERS[j])
+
+
+def test_no_two_minis_are_the_same_network():
+    shapes = [tuple((key, tuple(value.shape)) for key, value in build(name, GLYPHS, 36).state_dict().items()) for name in MINIS]
+    assert len(set(shapes)) == 10 == len({trainable(build(name, GLYPHS, 36)) for name in MINIS})
+
+
+@pytest.mark.parametrize("shape", [GLYPHS, CIFAR])
+@pytest.mark.parametrize("name", ["cnn_large", *MINIS])
+def test_new_small_networks_give_logits_for_glyphs_and_cifar(name, shape):
+    model = build(name, shape, 36)
+    with torch.no_grad():
+        assert model.train()(random_images(3, shape)).shape == model.eval()(random_images(3, shape)).shape == (3, 36)
+
+
+@pytest.mark.parametrize("name", ["cnn_large", "mini0", "mini9"])
+def test_networks_without_batchnorm_have_no_buffers_to_average(name):
+    assert list(build(name, GLYPHS, 10).buffers()) == []
+
+
+@pytest.mark.parametrize("name, smallest", [("cnn_large", 4), ("mini1", 3), ("mini5", 12)])
+def test_new_small_networks_say_which_images_are_too_small(name, smallest):
+    assert build(name, (1, smallest, smallest), 5).eval()(random_images(1, (1, smallest, smallest))).shape == (1, 5)
+    message = f"{name} needs images of at least {smallest}x{smallest} pixels, these have {smallest - 1}x40"
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        build(name, (1, smallest - 1, 40), 5)

@@ -20,6 +20,7 @@ EXHAUSTIVE = {
     "halves": lambda rng: partition.halves(LABELS, rng),
 }
 ALL = EXHAUSTIVE | {
+    "single_writer": lambda rng: partition.single_writer(WRITERS, 7, rng),
     "few_per_class": lambda rng: partition.few_per_class(LABELS, 7, 3, rng),
     "by_subclass": lambda rng: partition.by_subclass(SUBCLASS // 5, SUBCLASS, 7, rng),
 }
@@ -102,7 +103,8 @@ def test_b24_only_which_labels_are_equal_matters_not_their_numbers(name):
     lambda m: partition.iid(LABELS, m, rng()), lambda m: partition.dirichlet(LABELS, m, 1., rng()),
     lambda m: partition.dirichlet_balanced(LABELS, m, 1., rng()),
     lambda m: partition.dirichlet_equal(LABELS, m, 1., rng()),
-    lambda m: partition.by_writer(WRITERS, m, rng()), lambda m: partition.few_per_class(LABELS, m, 1, rng()),
+    lambda m: partition.by_writer(WRITERS, m, rng()), lambda m: partition.single_writer(WRITERS, m, rng()),
+    lambda m: partition.few_per_class(LABELS, m, 1, rng()),
     lambda m: partition.by_subclass(SUBCLASS // 5, SUBCLASS, m, rng())])
 def test_fewer_than_one_client_is_an_error(split, num_clients):
     with pytest.raises(ValueError, match="client"):
@@ -328,3 +330,34 @@ def test_a_share_outside_0_1_is_an_error(share):
 def test_an_empty_part_is_an_error():
     with pytest.raises(ValueError, match="leaves one part empty"):
         partition.hold_out(np.zeros(10), .01, rng())
+
+
+# ------------------------------------------------------------------------------------------------------ FedMD's writers
+
+@pytest.mark.parametrize("num_clients", [1, 7, 63])
+def test_single_writer_gives_each_client_all_samples_of_one_writer_and_to_no_two_the_same(num_clients):
+    parts = partition.single_writer(WRITERS, num_clients, rng())
+    writers = [np.unique(WRITERS[part]).tolist() for part in parts]
+    assert len(parts) == num_clients == len({writer for [writer] in writers})
+    assert all(np.array_equal(part, np.flatnonzero(WRITERS == writer)) for part, [writer] in zip(parts, writers))
+
+
+def test_single_writer_leaves_the_samples_of_other_writers_to_nobody_and_draws_every_writer():
+    drawn = [{WRITERS[part[0]] for part in partition.single_writer(WRITERS, 7, rng(seed))} for seed in range(80)]
+    assert all(len(writers) == 7 for writers in drawn) and set().union(*drawn) == set(WRITERS)
+    assert sum(map(len, partition.single_writer(WRITERS, 7, rng()))) < len(WRITERS)
+
+
+@pytest.mark.parametrize("num_clients", [4, 0])
+def test_single_writer_with_fewer_writers_than_clients_is_an_error(num_clients):
+    with pytest.raises(ValueError, match=f"{num_clients} clients and 3 writers: from 1 client to one for each writer") as error:
+        partition.single_writer(np.array([5, 5, 9, 2, 2, 2]), num_clients, rng())
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("split", [
+    lambda a: partition.iid(a, 2, rng()), lambda a: partition.dirichlet(a, 2, 1., rng(), min_size=1),
+    lambda a: partition.by_writer(a, 2, rng()), lambda a: partition.single_writer(a, 2, rng()),
+    lambda a: partition.few_per_class(a, 2, 1, rng()), lambda a: partition.by_subclass(a, a, 2, rng())])
+def test_a_list_is_as_good_as_an_array(split):
+    assert same(split([5, 9, 9, 5, 9, 5, 5, 9]), split(np.array([5, 9, 9, 5, 9, 5, 5, 9])))

@@ -18,8 +18,9 @@ from algorithms.common import run_clients
 from fedkd_minimal import keywords, main
 
 ROOT = Path(__file__).parent.parent
-FLAGS = ("--validation 0.1 --model mlp --clients 6 --partition iid --threads 1 --rounds 5 --batch-size 16").split()
-OWN = {"local_epochs": 1, "participation": 0.7, "K": 2, "R": 2, "distill_steps": 3, "server_batch_size": 16, "check_every": 1, "samples": 2}
+FLAGS = ("--validation 0.1 --model mlp --server-model mlp --clients 6 --partition iid --threads 1 --rounds 5 --batch-size 16").split()
+OWN = {"local_epochs": 1, "participation": 0.7, "K": 2, "R": 2, "distill_steps": 3, "server_batch_size": 16, "check_every": 1, "samples": 2,
+       "transfer_public_epochs": 1, "transfer_local_epochs": 1, "public_batch_size": 16}
 
 
 DISTILLING = {   # what the algorithms with a server's student are given on toys
@@ -77,12 +78,14 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(algo, npz, t
 
 
 def test_one_and_two_processes_give_the_same_bytes_and_both_train_clients(npz, tmp_path, uninterrupted):
-    algos = ",".join(algo for algo in ALGORITHMS if algo != "centralized")
+    algos = ",".join(ALGORITHMS)
     printed = under_torchrun(2, *command(algos, npz, "--out", tmp_path / "two"))
     found = files(tmp_path / "two")
     assert found == {f"{algo}-seed0/metrics.jsonl": uninterrupted[algo] for algo in algos.split(",")}
     counts = [int(x) for x in printed.split("clients trained by each process:")[1].split()]
-    assert len(counts) == 2 and min(counts) > 0 and sum(counts) == 6 * 5 * 4          # 6 algorithms, 5 rounds, 4 of 6 clients
+    weights, logits = 6 * 5 * 4, 4 * 5 * 2 * 6        # 6 algorithms, 5 rounds, 4 of 6 clients; 4, 5 rounds, 6 clients twice each
+    fedmd, pooled, alone = (2 + 2 * 5) * 6, (1 + 5) * 6, 5 * ((1 + 6) + 6 + 1 + 2)    # transfer in two stages; a server is one more
+    assert len(counts) == 2 and min(counts) > 0 and sum(counts) == weights + logits + fedmd + pooled + alone
 
 
 def test_a_run_begun_in_one_process_goes_on_in_two_with_the_same_bytes(npz, tmp_path, uninterrupted):
@@ -105,10 +108,10 @@ def test_the_order_in_which_clients_run_does_not_matter(module, monkeypatch):
 # ------------------------------------------------------------------------------------------------------------------ kills
 
 KILLED = """
-import os, signal, sys
+import json, os, signal, sys
 import torch
 import fedkd_minimal, runs
-moment, argv, current = sys.argv[1], sys.argv[2:], []
+moment, current = None, []
 save, replace, write = runs.save, runs.replace, torch.save
 
 def die():
@@ -126,22 +129,28 @@ def replaced(path, how):
         die()
 
 def saved(folder, config, state, rows, timings):
-    current.append(rows[-1]["round"])
+    current.append(state["round"])
     save(folder, config, state, rows, timings)
-    if moment == "after the round" and current[-1] == 3:
+    if moment == "after the round" and current[-1] == 3 or moment == "in the transfer phase" and current[-1] == -1:
         die()
 
 runs.save, runs.replace, torch.save = saved, replaced, half_written
-fedkd_minimal.main(argv)
+for moment, argv in json.loads(sys.argv[1]):             # each run in a process of its own, forked before torch has done anything
+    child = os.fork()
+    if child == 0:
+        fedkd_minimal.main(argv)
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL, argv
 """
 MOMENTS = ["while the checkpoint is written", "between checkpoint and metrics", "after the round"]
 
 
 def test_kill_9_and_resume_in_fresh_processes_give_the_same_bytes(npz, tmp_path, uninterrupted):
     """Every algorithm, killed in round 3, at one of three moments; then all of them go on in one other process."""
+    killed = fresh(KILLED, json.dumps([(MOMENTS[number % 3], command(algo, npz, "--out", tmp_path / algo))
+                                       for number, algo in enumerate(ALGORITHMS)]))
+    assert killed.returncode == 0, killed.stderr
     for number, algo in enumerate(ALGORITHMS):
-        killed = fresh(KILLED, MOMENTS[number % 3], *command(algo, npz, "--out", tmp_path / algo))
-        assert killed.returncode == -9, killed.stderr
         rounds = len((tmp_path / algo / "metrics.jsonl").read_text().splitlines()) - 1
         assert rounds == (3 if number % 3 == 2 else 2)
     resumed = fresh("import sys, fedkd_minimal\nfor folder in sys.argv[1:]: fedkd_minimal.main(['--resume', folder])",
@@ -152,13 +161,22 @@ def test_kill_9_and_resume_in_fresh_processes_give_the_same_bytes(npz, tmp_path,
         assert f"going on after round {2 if number % 3 == 0 else 3}" in resumed.stdout.split(f"\n{algo}, seed 0")[1]
 
 
+def test_kill_9_in_fedmds_transfer_phase_and_resume_gives_the_same_bytes(npz, tmp_path, uninterrupted):
+    killed = fresh(KILLED, json.dumps([("in the transfer phase", command("fedmd", npz, "--out", tmp_path / "out"))]))
+    assert killed.returncode == 0, killed.stderr
+    assert torch.load(tmp_path / "out" / "checkpoint.pt", weights_only=True)["state"]["round"] == -1
+    assert (tmp_path / "out" / "metrics.jsonl").read_text() == ""
+    main(["--resume", str(tmp_path / "out")])
+    assert (tmp_path / "out" / "metrics.jsonl").read_bytes() == uninterrupted["fedmd"]
+
+
 def stopped_after(rounds, argv):
     """Ctrl-C after that many rounds of the first run whose rows get there."""
     save = runs.save
 
     def save_then_stop(folder, config, state, rows, timings):
         save(folder, config, state, rows, timings)
-        if rows[-1]["round"] == rounds:
+        if state["round"] == rounds:
             raise KeyboardInterrupt
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runs, "save", save_then_stop)
@@ -197,7 +215,7 @@ def test_a_side_by_side_run_goes_on_where_it_was(npz, tmp_path, uninterrupted):
 
     def stop_in_second(folder, config, state, rows, timings):
         save(folder, config, state, rows, timings)
-        seen.append((folder.name, rows[-1]["round"]))
+        seen.append((folder.name, state["round"]))
         if seen[-1] == ("fedsdd-seed0", 2):
             raise KeyboardInterrupt
     with pytest.MonkeyPatch.context() as patch:

@@ -8,7 +8,7 @@ from toys import federation, last, same, with_batchnorm, with_hidden_layer, with
 
 from algorithms import fedavg, fedsdd
 from algorithms.common import average_weights, stream
-from secure_sum import FRACTION_BITS, average_of_masked, masked, masked_model
+from secure_sum import FRACTION_BITS, LIMIT, average_of_masked, masked, masked_model
 
 QUICK = {"rounds": 3, "participation": 1.0, "local_epochs": 1, "batch_size": 2, "lr": 0.1, "distill_steps": 3, "server_batch_size": 4}
 EIGHT = (5, 3, 4, 6, 4, 5, 3, 4)
@@ -108,6 +108,12 @@ def test_a_model_that_cannot_be_summed_counts_for_nothing_and_nobody_learns_whos
 def test_if_nobody_counts_there_is_no_average():
     states = [{"w": torch.tensor([math.nan])}] * 2
     assert average_of_masked(send(states, [1, 1], [0, 1]), like=states[0]) == (None, 0)
+
+
+def test_a_share_of_the_limit_is_all_that_each_of_a_group_may_send():
+    """Four numbers of half the limit would sum to twice what fits: none counts, where a wrong sum would pass for an average."""
+    states = [{"w": torch.tensor([LIMIT / 2])} for _ in range(4)]
+    assert average_of_masked(send(states, [1, 1, 1, 1], [0, 1, 2, 3]), like=states[0]) == (None, 0)
 
 
 def test_the_largest_sum_still_fits():

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import zipfile
+from functools import partial
 
 import numpy as np
 import pytest
@@ -139,8 +140,9 @@ def test_a_checkpoint_holds_only_what_loads_without_running_code(npz, tmp_path, 
 
 def test_ctrl_c_in_a_fresh_process_ends_with_130_and_a_word_how_to_go_on(npz, tmp_path):  # noqa: F811
     argv = [*command("fedavg", npz, "--out", tmp_path / "out"), "--rounds", "100000"]
+    heeds = partial(signal.signal, signal.SIGINT, signal.default_int_handler)    # whoever runs the tests may ignore Ctrl-C
     with subprocess.Popen([sys.executable, "fedkd_minimal.py", *argv], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          text=True) as process:
+                          text=True, preexec_fn=heeds) as process:
         for line in process.stdout:
             if line.startswith("  3/"):
                 process.send_signal(signal.SIGINT)

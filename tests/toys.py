@@ -1,4 +1,6 @@
 """Small federations whose rounds can be followed by hand: linear networks on a few images of 1 x 2 x 2."""
+import dataclasses
+
 import numpy as np
 import torch
 from torch import nn
@@ -44,10 +46,21 @@ def federation(sizes=(5, 3, 4, 6), network=linear, seed=0, num_public=8, num_cla
         with seeded(seed, "init", init):
             return own[i](num_classes)
 
+    def server_model(init=0):
+        with seeded(seed, "server init", init):
+            return with_hidden_layer(num_classes)
+
     return Federation(**{
         "private": [samples(size, num_classes, seed=100 + i) for i, size in enumerate(sizes)], "test": samples(40, num_classes, 1),
-        "num_classes": num_classes, "client_model": client_model, "architecture": [make.__name__ for make in own], "seed": seed,
+        "num_classes": num_classes, "client_model": client_model, "server_model": server_model,
+        "architecture": [make.__name__ for make in own], "seed": seed,
         "device": torch.device("cpu"), "public": Data(samples(num_public, num_classes, 2).images, None), **changes})
+
+
+def labelled(**changes):
+    """A federation whose public samples have labels: 8 of them, or `num_public`."""
+    fed = federation(**changes)
+    return dataclasses.replace(fed, public=samples(len(fed.public.images), fed.num_classes, seed=2))
 
 
 def same(a, b):
