@@ -52,7 +52,7 @@ def load(name_or_path, root="data"):
 
 def only(dataset, classes):
     """The same data set without the other classes; classes[j] is label j now. ValueError: a class that is not there, or twice."""
-    if not len(set(classes)) == len(classes) >= 2 or max(classes) >= dataset.num_classes:
+    if not len(set(classes)) == len(classes) >= 2 or not 0 <= min(classes) <= max(classes) < dataset.num_classes:
         raise ValueError(f"--classes {','.join(map(str, classes))}: two or more different ones of 0 to {dataset.num_classes - 1}")
     new_label = torch.full((dataset.num_classes,), -1)
     new_label[torch.tensor(classes)] = torch.arange(len(classes))    # a table: what is relabelled is never looked up again

@@ -72,8 +72,11 @@ def seeded(seed, *keys):
     For what only those can draw: initial weights and dropout.
     """
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    number = int(np.random.SeedSequence(seed, spawn_key=_words(keys)).generate_state(1, np.uint64)[0])
     with torch.random.fork_rng(devices=gpus):
-        torch.manual_seed(int(np.random.SeedSequence(seed, spawn_key=_words(keys)).generate_state(1, np.uint64)[0]))
+        torch.default_generator.manual_seed(number)      # torch.manual_seed also notes a stack trace for each absent kind of device
+        if gpus:
+            torch.cuda.manual_seed_all(number)
         yield
 
 

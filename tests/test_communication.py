@@ -45,7 +45,7 @@ KIB, MB = 1024, 1024**2                          # the paper's "kb" and "MB"
 
 @functools.cache
 def a_round(algo, num_public):
-    """The metrics of one real round of 16 clients on 10 classes with all public samples. Clients do not distil: nothing would travel."""
+    """The metrics of a real round of 16 clients on 10 classes with all public samples. No client distils: nothing would travel."""
     fed = labelled(sizes=(2,) * 16, num_classes=10, num_public=num_public)
     settings = {"local_epochs": 1, "public_epochs": 0, "server_epochs": 1, "batch_size": 50_000, "server_batch_size": 50_000,
                 "transfer_public_epochs": 0, "transfer_local_epochs": 0, "early_stopping": False, "subset_size": None,

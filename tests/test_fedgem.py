@@ -124,10 +124,10 @@ def test_no_round_changes_a_state_that_was_yielded_by_fedgem():
     assert all(same(state, snapshot) for state, snapshot in states)
 
 
-@pytest.mark.parametrize("at", [0, 1, 2])
-def test_resuming_fedgem_from_any_round_gives_the_same_bytes(at):
+def test_resuming_fedgem_from_any_round_gives_the_same_bytes():
     fed, settings = labelled(num_public=14, network=(linear, with_batchnorm)), {**QUICK, "rounds": 3}
     rounds = list(fedgem.run(fed, **settings))
-    resumed = list(fedgem.run(fed, through_a_file(rounds[at][1]), **settings))
-    for (ours, a), (theirs, b) in zip(resumed, rounds[at + 1:], strict=True):
-        assert same(a, b) and without_seconds(ours) == without_seconds(theirs)
+    for at in (0, 1, 2):
+        resumed = list(fedgem.run(fed, through_a_file(rounds[at][1]), **settings))
+        for (ours, a), (theirs, b) in zip(resumed, rounds[at + 1:], strict=True):
+            assert same(a, b) and without_seconds(ours) == without_seconds(theirs)

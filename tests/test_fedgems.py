@@ -805,10 +805,10 @@ def through_a_file(state):
     return torch.load(io.BytesIO(file.getvalue()), weights_only=True)
 
 
-@pytest.mark.parametrize("at", [0, 1, 2])
-def test_resuming_from_any_round_gives_the_same_bytes(at):
+def test_resuming_from_any_round_gives_the_same_bytes():
     fed, settings = labelled(num_public=14, network=(linear, with_batchnorm)), {**QUICK, "rounds": 3}
     rounds = list(fedgems.run(fed, **settings))
-    resumed = list(fedgems.run(fed, through_a_file(rounds[at][1]), **settings))
-    for (ours, a), (theirs, b) in zip(resumed, rounds[at + 1:], strict=True):
-        assert same(a, b) and without_seconds(ours) == without_seconds(theirs)
+    for at in (0, 1, 2):
+        resumed = list(fedgems.run(fed, through_a_file(rounds[at][1]), **settings))
+        for (ours, a), (theirs, b) in zip(resumed, rounds[at + 1:], strict=True):
+            assert same(a, b) and without_seconds(ours) == without_seconds(theirs)
