@@ -40,7 +40,8 @@ D8  epsilon weighs the cross-entropy, as in the equations; the text has it the o
 D9  one mean over the batch of the samples' own losses                [test_server_loss_is_one_mean_over_mixed_cases]
 D10 Table 5, which the paper does not define: without self-training a right sample learns from the pool if it was in it already,
     else from the clients (the pool goes on being filled); without self-distillation the clients teach what the pool did;
-    without ensemble distillation there is cross-entropy instead      [test_ablations_move_samples_between_cases]
+    without ensemble distillation there is cross-entropy instead, in none of the four cases
+                                                                      [test_ablations_move_samples_between_cases]
 D11 clients start from different weights, and keep their optimisers   [test_every_client_starts_from_weights_of_its_own]
 D12 Adam is AMSGrad, as in the public code of FedGKT                  [test_amsgrad_is_the_papers_adam]
 """

@@ -63,7 +63,8 @@ def test_fedgem_round_by_hand(changes, more):
         assert near(state["server"]["model"], server)
         assert all(near(ours["model"], theirs) for ours, theirs in zip(state["clients"], clients, strict=True))
         assert metrics["accuracy"] == metrics["server_accuracy"] == pytest.approx(score)
-        assert (metrics["client_accuracy"], metrics["client_accuracy_private"]) == pytest.approx((sum(distilled) / 4, sum(private) / 4))
+        assert metrics["client_accuracy"] == pytest.approx(sum(distilled) / 4)
+        assert metrics["client_accuracy_private"] == pytest.approx(sum(private) / 4)
 
 
 def test_clients_learn_from_the_final_server_model_of_fedgem():
@@ -85,7 +86,7 @@ def test_all_rows_travel_both_ways_every_round():
     assert seen == 2 * [(i, list(range(14))) for i in range(4)]
 
 
-def test_without_any_finite_upload_the_server_learns_from_the_labels_alone():
+def test_without_any_finite_upload_two_rounds_are_plain_training_with_the_labels():
     fed = spoilt(labelled(num_public=14), 0, 1, 2, 3)
     for (metrics, state), model in zip(list(fedgem.run(fed, **QUICK))[1:], trained_with_labels(fed, QUICK), strict=True):
         assert metrics["bad_uploads"] == 4 and same(dict(state["server"]["model"]), model)
