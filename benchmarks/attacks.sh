@@ -18,3 +18,4 @@ for seed in ${*:-0 1 2}; do
     run lie-1.5 --attack lie --attack-z 1.5
     run ofom --attack ofom
 done
+python benchmarks/attack_table.py runs/attacks > results/attacks.txt

@@ -19,9 +19,9 @@ if [ "$2" = homo ]; then                                                # Table 
     for part in self-training self-distillation ensemble-distillation; do
         run "no-$part" fedgems --server-batch-size 32 "--no-$part"
     done
-    python benchmarks/table.py --key server_accuracy,client_accuracy "$out"/{labelled,no-self-training,no-self-distillation,no-ensemble-distillation} \
+    python benchmarks/table.py --key server_accuracy,client_accuracy --base fedgems "$out"/{labelled,no-self-training,no-self-distillation,no-ensemble-distillation} \
         > results/fedgems-table5.txt
 fi
-python benchmarks/table.py --key server_accuracy,client_accuracy,client_accuracy_private "$out"/{alone,fedmd,unlabelled,labelled} \
+python benchmarks/table.py --key server_accuracy,client_accuracy,client_accuracy_private --base public-private,standalone "$out"/{alone,fedmd,unlabelled,labelled} \
     > "results/fedgems-table2-$2.txt"
 python benchmarks/comu.py 0.3,0.35,0.4 "$out"/{fedmd,unlabelled,labelled} > "results/fedgems-table4-$2.txt"

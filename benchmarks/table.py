@@ -1,6 +1,8 @@
 """The final and the best of a metric, runs side by side, and each one's difference from the first's accuracy, seed by seed.
 
-    python benchmarks/table.py [--key accuracy,ensemble_accuracy] runs/a runs/b ...         (folders that --out made)
+    python benchmarks/table.py [--key accuracy,ensemble_accuracy] [--base LABEL,...] runs/a runs/b ...    (folders that --out made)
+
+With --base the difference is from the first of these labels that has the metric.
 """
 import argparse
 import json
@@ -16,6 +18,7 @@ def mean_std(values):
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--key", default="accuracy,ensemble_accuracy")
+parser.add_argument("--base", default="", help="labels")
 parser.add_argument("folders", nargs="+", type=Path)
 arguments = parser.parse_args()
 keys = arguments.key.split(",")
@@ -38,8 +41,11 @@ print("federation: ", " ".join(f"{name}={Path(value).name if name == 'dataset' e
 first = next(iter(results.values()))
 for measure, choose in [("final", lambda values: values[-1]), ("best", max)]:
     for key in keys:
-        print(f"\n{measure} {key} in percent, mean ± standard deviation over seeds {sorted(first)}; difference from the first's {keys[0]}")
-        base = {seed: choose([row[keys[0]] for row in rows]) for seed, rows in first.items() if keys[0] in rows[-1]}
+        other = next((label for label in arguments.base.split(",") if key in results.get(label, {min(first): [{}]})[min(first)][-1]), None)
+        reference, metric = (results[other], key) if other else (first, keys[0])
+        print(f"\n{measure} {key} in percent, mean ± standard deviation over seeds {sorted(first)}; difference from "
+              f"{other or 'the first'}'s {metric}")
+        base = {seed: choose([row[metric] for row in rows]) for seed, rows in reference.items() if metric in rows[-1]}
         for label, seeds in results.items():
             if seeds[min(seeds)][-1].get(key) is not None:
                 values = {seed: choose([row[key] for row in rows if row.get(key) is not None]) for seed, rows in seeds.items()}
