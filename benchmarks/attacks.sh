@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# FedGEMS Table 3's shape on the embedded data: five methods, six attacks, three seeds. About a quarter of an hour on two cores.
+# FedGEMS Table 3's shape on the embedded data: five methods, six attacks. 13 minutes a seed on one core.
 # usage: benchmarks/attacks.sh [seed ...]
 set -euo pipefail
 cd "$(dirname "$0")/.."
-for seed in ${*:-0 1 2}; do
+for seed in ${*:-0 1}; do
     common="--model cnn --server-model cnn_large --clients 16 --partition dirichlet_balanced --alpha 0.5 --public half --public-size 1000"
     common+=" --rounds 10 --batch-size 32 --threads 1 --seeds $seed"
     run() {

@@ -10,5 +10,5 @@ common="--dataset glyphs-letters --classes 0,1,2,3,4,5 --public glyphs $setting 
 common+=" --model $(echo mini{0..9} | tr ' ' ,)"
 python fedkd_minimal.py --algo fedmd $common --rounds 20 --transfer-public-epochs 20 --transfer-local-epochs 25 --subset-size 5000 \
     --public-batch-size 256 --local-epochs 4 --out "runs/fedmd/$1/fedmd"
-python fedkd_minimal.py --algo fedmd-pooled $common --rounds 20 --transfer-public-epochs 20 --out "runs/fedmd/$1/pooled"
+python fedkd_minimal.py --algo fedmd-pooled $common --rounds 50 --transfer-public-epochs 20 --out "runs/fedmd/$1/pooled"
 python benchmarks/table.py --key client_accuracy,gain "runs/fedmd/$1"/{fedmd,pooled} > "results/fedmd-$1.txt"
