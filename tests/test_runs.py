@@ -135,7 +135,8 @@ def saved(folder, config, state, rows, timings):
         die()
 
 runs.save, runs.replace, torch.save = saved, replaced, half_written
-for moment, argv in json.loads(sys.argv[1]):             # each run in a process of its own, forked before torch has done anything
+torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1)        # the first optimiser imports for a second: once, not in each child
+for moment, argv in json.loads(sys.argv[1]):                       # each run in a process of its own, forked before torch has threads
     child = os.fork()
     if child == 0:
         fedkd_minimal.main(argv)
