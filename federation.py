@@ -65,7 +65,8 @@ def split(flags, dataset, seed):
     elif kind == "few_per_class":
         parts = partition.few_per_class(labels[rows], clients, flags["per_class"], rng)
     elif kind == "by_subclass":
-        parts = partition.by_subclass(labels[rows], dataset.subclass[rows], clients, rng)
+        parts = [part[partition.few_per_class(labels[rows[part]], 1, flags["per_class"], rng)[0]]
+                 for part in partition.by_subclass(labels[rows], dataset.subclass[rows], clients, rng)]
     else:
         parts = getattr(partition, kind)(labels[rows], clients, flags["alpha"], rng)
     return [rows[part] for part in parts], public_rows, validation_rows

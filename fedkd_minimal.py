@@ -135,7 +135,7 @@ def build_parser(algos):
     every.add_argument("--public", metavar="half|fifth|NAME|PATH", help="public images: of the training set, or another dataset")
     every.add_argument("--attack", choices=attacks.ATTACKS, help="malicious clients poison what they upload")
     for name, kind, text in [("clients", int, "all clients (20)"), ("alpha", float, "Dirichlet concentration (0.1)"),
-                             ("per_class", int, "samples of each class per client, for few_per_class (3)"),
+                             ("per_class", int, "samples of each class per client, for few_per_class and by_subclass (3)"),
                              ("classes", tuple[int, ...] | None, "only these classes of the data set"),
                              ("joint", bool, "one output layer over the classes of a foreign public set and the task's"),
                              ("attackers", int, "malicious clients (1, for ofom 2)"),

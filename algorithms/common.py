@@ -147,7 +147,7 @@ def tensors(value):
             yield from tensors(x)
 
 
-HUGE = 1e30    # from here on sums and squares of float32 are infinite: as good as infinity
+HUGE = 1e30    # so large that a few of them, divided by a temperature or weighted, leave float32: as good as infinity
 
 
 def is_finite(upload):

@@ -752,6 +752,16 @@ def test_split_by_subclass_gives_each_client_one_subclass_of_each_superclass(set
     assert not held[0] & held[1] and (public is None or not np.isin(np.concatenate(parts), public_rows).any())
 
 
+@pytest.mark.parametrize("per_class", [1, 2])
+def test_split_by_subclass_leaves_each_client_few_samples_of_each_superclass(sets, per_class):
+    flags = FLAGS | {"partition": "by_subclass", "per_class": per_class, "clients": 2}
+    dataset, _ = federation.load(flags)
+    parts, _, _ = federation.split(flags, dataset, 0)
+    assert all(np.bincount(dataset.train.labels[part], minlength=3).tolist() == [per_class] * 3 for part in parts)
+    with pytest.raises(ValueError, match="has 12 samples"):
+        federation.split(flags | {"per_class": 13}, dataset, 0)
+
+
 def test_split_by_subclass_with_classes_takes_those_superclasses(sets):
     fed = built(partition="by_subclass", classes=[2, 0], clients=2)
     assert fed.num_classes == 2 and all(sorted(private.labels.unique().tolist()) == [0, 1] for private in fed.private)
