@@ -82,11 +82,14 @@ def build(name, stream, num_clients, attackers, scale=10.0, z=None):
     malicious = sorted(stream("attackers").choice(num_clients, attackers, replace=False).tolist())
     z = lie_z(num_clients, attackers) if z is None else z
 
-    def theta(i, benign, rows):
-        """scale * std * u for attacker i: [n, ...]. u of a row does not depend on which other rows there are."""
-        last = int(rows.max()) + 1 if len(rows) else 0
-        u = torch.from_numpy(stream("theta", i).standard_normal((last, *benign.shape[2:]))).to(benign)     # [N, ...]
-        return scale * benign.std(correction=0) * u[rows]
+    def forged(i, benign, rows, row_shape):
+        """What attacker i sends, from benign [n, ...]: one value per coordinate; theta' is [len(rows), *row_shape]."""
+        if name == "lie":
+            return lie(benign, z)
+        source = malicious[0] if name == "ofom" else i
+        u = torch.from_numpy(stream("theta", source).standard_normal((int(rows.max()) + 1, *row_shape)))     # [N, ...]: a row's u
+        theta = scale * benign.std(correction=0) * u.to(benign)[rows]                    # does not depend on the other rows
+        return paf(benign, theta) if name == "paf" else ofom(benign, theta)[malicious.index(i)]
 
     def attack(uploads, client_ids, rows, t):
         present = [j for j, i in enumerate(client_ids) if i in malicious]                # places of the attackers in uploads
@@ -96,15 +99,19 @@ def build(name, stream, num_clients, attackers, scale=10.0, z=None):
             return uploads
         uploads = uploads.clone()
         for j in present:
-            i = client_ids[j]
-            if name == "lie":
-                uploads[j] = lie(benign, z)
-            elif name == "paf":
-                uploads[j] = paf(benign, theta(i, benign, rows))
-            else:
-                uploads[j] = ofom(benign, theta(malicious[0], benign, rows))[malicious.index(i)]
+            uploads[j] = forged(client_ids[j], benign, rows, benign.shape[2:])
         return uploads
 
+    def attack_samples(uploads, client_ids, t):
+        """The same where each client sends [n_i, ...] of samples of its own: the statistics are over all benign samples."""
+        benign = torch.cat([own for own, i in zip(uploads, client_ids) if i not in malicious] or [uploads[0][:0]])
+        benign = benign[torch.isfinite(benign).flatten(1).all(1)]
+        if not len(benign):
+            return uploads
+        return [forged(i, benign, torch.arange(len(own)), own.shape[1:]).expand(own.shape).to(own) if i in malicious else own
+                for own, i in zip(uploads, client_ids)]
+
+    attack.samples = attack_samples
     return attack
 
 

@@ -7,7 +7,7 @@ import partition
 from algorithms.common import Data, Federation, seeded, stream
 
 PARTITIONS = ("iid", "dirichlet", "dirichlet_balanced", "dirichlet_equal", "by_writer", "single_writer", "few_per_class",
-              "by_subclass")
+              "by_subclass", "fedgkt_table6")
 HELD_OUT = {"half": 1 / 2, "fifth": 1 / 5}      # --public: shares of the training set that no client holds
 
 
@@ -60,8 +60,8 @@ def split(flags, dataset, seed):
         if dataset.writers is None:
             raise ValueError(f"--partition {kind}: {flags['dataset']} does not say who wrote what")
         parts = getattr(partition, kind)(dataset.writers[rows], clients, rng)
-    elif kind == "iid":
-        parts = partition.iid(labels[rows], clients, rng)
+    elif kind in ("iid", "fedgkt_table6"):
+        parts = getattr(partition, kind)(labels[rows], clients, rng)
     elif kind == "few_per_class":
         parts = partition.few_per_class(labels[rows], clients, flags["per_class"], rng)
     elif kind == "by_subclass":

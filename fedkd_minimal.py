@@ -200,7 +200,8 @@ def configure(given):
     for algo in algos:
         if "paper" in given and algo not in preset:
             fail(f"--paper {given['paper']} has no {algo}; it has {', '.join(k for k in preset if k != 'data')}")
-    flags = {name: given.get(name, preset.get("data", {}).get(name, default)) for name, default in DEFAULTS.items()}
+    usual = [DEFAULTS, preset.get("data", {}), *(preset.get(algo, {}).get("data", {}) for algo in algos), given]
+    flags = {name: next(table[name] for table in reversed(usual) if name in table) for name in DEFAULTS}
     needs = {fact(algo, "PUBLIC") for algo in algos} - {"none"}
     if flags["public"] is None and needs:
         foreign = {"glyphs": "glyphs-letters", "glyphs-letters": "glyphs"}
@@ -302,6 +303,9 @@ def run_one(algo, fed, config, folder, checkpoint):
         if begun_with:
             runs.rewrite(folder, rows, timings)
     say(f"\n{algo}, seed {fed.seed}" + (f": going on after round {begun_with['round']}" if rows else ""))
+    statement = getattr(inspect.getmodule(ALGORITHMS[algo]), "statement", None)
+    if statement:
+        say(statement(fed, config["settings"][algo]))
     say(heading(columns))
     last = time.perf_counter()
     for metrics, state in start(algo, fed, begun_with, config):

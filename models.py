@@ -1,6 +1,11 @@
 """The networks: `build(name, image_shape, num_classes)` returns any of them, `NETWORKS` lists them.
 
 name                             paper                        network
+gkt_edge                         FedGKT appendix B.3          edge: stem | two Bottlenecks, with 16 x h x w between them
+gkt_edge4 _edge6 _edge_table7    FedGKT Tables 5, 7           edge: stem | one, two, three BasicBlocks
+gkt_server55 gkt_server109       FedGKT section 4.1           server: ResNet-56 and -110 without their stem
+gkt_edge_small gkt_server_small  none: embedded glyphs        a pair with 8 x h/2 x w/2 between them
+gkt_full_small                   none: embedded glyphs        the pair's extractor and server as one network
 cnn cnn_large mlp                none: embedded glyphs        two convolutions; twice as wide; one hidden layer
 mini0 ... mini9                  none: embedded glyphs        FedMD's ten, an eighth as wide; 0 and 9 fully connected
 resnet8 resnet20 resnet56        FedSDD section 4.1, FedDF    He's CIFAR ResNet of BasicBlocks
@@ -12,9 +17,9 @@ fedmd_cifar0 ... fedmd_cifar9    FedMD Table 2 (CIFAR)        CNN of 2, 3 or 4 l
 WARNING  "ResNet-20" and "ResNet-56" are two networks each. FedGEMS and FedGKT mean stages of Bottlenecks (220,378 and
 591,322 parameters: here `bottleneck20`, `bottleneck56`); FedSDD means He's BasicBlocks (here `resnet20`, `resnet56`).
 
-Every network maps float images [B, c, h, w] to logits [B, C], has its last layer in `.classifier`, and draws its
-initial weights from torch's default generator, which the caller seeds. Convolutional networks are channels-last: give
-them images that are so too.
+Every network maps float images [B, c, h, w] (FedGKT's servers: feature maps) to logits [B, C], has its last layer in
+`.classifier`, and draws its initial weights from torch's default generator, which the caller seeds. Convolutional
+networks are channels-last: give them images that are so too.
 
 Papers: He et al., "Deep Residual Learning for Image Recognition", arXiv:1512.03385; Zagoruyko and Komodakis, "Wide
 Residual Networks", arXiv:1605.07146; FedGEMS, arXiv:2110.11027; FedSDD, arXiv:2312.17029v1; FedMD, arXiv:1910.03581.
@@ -182,6 +187,88 @@ class ResNet(nn.Module):
         return self.classifier(x.mean((2, 3)))               # [B, C]
 
 
+class Edge(nn.Module):
+    """FedGKT's edge: `extract` makes the feature map that is sent, `classify` the edge's own logits from it."""
+
+    def __init__(self, block, blocks, image_shape, num_classes):
+        super().__init__()
+        self.stem = nn.Sequential(conv3x3(image_shape[0], 16), nn.BatchNorm2d(16), nn.ReLU())
+        self.body = stage(block, blocks, 16, 16 * block.expansion, stride=1)
+        self.classifier = nn.Linear(16 * block.expansion, num_classes)
+        initialise_convolutions(self)
+
+    def extract(self, images):                               # [B, c, h, w] -> [B, 16, h, w]
+        return self.stem(images)
+
+    def classify(self, features):                            # [B, 16, h, w] -> [B, C]
+        return self.classifier(self.body(features).mean((2, 3)))
+
+    def forward(self, images):
+        return self.classify(self.extract(images))
+
+
+class SmallEdge(nn.Module):
+    """An edge for the glyphs: one convolution for the features, one layer for the logits. No BatchNorm."""
+
+    def __init__(self, image_shape, num_classes):
+        super().__init__()
+        c, h, w = image_shape
+        self.stem = nn.Conv2d(c, 8, 3, padding=1)
+        self.classifier = nn.Linear(8 * (h // 2) * (w // 2), num_classes)
+
+    def extract(self, images):                               # [B, c, h, w] -> [B, 8, h/2, w/2]
+        return F.relu(F.max_pool2d(self.stem(images), 2))
+
+    def classify(self, features):                            # [B, 8, h/2, w/2] -> [B, C]
+        return self.classifier(features.flatten(1))
+
+    def forward(self, images):
+        return self.classify(self.extract(images))
+
+
+class ServerResNet(ResNet):
+    """FedGKT's server: a ResNet that begins behind its stem, at the edges' feature map [B, 16, h, w]."""
+
+    def __init__(self, blocks, image_shape, num_classes):
+        super().__init__(Bottleneck, blocks, image_shape, num_classes)
+        self.stem = nn.Identity()
+
+    def forward(self, features):
+        if features.shape[1] != 16:
+            raise ValueError(f"a server of FedGKT reads feature maps of 16 channels, not images of {features.shape[1]}")
+        return super().forward(features)
+
+
+class SmallServer(nn.Module):
+    """A server for `SmallEdge`: two convolutions and a hidden layer."""
+
+    def __init__(self, image_shape, num_classes):
+        super().__init__()
+        _, h, w = image_shape
+        self.conv1 = nn.Conv2d(8, 32, 3, padding=1)
+        self.conv2 = nn.Conv2d(32, 64, 3, padding=1)
+        self.hidden = nn.Linear(64 * (h // 4) * (w // 4), 128)
+        self.classifier = nn.Linear(128, num_classes)
+
+    def forward(self, features):                             # [B, 8, h/2, w/2]
+        if features.shape[1] != 8:
+            raise ValueError(f"a server of FedGKT reads feature maps, here of 8 channels, not images of {features.shape[1]}")
+        x = F.relu(self.conv1(features))                     # [B, 32, h/2, w/2]
+        x = F.relu(F.max_pool2d(self.conv2(x), 2))           # [B, 64, h/4, w/4]
+        return self.classifier(F.relu(self.hidden(x.flatten(1))))
+
+
+class SmallFull(SmallServer):
+    """`SmallEdge.extract` and `SmallServer` as one network, for those who train the whole: centralised, FedAvg."""
+
+    def __init__(self, image_shape, num_classes):
+        super().__init__(image_shape, num_classes)
+        self.stem = nn.Conv2d(image_shape[0], 8, 3, padding=1)
+
+    def forward(self, images):                               # [B, c, h, w]
+        return super().forward(F.relu(F.max_pool2d(self.stem(images), 2)))
+
+
 class PreActivationBlock(nn.Module):
     """BatchNorm and ReLU before each 3x3 convolution, none after the sum; a shortcut is a bare 1x1 convolution."""
 
@@ -327,6 +414,15 @@ NETWORKS = {                             # name -> (smallest side in pixels, con
     **{name: (4, partial(ResNet, BasicBlock, blocks)) for name, blocks in BASIC_BLOCKS.items()},
     "wrn16_2": (4, WideResNet),
     **{name: (4, partial(ResNet, Bottleneck, blocks)) for name, blocks in BOTTLENECKS.items()},
+    "gkt_edge": (4, partial(Edge, Bottleneck, 2)),
+    "gkt_edge4": (4, partial(Edge, BasicBlock, 1)),
+    "gkt_edge6": (4, partial(Edge, BasicBlock, 2)),
+    "gkt_edge_table7": (4, partial(Edge, BasicBlock, 3)),
+    "gkt_server55": (4, partial(ServerResNet, (6, 6, 6))),
+    "gkt_server109": (4, partial(ServerResNet, (12, 12, 12))),
+    "gkt_edge_small": (4, SmallEdge),
+    "gkt_server_small": (4, SmallServer),
+    "gkt_full_small": (4, SmallFull),
     **{name: (FEDMD_SMALLEST[len(filters)], partial(FedMDNet, filters, dropout))
        for name, (filters, dropout) in (FEDMD | MINI).items()},
 }

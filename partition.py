@@ -102,6 +102,46 @@ def by_writer(writers, num_clients, rng):
     return [np.flatnonzero(np.isin(writers, mine)) for mine in np.array_split(rng.permutation(len(names)), num_clients)]
 
 
+FEDGKT_TABLE_6 = np.array([              # samples of each CIFAR-10 class (columns) for each client; columns sum to 5,000
+    [144, 94, 1561, 133, 1099, 1466, 0, 0, 0, 0],
+    [327, 28, 264, 16, 354, 2, 100, 20, 200, 3],
+    [6, 6, 641, 1, 255, 4, 1, 2, 106, 1723],
+    [176, 792, 100, 28, 76, 508, 991, 416, 215, 0],
+    [84, 1926, 1, 408, 133, 24, 771, 0, 0, 0],
+    [41, 46, 377, 541, 7, 235, 54, 1687, 666, 0],
+    [134, 181, 505, 720, 123, 210, 44, 58, 663, 221],
+    [87, 2, 131, 1325, 0, 1117, 704, 0, 0, 0],       # printed without the 0 of c4, which makes columns 4 to 6 sum wrongly
+    [178, 101, 5, 32, 1553, 10, 163, 9, 437, 131],
+    [94, 125, 0, 147, 287, 100, 23, 217, 608, 279],
+    [379, 649, 106, 90, 35, 119, 807, 819, 3, 85],
+    [1306, 55, 681, 227, 202, 34, 0, 648, 0, 0],
+    [1045, 13, 53, 6, 77, 70, 482, 7, 761, 494],
+    [731, 883, 15, 161, 387, 552, 4, 1051, 0, 0],
+    [4, 97, 467, 899, 0, 407, 50, 64, 1098, 797],
+    [264, 2, 93, 266, 412, 142, 806, 2, 243, 1267]])
+
+
+def fedgkt_table6(labels, num_clients, rng):
+    """FedGKT's one non-iid split of CIFAR-10 (appendix, Table 6, its row 7 put right), scaled to classes of any size.
+
+    Which samples a client gets is drawn; how many of each class is the table's share of that class, rounded so that none is
+    left. ValueError: not 16 clients, labels other than 0 to 9, or so few samples that a client would have none.
+    """
+    labels = np.asarray(labels)
+    if num_clients != 16 or not np.array_equal(np.unique(labels), np.arange(10)):
+        raise ValueError("FedGKT's Table 6 is for 16 clients and 10 classes")
+    parts = [[] for _ in range(16)]
+    for c in range(10):
+        rows = rng.permutation(np.flatnonzero(labels == c))
+        cuts = np.round(FEDGKT_TABLE_6[:-1, c].cumsum() * len(rows) / FEDGKT_TABLE_6[:, c].sum()).astype(np.int64)
+        for part, share in zip(parts, np.split(rows, cuts)):
+            part.append(share)
+    parts = [np.sort(np.concatenate(part)) for part in parts]
+    if min(map(len, parts)) == 0:
+        raise ValueError(f"{len(labels)} samples are too few for FedGKT's Table 6: a client would have none")
+    return parts
+
+
 def single_writer(writers, num_clients, rng):
     """All samples of one writer [N] for each client, drawn without replacement; the other writers are nobody's (FedMD)."""
     names = np.unique(writers)

@@ -1,5 +1,6 @@
 """Every algorithm by its name on the command line: a generator run(fed, state=None, *, rounds, ...) of (metrics, state)."""
-from algorithms import baselines, cronus, dsfl, fedavg, fedbe, feddf, fedgem, fedgems, fedmd, fedprox, fedsdd, scaffold
+from algorithms import (baselines, cronus, dsfl, fedavg, fedbe, feddf, fedgem, fedgems, fedgkt, fedmd, fedprox, fedsdd, scaffold,
+                        split_learning)
 
 ALGORITHMS = {
     "fedavg": fedavg.run,
@@ -13,6 +14,8 @@ ALGORITHMS = {
     "cronus": cronus.run,
     "fedgem": fedgem.run,
     "fedgems": fedgems.run,
+    "fedgkt": fedgkt.run,
+    "split-learning": split_learning.run,
     "standalone": baselines.standalone,
     "public-private": baselines.public_private,
     "centralized": baselines.centralized,

@@ -16,12 +16,10 @@ D1  Adam is AMSGrad, as in FedGKT's public code                       [test_amsg
 D2  the optimiser lives through the rounds: it is one long training   [test_centralized_is_one_long_training]
 D3  a round is local_epochs passes over a network's data              [test_centralized_is_one_long_training]
 """
-from typing import Literal
-
 import torch
 
-from algorithms.common import (Data, asleep, by_architecture, client_metrics, large_server_metrics, new_learner, run_clients,
-                               seconds, test_accuracies, train_with_labels, wake)
+from algorithms.common import (Data, Optimizer, asleep, by_architecture, client_metrics, large_server_metrics, new_learner,
+                               run_clients, seconds, test_accuracies, train_with_labels, wake)
 
 PUBLIC = {"standalone": "labelled", "centralized": "none", "centralized_all": "labelled", "public_private": "labelled"}
 MIXED = True    # may clients have different networks?
@@ -71,7 +69,7 @@ def clients_networks(fed):
 
 
 def standalone(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, batch_size: int = 256, lr: float = 1e-3,
-               optimizer: Literal["sgd", "adam", "amsgrad"] = "amsgrad", weight_decay: float = 1e-4):
+               optimizer: Optimizer = "amsgrad", weight_decay: float = 1e-4):
     """Yields (metrics, state) after round 0, the untrained start, and after every round."""
     networks = {"server": fed.server_model(), **clients_networks(fed)}
     data = {"server": [(fed.public, local_epochs)], **{i: [(private, local_epochs)] for i, private in enumerate(fed.private)}}
@@ -80,7 +78,7 @@ def standalone(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, bat
 
 
 def public_private(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epochs: int = 1,
-                   batch_size: int = 256, lr: float = 1e-3, optimizer: Literal["sgd", "adam", "amsgrad"] = "amsgrad",
+                   batch_size: int = 256, lr: float = 1e-3, optimizer: Optimizer = "amsgrad",
                    weight_decay: float = 1e-4):
     """Yields (metrics, state) after round 0, the untrained start, and after every round."""
     networks = clients_networks(fed)
@@ -90,7 +88,7 @@ def public_private(fed, state=None, *, rounds: int = 200, local_epochs: int = 1,
 
 
 def centralized(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, batch_size: int = 256, lr: float = 1e-3,
-                optimizer: Literal["sgd", "adam", "amsgrad"] = "amsgrad", weight_decay: float = 1e-4):
+                optimizer: Optimizer = "amsgrad", weight_decay: float = 1e-4):
     """Yields (metrics, state) after round 0, the untrained start, and after every round."""
     networks = {name: fed.client_model(ids[0]) for name, ids in by_architecture(fed).items()}
     data = dict.fromkeys(networks, [(union(*fed.private), local_epochs)])
@@ -99,7 +97,7 @@ def centralized(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, ba
 
 
 def centralized_all(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, batch_size: int = 256, lr: float = 1e-3,
-                    optimizer: Literal["sgd", "adam", "amsgrad"] = "amsgrad", weight_decay: float = 1e-4):
+                    optimizer: Optimizer = "amsgrad", weight_decay: float = 1e-4):
     """Yields (metrics, state) after round 0, the untrained start, and after every round."""
     networks = {"server": fed.server_model(), **{name: fed.client_model(ids[0]) for name, ids in by_architecture(fed).items()}}
     data = dict.fromkeys(networks, [(union(fed.public, *fed.private), local_epochs)])

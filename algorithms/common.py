@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -244,7 +244,9 @@ def large_server_metrics(score):
     return {"server_accuracy": own} if public is None else {"server_accuracy": public, "server_accuracy_private_test": own}
 
 
-OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "amsgrad": partial(torch.optim.Adam, amsgrad=True)}
+Optimizer = Literal["sgd", "nesterov", "adam", "amsgrad"]
+OPTIMIZERS = {"sgd": torch.optim.SGD, "nesterov": partial(torch.optim.SGD, momentum=0.9, nesterov=True),
+              "adam": torch.optim.Adam, "amsgrad": partial(torch.optim.Adam, amsgrad=True)}
 
 
 def seconds(device):
@@ -296,6 +298,25 @@ def train(fed, model, update, images, loss, *, epochs, batch_size, keys):
 def train_with_labels(fed, model, update, data, **settings):
     """`train` towards the labels: cross-entropy. settings: epochs, batch_size, keys."""
     train(fed, model, update, data.images, lambda logits, rows: F.cross_entropy(logits, data.labels[rows]), **settings)
+
+
+@torch.no_grad()
+def feature_map_of(fed):
+    """The feature map [1, channels, h, w] of a private image, of one shape for all clients.
+
+    ValueError: clients without one, or with others than the server can read.
+    """
+    for name, ids in by_architecture(fed).items():
+        edge = fed.client_model(ids[0]).eval()
+        if not hasattr(edge, "extract"):
+            raise ValueError(f"--model {name} has no feature map to send: an edge network such as gkt_edge has")
+        features = edge.extract(fed.private[0].images[:1])
+        try:
+            fed.server_model().eval()(features)
+        except (RuntimeError, ValueError):
+            raise ValueError(f"the server's network cannot read the {list(features.shape[1:])} feature maps of {name}: "
+                             "gkt_server55 and gkt_server109 go with gkt_edge..., gkt_server_small with gkt_edge_small") from None
+    return features
 
 
 def soft_cross_entropy(logits, target_probs):

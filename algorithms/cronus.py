@@ -23,11 +23,9 @@ D3  an upload with nan or infinity is left out; without any there is no distilla
 D4  clients start from different weights, and keep their optimisers   [test_every_client_starts_from_weights_of_its_own]
 """
 import math
-from typing import Literal
-
 import torch
 
-from algorithms.common import (asleep, client_metrics, finite, new_learner, predict_logits, run_clients, seconds,
+from algorithms.common import (Optimizer, asleep, client_metrics, finite, new_learner, predict_logits, run_clients, seconds,
                                soft_cross_entropy, test_accuracies, train, train_with_labels, wake)
 from communication import logits_ledger
 
@@ -95,7 +93,7 @@ def metrics_of(client_scores):
 
 
 def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epochs: int = 1, batch_size: int = 64,
-        lr: float = 1e-3, optimizer: Literal["sgd", "adam", "amsgrad"] = "amsgrad", weight_decay: float = 1e-4,
+        lr: float = 1e-3, optimizer: Optimizer = "amsgrad", weight_decay: float = 1e-4,
         malicious_fraction: float = 0.1, attack=None):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 

@@ -25,8 +25,8 @@ from typing import Literal
 
 import torch
 
-from algorithms.common import (asleep, client_metrics, finite, large_server_metrics, new_learner, predict_logits, run_clients,
-                               seconds, soft_cross_entropy, test_accuracies, train, train_with_labels, wake)
+from algorithms.common import (Optimizer, asleep, client_metrics, finite, large_server_metrics, new_learner, predict_logits,
+                               run_clients, seconds, soft_cross_entropy, test_accuracies, train, train_with_labels, wake)
 from communication import logits_ledger
 
 PUBLIC = "unlabelled"
@@ -68,7 +68,7 @@ def metrics_of(server_score, client_scores):
 
 def run(fed, state=None, *, rounds: int = 300, local_epochs: int = 1, public_epochs: int = 1, server_epochs: int = 2,
         batch_size: int = 64, server_batch_size: int = 64, lr: float = 1e-3, server_lr: float = 1e-3,
-        optimizer: Literal["sgd", "adam", "amsgrad"] = "amsgrad", weight_decay: float = 1e-4,
+        optimizer: Optimizer = "amsgrad", weight_decay: float = 1e-4,
         aggregation: Literal["era", "mean"] = "era", temperature: float = 0.1, attack=None):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 

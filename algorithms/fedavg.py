@@ -17,12 +17,10 @@ D1  BatchNorm's running statistics are averaged like weights      [test_average_
 D2  the average's weights are normalised over the active clients  [test_fedavg_round_by_hand]
 D3  an upload with nan or infinity is left out and counted        [test_non_finite_upload_is_left_out]
 """
-from typing import Literal
-
 import torch.nn.functional as F
 
-from algorithms.common import (OPTIMIZERS, average_weights, batches, forward, is_finite, run_clients, sample_clients, seconds,
-                               seeded, stream, test_accuracy)
+from algorithms.common import (OPTIMIZERS, Optimizer, average_weights, batches, forward, is_finite, run_clients, sample_clients,
+                               seconds, seeded, stream, test_accuracy)
 from attacks import attack_uploads
 from communication import weights_ledger
 
@@ -64,7 +62,7 @@ def aggregate(fed, server, uploads):
 
 
 def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local_epochs: int = 40, batch_size: int = 64,
-        lr: float = 0.8, optimizer: Literal["sgd", "adam", "amsgrad"] = "sgd", weight_decay: float = 0.0, attack=None):
+        lr: float = 0.8, optimizer: Optimizer = "sgd", weight_decay: float = 0.0, attack=None):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
     attack      (uploads [M, P], client ids, rows [P], t) -> uploads: what malicious clients make of theirs, as vectors

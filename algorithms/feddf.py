@@ -33,15 +33,13 @@ D7  written from FedDF's public code, without its text at hand; for what that le
 """
 import copy
 import itertools
-from typing import Literal
-
 import torch
 from torch import nn
 
 from algorithms import fedavg
-from algorithms.common import (OPTIMIZERS, accuracy, active_clients, batches, by_architecture, disagreement, distillation_loss,
-                               forward, is_finite, predict_logits, predict_members, run_clients, seconds, seeded, server_metrics,
-                               stream)
+from algorithms.common import (OPTIMIZERS, Optimizer, accuracy, active_clients, batches, by_architecture, disagreement,
+                               distillation_loss, forward, is_finite, predict_logits, predict_members, run_clients, seconds,
+                               seeded, server_metrics, stream)
 from attacks import attack_uploads
 from communication import weights_ledger
 
@@ -109,9 +107,9 @@ def distil(fed, t, i, model_state, teacher_logits, *, distill_steps, server_batc
 
 
 def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local_epochs: int = 40, batch_size: int = 64,
-        lr: float = 0.1, optimizer: Literal["sgd", "adam", "amsgrad"] = "sgd", weight_decay: float = 0.0, drop_worst: bool = True,
+        lr: float = 0.1, optimizer: Optimizer = "sgd", weight_decay: float = 0.0, drop_worst: bool = True,
         distill_steps: int = 10000, server_batch_size: int = 128, server_lr: float = 1e-3,
-        server_optimizer: Literal["sgd", "adam", "amsgrad"] = "adam", cosine: bool = True, max_grad_norm: float | None = 5.0,
+        server_optimizer: Optimizer = "adam", cosine: bool = True, max_grad_norm: float | None = 5.0,
         temperature: float = 1.0, patience: int | None = 1000, check_every: int = 100, secure_sum: bool = False,
         attack=None):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.

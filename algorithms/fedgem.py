@@ -17,11 +17,9 @@ D1  the order of a round, epsilon, the pass that makes the server's logits, the 
                                                                       [test_fedgem_round_by_hand]
 D2  an upload with nan or infinity is left out of the mean            [test_non_finite_logits_are_left_out]
 """
-from typing import Literal
-
 import torch
 
-from algorithms.common import (asleep, client_metrics, finite, new_learner, predict_logits, run_clients, seconds,
+from algorithms.common import (Optimizer, asleep, client_metrics, finite, new_learner, predict_logits, run_clients, seconds,
                                test_accuracies, train, wake)
 from algorithms.fedgems import distil_client, metrics_of, server_loss, train_client
 from communication import logits_ledger
@@ -45,7 +43,7 @@ def train_server(fed, t, server, teacher_logits, has_teacher, *, server_epochs, 
 
 def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epochs: int = 1, server_epochs: int = 1,
         batch_size: int = 256, server_batch_size: int = 256, lr: float = 1e-3, server_lr: float = 1e-3,
-        optimizer: Literal["sgd", "adam", "amsgrad"] = "amsgrad", weight_decay: float = 1e-4, epsilon: float = 0.75, attack=None):
+        optimizer: Optimizer = "amsgrad", weight_decay: float = 1e-4, epsilon: float = 0.75, attack=None):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
     attack      (uploads [M, N, C], client ids, rows [N], t) -> uploads: what malicious clients make of theirs

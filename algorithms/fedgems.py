@@ -45,14 +45,12 @@ D10 Table 5, which the paper does not define: without self-training a right samp
 D11 clients start from different weights, and keep their optimisers   [test_every_client_starts_from_weights_of_its_own]
 D12 Adam is AMSGrad, as in the public code of FedGKT                  [test_amsgrad_is_the_papers_adam]
 """
-from typing import Literal
-
 import torch
 import torch.nn.functional as F
 
-from algorithms.common import (asleep, batches, client_metrics, forward, is_finite, kl_divergence, large_server_metrics,
-                               new_learner, predict_logits, run_clients, seconds, seeded, stream, test_accuracies, train,
-                               train_with_labels, wake)
+from algorithms.common import (Optimizer, asleep, batches, client_metrics, forward, is_finite, kl_divergence,
+                               large_server_metrics, new_learner, predict_logits, run_clients, seconds, seeded, stream,
+                               test_accuracies, train, train_with_labels, wake)
 from communication import logits_ledger
 
 PUBLIC = "labelled"
@@ -187,7 +185,7 @@ def metrics_of(server_score, client_scores):
 
 def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epochs: int = 1, server_epochs: int = 1,
         batch_size: int = 256, server_batch_size: int = 256, lr: float = 1e-3, server_lr: float = 1e-3,
-        optimizer: Literal["sgd", "adam", "amsgrad"] = "amsgrad", weight_decay: float = 1e-4, epsilon: float = 0.75,
+        optimizer: Optimizer = "amsgrad", weight_decay: float = 1e-4, epsilon: float = 0.75,
         self_training: bool = True, self_distillation: bool = True, ensemble_distillation: bool = True, attack=None):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 

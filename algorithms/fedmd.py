@@ -37,15 +37,13 @@ D7  an upload with nan or infinity is left out of the consensus; without any the
                                                                       [test_non_finite_logits_are_left_out]
 D8  parties with the same network start from different weights         [test_every_client_starts_from_weights_of_its_own]
 """
-from typing import Literal
-
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from algorithms.common import (OPTIMIZERS, Data, accuracy, asleep, client_metrics, is_finite, new_learner, predict_logits,
-                               run_clients, seconds, stream, test_accuracies, train, wake)
+from algorithms.common import (OPTIMIZERS, Data, Optimizer, accuracy, asleep, client_metrics, is_finite, new_learner,
+                               predict_logits, run_clients, seconds, stream, test_accuracies, train, wake)
 from communication import logits_ledger
 
 PUBLIC = "joint"
@@ -168,7 +166,7 @@ def metrics_of(scores, start):
 def run(fed, state=None, *, rounds: int = 20, transfer_public_epochs: int = 20, transfer_public_batch_size: int = 128,
         transfer_local_epochs: int = 25, transfer_batch_size: int = 32, early_stopping: bool = True, subset_size: int | None = 5000,
         public_epochs: int = 1, public_batch_size: int = 256, local_epochs: int = 4, batch_size: int = 5, lr: float = 1e-3,
-        optimizer: Literal["sgd", "adam", "amsgrad"] = "adam", weight_decay: float = 0.0, kernel_l2: float = 1e-3,
+        optimizer: Optimizer = "adam", weight_decay: float = 0.0, kernel_l2: float = 1e-3,
         consensus_weights: tuple[float, ...] | None = None, attack=None):
     """Yields (metrics, state) after the transfer phase, round 0, and after every round; before, checkpoints alone: (None, state).
 
@@ -226,7 +224,7 @@ def run(fed, state=None, *, rounds: int = 20, transfer_public_epochs: int = 20, 
 
 def pooled(fed, state=None, *, rounds: int = 50, transfer_public_epochs: int = 20, transfer_public_batch_size: int = 128,
            batch_size: int = 32, early_stopping: bool = True, lr: float = 1e-3,
-           optimizer: Literal["sgd", "adam", "amsgrad"] = "adam", weight_decay: float = 0.0, kernel_l2: float = 1e-3):
+           optimizer: Optimizer = "adam", weight_decay: float = 0.0, kernel_l2: float = 1e-3):
     """FedMD's upper bound: every party's network, trained on the public samples and then on all private ones, pooled.
 
     Yields (metrics, state) after round 0, the training on the public samples, and after every round, an epoch of the pooled ones.

@@ -16,12 +16,10 @@ Where the paper is silent or we differ:
 D1  the distance is over the parameters alone, not BatchNorm's statistics     [test_proximal_term_ignores_buffers]
 D2  averaging as in FedAvg (its D1-D3), which the paper leaves to the reader  [test_fedprox_with_mu_0_is_fedavg_bit_for_bit]
 """
-from typing import Literal
-
 import torch.nn.functional as F
 
-from algorithms.common import (OPTIMIZERS, average_weights, batches, forward, is_finite, run_clients, sample_clients, seconds,
-                               seeded, stream, test_accuracy)
+from algorithms.common import (OPTIMIZERS, Optimizer, average_weights, batches, forward, is_finite, run_clients, sample_clients,
+                               seconds, seeded, stream, test_accuracy)
 from attacks import attack_uploads
 from communication import weights_ledger
 
@@ -76,7 +74,7 @@ def aggregate(fed, server, uploads):
 
 
 def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local_epochs: int = 40, batch_size: int = 64,
-        lr: float = 0.8, mu: float = 0.001, optimizer: Literal["sgd", "adam", "amsgrad"] = "sgd", weight_decay: float = 0.0,
+        lr: float = 0.8, mu: float = 0.001, optimizer: Optimizer = "sgd", weight_decay: float = 0.0,
         attack=None):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 

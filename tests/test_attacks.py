@@ -10,6 +10,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 import torch
+from test_fedgkt import QUICK as GKT, toy as gkt_toy, uploads_of as trained_on
 from toys import federation, labelled, last, linear, same, with_batchnorm, with_hidden_layer, without_seconds
 
 import attacks
@@ -448,7 +449,7 @@ def whole(algo, attack=None, network=linear, **settings):
 
 
 def test_every_algorithm_that_can_be_attacked_is_attacked_here():
-    assert {name for name, function in ALGORITHMS.items() if "attack" in inspect.signature(function).parameters} == set(SETTINGS)
+    assert {name for name, function in ALGORITHMS.items() if "attack" in inspect.signature(function).parameters} == {*SETTINGS, "fedgkt"}
 
 
 @every_algorithm
@@ -630,3 +631,172 @@ def test_under_paf_an_attacker_of_fedgems_is_right_no_oftener_than_a_guess_and_e
     assert abs(reliable[m].float().mean().item() - 1 / 10) < 5 * math.sqrt(1 / 10 * 9 / 10 / 1000)
     assert torch.isfinite(fused).all() and torch.allclose(fused[wrong], without[wrong], atol=1e-5)
     assert (fused.argmax(1) == labels)[reliable[m]].all()
+
+
+# --------------------------------------------------------------------------- A7: uploads of samples of each client's own (FedGKT)
+
+OWN = (3, 2, 4, 3, 2, 5)
+
+
+def samples_of(sizes=OWN, shape=(3,), seed=0, dtype=torch.float32):
+    """What each client sends: [n_i, ...]."""
+    rng = np.random.default_rng(seed)
+    return [torch.from_numpy(rng.normal(size=(n, *shape))).to(dtype) for n in sizes]
+
+
+def dealt(attack, attackers_rows):
+    """The three benign samples `BENIGN` with two clients, two and one, and so many rows of 9 with the attacker: (uploads, attacker)."""
+    [m] = malicious_of(attack, 3)
+    uploads = [BENIGN[:2], BENIGN[2:]]
+    uploads.insert(m, torch.full((attackers_rows, 3), 9.))
+    return uploads, m
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a7_lie_on_samples_by_hand_repeats_one_value_for_all_rows(rows):
+    """Mean and deviation over the three benign samples, each counted once; not over the two clients' means."""
+    attack = build("lie", partial(stream, 0), 3, 1, z=1.5)
+    uploads, m = dealt(attack, rows)
+    expected = torch.tensor([4 + 1.5 * SIGMAS[0], 1 + 1.5 * SIGMAS[1], 5 + 1.5 * SIGMAS[2]])
+    assert close(attack.samples(uploads, range(3), 1)[m], expected.expand(rows, 3))
+
+
+@pytest.mark.parametrize("scale", [2.0, 0.0])
+def test_a7_paf_on_samples_by_hand(scale):
+    """Mean over the benign samples plus scale times the deviation of all nine benign numbers times u, another u for each row."""
+    attack = build("paf", partial(stream, 0), 3, 1, scale=scale)
+    uploads, m = dealt(attack, 4)
+    numbers = [1, 0, 4, 3, 0, 5, 8, 3, 6]
+    deviation = math.sqrt(sum((number - sum(numbers) / 9)**2 for number in numbers) / 9)
+    theta = attack.samples(uploads, range(3), 1)[m] - torch.tensor([4., 1., 5.])
+    if not scale:
+        assert close(theta, torch.zeros(4, 3))
+        return
+    u = theta / (scale * deviation)
+    again, one = build("paf", partial(stream, 0), 3, 1, scale=1.0), torch.tensor([[-1.], [1.]]).expand(2, 3)     # mean 0, deviation 1
+    plain = [one, one]
+    plain.insert(m, torch.zeros(4, 3))
+    assert close(u, again.samples(plain, range(3), 1)[m], atol=1e-4) and len(set(u.flatten().tolist())) == 12
+
+
+def test_a7_ofom_on_samples_by_hand():
+    """The second's row is the mean of all benign samples and of the first's row, over one more than there are benign samples."""
+    attack, uploads = made("ofom"), samples_of((3, 3, 3, 3, 3, 3))
+    first, second = malicious_of(attack, 6)
+    benign = [row for i, own in enumerate(uploads) if i not in (first, second) for row in own.tolist()]
+    attacked = attack.samples(uploads, range(6), 1)
+    for far, mean in zip(attacked[first].tolist(), attacked[second].tolist(), strict=True):
+        for c in range(3):
+            assert mean[c] == pytest.approx((sum(row[c] for row in benign) + far[c]) / (12 + 1), abs=1e-5)
+    assert attacked[first].std() > 3
+
+
+def test_a7_thetas_u_is_the_same_in_all_rounds_for_a_clients_row():
+    """Whatever is uploaded and by how many rows: in units of the benign deviation the same numbers come row by row."""
+    attack, found = made("paf"), []
+    [m] = malicious_of(attack, 6)
+    for t, (seed, rows) in enumerate([(1, 7), (2, 7), (3, 4)], start=1):
+        uploads = samples_of([rows if i == m else n for i, n in enumerate(OWN)], seed=seed)
+        benign = torch.cat([own for i, own in enumerate(uploads) if i != m])
+        theta = attack.samples(uploads, range(6), t)[m] - benign.mean(0)
+        found.append(theta / (10 * np.std(benign.numpy())))
+        assert torch.equal(attack.samples(uploads, range(6), 50)[m], attack.samples(uploads, range(6), t)[m])
+    assert close(found[1], found[0], atol=1e-4) and close(found[2], found[0][:4], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ATTACKERS)
+@pytest.mark.parametrize("shape, dtype", [((3,), torch.float32), ((5, 2, 2), torch.float32), ((5, 2, 2), torch.bfloat16)])
+def test_a7_only_the_attackers_values_change_and_each_keeps_its_rows_shape_and_type(name, shape, dtype):
+    uploads, attack = samples_of(shape=shape, dtype=dtype), made(name, z=1.5)
+    before = copy.deepcopy(uploads)
+    attacked = attack.samples(uploads, range(6), 1)
+    assert changed(uploads, attacked) == malicious_of(attack, 6) and same(uploads, before)
+    assert [(own.shape, own.dtype) for own in attacked] == [(own.shape, own.dtype) for own in uploads]
+
+
+@pytest.mark.parametrize("name", ATTACKERS)
+def test_a7_what_attackers_would_have_sent_does_not_count(name):
+    uploads, attack = samples_of(), made(name, z=1.5)
+    own = [torch.full_like(x, 1e6) if i in malicious_of(attack, 6) else x for i, x in enumerate(uploads)]
+    assert same(attack.samples(own, range(6), 1), attack.samples(uploads, range(6), 1))
+
+
+@pytest.mark.parametrize("name", ATTACKERS)
+def test_a7_the_order_of_the_clients_does_not_matter(name):
+    uploads, attack, order = samples_of(), made(name, z=1.5), [4, 2, 5, 0, 1, 3]
+    straight, turned = attack.samples(uploads, range(6), 1), attack.samples([uploads[i] for i in order], order, 1)
+    assert all(torch.allclose(turned[order.index(i)], straight[i], atol=1e-4) for i in range(6))
+
+
+@pytest.mark.parametrize("name", ATTACKERS)
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a7_benign_samples_that_are_not_finite_are_not_imitated(name, bad):
+    """They alone: the other samples of that client are. With none left, or no benign client there, all stays."""
+    uploads, attack = samples_of(), made(name, z=1.5)
+    malicious = malicious_of(attack, 6)
+    benign = next(i for i in range(6) if i not in malicious)
+    spoilt, without = list(uploads), list(uploads)
+    spoilt[benign] = torch.cat([uploads[benign], torch.full((1, 3), bad)])
+    ours, expected = (attack.samples(x, range(6), 1) for x in (spoilt, without))
+    assert all(torch.allclose(ours[m], expected[m], atol=1e-4) for m in malicious)
+    everyone = [own if i in malicious else torch.full_like(own, bad) for i, own in enumerate(uploads)]
+    assert all(x is y for x, y in zip(attack.samples(everyone, range(6), 1), everyone, strict=True))
+    alone = [uploads[m] for m in malicious]
+    assert same(attack.samples(alone, malicious, 1), alone)
+
+
+@pytest.mark.parametrize("name", ATTACKERS)
+def test_a7_where_no_attacker_takes_part_nothing_changes(name):
+    uploads, attack = samples_of(), made(name)
+    ids = [i for i in range(6) if i not in malicious_of(attack, 6)]
+    assert same(attack.samples([uploads[i] for i in ids], ids, 1), [uploads[i] for i in ids])
+
+
+class Recorded:
+    """An attack on samples, what it is handed from now on, [(uploads, client ids, t)], and what it makes of it."""
+
+    def __init__(self, samples):
+        self.make, self.handed, self.returned = samples, [], []
+
+    def samples(self, uploads, client_ids, t):
+        self.handed.append(([own.clone() for own in uploads], list(client_ids), t))
+        self.returned.append(self.make(uploads, client_ids, t))
+        return self.returned[-1]
+
+
+def gkt_rounds(attack=None, **changes):
+    return list(ALGORITHMS["fedgkt"](gkt_toy(sizes=(3, 2, 4, 3, 2)), **{**GKT, **changes}, attack=attack))
+
+
+@pytest.mark.parametrize("name", ATTACKERS)
+def test_b19_in_every_round_of_fedgkt_the_attackers_maps_and_logits_are_replaced_and_nobody_elses(name):
+    attack = made(name, 5, z=1.5)
+    recorded = Recorded(attack.samples)
+    clean, attacked = gkt_rounds(), gkt_rounds(recorded)
+    assert [t for *_, t in recorded.handed] == [1, 1, 2, 2] and same(clean[0][1], attacked[0][1])
+    for (uploads, ids, _), after, shape in zip(recorded.handed, recorded.returned, [(5, 1, 1), (3,)] * 2, strict=True):
+        assert ids == list(range(5)) and [own.shape for own in uploads] == [(n, *shape) for n in (3, 2, 4, 3, 2)]
+        assert changed(uploads, after) == malicious_of(attack, 5)
+    for (_, a), (metrics, b) in list(zip(clean, attacked))[1:]:
+        assert not same(a["server"], b["server"]) and metrics["bad_uploads"] == 0
+        assert all(math.isfinite(value) for value in metrics.values())
+    assert same(clean[1][1]["clients"], attacked[1][1]["clients"]) and not same(clean[2][1]["clients"], attacked[2][1]["clients"])
+
+
+@pytest.mark.parametrize("settings", [{}, {"features": "bfloat16"}, {"participation": .6}])
+def test_an_attack_that_changes_nothing_is_no_attack_on_fedgkt_bit_for_bit(settings):
+    unchanged = Recorded(lambda uploads, client_ids, t: uploads)
+    for (a, state_a), (b, state_b) in zip(gkt_rounds(**settings), gkt_rounds(unchanged, **settings), strict=True):
+        assert without_seconds(a) == without_seconds(b) and same(state_a, state_b)
+    assert len(unchanged.handed) == 2 * state_a["event"]
+
+
+def test_fedgkts_server_learns_from_what_the_attack_returns_and_the_clients_own_labels(monkeypatch):
+    """Handed over are the maps and logits that clients made; back come those the server is trained with; no label changes."""
+    uploads, recorded, fed = trained_on(monkeypatch), Recorded(made("paf", 5).samples), gkt_toy(sizes=(3, 2, 4, 3, 2))
+    before = copy.deepcopy(fed.private)
+    list(ALGORITHMS["fedgkt"](fed, **GKT, attack=recorded))
+    for event, used in enumerate(uploads()):
+        features, logits = recorded.returned[2 * event:2 * event + 2]
+        assert all(torch.equal(used[i][0], features[i]) and torch.equal(used[i][1], logits[i]) for i in range(5))
+    assert same(fed.private, before)

@@ -153,6 +153,16 @@ def refused(capsys, argv, *words):
     ("--algo fedavg --partition single_writer --clients 61", ["61 clients", "60 writers"]),
     ("--algo fedavg --partition few_per_class --per-class 100", ["600 samples", "2000"]),
     ("--algo fedgems --comu 0", ["--comu"]),
+    ("--algo fedgkt --model cnn", ["--model cnn", "gkt_edge"]),
+    ("--algo fedgkt --model gkt_edge", ["gkt_server_small", "[16, 16, 16]"]),
+    ("--algo fedgkt --latencies 1,2", ["--latencies", "16 clients"]),
+    ("--algo fedgkt --latencies 0", ["--latencies", "greater than 0"]),
+    ("--algo fedgkt --asynchronous --participation 0.5", ["--asynchronous", "--participation 1"]),
+    ("--algo fedgkt --features float16", ["--features", "bfloat16"]),
+    ("--algo fedgkt --lr-patience 0", ["--lr-patience"]),
+    ("--algo fedavg --partition fedgkt_table6", ["Table 6", "16 clients"]),
+    ("--algo split-learning --model cnn", ["--model cnn", "gkt_edge"]),
+    ("--algo split-learning --attack paf", ["--attack", "split-learning"]),
     ("--algo fedgems --comu 1.5", ["--comu", "(0, 1]"]),
 ])
 def test_bad_input_is_one_line_and_status_2_and_nothing_on_disk(capsys, tmp_path, argv, words):
@@ -241,6 +251,10 @@ PAPERS_DEFAULTS = {   # FedSDD section 4.1; FedGEMS Table 13
     "fedgems": {**GEMS, "server_epochs": 1, "batch_size": 256, "server_batch_size": 256, "epsilon": 0.75, "self_training": True,
                 "self_distillation": True, "ensemble_distillation": True},
     "public-private": {**GEMS, "batch_size": 256},
+    "fedgkt": {"rounds": 200, "local_epochs": 1, "server_epochs": 20, "batch_size": 256, "server_batch_size": 256, "lr": 1e-3,  # its code,
+               "server_lr": 1e-3, "optimizer": "amsgrad", "weight_decay": 1e-4, "temperature": 3.0, "server_distill": True,     # of 2020
+               "client_distill": True},
+    "split-learning": {"batch_size": 256, "lr": 1e-3, "optimizer": "amsgrad"},
     **{algo: {"rounds": 200, "local_epochs": 1, "batch_size": 256, "lr": 1e-3, "optimizer": "amsgrad", "weight_decay": 1e-4}
        for algo in ("standalone", "centralized", "centralized-all")},
 }
@@ -253,10 +267,13 @@ def test_defaults_are_the_papers(algo):
 
 @pytest.mark.parametrize("table", [QUICK_START, *PAPER.values()])
 def test_presets_set_only_what_exists_and_is_allowed(table):
-    for algo, settings in table.items():
-        known = DEFAULTS if algo == "data" else keywords(algo)
+    tables = [*table.items(), *(("data", settings["data"]) for algo, settings in table.items() if algo != "data" and "data" in settings)]
+    for algo, settings in tables:
+        known = DEFAULTS if algo == "data" else {**keywords(algo), "data": None}
         assert settings.keys() <= known.keys()
         for name, value in settings.items():
+            if name == "data":
+                continue
             optional = algo != "data" and type(None) in get_args(known[name].annotation)
             assert name not in RANGES or (optional and value is None) or RANGES[name][0](value)
 
@@ -549,7 +566,7 @@ PRESETS = [(paper, algo) for paper, table in PAPER.items() for algo in table if 
 def test_every_preset_runs_its_real_network(tmp_path, paper, algo):
     np.savez(tmp_path / "colour.npz", **arrays(32, 8, 4, (32, 32, 3)))
     small = {"rounds": 1, "local_epochs": 1, "distill_steps": 1, "K": 2, "participation": 1.0, "transfer_public_epochs": 1,
-             "transfer_local_epochs": 1}
+             "transfer_local_epochs": 1, "server_epochs": 1}
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in small.items() if name in keywords(algo)]
     main(["--algo", algo, "--paper", paper, "--dataset", str(tmp_path / "colour.npz"), "--clients", "2", "--partition", "iid",
           "--threads", "1", "--out", str(tmp_path / "out"), *flags])
@@ -557,7 +574,8 @@ def test_every_preset_runs_its_real_network(tmp_path, paper, algo):
     for name, value in {**{name: p.default for name, p in keywords(algo).items()}, **PAPER[paper][algo], **small}.items():
         assert name not in keywords(algo) or config["settings"][algo][name] == value
     for name in ("model", "server_model", "augment"):
-        assert config["flags"][name] == PAPER[paper]["data"].get(name, DEFAULTS[name])
+        own = {**DEFAULTS, **PAPER[paper]["data"], **PAPER[paper][algo].get("data", {})}
+        assert config["flags"][name] == own[name]
     assert len((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()) == 2
 
 
@@ -566,8 +584,9 @@ def test_a_client_with_one_sample_and_missing_classes_simply_works(tmp_path, alg
     made = arrays(40, 12, 3, (16, 16, 3))
     np.savez(tmp_path / "few.npz", **made, writer_train=np.array([0] + [1] * 20 + [2] * 19))      # writer 0 has a single image
     flags = [f"--{name}={value}" for name, value in [("K", 2), ("distill-steps", 2), ("participation", 1), ("validation", 0.2),
-                                                      ("local-epochs", 1), ("transfer-public-epochs", 1)]
+                                                      ("local-epochs", 1), ("transfer-public-epochs", 1), ("server-epochs", 1)]
              if name.replace("-", "_") in {*keywords(algo), "validation"}]
     public = "fifth" if fact(algo, "PUBLIC") == "labelled" else "glyphs-letters"
-    assert main(["--algo", algo, "--dataset", str(tmp_path / "few.npz"), "--model", "resnet8", "--clients", "3", "--public", public,
-                 "--server-model", "resnet8", "--public-size", "9", "--partition", "by_writer", "--rounds", "1", "--threads", "1", *flags]) == 0
+    model, server = ("gkt_edge4", "gkt_server55") if algo in ("fedgkt", "split-learning") else ("resnet8", "resnet8")
+    assert main(["--algo", algo, "--dataset", str(tmp_path / "few.npz"), "--model", model, "--clients", "3", "--public", public,
+                 "--server-model", server, "--public-size", "9", "--partition", "by_writer", "--rounds", "1", "--threads", "1", *flags]) == 0

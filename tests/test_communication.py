@@ -1,12 +1,26 @@
 """Bytes over the wire, by the papers' arithmetic (4 bytes a number, 1 KiB = 1024 bytes)."""
+import copy
 import functools
 import inspect
 
 import pytest
-from toys import labelled, last, linear, with_batchnorm
+import torch
+from torch import nn
+from toys import labelled, last, linear, same, with_batchnorm
 
 from algorithms import ALGORITHMS
-from communication import buffers_bytes, bytes_until, logits_bytes, logits_ledger, weights_bytes, weights_ledger
+from communication import (
+    buffers_bytes,
+    bytes_until,
+    features_bytes,
+    features_ledger,
+    logits_bytes,
+    logits_ledger,
+    network_cost,
+    split_learning_bytes,
+    weights_bytes,
+    weights_ledger,
+)
 from models import build
 
 
@@ -123,3 +137,121 @@ def test_bytes_until_goes_by_the_global_model_where_clients_have_none_of_their_o
     rows = [{name: value for name, value in row.items() if name != "client_accuracy"} for row in ROWS]
     rows = [row | {"accuracy": t / 10} for t, row in enumerate(rows)]
     assert bytes_until(rows, .2) == 10 + 200 + 30 + 400 and bytes_until(rows, 0) == 0
+
+
+# ----------------------------------------------------------------------------------------- FedGKT and split learning: features
+
+GIB = 1024**3
+MAP = 16 * 32 * 32                               # numbers in the feature map of an image of CIFAR
+
+
+def test_eq13_features_bytes_by_hand():
+    """7 samples: a map of 5 numbers up, 3 soft labels down, 4 bytes each; maps in bfloat16 are half as large, soft labels are not."""
+    assert features_bytes(7, 5, 3) == 7 * (4 * 5 + 4 * 3) and features_bytes(7, 5, 3, number_bytes=2) == 7 * (2 * 5 + 4 * 3)
+    assert features_bytes(0, 5, 3) == 0 and isinstance(features_bytes(7, 5, 3), int)
+
+
+def test_eq12_split_learning_bytes_by_hand():
+    """7 samples: a map of 5 numbers up, its gradient down."""
+    assert split_learning_bytes(7, 5) == 7 * (4 * 5 + 4 * 5) and isinstance(split_learning_bytes(7, 5), int)
+
+
+def test_eq12_and_eq13_on_cifar_10():
+    """50,000 images: 6.10 GiB in an epoch of split learning; 3.054 GiB in a round of FedGKT, 610.7 GiB in its 200."""
+    assert split_learning_bytes(50_000, MAP) == 50_000 * 2 * 64 * KIB and round(split_learning_bytes(50_000, MAP) / GIB, 2) == 6.10
+    a_round = features_bytes(50_000, MAP, 10)
+    assert a_round == 50_000 * (64 * KIB + 40) and round(a_round / GIB, 3) == 3.054 and round(200 * a_round / GIB, 1) == 610.7
+
+
+def test_fedgems_counts_features_alone_in_a_round_of_fedgkt():
+    """Half of CIFAR-10: "1.6M kb" a round; 20 of these are Table 4's 31,250 MB."""
+    ledger = features_ledger(25_000, 25_000, MAP, 10)
+    assert ledger["bytes_up"] == 1_600_000 * KIB and 20 * ledger["bytes_up"] == 31_250 * MB
+
+
+@pytest.mark.parametrize("number_bytes", [4, 2])
+def test_features_ledger_by_hand(number_bytes):
+    """Up and down make Eq. (13); the clients' own logits and the labels are counted apart, 4 bytes for each number."""
+    ledger = features_ledger(7, 7, 5, 3, number_bytes)
+    assert ledger == {"bytes_up": 7 * 5 * number_bytes, "bytes_down": 7 * 3 * 4, "bytes_up_logits": 7 * 3 * 4, "bytes_up_labels": 7 * 4}
+    assert ledger["bytes_up"] + ledger["bytes_down"] == features_bytes(7, 5, 3, number_bytes)
+    assert features_ledger(7, 4, 5, 3, number_bytes) == ledger | {"bytes_down": 4 * 3 * 4}      # a client with 3 samples left out
+
+
+def test_a_feature_map_of_fedgkts_edge_is_64_kib():
+    with torch.no_grad():
+        features = build("gkt_edge", (3, 32, 32), 10).eval().extract(torch.zeros(1, 3, 32, 32))
+    assert features.numel() == MAP and 4 * MAP == 64 * KIB
+
+
+# -------------------------------------------------------------------------------------------------- what a network costs
+
+def test_network_cost_by_hand_on_a_tiny_convolution():
+    """2 channels of 4 x 5 through 3 kernels of 3 x 2 with stride 2 -> 3 x 1 x 2, then 6 numbers to 4."""
+    model = nn.Sequential(nn.Conv2d(2, 3, (3, 2), stride=2), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(6, 4))
+    maps = 3 * 1 * 2
+    assert network_cost(model, (2, 4, 5)) == {
+        "parameters": (3 * 2 * 3 * 2 + 3) + 2 * 3 + (6 * 4 + 4), "statistics": 2 * 3,
+        "multiply_adds": maps * (2 * 3 * 2) + 6 * 4, "activations": 4 * (maps + maps + maps + 4)}
+
+
+def test_network_cost_of_a_grouped_convolution_and_of_a_lone_layer():
+    """With two groups each output is a sum over half of the channels."""
+    assert network_cost(nn.Conv2d(4, 6, 3, padding=1, groups=2), (4, 5, 5))["multiply_adds"] == 6 * 5 * 5 * (4 // 2 * 9)
+    assert network_cost(nn.Linear(7, 3), (7,)) == {"parameters": 7 * 3 + 3, "statistics": 0, "multiply_adds": 7 * 3, "activations": 4 * 3}
+
+
+def test_network_cost_counts_a_layer_as_often_as_it_is_used():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+
+        def forward(self, x):
+            return self.layer(self.layer(x))
+    cost = network_cost(Twice(), (3,))
+    assert cost["multiply_adds"] == 2 * 3 * 3 and cost["parameters"] == 3 * 3 + 3
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_network_cost_leaves_the_network_as_it_was(training):
+    """The mode, the running statistics and the hooks; nor does it need a gradient."""
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Dropout(0.5)).train(training)
+    before = copy.deepcopy(model.state_dict())
+    assert network_cost(model, (1, 4, 4)) == network_cost(model, (1, 4, 4))
+    assert all(module.training == training and not module._forward_hooks for module in model.modules())
+    assert same(dict(model.state_dict()), dict(before)) and all(p.grad is None for p in model.parameters())
+
+
+def test_network_cost_leaves_no_hook_and_the_mode_when_the_shape_is_wrong():
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)).train()
+    with pytest.raises(RuntimeError):
+        network_cost(model, (5, 4, 4))
+    assert all(module.training and not module._forward_hooks for module in model.modules())
+
+
+@functools.cache
+def cost(name):
+    return network_cost(build(name, (3, 32, 32), 10), (3, 32, 32))
+
+
+@pytest.mark.parametrize("name, fewer_parameters, fewer_multiply_adds", [("bottleneck56", 54, 9), ("bottleneck110", 105, 17)])
+def test_fedgkts_edge_has_54_and_105_times_fewer_parameters_and_9_and_17_times_fewer_multiply_adds(name, fewer_parameters, fewer_multiply_adds):
+    """Section 4.3. Parameters are counted with BatchNorm's statistics, and the edge is that of appendix B.3, not of Table 7."""
+    edge, whole = cost("gkt_edge"), cost(name)
+    assert edge["parameters"] + edge["statistics"] == 11_130
+    assert round((whole["parameters"] + whole["statistics"]) / (edge["parameters"] + edge["statistics"])) == fewer_parameters
+    assert round(whole["multiply_adds"] / edge["multiply_adds"]) == fewer_multiply_adds
+    assert round(whole["multiply_adds"] / cost("gkt_edge_table7")["multiply_adds"]) < fewer_multiply_adds
+
+
+def test_multiply_adds_of_fedgkts_edge_by_arithmetic():
+    """The stem, two Bottlenecks of 1x1, 3x3, 1x1 and one projection, each over 32 x 32 pixels; then 64 numbers to 10."""
+    stem, first, second, projection = 3 * 16 * 9, 16 * 16 + 16 * 16 * 9 + 16 * 64, 64 * 16 + 16 * 16 * 9 + 16 * 64, 16 * 64
+    assert cost("gkt_edge")["multiply_adds"] == 32 * 32 * (stem + first + second + projection) + 64 * 10
+
+
+def test_fedgkts_stem_and_server_cost_what_the_whole_network_does():
+    edge_stem = network_cost(build("gkt_edge", (3, 32, 32), 10).stem, (3, 32, 32))
+    server = network_cost(build("gkt_server55", (3, 32, 32), 10), (16, 32, 32))
+    assert all(edge_stem[key] + server[key] == cost("bottleneck56")[key] for key in ("parameters", "statistics", "multiply_adds"))

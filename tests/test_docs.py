@@ -84,7 +84,8 @@ def test_imports_go_downwards(path):
     assert found <= ALLOWED.get(f"algorithms.{path.stem}", OWN)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedprox", "scaffold", "feddf", "fedbe", "fedsdd", "fedmd", "fedgem", "fedgems"])
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "scaffold", "feddf", "fedbe", "fedsdd", "fedmd", "fedgem", "fedgems", "fedgkt",
+                                  "split_learning"])
 def test_every_algorithm_has_anchors_to_its_paper(name):
     assert re.search(r"# .*(Eq\. \(\d|Alg\. \d, (line|step) \d)", (ROOT / "algorithms" / f"{name}.py").read_text())
 

@@ -19,6 +19,12 @@ def smallest_usual_shape(name):
     return MNIST if name == "fedmd_cifar9" else GLYPHS
 
 
+def input_shape(name, image_shape):
+    """What a network reads: the images, or of FedGKT's servers the edges' feature maps of them."""
+    _, h, w = image_shape
+    return {"gkt_server55": (16, h, w), "gkt_server109": (16, h, w), "gkt_server_small": (8, h // 2, w // 2)}.get(name, image_shape)
+
+
 def random_images(count, shape, seed=0):
     rng = torch.Generator().manual_seed(seed)
     return torch.randn(count, *shape, generator=rng).to(memory_format=torch.channels_last)
@@ -144,7 +150,7 @@ def test_number_in_the_name_counts_the_layers_outside_shortcuts(name):
 def test_logits_have_one_row_per_image_and_one_column_per_class(name):
     shape = smallest_usual_shape(name)
     with torch.no_grad():
-        assert build(name, shape, 7).eval()(random_images(3, shape)).shape == (3, 7)
+        assert build(name, shape, 7).eval()(random_images(3, input_shape(name, shape))).shape == (3, 7)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -227,7 +233,7 @@ def test_classifier_is_the_layer_that_makes_the_logits(name):
     model, outputs = build(name, shape, 10).eval(), []
     model.classifier.register_forward_hook(lambda module, inputs, output: outputs.append(output))
     with torch.no_grad():
-        logits = model(random_images(2, shape))
+        logits = model(random_images(2, input_shape(name, shape)))
     assert isinstance(model.classifier, nn.Linear)
     assert outputs[0] is logits
 
@@ -235,7 +241,7 @@ def test_classifier_is_the_layer_that_makes_the_logits(name):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_train_mode_takes_a_batch_of_two(name):
     shape = smallest_usual_shape(name)
-    logits = build(name, shape, 10).train()(random_images(2, shape))
+    logits = build(name, shape, 10).train()(random_images(2, input_shape(name, shape)))
     assert logits.isfinite().all()
 
 
@@ -244,7 +250,7 @@ def test_every_parameter_receives_a_gradient(name):
     shape = smallest_usual_shape(name)
     torch.manual_seed(0)
     model = build(name, shape, 10).eval()       # in train mode BatchNorm cancels the bias before it: gradient 0
-    nn.functional.cross_entropy(model(random_images(4, shape)), torch.arange(4)).backward()
+    nn.functional.cross_entropy(model(random_images(4, input_shape(name, shape))), torch.arange(4)).backward()
     assert [key for key, p in model.named_parameters() if p.grad is None] == []
     assert [key for key, p in model.named_parameters() if not p.grad.isfinite().all() or not p.grad.any()] == []
 
@@ -612,3 +618,174 @@ def test_new_small_networks_say_which_images_are_too_small(name, smallest):
     message = f"{name} needs images of at least {smallest}x{smallest} pixels, these have {smallest - 1}x40"
     with pytest.raises(ValueError, match=f"^{message}$"):
         build(name, (1, smallest - 1, 40), 5)
+
+
+# ------------------------------------------------------------------------------------------------ FedGKT's edges and servers
+
+EDGES = {"gkt_edge": ("bottleneck", 2), "gkt_edge4": ("basic", 1), "gkt_edge6": ("basic", 2), "gkt_edge_table7": ("basic", 3)}
+SERVERS = {"gkt_server55": "bottleneck56", "gkt_server109": "bottleneck110"}
+STEM = 9 * 3 * 16 + 2 * 16                       # a 3x3 convolution without bias, and BatchNorm's two numbers for each channel
+BASIC = 2 * (9 * 16 * 16 + 2 * 16)
+FIRST, SECOND = ((n * 16 + 2 * 16) + (9 * 16 * 16 + 2 * 16) + (16 * 64 + 2 * 64) for n in (16, 64))      # 1x1, 3x3, 1x1
+PROJECTION = 16 * 64 + 2 * 64
+
+
+@pytest.mark.parametrize("name, arithmetic, counted", [
+    ("gkt_edge", STEM + FIRST + PROJECTION + SECOND + (64 * 10 + 10), 10_586),
+    ("gkt_edge4", STEM + BASIC + (16 * 10 + 10), 5_306),
+    ("gkt_edge6", STEM + 2 * BASIC + (16 * 10 + 10), 9_978),
+    ("gkt_edge_table7", STEM + 3 * BASIC + (16 * 10 + 10), 14_650),
+])
+def test_fedgkt_edge_parameters(name, arithmetic, counted):
+    """Appendix B.3: the stem, then two Bottlenecks; Table 5's networks of one and two BasicBlocks; Table 7's of three."""
+    assert trainable(build(name, CIFAR, 10)) == arithmetic == counted
+
+
+@pytest.mark.parametrize("name, width", [("gkt_edge", 64), ("gkt_edge4", 16), ("gkt_edge6", 16), ("gkt_edge_table7", 16)])
+def test_fedgkt_edge_with_100_classes_has_a_wider_classifier_and_nothing_else(name, width):
+    assert trainable(build(name, CIFAR, 100)) - trainable(build(name, CIFAR, 10)) == 90 * (width + 1)
+
+
+def test_fedgkt_edge_has_the_papers_11k_parameters_with_batchnorm_statistics():
+    """Mean and variance of the channels of the stem, of two Bottlenecks' three convolutions each, and of the projection."""
+    channels = 16 + (16 + 16 + 64) + 64 + (16 + 16 + 64)
+    model = build("gkt_edge", CIFAR, 10)
+    assert float_statistics(model) == 2 * channels and trainable(model) + float_statistics(model) == 10_586 + 2 * channels == 11_130
+
+
+@pytest.mark.parametrize("name, whole, counted", [("gkt_server55", "bottleneck56", 590_858), ("gkt_server109", "bottleneck110", 1_147_274)])
+def test_fedgkt_stem_and_server_are_the_whole_resnet(name, whole, counted):
+    """Parameters and running statistics: the server has all but the stem, of which it keeps nothing unused."""
+    server, whole, edge = build(name, CIFAR, 10), build(whole, CIFAR, 10), build("gkt_edge", CIFAR, 10)
+    assert trainable(server) == counted and trainable(edge.stem) == STEM and trainable(whole) == STEM + counted
+    assert float_statistics(whole) == float_statistics(server) + float_statistics(edge.stem)
+    ours, theirs = ({key: value.shape for key, value in model.state_dict().items()} for model in (server, whole))
+    assert ours == {key: shape for key, shape in theirs.items() if not key.startswith("stem.")}
+
+
+@pytest.mark.parametrize("name, layers", [("gkt_edge", 8), ("gkt_edge4", 4), ("gkt_edge6", 6), ("gkt_edge_table7", 8),
+                                          ("gkt_server55", 55), ("gkt_server109", 109)])
+def test_fedgkt_networks_have_as_many_layers_as_their_names_say(name, layers):
+    """ResNet-8, -4, -6, -55, -109: convolutions outside shortcuts, and the classifier."""
+    assert sum(isinstance(module, (nn.Conv2d, nn.Linear)) and "shortcut" not in path
+               for path, module in build(name, CIFAR, 10).named_modules()) == layers
+
+
+@pytest.mark.parametrize("name", [*EDGES, "gkt_edge_small"])
+@pytest.mark.parametrize("shape", [GLYPHS, CIFAR, (2, 9, 14)])
+def test_fedgkt_edge_is_its_classifier_behind_its_extractor(name, shape):
+    """The map is 16 x h x w, of the small edge 8 x h/2 x w/2."""
+    model, images = shake(build(name, shape, 7)), random_images(3, shape)
+    with torch.no_grad():
+        features = model.extract(images)
+        assert features.shape == (3, *((8, shape[1] // 2, shape[2] // 2) if name == "gkt_edge_small" else (16, *shape[1:])))
+        assert torch.equal(model(images), model.classify(features)) and model(images).shape == (3, 7)
+
+
+@pytest.mark.parametrize("edge, server", [*((edge, server) for edge in EDGES for server in SERVERS), ("gkt_edge_small", "gkt_server_small")])
+@pytest.mark.parametrize("shape", [GLYPHS, (2, 9, 14)])
+def test_fedgkt_servers_read_the_edges_feature_maps(edge, server, shape):
+    features = build(edge, shape, 7).train().extract(random_images(2, shape))
+    assert features.shape[1:] == input_shape(server, shape)
+    with torch.no_grad():
+        assert build(server, shape, 7).eval()(features).shape == (2, 7)
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_fedgkt_edge_by_hand_is_a_relu_stem_blocks_of_one_size_and_the_mean_over_all_pixels(name):
+    model, images = shake(build(name, GLYPHS, 10)), random_images(2, GLYPHS)
+    kind, blocks = EDGES[name]
+    with torch.no_grad():
+        conv, norm = [module for module in model.stem.modules() if isinstance(module, (nn.Conv2d, nn.BatchNorm2d))]
+        x = normalised(nn.functional.conv2d(images, conv.weight, padding=1), norm).clamp(min=0)
+        torch.testing.assert_close(model.extract(images), x, rtol=1e-4, atol=1e-4)
+        assert [type(block) for block in model.body] == [{"basic": models.BasicBlock, "bottleneck": models.Bottleneck}[kind]] * blocks
+        for block in model.body:
+            x = block(x)
+            assert x.shape == (2, {"basic": 16, "bottleneck": 64}[kind], 16, 16)
+        expected = pixel_mean(x) @ model.classifier.weight.T + model.classifier.bias
+        torch.testing.assert_close(model(images), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_fedgkt_server_begins_at_the_map_itself():
+    """The first stage is given the feature map untouched, and the stages widen and halve as the whole network's."""
+    server, features, seen = build("gkt_server55", CIFAR, 10).eval(), random_images(1, (16, 32, 32)), []
+    server.stage1.register_forward_hook(lambda module, args, output: seen.append(args[0]))
+    for part in (server.stage1, server.stage2, server.stage3):
+        part.register_forward_hook(lambda module, args, output: seen.append(tuple(output.shape[1:])))
+    with torch.no_grad():
+        server(features)
+    assert torch.equal(seen[0], features) and seen[1:] == [(64, 32, 32), (128, 16, 16), (256, 8, 8)]
+
+
+@pytest.mark.parametrize("c, side, classes", [(1, 16, 10), (3, 32, 36)])
+def test_small_edge_and_server_parameters(c, side, classes):
+    half, quarter = side // 2, side // 4
+    edge, server = (trainable(build(name, (c, side, side), classes)) for name in ("gkt_edge_small", "gkt_server_small"))
+    assert edge == (9 * c * 8 + 8) + (8 * half**2 * classes + classes)
+    assert server == (9 * 8 * 32 + 32) + (9 * 32 * 64 + 64) + (64 * quarter**2 * 128 + 128) + (128 * classes + classes)
+    assert server > 5 * edge
+
+
+def test_small_edge_by_hand_is_a_convolution_pooling_relu_and_a_layer():
+    torch.manual_seed(0)
+    model, images = build("gkt_edge_small", GLYPHS, 10).eval(), random_images(2, GLYPHS)
+    with torch.no_grad():
+        x = nn.functional.conv2d(images, model.stem.weight, model.stem.bias, padding=1).clamp(min=0)
+        x = torch.stack([x[:, :, i::2, j::2] for i in (0, 1) for j in (0, 1)]).amax(0)
+        torch.testing.assert_close(model.extract(images), x)
+        torch.testing.assert_close(model(images), x.reshape(2, 8 * 8 * 8) @ model.classifier.weight.T + model.classifier.bias)
+
+
+def test_small_server_by_hand_is_two_convolutions_and_a_hidden_layer():
+    torch.manual_seed(0)
+    model, features = build("gkt_server_small", GLYPHS, 10).eval(), random_images(2, (8, 8, 8))
+    with torch.no_grad():
+        x = nn.functional.conv2d(features, model.conv1.weight, model.conv1.bias, padding=1).clamp(min=0)
+        x = nn.functional.conv2d(x, model.conv2.weight, model.conv2.bias, padding=1).clamp(min=0)
+        x = torch.stack([x[:, :, i::2, j::2] for i in (0, 1) for j in (0, 1)]).amax(0)
+        hidden = (x.reshape(2, 64 * 4 * 4) @ model.hidden.weight.T + model.hidden.bias).clamp(min=0)
+        torch.testing.assert_close(model(features), hidden @ model.classifier.weight.T + model.classifier.bias)
+
+
+def test_the_small_pair_as_one_network_is_the_edges_extractor_with_the_server_behind_it():
+    edge, full = (build(name, GLYPHS, 10) for name in ("gkt_edge_small", "gkt_full_small"))
+    server, images = build("gkt_server_small", GLYPHS, 10), random_images(2, GLYPHS)
+    weights = full.state_dict()
+    edge.stem.load_state_dict({name: weights.pop(f"stem.{name}") for name in ("weight", "bias")})
+    server.load_state_dict(weights)
+    with torch.no_grad():
+        assert torch.equal(full(images), server(edge.extract(images)))
+
+
+def test_the_full_network_of_fedgkt_is_the_edges_extractor_with_server_55_behind_it():
+    edge, full = (build(name, CIFAR, 10).eval() for name in ("gkt_edge", "bottleneck56"))
+    server, images = build("gkt_server55", CIFAR, 10).eval(), random_images(2, CIFAR)
+    weights = full.state_dict()
+    server.load_state_dict({name: value for name, value in weights.items() if not name.startswith("stem.")})
+    edge.stem.load_state_dict({name.removeprefix("stem."): value for name, value in weights.items() if name.startswith("stem.")})
+    with torch.no_grad():
+        torch.testing.assert_close(full(images), server(edge.extract(images)))
+
+
+@pytest.mark.parametrize("name", ["gkt_edge_small", "gkt_server_small"])
+def test_small_edge_and_server_have_no_buffers(name):
+    assert list(build(name, GLYPHS, 10).buffers()) == []
+
+
+@pytest.mark.parametrize("name", [*EDGES, *SERVERS])
+def test_fedgkt_convolutions_start_kaiming_normal_fan_out(name):
+    torch.manual_seed(0)
+    large = [module for module in build(name, CIFAR, 10).modules() if isinstance(module, nn.Conv2d) and module.weight.numel() >= 2304]
+    for module in large:
+        fan_out = module.out_channels * module.kernel_size[0]**2
+        assert module.weight.std().item() == pytest.approx(math.sqrt(2 / fan_out), rel=5 / math.sqrt(2 * module.weight.numel()))
+    assert large
+
+
+@pytest.mark.parametrize("name", [*EDGES, *SERVERS, "gkt_edge_small", "gkt_server_small"])
+def test_fedgkt_networks_say_which_images_are_too_small_and_read_the_smallest(name):
+    shape = (1, 4, 4)
+    assert build(name, shape, 5).eval()(random_images(1, input_shape(name, shape))).shape == (1, 5)
+    with pytest.raises(ValueError, match=f"^{name} needs images of at least 4x4 pixels, these have 3x40$"):
+        build(name, (1, 3, 40), 5)

@@ -361,3 +361,104 @@ def test_single_writer_with_fewer_writers_than_clients_is_an_error(num_clients):
     lambda a: partition.few_per_class(a, 2, 1, rng()), lambda a: partition.by_subclass(a, a, 2, rng())])
 def test_a_list_is_as_good_as_an_array(split):
     assert same(split([5, 9, 9, 5, 9, 5, 5, 9]), split(np.array([5, 9, 9, 5, 9, 5, 5, 9])))
+
+
+# ------------------------------------------------------------------------------------------------------- FedGKT's Table 6
+
+PRINTED = np.array([[int(number) for number in row.split()] for row in """
+    144   94 1561  133 1099 1466    0    0    0    0
+    327   28  264   16  354    2  100   20  200    3
+      6    6  641    1  255    4    1    2  106 1723
+    176  792  100   28   76  508  991  416  215    0
+     84 1926    1  408  133   24  771    0    0    0
+     41   46  377  541    7  235   54 1687  666    0
+    134  181  505  720  123  210   44   58  663  221
+     87    2  131 1325 1117  704    0    0    0    0
+    178  101    5   32 1553   10  163    9  437  131
+     94  125    0  147  287  100   23  217  608  279
+    379  649  106   90   35  119  807  819    3   85
+   1306   55  681  227  202   34    0  648    0    0
+   1045   13   53    6   77   70  482    7  761  494
+    731  883   15  161  387  552    4 1051    0    0
+      4   97  467  899    0  407   50   64 1098  797
+    264    2   93  266  412  142  806    2  243 1267""".strip().splitlines()])
+TABLE_6 = PRINTED.copy()
+TABLE_6[7] = np.concatenate([PRINTED[7, :4], [0], PRINTED[7, 4:9]])        # one 0 slipped to the end of the row
+CIFAR_LABELS = np.random.default_rng(9).permutation(np.repeat(np.arange(10), 5000))
+
+
+def table6(per_class, seed=0, num_clients=16):
+    """The labels of 10 classes in some order, and their split."""
+    labels = np.random.default_rng(1).permutation(np.repeat(np.arange(10), per_class))
+    return labels, partition.fedgkt_table6(labels, num_clients, rng(seed))
+
+
+def test_fedgkt_table_6_as_printed_does_not_add_up_and_with_row_7_put_right_it_does():
+    """5,000 images of each class of CIFAR-10: three columns are off by what row 7 has in the wrong place."""
+    off = PRINTED.sum(0) - 5000
+    assert off.tolist() == [0, 0, 0, 0, 1117, 704 - 1117, -704, 0, 0, 0] and (TABLE_6.sum(0) == 5000).all()
+    assert np.array_equal(partition.FEDGKT_TABLE_6, TABLE_6)
+
+
+def test_fedgkt_table6_gives_each_client_exactly_the_tables_counts():
+    parts = partition.fedgkt_table6(CIFAR_LABELS, 16, rng())
+    assert np.array_equal(counts(CIFAR_LABELS, parts), TABLE_6)
+
+
+@pytest.mark.parametrize("per_class", [5000, 500, 37])
+def test_fedgkt_table6_parts_are_disjoint_exhaustive_sorted_rows(per_class):
+    labels, parts = table6(per_class)
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(10 * per_class))
+    assert len(parts) == 16 and all(part.dtype == np.int64 and (np.diff(part) > 0).all() for part in parts)
+
+
+@pytest.mark.parametrize("per_class", [10_000, 4500, 500, 37])
+def test_fedgkt_table6_is_proportional_on_classes_of_another_size(per_class):
+    """To one sample, as two borders are rounded to half a sample each; the whole is the class."""
+    labels, parts = table6(per_class)
+    held = counts(labels, parts)
+    assert (np.abs(held - TABLE_6 * per_class / 5000) <= 1).all() and (held.sum(0) == per_class).all()
+
+
+def test_fedgkt_table6_takes_each_class_by_its_own_size():
+    labels = np.repeat(np.arange(10), np.arange(100, 1100, 100))
+    held = counts(labels, partition.fedgkt_table6(labels, 16, rng()))
+    assert (np.abs(held - TABLE_6 * np.arange(100, 1100, 100) / 5000) <= 1).all()
+
+
+def test_fedgkt_table6_whose_samples_is_drawn_from_the_generator_alone():
+    (_, ours), (_, again), (_, other) = table6(500, seed=3), table6(500, seed=3), table6(500, seed=4)
+    assert same(ours, again) and not any(np.array_equal(a, b) for a, b in zip(ours, other))
+    np.random.seed(1)
+    before = np.random.get_state()[1].copy()
+    assert same(table6(500, seed=3)[1], ours) and np.array_equal(np.random.get_state()[1], before)
+
+
+def test_fedgkt_table6_draws_within_a_class_from_all_of_its_samples():
+    """Client 11 has 1,306 of 5,000 samples of class 0: their mean row lies within five standard errors of the middle."""
+    labels = np.repeat(np.arange(10), 5000)
+    rows = partition.fedgkt_table6(labels, 16, rng())[11]
+    own = rows[labels[rows] == 0]
+    deviation = np.sqrt((5000**2 - 1) / 12 / 1306 * (5000 - 1306) / (5000 - 1))
+    assert abs(own.mean() - 4999 / 2) < 5 * deviation
+
+
+def test_fedgkt_table6_changes_no_labels_and_takes_a_list():
+    labels, parts = table6(50)
+    before = labels.copy()
+    assert same(partition.fedgkt_table6(labels.tolist(), 16, rng()), parts) and np.array_equal(labels, before)
+
+
+@pytest.mark.parametrize("labels, num_clients", [
+    (np.arange(1000) % 10, 15), (np.arange(1000) % 10, 17), (np.arange(1000) % 10, 0), (np.arange(1000) % 9, 16), (np.arange(1000) % 11, 16),
+    (np.arange(1000) % 10 + 1, 16), (np.zeros(0, dtype=int), 16)])
+def test_fedgkt_table6_is_for_16_clients_and_classes_0_to_9(labels, num_clients):
+    with pytest.raises(ValueError, match="FedGKT's Table 6 is for 16 clients and 10 classes") as error:
+        partition.fedgkt_table6(labels, num_clients, rng())
+    assert "\n" not in str(error.value)
+
+
+def test_fedgkt_table6_with_too_few_samples_is_an_error():
+    with pytest.raises(ValueError, match="20 samples are too few for FedGKT's Table 6") as error:
+        table6(2)
+    assert "\n" not in str(error.value)

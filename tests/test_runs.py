@@ -18,9 +18,11 @@ from algorithms.common import run_clients
 from fedkd_minimal import keywords, main
 
 ROOT = Path(__file__).parent.parent
-FLAGS = ("--validation 0.1 --model mlp --server-model mlp --clients 6 --partition iid --threads 1 --rounds 5 --batch-size 16").split()
+FLAGS = "--validation 0.1 --clients 6 --partition iid --threads 1 --rounds 5 --batch-size 16".split()
+NETWORKS = "--model mlp --server-model mlp".split()
+EDGES, EDGE_NETWORKS = ("fedgkt", "split-learning"), "--model gkt_edge_small --server-model gkt_server_small".split()
 OWN = {"local_epochs": 1, "participation": 0.7, "K": 2, "R": 2, "distill_steps": 3, "server_batch_size": 16, "check_every": 1, "samples": 2,
-       "transfer_public_epochs": 1, "transfer_local_epochs": 1, "public_batch_size": 16}
+       "transfer_public_epochs": 1, "transfer_local_epochs": 1, "public_batch_size": 16, "server_epochs": 1}
 
 
 DISTILLING = {   # what the algorithms with a server's student are given on toys
@@ -40,7 +42,8 @@ def npz(tmp_path_factory):
 def command(algos, npz, *more):
     own = [f"--{name.replace('_', '-')}={value}" for name, value in OWN.items()
            if any(name in keywords(algo) for algo in algos.split(","))]
-    return ["--algo", algos, "--dataset", npz, "--public", "fifth", *FLAGS, *own, *map(str, more)]
+    networks = EDGE_NETWORKS if algos.split(",")[0] in EDGES else NETWORKS
+    return ["--algo", algos, "--dataset", npz, "--public", "fifth", *FLAGS, *networks, *own, *map(str, more)]
 
 
 def files(folder):
@@ -78,7 +81,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(algo, npz, t
 
 
 def test_one_and_two_processes_give_the_same_bytes_and_both_train_clients(npz, tmp_path, uninterrupted):
-    algos = ",".join(ALGORITHMS)
+    algos = ",".join(algo for algo in ALGORITHMS if algo not in EDGES)                      # FedGKT: see the next test
     printed = under_torchrun(2, *command(algos, npz, "--out", tmp_path / "two"))
     found = files(tmp_path / "two")
     assert found == {f"{algo}-seed0/metrics.jsonl": uninterrupted[algo] for algo in algos.split(",")}
@@ -86,6 +89,19 @@ def test_one_and_two_processes_give_the_same_bytes_and_both_train_clients(npz, t
     weights, logits = 6 * 5 * 4, 4 * 5 * 2 * 6        # 6 algorithms, 5 rounds, 4 of 6 clients; 4, 5 rounds, 6 clients twice each
     fedmd, pooled, alone = (2 + 2 * 5) * 6, (1 + 5) * 6, 5 * ((1 + 6) + 6 + 1 + 2)    # transfer in two stages; a server is one more
     assert len(counts) == 2 and min(counts) > 0 and sum(counts) == weights + logits + fedmd + pooled + alone
+
+
+def test_fedgkt_and_split_learning_in_two_processes_give_the_same_bytes(npz, tmp_path, uninterrupted):
+    under_torchrun(2, *command(",".join(EDGES), npz, "--out", tmp_path / "two"))
+    assert files(tmp_path / "two") == {f"{algo}-seed0/metrics.jsonl": uninterrupted[algo] for algo in EDGES}
+
+
+def test_asynchronous_fedgkt_resumed_in_two_processes_gives_the_same_bytes(npz, tmp_path):
+    more = ["--asynchronous", "--participation", "1", "--latencies", "1,2,3,1,2,10"]
+    main(command("fedgkt", npz, *more, "--out", tmp_path / "one"))
+    stopped_after(2, command("fedgkt", npz, *more, "--out", tmp_path / "two"))
+    under_torchrun(2, "--resume", tmp_path / "two")
+    assert (tmp_path / "one" / "metrics.jsonl").read_bytes() == (tmp_path / "two" / "metrics.jsonl").read_bytes()
 
 
 def test_a_run_begun_in_one_process_goes_on_in_two_with_the_same_bytes(npz, tmp_path, uninterrupted):
