@@ -13,10 +13,12 @@ run server-to-edge $gkt --no-server-distill
 run both $gkt
 run asynchronous $gkt --no-server-distill --asynchronous
 run fedavg --algo fedavg --model gkt_full_small --rounds 8 --local-epochs 2 --participation 1 --optimizer amsgrad
+folders=("$out"/{none,server-to-edge,both,asynchronous,fedavg})
 if [ "$2" = iid ]; then
     run own-starts $gkt --no-server-distill --no-common-start
     for network in full edge; do                                           # centralised: no matter who holds what
         run "centralized-$network" --algo centralized --model "gkt_${network}_small" --rounds 8 --local-epochs 2
     done
+    folders+=("$out"/{own-starts,centralized-full,centralized-edge})
 fi
-python benchmarks/table.py --key accuracy,edge_accuracy "$out"/*/ > "results/fedgkt-$2.txt"
+python benchmarks/table.py --key accuracy,edge_accuracy "${folders[@]}" > "results/fedgkt-$2.txt"

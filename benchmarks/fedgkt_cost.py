@@ -1,10 +1,10 @@
 """What FedGKT costs an edge, and what it takes to simulate it: time of a batch, peak resident memory of a run.
 
-    python benchmarks/fedgkt_cost.py            (about 12 minutes on two cores)
+    python benchmarks/fedgkt_cost.py            (about 4 minutes on two cores)
 
 Time: forward and backward of a batch of 64 images 3x32x32; the networks take turns, the ratio is the median over the turns.
 Memory: two rounds of the command line in a process of its own (8 clients, gkt_edge with gkt_server55, one server epoch), against the
-sum of what it cannot do without: an idle process that has imported everything, all images, the feature maps, every network with
+sum of what it cannot do without: an idle process that has imported what a run does, all images, the feature maps, every network with
 gradients and three numbers of amsgrad for each weight, and the activations of one batch on the server.
 """
 import os
@@ -16,15 +16,15 @@ import time
 from importlib import metadata
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
 import models
 from communication import network_cost
 
+ROOT = Path(__file__).parent.parent
 TURNS, BATCH, SAMPLES, TEST, CLIENTS = 15, 64, 8000, 400, 8
 EDGE, SERVER = "gkt_edge", "gkt_server55"
 
@@ -50,13 +50,13 @@ if "memory" not in sys.argv[1:]:
             F.cross_entropy(network(images), labels).backward()
             turn.append(time.perf_counter() - start)
         turns.append(turn)
-    print(f"\nforward and backward of {BATCH} images 3x32x32, {TURNS} turns; share of the larger network's time")
+    print(f"\nforward and backward of {BATCH} images 3x32x32, median of {TURNS} turns; the edge's share of a larger network's time and multiply-adds")
     for j, name in enumerate(names):
         shares = [f"{statistics.median(turn[0] / turn[j] for turn in turns[2:]):8.1%}"] if j else []
         cost = network_cost(networks[j], (3, 32, 32))
         share = f"{network_cost(networks[0], (3, 32, 32))['multiply_adds'] / cost['multiply_adds']:8.1%}" if j else ""
-        print(f"{name:<16} {1000 * statistics.median(turn[j] for turn in turns[2:]):8.1f} ms   edge's time {''.join(shares):>8}   "
-              f"edge's multiply-adds {share:>8}   activations of a sample {cost['activations'] / 2**20:6.2f} MiB")
+        print(f"{name:<16} {1000 * statistics.median(turn[j] for turn in turns[2:]):8.1f} ms   edge's share {''.join(shares):>8}   "
+              f"of the multiply-adds {share:>8}   activations of a sample {cost['activations'] / 2**20:6.2f} MiB")
 
 with tempfile.TemporaryDirectory() as folder:
     rng, path = np.random.default_rng(0), str(Path(folder) / "noise.npz")
@@ -66,7 +66,7 @@ with tempfile.TemporaryDirectory() as folder:
                  "--clients", str(CLIENTS), "--partition", "iid", "--rounds", "2", "--server-epochs", "1", "--batch-size", str(BATCH),
                  "--server-batch-size", str(BATCH), "--lr-patience", "none")
 edge, server = models.build(EDGE, (3, 32, 32), 10), models.build(SERVER, (3, 32, 32), 10)
-idle = peak(sys.executable, "-c", "import fedkd_minimal, torchvision")
+idle = peak(sys.executable, "-c", "import fedkd_minimal, torch; torch.optim.Adam([torch.zeros(1)])")       # imports all that a run does
 weights = CLIENTS * network_cost(edge, (3, 32, 32))["parameters"] + network_cost(server, (16, 32, 32))["parameters"]
 parts = {"idle process": idle, "images": 4 * 3 * 32 * 32 * (SAMPLES + TEST), "feature maps": 4 * 16 * 32 * 32 * SAMPLES,
          "networks": 4 * 5 * weights, "activations of a batch": BATCH * network_cost(server, (16, 32, 32))["activations"]}
