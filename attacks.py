@@ -41,7 +41,7 @@ def paf(benign, theta):
 
 
 def lie(benign, z):
-    """mean + z * standard deviation of the benign uploads, coordinate by coordinate: [n, ...] -> [...].              Eq. (10)"""
+    """mean + z * standard deviation of the benign uploads, by coordinate: [n, ...] -> [...].       Eq. (10); Alg. 2, line 4-5"""
     return benign.mean(0) + z * benign.std(0, correction=0)
 
 
@@ -52,9 +52,10 @@ def ofom(benign, theta):
 
 
 def lie_z(num_clients, num_attackers):
-    """How far LIE may go unnoticed: a float, in standard deviations.                                             Eq. (8), (9)
+    """How far LIE may go unnoticed: a float, in standard deviations.                         Eq. (8), (9); Alg. 2, line 2-3
 
     s = floor(n / 2 + 1) - m benign clients make a majority with the m attackers; Phi(z) = (n - m - s) / (n - m).
+    Needs `math` and `statistics.NormalDist`.
     >>> round(lie_z(50, 12), 3)
     0.336
     """

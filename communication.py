@@ -15,7 +15,7 @@ def weights_bytes(model, num_clients, copies=1, number_bytes=FLOAT_BYTES):
     """Payload of one direction of one round: num_clients messages, each with `copies` tensors the size of the parameters.
 
     copies is 1 where a model travels, 2 for SCAFFOLD (a model and a control variate); number_bytes is 8 where sums are masked.
-    source: FedGEMS Fig. 6, model size x #C
+    source: FedGEMS Fig. 6, model size x #C. Needs `FLOAT_BYTES`.
     """
     return number_bytes * sum(p.numel() for p in model.parameters()) * copies * num_clients
 
@@ -36,7 +36,7 @@ def weights_ledger(messages, copies=1, up_number_bytes=FLOAT_BYTES):
 def logits_bytes(num_samples, num_classes, num_clients):
     """Payload of one direction of one round: from or to each client, the logits (or probabilities) of num_samples samples.
 
-    source: FedGEMS Fig. 6 and Table 6, whose download is one copy for each client
+    source: FedGEMS Fig. 6 and Table 6, whose download is one copy for each client. Needs `FLOAT_BYTES`.
     >>> logits_bytes(5_000, 10, 16) / 1024                         # in KiB; FedGEMS Table 6, public : private = 1 : 5
     3125.0
     """
@@ -52,7 +52,8 @@ def logits_ledger(num_clients, num_classes, up, down, indices=0):
 def features_bytes(num_samples, feature_numbers, num_classes, number_bytes=FLOAT_BYTES):
     """What a round of FedGKT costs by FedGKT Eq. (13): a feature map up and soft labels down for each sample.
 
-    feature_numbers    how many numbers a feature map has: 16 x 32 x 32 for an image of 32 x 32; number_bytes: of each of them
+    feature_numbers    how many numbers a feature map has: 16 x 32 x 32 for an image of 32 x 32; number_bytes: of each
+    Needs `FLOAT_BYTES`.
     >>> features_bytes(25_000, 16 * 32 * 32, 10) / 1024            # in KiB: FedGEMS's "1.6M kb", which leaves out the logits
     1600976.5625
     """
@@ -60,7 +61,7 @@ def features_bytes(num_samples, feature_numbers, num_classes, number_bytes=FLOAT
 
 
 def split_learning_bytes(num_samples, feature_numbers):
-    """What an epoch of split learning costs by FedGKT Eq. (12): a feature map up and its gradient down for each sample."""
+    """An epoch of split learning, FedGKT Eq. (12): a feature map up, its gradient down for each sample. Needs `FLOAT_BYTES`."""
     return num_samples * 2 * FLOAT_BYTES * feature_numbers
 
 

@@ -14,11 +14,9 @@ of one size, so that its uniform average of models equals the one weighted by sa
 """
 import numpy as np
 
-REDRAWS = 1000
-
 
 def iid(labels, num_clients, rng):
-    """Shuffled and cut into `num_clients` parts whose sizes differ by at most one (the first ones are the larger)."""
+    """Shuffled and cut into `num_clients` parts whose sizes differ by at most one, the first the larger. Needs `_check_clients`."""
     _check_clients(len(labels), num_clients)
     return [np.sort(part) for part in np.array_split(rng.permutation(len(labels)), num_clients)]
 
@@ -29,11 +27,12 @@ def dirichlet(labels, num_clients, alpha, rng, min_size=10):
     alpha      concentration: 0.1 gives a client few classes, 100 nearly all of them alike
     min_size   samples: everything is redrawn until each client has that many
     raises     ValueError: alpha not a positive number, too few samples, or no such draw in 1,000
+    Needs `_check_clients` and `_dirichlet_shares`.
     """
     labels = np.asarray(labels)
     _check_clients(len(labels), num_clients, min_size)
     classes, counts = np.unique(labels, return_counts=True)
-    for _ in range(REDRAWS):
+    for _ in range(1000):
         shares = _dirichlet_shares(alpha, len(classes), num_clients, rng)                   # [C, M]
         # [C, M - 1]; without the 1e-9 a sum of shares of 0.999... would leave one sample to a last client of share 0.
         cuts = (shares[:, :-1].cumsum(1) * counts[:, None] + 1e-9).astype(np.int64)
@@ -41,7 +40,7 @@ def dirichlet(labels, num_clients, alpha, rng, min_size=10):
         if sizes.min() >= min_size:
             break
     else:
-        raise ValueError(f"no draw of Dir({alpha}) in {REDRAWS} gave each of {num_clients} clients {min_size} samples: "
+        raise ValueError(f"no draw of Dir({alpha}) in 1000 gave each of {num_clients} clients {min_size} samples: "
                          "raise alpha, or lower min_size or the number of clients")
     parts = [np.split(rng.permutation(np.flatnonzero(labels == c)), cut) for c, cut in zip(classes, cuts)]
     return [np.sort(np.concatenate(part)) for part in zip(*parts)]
@@ -51,12 +50,13 @@ def dirichlet_balanced(labels, num_clients, alpha, rng, min_size=10):
     """Like `dirichlet`, but a client with N / num_clients samples or more gets nothing of the later classes.
 
     FedML's rule, hence FedGKT's and FedGEMS's (alpha 0.5). Classes go in the order of their numbers; the shares of the
-    clients that still have room are scaled up to sum to 1. Arguments and errors as in `dirichlet`.
+    clients that still have room are scaled up to sum to 1. Arguments and errors as in `dirichlet`. Needs `_check_clients`
+    and `_dirichlet_shares`.
     """
     labels = np.asarray(labels)
     _check_clients(len(labels), num_clients, min_size)
     classes, counts = np.unique(labels, return_counts=True)
-    for _ in range(REDRAWS):
+    for _ in range(1000):
         all_shares = _dirichlet_shares(alpha, len(classes), num_clients, rng)               # [C, M]
         sizes, cuts = np.zeros(num_clients, dtype=np.int64), []
         for shares, count in zip(all_shares, counts):
@@ -69,7 +69,7 @@ def dirichlet_balanced(labels, num_clients, alpha, rng, min_size=10):
         if sizes.min() >= min_size:
             break
     else:
-        raise ValueError(f"no balanced draw of Dir({alpha}) in {REDRAWS} gave each of {num_clients} clients {min_size} "
+        raise ValueError(f"no balanced draw of Dir({alpha}) in 1000 gave each of {num_clients} clients {min_size} "
                          "samples: raise alpha, or lower min_size or the number of clients")
     parts = [np.split(rng.permutation(np.flatnonzero(labels == c)), cut) for c, cut in zip(classes, cuts)]
     return [np.sort(np.concatenate(part)) for part in zip(*parts)]
@@ -82,6 +82,7 @@ def dirichlet_equal(labels, num_clients, alpha, rng):
     group they are dealt as in `dirichlet_balanced`, redrawn until the smallest client has half of the group's mean.
     Then the lists of all clients (class by class in each) are laid end to end and cut into `num_clients` equal chunks:
     what one client has too much falls to the next. Fewer than ten clients are one group. Errors as in `dirichlet`.
+    Needs `_check_clients` and `dirichlet_balanced`.
     """
     labels = np.asarray(labels)
     _check_clients(len(labels), num_clients)
@@ -125,7 +126,8 @@ def fedgkt_table6(labels, num_clients, rng):
     """FedGKT's one non-iid split of CIFAR-10 (appendix, Table 6, its row 7 put right), scaled to classes of any size.
 
     Which samples a client gets is drawn; how many of each class is the table's share of that class, rounded so that none is
-    left. ValueError: not 16 clients, labels other than 0 to 9, or so few samples that a client would have none.
+    left. ValueError: not 16 clients, labels other than 0 to 9, or so few samples that a client would have none. Needs
+    `FEDGKT_TABLE_6`.
     """
     labels = np.asarray(labels)
     if num_clients != 16 or not np.array_equal(np.unique(labels), np.arange(10)):
@@ -153,7 +155,7 @@ def single_writer(writers, num_clients, rng):
 def few_per_class(labels, num_clients, per_class, rng):
     """Exactly `per_class` samples of every class for each client, all different; the rest is nobody's (FedMD).
 
-    ValueError names the class that has fewer than num_clients * per_class samples.
+    ValueError names the class that has fewer than num_clients * per_class samples. Needs `_check_clients`.
     """
     labels = np.asarray(labels)
     _check_clients(len(labels), num_clients)
@@ -175,7 +177,8 @@ def by_subclass(superclass, subclass, num_clients, rng):
     The subclasses of a superclass, in an order drawn from `rng`, are dealt round and round; clients that meet at one
     share out its samples, none in two of them (FedMD's code lets them overlap). With fewer clients than subclasses, the
     other subclasses are nobody's. Callers choose the superclasses: FedMD's code uses 0, 1, 7, 9, 12, 18 (and takes
-    the superclass as the label). ValueError names a subclass that has fewer samples than clients.
+    the superclass as the label). ValueError names a subclass that has fewer samples than clients. Needs
+    `_check_clients`.
     """
     superclass, subclass = np.asarray(superclass), np.asarray(subclass)
     _check_clients(len(superclass), num_clients)

@@ -23,6 +23,7 @@ D3  an upload with nan or infinity is left out; without any there is no distilla
 D4  clients start from different weights, and keep their optimisers   [test_every_client_starts_from_weights_of_its_own]
 """
 import math
+
 import torch
 
 from algorithms.common import (Optimizer, asleep, client_metrics, finite, new_learner, predict_logits, run_clients, seconds,
@@ -39,7 +40,7 @@ def robust_mean(client_probs, malicious_fraction):
 
     malicious_fraction   in [0, 0.5): the share of the clients that may lie; 0 is the mean
     A pass projects the clients' deviations from the mean on the top eigenvector of their covariance, and leaves out the
-    ceil(malicious_fraction * M / 2) largest squares.
+    ceil(malicious_fraction * M / 2) largest squares. Needs `math` and `mean_of`.
     >>> robust_mean(torch.tensor([[[.8, .2]], [[.8, .2]], [[.7, .3]], [[.7, .3]], [[0., 1.]]]), 0.2)
     tensor([[0.7500, 0.2500]])
     """

@@ -48,7 +48,7 @@ def gaussian_sample(state_dicts, weights, rng):
 
     state_dicts, weights   M models of one network and their weights p_i, normalised here; rng: a numpy Generator
     returns                a state_dict; BatchNorm's statistics and counters are the averaged ones
-    limits                 where the models agree nothing is drawn; needs `average_weights`
+    limits                 where the models agree nothing is drawn. Needs `average_weights` and `BUFFERS`.
     """
     average = average_weights(state_dicts, weights)
     sample = dict(average)
@@ -65,7 +65,7 @@ def dirichlet_sample(state_dicts, weights, rng, concentration=1.0):
 
     state_dicts, weights   M models of one network and their weights p_i; rng: a numpy Generator
     returns                a state_dict; BatchNorm's statistics and counters are those of the average by p alone
-    limits                 large concentration: the average; small: one of the models; needs `average_weights`
+    limits                 large concentration: the average; small: one of the models. Needs `average_weights` and `BUFFERS`.
     """
     gamma = rng.dirichlet([concentration] * len(weights))                                # [M]
     sample = average_weights(state_dicts, [g * p for g, p in zip(gamma, weights)])

@@ -33,6 +33,7 @@ D7  written from FedDF's public code, without its text at hand; for what that le
 """
 import copy
 import itertools
+
 import torch
 from torch import nn
 

@@ -24,7 +24,7 @@ Each public sample of each server batch is one of these cases:
   ensemble distillation  it is wrong and never was right: the clients that are right teach it        Eq. (3)-(5), line 10-12
   nobody right           the same, and no client is right: cross-entropy
 
-Where the paper is silent or contradicts itself:
+Where the paper is silent or contradicts itself, or we differ:
 D1  a round is: private training, upload, server, broadcast, distillation on the clients (section 3.2; Algorithm 1 has the
     server first, with untrained clients)                             [test_a_round_is_the_papers_algorithm]
 D2  softmax(1/H) is over the reliable clients alone, the others are masked before it, with weight exactly 0
@@ -169,8 +169,9 @@ def train_server(fed, t, server, pool_logits, in_pool, fused_logits, somebody_ri
 
             model.train()
             batch = fed.augment(images[rows], rng) if fed.augment else images[rows]
-            loss = server_loss(forward(fed, model, batch), labels[rows], teacher_logits, has_teacher, epsilon)
-            update.zero_grad()                                                           #                 Alg. 1, line 6, 9, 12
+            loss = server_loss(forward(fed, model, batch), labels[rows], teacher_logits, has_teacher,    # Alg. 1, line 6, 9, 12
+                               epsilon)
+            update.zero_grad()
             loss.backward()
             update.step()                                                                #                 Alg. 1, line 14
     server_logits = predict_logits(fed, model, images)                                   # [N, C]          Alg. 1, line 15

@@ -48,11 +48,12 @@ from communication import features_ledger
 PUBLIC = "none"
 VALIDATION = ("lr_patience",)               # keywords that need the server's validation set, unless they are off
 MIXED = True    # may clients have different networks?
-COLUMNS = ("accuracy", "accuracy_min", "accuracy_max", "edge_accuracy", "server_lr", "clock")
+COLUMNS = ("accuracy", "accuracy_min", "accuracy_max", "edge_accuracy", "clock", "clock_if_all_wait")
+AT_ONCE = 100   # samples of one forward pass without training: it needs less memory than a batch of training
 
 
 def server_loss(server_logits, client_logits, labels, temperature, distill=True):
-    """Cross-entropy plus, if `distill`, temperature² KL(client || server): [B, C], [B, C], [B] -> scalar.        Eq. (6)"""
+    """CE plus, if `distill`, T² KL(client || server): [B, C], [B, C], [B] -> scalar. Needs `distillation_loss`.         Eq. (6)"""
     ce = F.cross_entropy(server_logits, labels)
     return ce + distillation_loss(client_logits, server_logits, temperature) if distill else ce
 
@@ -60,19 +61,19 @@ def server_loss(server_logits, client_logits, labels, temperature, distill=True)
 def client_loss(client_logits, server_logits, labels, temperature):
     """Cross-entropy plus temperature² KL(server || client): [B, C], [B, C] or None, [B] -> scalar.               Eq. (7)
 
-    server_logits    None, as before the server's first answer: cross-entropy alone
+    server_logits    None, as before the server's first answer: cross-entropy alone. Needs `distillation_loss`.
     """
     ce = F.cross_entropy(client_logits, labels)
     return ce if server_logits is None else ce + distillation_loss(server_logits, client_logits, temperature)
 
 
 @torch.no_grad()
-def extract(fed, model, images, dtype=torch.float32, batch_size=500):
-    """(feature maps [n, 16, h, w] of `dtype`, logits float32 [n, C]) of clean images, in eval mode and without a graph."""
+def extract(fed, model, images, dtype=torch.float32):
+    """(feature maps [n, 16, h, w] of `dtype`, logits float32 [n, C]) of clean images, in eval mode, no graph. Eq. (3), (9)"""
     was_training = model.training
     model.eval()
     features, logits = [], []
-    for batch in images.split(batch_size):
+    for batch in images.split(AT_ONCE):
         with torch.autocast(batch.device.type, torch.bfloat16, enabled=fed.amp):
             h = model.extract(batch)
             logits.append(model.classify(h).float())
@@ -82,7 +83,10 @@ def extract(fed, model, images, dtype=torch.float32, batch_size=500):
 
 
 def train_client(fed, i, t, client, server_logits, *, local_epochs, batch_size, lr, optimizer, weight_decay, temperature, dtype):
-    """Client i's t-th local training: (feature maps [n, 16, h, w], logits [n, C], the client). server_logits: [n, C] or None."""
+    """Client i's t-th local training: (feature maps [n, 16, h, w], logits [n, C], the client).                        Eq. (10)
+
+    server_logits    [n, C], by sample row, or None
+    """
     model = fed.client_model(i)
     update = wake(client, model, optimizer, lr, weight_decay)
     images, labels = fed.private[i]
@@ -98,7 +102,7 @@ def train_client(fed, i, t, client, server_logits, *, local_epochs, batch_size, 
 
 def train_server(fed, event, server, uploads, *, server_epochs, server_batch_size, server_lr, server_optimizer, weight_decay,
                  temperature, server_distill):
-    """The server after training on uploads {client: (feature maps, logits)}: (it, {client: the server's logits [n, C]})."""
+    """The server after training on uploads {client: (feature maps, logits)}: (it, {client: its logits [n, C]}).        Eq. (8)"""
     model = fed.server_model()
     update = wake(server, model, server_optimizer, server_lr, weight_decay)
     for group in update.param_groups:                    # the rate may have fallen since
@@ -114,7 +118,8 @@ def train_server(fed, event, server, uploads, *, server_epochs, server_batch_siz
                     update.zero_grad()
                     loss.backward()
                     update.step()                                                                        # Alg. 1, line 10
-    answers = {i: predict_logits(fed, model, features.float()) for i, (features, _) in uploads.items()}  # Alg. 1, line 12
+    answers = {i: predict_logits(fed, model, features.float(), AT_ONCE)                                  # Alg. 1, line 11-12
+               for i, (features, _) in uploads.items()}                                                  # z_s* of Eq. (11)
     return asleep(model, update), answers
 
 
@@ -127,7 +132,7 @@ def accuracies(fed, clients, server, data):
         model = fed.client_model(i)
         model.load_state_dict(client["model"])
         stacked, own = [], []
-        for images in data.images.split(500):                                            # not all feature maps at once
+        for images in data.images.split(AT_ONCE):                                        # not all feature maps at once
             features, logits = extract(fed, model, images)
             stacked.append(predict_logits(fed, server_model, features))
             own.append(logits)
@@ -174,8 +179,8 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local
     common_start    edges of one architecture begin with the same weights, so that their feature maps are alike
     features        the type in which feature maps are sent and kept
     asynchronous    the server answers whoever is there; a round ends when as many results have come as there are clients, or more
-    attack          attack.samples([n_i, ...] of each client, client ids, t) -> the same: what malicious clients make of theirs
     latencies       simulated time from an answer to the client's next results; none: drawn from 1 to 10, one for each client
+    attack          attack.samples([n_i, ...] of each client, client ids, t) -> the same: what malicious clients make of theirs
     """
     ids, dtype = range(len(fed.private)), getattr(torch, features)
     waits = list(latencies) if latencies is not None else stream(fed.seed, "latencies").uniform(1, 10, len(ids)).tolist()
@@ -199,7 +204,8 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local
                  "clients": [new_learner(fed.client_model(i, init=0 if common_start else i)) for i in ids],
                  "server_logits": [None] * len(ids), "trained": [0] * len(ids),
                  "server_lr": server_lr, "best": -1.0, "stale": 0}
-        yield metrics_of(fed, state["clients"], state["server"]) | {"server_lr": server_lr, "clock": 0.0}, state
+        yield {**metrics_of(fed, state["clients"], state["server"]), "server_lr": server_lr, "clock": 0.0,
+               "clock_if_all_wait": 0.0}, state
     clients, server_logits, trained = (list(state[key]) for key in ("clients", "server_logits", "trained"))
     server, event, clock, server_lr, best, stale = map(state.get, ("server", "event", "clock", "server_lr", "best", "stale"))
     for t in range(state["round"] + 1, rounds + 1):                                                      # Alg. 1, line 2

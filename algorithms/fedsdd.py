@@ -205,7 +205,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
             public_ring = (public_ring + [ensemble_logits(member_logits)])[-R:]          # R of [N, C]           Eq. (3)
             teacher_logits = ensemble_logits(torch.stack(public_ring))                   # [N, C]                Eq. (5)
         if t > warmup_rounds:
-            for k in taught:
+            for k in taught:                             # all others stay as they are                    Alg. 1, line 8, 10
                 student = distil(fed, t, k, servers[k]["model"], teacher_logits, distill_steps=distill_steps, i=owner[k],
                                  server_batch_size=server_batch_size, server_lr=server_lr, temperature=temperature)
                 servers[k] = servers[k] | {"model": student}                                                 # Alg. 1, line 9

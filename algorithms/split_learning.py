@@ -44,6 +44,12 @@ class Stacked(nn.Module):
         return self.server(self.edge.extract(images))
 
 
+def metrics_of(fed, stacked):
+    """Test accuracy of the two halves, one behind the other."""
+    mean = accuracy(predict_logits(fed, stacked, fed.test.images), fed.test.labels)
+    return {"accuracy": mean, "server_accuracy": mean}
+
+
 def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, batch_size: int = 256, lr: float = 1e-3,
         optimizer: Optimizer = "amsgrad", weight_decay: float = 1e-4):
     """Yields (metrics, state) after round 0, the untrained start, and after every round."""
@@ -77,9 +83,3 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, batch_size
         metrics = {**metrics_of(fed, stacked), "bytes_up": sent_bytes, "bytes_down": sent_bytes,                   # FedGKT Eq. (12)
                    "local_seconds": seconds(fed.device) - start}
         yield metrics, copy.deepcopy({"round": t, "edge": asleep(edge, edge_update), "server": asleep(server, server_update)})
-
-
-def metrics_of(fed, stacked):
-    """Test accuracy of the two halves, one behind the other."""
-    mean = accuracy(predict_logits(fed, stacked, fed.test.images), fed.test.labels)
-    return {"accuracy": mean, "server_accuracy": mean}

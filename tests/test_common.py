@@ -164,7 +164,7 @@ def test_average_does_not_depend_on_the_scale_of_the_weights():
     assert same(average_weights(states, [1, 2, 1]), average_weights(states, [100, 200, 100]))
 
 
-@pytest.mark.parametrize("count, weights", [(0, []), (2, [1]), (2, [1, -1]), (2, [0, 0]), (2, [1, math.nan]), (2, [1, math.inf])])
+@pytest.mark.parametrize("count, weights", [(0, []), (2, [1]), (2, [2, -1]), (2, [0, 0]), (2, [1, math.nan]), (2, [1, math.inf])])
 def test_average_refuses_weights_that_make_no_average(count, weights):
     with pytest.raises(ValueError, match="weight"):
         average_weights([linear().state_dict() for _ in range(count)], weights)
@@ -299,9 +299,9 @@ def test_amp_computes_in_bfloat16_and_returns_float32(amp, dtype):
 
 
 def test_disagreement_by_hand():
-    """Predicted classes (0,0,1), (0,1,1), (0,1,0): pairs differ on 1, 2 and 1 of 3 samples."""
-    classes = torch.tensor([[0, 0, 1], [0, 1, 1], [0, 1, 0]])
+    """Predicted classes (0,0,1), (0,1,1), (0,1,0), (0,0,0): the six pairs differ on 1, 2, 1, 1, 2 and 1 of 3 samples."""
+    classes = torch.tensor([[0, 0, 1], [0, 1, 1], [0, 1, 0], [0, 0, 0]])
     members = torch.nn.functional.one_hot(classes, 2).float()
-    assert disagreement(members) == pytest.approx((1 / 3 + 2 / 3 + 1 / 3) / 3)
+    assert disagreement(members) == pytest.approx((1 + 2 + 1 + 1 + 2 + 1) / 3 / 6)
     assert disagreement(members[:1]) is None
     assert disagreement(members[[0, 0]]) == 0

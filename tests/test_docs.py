@@ -103,6 +103,12 @@ def test_only_one_place_seeds_torch_and_none_seeds_numpy():
     assert not any(re.search(r"np\.random\.seed|random\.seed\(", text) for text in texts.values())
 
 
+@pytest.mark.parametrize("path", OWN_FILES, ids=lambda path: path.stem)
+def test_whatever_is_drawn_in_an_algorithm_is_drawn_by_the_runs_seed(path):
+    drawn = re.findall(r"\b(?:stream|seeded)\(([\w.]+)", code_of(path))
+    assert set(drawn) <= {"fed.seed"}
+
+
 @pytest.mark.parametrize("command", re.findall(r"^ *\$? *(python fedkd_minimal\.py[^#\n`|]*)", (ROOT / "README.md").read_text(), re.M))
 def test_every_command_of_the_readme_is_understood(command):
     """Parsed and configured, not run: flags exist and their values are allowed."""

@@ -7,7 +7,7 @@ import torch
 from toys import federation, last, linear, same, with_batchnorm, with_dropout, without_seconds
 
 import algorithms.fedavg as fedavg
-from algorithms import fedprox
+from algorithms import fedprox, scaffold
 from algorithms.common import average_weights, batches, sample_clients, stream
 from communication import buffers_bytes, weights_bytes
 
@@ -93,22 +93,47 @@ def test_a_client_trains_the_same_whoever_trained_before(network):
     assert same(dict(alone["model"]), dict(again["model"]))
 
 
-def test_augmentation_is_what_the_client_trains_on():
+LOCAL = [(fedavg, {}), (fedprox, {"mu": 0.0}), (scaffold, {})]
+
+
+@pytest.mark.parametrize("module, more", LOCAL)
+def test_augmentation_is_what_the_client_trains_on(module, more):
     fed = federation()
     blind = federation(augment=lambda images, rng: images * 0)
-    server = fedavg.start_server(fed)
-    settings = {"local_epochs": 1, "batch_size": 8, "lr": 0.1}
-    upload, _ = fedavg.train_client(blind, 0, 1, server, None, **settings)
+    server = module.start_server(fed)
+    settings = {"local_epochs": 1, "batch_size": 8, "lr": 0.1, **more}
+    upload, _ = module.train_client(blind, 0, 1, server, None, **settings)
     assert torch.equal(upload["model"]["1.weight"], server["model"]["1.weight"])       # black images: no gradient for the weights
-    upload, _ = fedavg.train_client(fed, 0, 1, server, None, **settings)
+    upload, _ = module.train_client(fed, 0, 1, server, None, **settings)
     assert not torch.equal(upload["model"]["1.weight"], server["model"]["1.weight"])
 
 
-def test_weight_decay_shrinks_the_weights_by_hand():
+@pytest.mark.parametrize("module, more", LOCAL[:2])
+def test_weight_decay_shrinks_the_weights_by_hand(module, more):
     fed = federation(augment=lambda images, rng: images * 0)                           # so that only the decay moves the weights
-    server = fedavg.start_server(fed)
-    upload, _ = fedavg.train_client(fed, 0, 1, server, None, local_epochs=1, batch_size=8, lr=0.5, weight_decay=0.1)
+    server = module.start_server(fed)
+    upload, _ = module.train_client(fed, 0, 1, server, None, local_epochs=1, batch_size=8, lr=0.5, weight_decay=0.1, **more)
     assert torch.allclose(upload["model"]["1.weight"], (1 - 0.5 * 0.1) * server["model"]["1.weight"])
+
+
+@pytest.mark.parametrize("module, more", LOCAL[:2])
+def test_a_first_step_of_adam_is_the_rate_in_every_weight(module, more):
+    """The gradient divided by its own size, so that --optimizer is seen to be obeyed."""
+    fed = federation(sizes=(3,))
+    server = module.start_server(fed)
+    upload, _ = module.train_client(fed, 0, 1, server, None, local_epochs=1, batch_size=3, lr=0.01, optimizer="adam", **more)
+    moved = (upload["model"]["1.weight"] - server["model"]["1.weight"]).abs()
+    assert torch.allclose(moved, torch.full_like(moved, 0.01), rtol=1e-3)
+
+
+@pytest.mark.parametrize("module, more", LOCAL)
+def test_another_seed_draws_other_batches_and_another_dropout_from_the_same_weights(module, more):
+    """The start is that of seed 0: what differs is drawn in the training."""
+    for network, batch_size in [(linear, 2), (with_dropout, 5)]:                       # in one batch of 5 the dropout alone is drawn
+        server = module.start_server(federation(network=network))
+        trained = [module.train_client(federation(network=network, seed=seed), 0, 1, server, None, local_epochs=1, batch_size=batch_size,
+                                       lr=0.1, **more)[0]["model"] for seed in (0, 0, 1)]
+        assert same(dict(trained[0]), dict(trained[1])) and not same(dict(trained[0]), dict(trained[2]))
 
 
 def test_global_model_learns():

@@ -124,6 +124,14 @@ def test_distil_is_plain_sgd_from_the_average():
     assert np.allclose(student["1.weight"], weight, atol=1e-5) and np.allclose(student["1.bias"], bias, atol=1e-5)
 
 
+def test_fedbes_student_learns_from_augmented_public_images():
+    """Here from black ones: no gradient for the weights, only for the bias."""
+    fed = federation(augment=lambda images, rng: images * 0)
+    start = fed.client_model(0).state_dict()
+    student = fedbe.distil(fed, 1, start, torch.randn(8, 3), **SERVER)
+    assert torch.equal(student["1.weight"], start["1.weight"]) and not torch.equal(student["1.bias"], start["1.bias"])
+
+
 # ---------------------------------------------------------------------------------------------------------- whole rounds
 
 def clients_of_round(fed, t, server):

@@ -203,6 +203,14 @@ def test_looking_at_the_validation_set_changes_nothing_in_the_student():
     assert same(dict(looked), dict(blind)) and looked["0.num_batches_tracked"].item() == 5
 
 
+def test_feddfs_student_learns_from_augmented_public_images():
+    """Here from black ones: no gradient for the weights, only for the bias."""
+    fed = federation(augment=lambda images, rng: images * 0)
+    start = fed.client_model(0).state_dict()
+    student = feddf.distil(fed, 1, 0, start, torch.randn(8, 3), **DISTIL)[0]
+    assert torch.equal(student["1.weight"], start["1.weight"]) and not torch.equal(student["1.bias"], start["1.bias"])
+
+
 def test_distil_changes_neither_the_state_nor_the_teacher():
     fed = federation(network=with_batchnorm)
     start, teacher = fed.client_model(0).state_dict(), torch.randn(8, 3)

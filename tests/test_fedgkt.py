@@ -365,9 +365,10 @@ def test_extraction_is_in_eval_mode_and_leaves_batchnorm_and_the_mode_alone(trai
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 7])
-def test_b3_extraction_keeps_every_row_in_its_place_whatever_the_batches(batch_size):
+def test_b3_extraction_keeps_every_row_in_its_place_whatever_the_batches(batch_size, monkeypatch):
+    monkeypatch.setattr(fedgkt, "AT_ONCE", batch_size)
     model, images = Edge(), samples(7).images
-    features, logits = extract(toy(), model, images, batch_size=batch_size)
+    features, logits = extract(toy(), model, images)
     assert features.shape == (7, NUMBERS, 1, 1) and logits.shape == (7, 3)
     for n in range(7):
         h, z = extract(toy(), model, images[n:n + 1])
@@ -765,14 +766,14 @@ def test_accuracies_are_of_what_the_state_holds(kind):
 
 
 def test_b4_accuracy_counts_samples_not_batches():
-    """501 test samples, of which only the last, in a batch of its own, is of class 1; a network that always says class 1."""
-    fed = toy(test=Data(samples(501).images, torch.tensor([0] * 500 + [1])))
+    """101 test samples, of which only the last, in a batch of its own, is of class 1; a network that always says class 1."""
+    fed = toy(test=Data(samples(fedgkt.AT_ONCE + 1).images, torch.tensor([0] * fedgkt.AT_ONCE + [1])))
     model, server = fed.client_model(0), fed.server_model()
     for layer in (model.classifier, server[1]):
         nn.init.zeros_(layer.weight)
         layer.bias.data = torch.tensor([0., 1., 0.])
     learners = [{"model": model.state_dict()}], {"model": server.state_dict()}
-    assert fedgkt.accuracies(fed, *learners, fed.test) == [(pytest.approx(1 / 501), pytest.approx(1 / 501))]
+    assert fedgkt.accuracies(fed, *learners, fed.test) == [(pytest.approx(1 / 101), pytest.approx(1 / 101))]
 
 
 def test_metrics_are_numbers_and_never_nan():

@@ -130,6 +130,15 @@ def test_distil_moves_the_students_running_statistics():
     assert student["0.num_batches_tracked"].item() == 4 and not torch.equal(student["0.running_mean"], start["0.running_mean"])
 
 
+def test_fedsdds_student_learns_from_augmented_public_images():
+    """Here from black ones: no gradient for the weights, only for the bias."""
+    fed = federation(augment=lambda images, rng: images * 0)
+    start = fed.client_model(0).state_dict()
+    student = fedsdd.distil(fed, 1, 0, start, torch.randn(8, 3), distill_steps=3, server_batch_size=4, server_lr=0.3,
+                            temperature=2.0)
+    assert torch.equal(student["1.weight"], start["1.weight"]) and not torch.equal(student["1.bias"], start["1.bias"])
+
+
 def test_distil_changes_neither_the_state_nor_the_teacher():
     fed = federation(network=with_batchnorm)
     start, teacher = fed.client_model(0).state_dict(), torch.randn(8, 3)
