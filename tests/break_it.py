@@ -260,6 +260,10 @@ TABLE = {
          "the average does not vote"),
     ],
     "algorithms/fedsdd.py": [
+        ('stream(fed.seed, "mask", t, *pair)', 'stream(fed.seed, "mask", *pair)',
+         "test_secure_sum.py::test_fedsdds_masks_are_drawn_anew_in_every_round", "the masks come back every round"),
+        ("        if taught:", "        if taught and t > warmup_rounds:",
+         "test_fedsdd.py::test_the_ring_is_filled_in_warm_up_rounds_too", "nothing is remembered of the warm-up rounds"),
         ("rng.permutation(active).tolist()", "list(active)",
          "test_fedsdd.py::test_groups_are_drawn_anew_and_every_client_can_reach_the_main_model", "the same groups in every round"),
         ("sorted(shuffled[k::K]) for k in range(K)", "sorted(shuffled[k::K]) for k in reversed(range(K))",

@@ -226,6 +226,11 @@ def test_warm_up_rounds_have_no_distillation():
         assert [same(dict(a["servers"][0]["model"]), dict(b["servers"][0]["model"])) for (_, a), (_, b) in zip(*runs)][1:] == expected
 
 
+def test_the_ring_is_filled_in_warm_up_rounds_too():
+    _, state = last(fedsdd.run(federation(), **QUICK, K=2, R=2, students="main", warmup_rounds=3))
+    assert len(state["public_ring"]) == 2
+
+
 def test_basic_distillation_has_one_fixed_teacher_for_all_students():
     fed = federation(sizes=EIGHT)
     untaught = last(fedsdd.run(fed, **{**QUICK, "rounds": 1}, K=3, students="none"))[1]["servers"]

@@ -197,3 +197,16 @@ def test_a_group_whose_models_are_all_not_finite_keeps_its_own():
 def test_what_a_secure_sum_cannot_do_is_refused(settings, words):
     with pytest.raises(ValueError, match=words):
         next(fedsdd.run(federation(sizes=EIGHT), **QUICK, **settings, secure_sum=True))
+
+
+def test_fedsdds_masks_are_drawn_anew_in_every_round(monkeypatch):
+    """A mask that came back would tell how a client's model changed in between."""
+    seen = []
+
+    def watched(model_state, weight, i, group, pair_rng):
+        seen.append(pair_rng(0, 1).random())
+        return masked_model(model_state, weight, i, group, pair_rng)
+
+    monkeypatch.setattr(fedsdd, "masked_model", watched)
+    list(fedsdd.run(federation(), **QUICK, K=1, R=1, students="none", secure_sum=True))
+    assert len(seen) == 3 * 4 and len(set(seen)) == 3
