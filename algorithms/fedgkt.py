@@ -161,10 +161,13 @@ def statement(fed, settings):
 
 
 def available_memory(device):
-    """Bytes that are free on the device."""
+    """Bytes that can be had on the device: what is free, on Linux with what caches would give back; elsewhere all there is."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if os.path.exists("/proc/meminfo"):
+        with open("/proc/meminfo") as lines:
+            return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else float("inf")
 
 
 def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local_epochs: int = 1, server_epochs: int = 20,

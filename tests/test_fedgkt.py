@@ -845,8 +845,14 @@ def test_feature_maps_that_do_not_fit_in_memory_are_refused(monkeypatch, feature
     assert finished(toy(), features=features)[1]["round"] == 2
 
 
-def test_some_memory_is_free():
-    assert fedgkt.available_memory(torch.device("cpu")) > 2**20
+@pytest.mark.parametrize("linux", [True, False])
+def test_available_memory_is_some_and_at_most_all_there_is(linux, monkeypatch):
+    """A system without /proc/meminfo, as a laptop may be, has at least its size."""
+    if not linux:
+        monkeypatch.setattr(fedgkt.os.path, "exists", lambda path: False)
+    total = fedgkt.os.sysconf("SC_PHYS_PAGES") * fedgkt.os.sysconf("SC_PAGE_SIZE")
+    free = fedgkt.available_memory(torch.device("cpu"))
+    assert 2**20 < free <= total and (linux or free == total)
 
 
 def test_what_is_said_before_a_run_is_the_memory_of_all_maps():
