@@ -15,7 +15,7 @@ from torch import nn
 
 import runs
 from algorithms import fedgkt
-from algorithms.common import Data, batches, run_clients, sample_clients, seeded, stream, tensors
+from algorithms.common import Data, batches, run_clients, sample_clients, stream, tensors
 from algorithms.fedgkt import client_loss, extract, server_loss
 from communication import features_bytes
 
@@ -74,23 +74,10 @@ def layered_server(num_classes=3):
     return nn.Sequential(nn.BatchNorm2d(NUMBERS), nn.Flatten(), nn.Dropout(0.3), nn.Linear(NUMBERS, num_classes))
 
 
-def toy(sizes=SIZES, network=Edge, server=linear_server, seed=0, num_classes=3, **changes):
+def toy(sizes=SIZES, network=Edge, server=linear_server, num_classes=3, **changes):
     """The federation of `toys` with networks cut in two, and a validation set."""
-    networks = network if isinstance(network, tuple) else (network,)
-    own = [networks[i % len(networks)] for i in range(len(sizes))]
-
-    def client_model(i, init=0):
-        with seeded(seed, "init", init):
-            return own[i](num_classes)
-
-    def server_model(init=0):
-        with seeded(seed, "server init", init):
-            return server(num_classes)
-
-    fed = federation(sizes, seed=seed, num_classes=num_classes)
-    return dataclasses.replace(fed, **{"client_model": client_model, "server_model": server_model, "public": None,
-                                       "architecture": [make.__name__ for make in own],
-                                       "validation": samples(20, num_classes, seed=3), **changes})
+    return federation(sizes, network, num_classes=num_classes, server=server,
+                      **{"public": None, "validation": samples(20, num_classes, seed=3), **changes})
 
 
 def finished(fed, **changes):

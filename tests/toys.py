@@ -47,7 +47,7 @@ def samples(count, num_classes=3, seed=0):
     return Data(torch.tensor(images, dtype=torch.float32), torch.tensor(labels))
 
 
-def federation(sizes=(5, 3, 4, 6), network=linear, seed=0, num_public=8, num_classes=3, **changes):
+def federation(sizes=(5, 3, 4, 6), network=linear, seed=0, num_public=8, num_classes=3, server=with_hidden_layer, **changes):
     """One client per entry of sizes, holding that many samples; client i has network i mod len, if there are several."""
     networks = network if isinstance(network, tuple) else (network,)
     own = [networks[i % len(networks)] for i in range(len(sizes))]
@@ -58,7 +58,7 @@ def federation(sizes=(5, 3, 4, 6), network=linear, seed=0, num_public=8, num_cla
 
     def server_model(init=0):
         with seeded(seed, "server init", init):
-            return with_hidden_layer(num_classes)
+            return server(num_classes)
 
     return Federation(**{
         "private": [samples(size, num_classes, seed=100 + i) for i, size in enumerate(sizes)], "test": samples(40, num_classes, 1),
