@@ -1,40 +1,56 @@
-"""The networks: `build(name, image_shape, num_classes)` returns any of them, `NETWORKS` lists them.
+"""Every network of the papers: `build(name, image_shape, num_classes)` returns one of NETWORKS.
 
-name                             paper                        network
-gkt_edge                         FedGKT appendix B.3          edge: stem | two Bottlenecks, with 16 x h x w between them
-gkt_edge4 _edge6 _edge_table7    FedGKT Tables 5, 7           edge: stem | one, two, three BasicBlocks
-gkt_server55 gkt_server109       FedGKT section 4.1           server: ResNet-56 and -110 without their stem
-gkt_edge_small gkt_server_small  none: embedded glyphs        a pair with 8 x h/2 x w/2 between them
-gkt_full_small                   none: embedded glyphs        the pair's extractor and server as one network
-cnn cnn_large mlp                none: embedded glyphs        two convolutions; twice as wide; one hidden layer
-mini0 ... mini9                  none: embedded glyphs        FedMD's ten, an eighth as wide; 0 and 9 fully connected
-resnet8 resnet20 resnet56        FedSDD section 4.1, FedDF    He's CIFAR ResNet of BasicBlocks
-wrn16_2                          FedSDD section 4.1           wide residual network, depth 16, width 2
-bottleneck11 ... bottleneck110   FedGEMS Tables 10, 11, 12    ResNet of Bottlenecks
-fedmd0 ... fedmd9                FedMD Table 1 (MNIST)        CNN of 2 or 3 layers
-fedmd_cifar0 ... fedmd_cifar9    FedMD Table 2 (CIFAR)        CNN of 2, 3 or 4 layers
+name                            source                     network
+cnn cnn_large                   none: for the glyphs       two convolutions; the same, twice as wide
+mlp                             none: for the glyphs       one hidden layer
+mini0 ... mini9                 none: for the glyphs       like fedmd0 ... fedmd9, an eighth as wide
+                                                           (0 and 9 have one hidden layer instead)
+resnet8 resnet20 resnet56       FedSDD section 4.1, FedDF  He's CIFAR ResNet of BasicBlocks
+wrn16_2                         FedSDD section 4.1         wide residual network, depth 16, width 2
+bottleneck11 ... bottleneck110  FedGEMS Tables 10, 11, 12  ResNet of Bottlenecks
+fedmd0 ... fedmd9               FedMD Table 1 (MNIST)      CNN of 2 or 3 convolutions
+fedmd_cifar0 ... fedmd_cifar9   FedMD Table 2 (CIFAR)      CNN of 2, 3 or 4 convolutions
 
-WARNING  "ResNet-20" and "ResNet-56" are two networks each. FedGEMS and FedGKT mean stages of Bottlenecks (220,378 and
-591,322 parameters: here `bottleneck20`, `bottleneck56`); FedSDD means He's BasicBlocks (here `resnet20`, `resnet56`).
+FedGKT divides the work between an edge (a client) and the server. The edge's stem computes the
+feature map that is uploaded, and the rest of the edge computes the edge's own logits from it. The
+server's network starts from the feature map: 16 x h x w, unless the table says otherwise.
 
-Every network maps float images [B, c, h, w] (FedGKT's servers: feature maps) to logits [B, C], has its last layer in
-`.classifier`, and draws its initial weights from torch's default generator, which the caller seeds. Convolutional
-networks are channels-last: give them images that are so too.
+gkt_edge                        FedGKT appendix B.3        edge: stem, then two Bottlenecks
+gkt_edge4 gkt_edge6             FedGKT Table 5             edge: stem, then one or two BasicBlocks
+gkt_edge_table7                 FedGKT Table 7             edge: stem, then three BasicBlocks
+gkt_server55 gkt_server109      FedGKT section 4.1         server: ResNet-56, -110 without the stem
+gkt_edge_small                  none: for the glyphs       edge: feature map of 8 x h/2 x w/2
+gkt_server_small                none: for the glyphs       server for gkt_edge_small
+gkt_full_small                  none: for the glyphs       gkt_edge_small's stem + gkt_server_small
 
-Papers: He et al., "Deep Residual Learning for Image Recognition", arXiv:1512.03385; Zagoruyko and Komodakis, "Wide
-Residual Networks", arXiv:1605.07146; FedGEMS, arXiv:2110.11027; FedSDD, arXiv:2312.17029v1; FedMD, arXiv:1910.03581.
+WARNING  "ResNet-20" and "ResNet-56" each name two different networks. FedGEMS and FedGKT mean
+networks of Bottlenecks (220,378 and 591,322 parameters; here `bottleneck20` and `bottleneck56`).
+FedSDD means He's networks of BasicBlocks (here `resnet20` and `resnet56`).
 
-Where the papers are silent or we differ:
-D1  FedGEMS Table 11 prints blocks 1, 1, 2 for the "ResNet-17" of clients (8, 16): 14 layers, the network of clients
-    (2, 10). As printed it is `bottleneck14a`; `bottleneck17d` has the 17 layers of the name, blocks 1, 1, 3
+Every network maps float images [B, c, h, w] to logits [B, C]; FedGKT's servers map feature maps to
+logits. The last layer is always `.classifier`. Initial weights are drawn from torch's default
+generator: the caller sets the seed. Convolutional networks use the channels-last memory format;
+their input should use it too.
+
+Papers: He et al., "Deep Residual Learning for Image Recognition", arXiv:1512.03385; Zagoruyko and
+Komodakis, "Wide Residual Networks", arXiv:1605.07146; FedGKT, arXiv:2007.14513; FedGEMS,
+arXiv:2110.11027; FedSDD, arXiv:2312.17029v1; FedMD, arXiv:1910.03581.
+
+Where a paper is silent, or this file differs from it:
+D1  FedGEMS Table 11 prints blocks 1, 1, 2 for the "ResNet-17" of clients 8 and 16. These are 14
+    layers, the network of clients 2 and 10. The printed network is `bottleneck14a`;
+    `bottleneck17d` has the 17 layers of the name, blocks 1, 1, 3
     [test_bottleneck_trainable_parameters]
-D2  FedSDD does not name its shortcuts: ours are 1x1 convolutions with BatchNorm where shapes differ (He's option B)
+D2  FedSDD does not specify the shortcuts. Here they are 1x1 convolutions with BatchNorm where the
+    shapes differ, and the identity elsewhere (He's option B)
     [test_shortcuts_are_projections_exactly_where_shapes_differ]
-D3  FedMD does not say what surrounds its convolutions: as in its authors' code, with the defaults of Keras
+D3  FedMD specifies the filters and the dropout rates, but not padding, pooling, BatchNorm and
+    initialization. Here these follow the authors' code, with Keras's defaults
     [test_fedmd_spatial_sizes, test_fedmd_is_initialised_like_keras]
-D4  FedMD's 4-layer network is in no published code: the fourth block of `fedmd_cifar9` repeats the third
-    [test_fedmd_cifar9_repeats_its_third_block]
-D5  FedMD's L2 penalty on the last kernel belongs to its loss, not to its networks: nothing of it is here
+D4  No published code has FedMD's network of 4 convolutions. Here the fourth block of
+    `fedmd_cifar9` repeats the third [test_fedmd_cifar9_repeats_its_third_block]
+D5  FedMD's L2 penalty on the last kernel is a part of its loss, not of its networks, and is
+    therefore not in this file
 """
 from functools import partial
 from itertools import pairwise
@@ -43,11 +59,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-# ---------------------------------------------------------------------------------------- small networks for the glyphs
+# -------------------------------------------------------------------- small networks for the glyphs
 
 
 class CNN(nn.Module):
-    """Two 3x3 convolutions, each followed by ReLU and 2x2 max-pooling. No BatchNorm: nothing travels but parameters."""
+    """Two 3x3 convolutions, each followed by 2x2 max-pooling and ReLU, and a linear layer.
+
+    It has no BatchNorm, so that a model consists of parameters only, without buffers.
+    """
 
     def __init__(self, image_shape, num_classes):
         super().__init__()
@@ -57,13 +76,14 @@ class CNN(nn.Module):
         self.classifier = nn.Linear(32 * (h // 4) * (w // 4), num_classes)
 
     def forward(self, images):                               # [B, c, h, w]
-        x = F.relu(F.max_pool2d(self.conv1(images), 2))      # [B, 16, h/2, w/2]   ReLU after the maximum: the same
-        x = F.relu(F.max_pool2d(self.conv2(x), 2))           # [B, 32, h/4, w/4]   values for a quarter of the work
+        # ReLU after the pooling gives the same values as before it, for a quarter of the work.
+        x = F.relu(F.max_pool2d(self.conv1(images), 2))      # [B, 16, h/2, w/2]
+        x = F.relu(F.max_pool2d(self.conv2(x), 2))           # [B, 32, h/4, w/4]
         return self.classifier(x.flatten(1))                 # [B, C]
 
 
 class LargeCNN(nn.Module):
-    """A server's: twice the filters of `CNN`, and a hidden layer of 128 units."""
+    """A server network: twice the filters of `CNN`, and a hidden layer of 128 units."""
 
     def __init__(self, image_shape, num_classes):
         super().__init__()
@@ -80,7 +100,7 @@ class LargeCNN(nn.Module):
 
 
 class MLP(nn.Module):
-    """One hidden layer."""
+    """A fully connected network with one hidden layer."""
 
     def __init__(self, image_shape, num_classes, units=128):
         super().__init__()
@@ -93,7 +113,7 @@ class MLP(nn.Module):
         return self.classifier(x)                            # [B, C]
 
 
-# ----------------------------------------------------------------------------------- residual networks: FedSDD, FedGEMS
+# ------------------------------------------------------- residual networks: FedSDD, FedGEMS, FedGKT
 
 
 def conv3x3(in_channels, out_channels, stride=1):
@@ -105,14 +125,17 @@ def conv1x1(in_channels, out_channels, stride=1):
 
 
 def projection(in_channels, out_channels, stride):
-    """The shortcut of a block: nothing where the shapes agree, else a 1x1 convolution and BatchNorm."""
+    """A shortcut: the identity if the shapes are equal, otherwise 1x1 convolution and BatchNorm."""
     if stride == 1 and in_channels == out_channels:
         return nn.Identity()
     return nn.Sequential(conv1x1(in_channels, out_channels, stride), nn.BatchNorm2d(out_channels))
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions, added to the shortcut: [B, in_channels, h, w] -> [B, out_channels, h/stride, w/stride]."""
+    """The sum of two 3x3 convolutions and the shortcut, then ReLU.
+
+    Maps [B, in_channels, h, w] to [B, out_channels, h/stride, w/stride].
+    """
 
     expansion = 1
 
@@ -131,7 +154,10 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions, the first two a quarter as wide as the output, added to the shortcut."""
+    """The sum of 1x1, 3x3 and 1x1 convolutions and the shortcut, then ReLU.
+
+    The first two convolutions have a quarter of the output channels.
+    """
 
     expansion = 4
 
@@ -154,20 +180,23 @@ class Bottleneck(nn.Module):
 
 
 def stage(block, blocks, in_channels, out_channels, stride):
-    """`blocks` blocks in a row; the first one changes the number of channels and the size."""
+    """A sequence of `blocks` blocks; the first one changes the number of channels and the size."""
     rest = [block(out_channels, out_channels, 1) for _ in range(blocks - 1)]
     return nn.Sequential(block(in_channels, out_channels, stride), *rest)
 
 
 def initialise_convolutions(model):
-    """He's initialisation, scaled by the outputs (fan_out). BatchNorm starts at weight 1 and bias 0 by itself."""
+    """Initialize all convolutions in place with He's normal distribution, scaled by fan_out.
+
+    BatchNorm needs nothing here: torch initializes its weight to 1 and its bias to 0.
+    """
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
 class ResNet(nn.Module):
-    """A 3x3 convolution, then three stages of blocks, 16e, 32e and 64e channels wide (e = block.expansion)."""
+    """A 3x3 convolution, then three stages of 16e, 32e, 64e channels, where e = block.expansion."""
 
     def __init__(self, block, blocks, image_shape, num_classes):
         super().__init__()
@@ -182,13 +211,16 @@ class ResNet(nn.Module):
     def forward(self, images):                               # [B, c, h, w]
         x = self.stem(images)                                # [B, 16, h, w]
         x = self.stage1(x)                                   # [B, 16e, h, w]
-        x = self.stage2(x)                                   # [B, 32e, h/2, w/2]   odd sizes are rounded up
+        x = self.stage2(x)                                   # [B, 32e, h/2, w/2]  rounded up
         x = self.stage3(x)                                   # [B, 64e, h/4, w/4]
         return self.classifier(x.mean((2, 3)))               # [B, C]
 
 
 class Edge(nn.Module):
-    """FedGKT's edge: `extract` makes the feature map that is sent, `classify` the edge's own logits from it."""
+    """FedGKT's edge network.
+
+    `extract` returns the feature map that is uploaded; `classify` maps it to the edge's own logits.
+    """
 
     def __init__(self, block, blocks, image_shape, num_classes):
         super().__init__()
@@ -208,7 +240,7 @@ class Edge(nn.Module):
 
 
 class SmallEdge(nn.Module):
-    """An edge for the glyphs: one convolution for the features, one layer for the logits. No BatchNorm."""
+    """An edge for the glyphs: one convolution, then a linear layer for the logits; no BatchNorm."""
 
     def __init__(self, image_shape, num_classes):
         super().__init__()
@@ -227,7 +259,7 @@ class SmallEdge(nn.Module):
 
 
 class ServerResNet(ResNet):
-    """FedGKT's server: a ResNet that begins behind its stem, at the edges' feature map [B, 16, h, w]."""
+    """FedGKT's server: a ResNet without stem; its input is a feature map [B, 16, h, w]."""
 
     def __init__(self, blocks, image_shape, num_classes):
         super().__init__(Bottleneck, blocks, image_shape, num_classes)
@@ -235,12 +267,13 @@ class ServerResNet(ResNet):
 
     def forward(self, features):
         if features.shape[1] != 16:
-            raise ValueError(f"a server of FedGKT reads feature maps of 16 channels, not images of {features.shape[1]}")
+            raise ValueError("this FedGKT server network needs feature maps of 16 channels, "
+                             f"this input has {features.shape[1]}")
         return super().forward(features)
 
 
 class SmallServer(nn.Module):
-    """A server for `SmallEdge`: two convolutions and a hidden layer."""
+    """The server for `SmallEdge`: two convolutions and a hidden layer."""
 
     def __init__(self, image_shape, num_classes):
         super().__init__()
@@ -252,14 +285,15 @@ class SmallServer(nn.Module):
 
     def forward(self, features):                             # [B, 8, h/2, w/2]
         if features.shape[1] != 8:
-            raise ValueError(f"a server of FedGKT reads feature maps, here of 8 channels, not images of {features.shape[1]}")
+            raise ValueError("this FedGKT server network needs feature maps of 8 channels, "
+                             f"this input has {features.shape[1]}")
         x = F.relu(self.conv1(features))                     # [B, 32, h/2, w/2]
         x = F.relu(F.max_pool2d(self.conv2(x), 2))           # [B, 64, h/4, w/4]
         return self.classifier(F.relu(self.hidden(x.flatten(1))))
 
 
 class SmallFull(SmallServer):
-    """`SmallEdge.extract` and `SmallServer` as one network, for those who train the whole: centralised, FedAvg."""
+    """`SmallEdge.extract` and `SmallServer` as one network, for centralized training and FedAvg."""
 
     def __init__(self, image_shape, num_classes):
         super().__init__(image_shape, num_classes)
@@ -270,7 +304,11 @@ class SmallFull(SmallServer):
 
 
 class PreActivationBlock(nn.Module):
-    """BatchNorm and ReLU before each 3x3 convolution, none after the sum; a shortcut is a bare 1x1 convolution."""
+    """The sum of two 3x3 convolutions, each after BatchNorm and ReLU, and the shortcut.
+
+    The shortcut is the block's input if the shapes are equal. Otherwise it is a 1x1 convolution of
+    the activated input, without a BatchNorm of its own.
+    """
 
     def __init__(self, in_channels, out_channels, stride):
         super().__init__()
@@ -288,7 +326,7 @@ class PreActivationBlock(nn.Module):
 
 
 class WideResNet(nn.Module):
-    """WRN-16-2: three stages of two pre-activation blocks, 2 x 16, 32 and 64 channels wide; no dropout."""
+    """WRN-16-2: three stages of two pre-activation blocks, 32, 64, 128 channels; no dropout."""
 
     def __init__(self, image_shape, num_classes):
         super().__init__()
@@ -309,13 +347,14 @@ class WideResNet(nn.Module):
         return self.classifier(x.mean((2, 3)))               # [B, C]
 
 
-# --------------------------------------------------------------------------------------------------------- FedMD's CNNs
+# ------------------------------------------------------------------------------------- FedMD's CNNs
 
 
 class AveragePoolSame(nn.Module):
-    """2x2 average pooling with stride 1 that keeps the size, Keras's 'same': cells outside the image do not count.
+    """2x2 average pooling with stride 1 and Keras's 'same' padding: the size does not change.
 
-    Repeating the last row and column gives those very means: a cell that counts twice in four counts once in two.
+    Keras leaves pixels outside the image out of the mean. Repeating the last row and column gives
+    the same means: (a + b + a + b) / 4 = (a + b) / 2.
     """
 
     def forward(self, x):                                    # [B, n, h, w]
@@ -325,30 +364,44 @@ class AveragePoolSame(nn.Module):
 
 
 def fedmd_block(in_channels, out_channels, dropout, kernel=3, stride=2, padding=0):
-    """Convolution with bias, BatchNorm with the constants of Keras (its momentum .99 is torch's .01), ReLU, dropout."""
-    return nn.Sequential(nn.Conv2d(in_channels, out_channels, kernel, stride=stride, padding=padding),
-                         nn.BatchNorm2d(out_channels, eps=1e-3, momentum=0.01), nn.ReLU(), nn.Dropout(dropout))
+    """Convolution with bias, BatchNorm, ReLU and dropout.
+
+    BatchNorm has Keras's constants: eps 1e-3, and momentum 0.99, which torch writes as 0.01.
+    """
+    return nn.Sequential(
+        nn.Conv2d(in_channels, out_channels, kernel, stride=stride, padding=padding),
+        nn.BatchNorm2d(out_channels, eps=1e-3, momentum=0.01),
+        nn.ReLU(),
+        nn.Dropout(dropout),
+    )
 
 
 class FedMDNet(nn.Module):
-    """FedMD's CNN: 2, 3 or 4 convolutions with filters[0], filters[1], ... channels, a dense layer without bias."""
+    """FedMD's CNN: one convolution per entry of `filters`, then a linear layer without bias."""
 
     def __init__(self, filters, dropout, image_shape, num_classes):
         super().__init__()
         c, h, w = image_shape
-        layers = [fedmd_block(c, filters[0], dropout, stride=1, padding=1), AveragePoolSame()]       # 28 -> 28
+        # The comments give the height and width for MNIST images.
+        layers = [
+            fedmd_block(c, filters[0], dropout, stride=1, padding=1),      # 28 -> 28
+            AveragePoolSame(),                                             # 28 -> 28
+        ]
         if len(filters) == 2:
-            layers += [fedmd_block(filters[0], filters[1], dropout)]                                 # 28 -> 13
+            layers += [fedmd_block(filters[0], filters[1], dropout)]       # 28 -> 13
             h, w = (h - 1) // 2, (w - 1) // 2
         else:
-            layers += [fedmd_block(filters[0], filters[1], dropout, kernel=2), nn.AvgPool2d(2)]      # 28 -> 14 -> 7
+            layers += [
+                fedmd_block(filters[0], filters[1], dropout, kernel=2),    # 28 -> 14
+                nn.AvgPool2d(2),                                           # 14 -> 7
+            ]
             h, w = h // 4, w // 4
-        for before, after in pairwise(filters[1:]):
-            layers += [fedmd_block(before, after, dropout)]                # 7 -> 3; a fourth layer: 3 -> 1
+        for in_channels, out_channels in pairwise(filters[1:]):
+            layers += [fedmd_block(in_channels, out_channels, dropout)]    # 7 -> 3, then 3 -> 1
             h, w = (h - 1) // 2, (w - 1) // 2
         self.features = nn.Sequential(*layers)
         self.classifier = nn.Linear(filters[-1] * h * w, num_classes, bias=False)
-        for module in self.modules():                                      # Keras: glorot uniform, biases 0
+        for module in self.modules():       # Keras's default: Glorot uniform weights, zero biases
             if isinstance(module, (nn.Conv2d, nn.Linear)):
                 nn.init.xavier_uniform_(module.weight)
             if isinstance(module, nn.Conv2d):
@@ -359,29 +412,31 @@ class FedMDNet(nn.Module):
         return self.classifier(x.flatten(1))                 # [B, C]
 
 
-# ---------------------------------------------------------------------------------------------------------- all by name
+# ---------------------------------------------------------------------------- the table of networks
 
-BASIC_BLOCKS = {                         # blocks per stage; parameters for 3 channels and 10 classes
+# Blocks in each of the three stages. The comments give the number of trainable parameters for 3
+# input channels and 10 classes.
+BASIC_BLOCKS = {
     "resnet8": (1, 1, 1),                # 78,042
     "resnet20": (3, 3, 3),               # 272,474
     "resnet56": (9, 9, 9),               # 855,770
 }
-BOTTLENECKS = {                          # blocks per stage; parameters likewise; clients of FedGEMS
-    "bottleneck11": (1, 1, 1),           # 127,642   all in the homogeneous setting; 1, 9 in the heterogeneous one
-    "bottleneck14a": (1, 1, 2),          # 198,042   2, 10 (and, as printed, 8, 16: see D1)
+BOTTLENECKS = {                          # parameters, then the clients of FedGEMS with this network
+    "bottleneck11": (1, 1, 1),           # 127,642   1, 9 (in the homogeneous setting all clients)
+    "bottleneck14a": (1, 1, 2),          # 198,042   2, 10 (and 8, 16 as Table 11 is printed: D1)
     "bottleneck14b": (1, 2, 1),          # 145,434   3, 11
     "bottleneck14c": (2, 1, 1),          # 132,186   4, 12
     "bottleneck17a": (1, 2, 2),          # 215,834   5, 13
     "bottleneck17b": (2, 1, 2),          # 202,586   6, 14
     "bottleneck17c": (2, 2, 1),          # 149,978   7, 15
-    "bottleneck17d": (1, 1, 3),          # 268,442   8, 16 by the name of the network: see D1
-    "bottleneck20": (2, 2, 2),           # 220,378   the servers, from here on
+    "bottleneck17d": (1, 1, 3),          # 268,442   8, 16 (by the network's name: D1)
+    "bottleneck20": (2, 2, 2),           # 220,378   server networks from here on
     "bottleneck38": (4, 4, 4),           # 405,850
     "bottleneck56": (6, 6, 6),           # 591,322
     "bottleneck110": (12, 12, 12),       # 1,147,738
 }
-FEDMD = {                                # filters, dropout rate                                  FedMD Table 1
-    "fedmd0": ((128, 256), 0.2),
+FEDMD = {                                # filters of each convolution, dropout rate
+    "fedmd0": ((128, 256), 0.2),         # FedMD Table 1
     "fedmd1": ((128, 384), 0.2),
     "fedmd2": ((128, 512), 0.2),
     "fedmd3": ((256, 256), 0.3),
@@ -391,7 +446,7 @@ FEDMD = {                                # filters, dropout rate                
     "fedmd7": ((128, 192, 256), 0.2),
     "fedmd8": ((128, 128, 128), 0.3),
     "fedmd9": ((128, 128, 192), 0.3),
-    "fedmd_cifar0": ((128, 256), 0.2),                                                          # FedMD Table 2
+    "fedmd_cifar0": ((128, 256), 0.2),   # FedMD Table 2
     "fedmd_cifar1": ((128, 128, 192), 0.2),
     "fedmd_cifar2": ((64, 64, 64), 0.2),
     "fedmd_cifar3": ((128, 64, 64), 0.3),
@@ -402,14 +457,21 @@ FEDMD = {                                # filters, dropout rate                
     "fedmd_cifar8": ((128, 128, 128), 0.3),
     "fedmd_cifar9": ((64, 64, 64, 64), 0.2),
 }
-MINI = {f"mini{j}": (tuple(n // 8 for n in FEDMD[f"fedmd{j}"][0]), FEDMD[f"fedmd{j}"][1]) for j in range(1, 9)}
-FEDMD_SMALLEST = {2: 3, 3: 12, 4: 28}    # layers -> pixels a side needs for the last convolution to see 3x3 or more
+MINI = {                                 # FedMD's networks 1 to 8 with an eighth of the filters
+    f"mini{j}": (tuple(n // 8 for n in FEDMD[f"fedmd{j}"][0]), FEDMD[f"fedmd{j}"][1])
+    for j in range(1, 9)
+}
 
-NETWORKS = {                             # name -> (smallest side in pixels, constructor(image_shape, num_classes))
+# Number of convolutions -> smallest image side in pixels; in a smaller image the input of the last
+# convolution would be smaller than its 3x3 kernel.
+FEDMD_SMALLEST = {2: 3, 3: 12, 4: 28}
+
+NETWORKS = {        # name -> (smallest image side in pixels, constructor(image_shape, num_classes))
     "cnn": (4, CNN),
     "cnn_large": (4, LargeCNN),
     "mlp": (1, MLP),
-    "mini0": (1, partial(MLP, units=32)),                    # FedMD suppresses two-layer networks like these in the consensus
+    # FedMD gives two-layer networks like mini0 and mini9 a smaller weight in the consensus.
+    "mini0": (1, partial(MLP, units=32)),
     "mini9": (1, partial(MLP, units=16)),
     **{name: (4, partial(ResNet, BasicBlock, blocks)) for name, blocks in BASIC_BLOCKS.items()},
     "wrn16_2": (4, WideResNet),
@@ -429,16 +491,17 @@ NETWORKS = {                             # name -> (smallest side in pixels, con
 
 
 def build(name, image_shape, num_classes):
-    """The network of that name, with fresh weights, for images [B, *image_shape]; it returns logits [B, num_classes].
+    """A new network: it maps images [B, *image_shape] to logits [B, num_classes].
 
     name           one of NETWORKS
     image_shape    (c, h, w): channels, height and width in pixels
-    raises         ValueError: unknown name; images too small for the network
+    raises         ValueError: the name is unknown, or the images are too small for the network
     """
     if name not in NETWORKS:
         raise ValueError(f"unknown network {name!r}; choose from {', '.join(NETWORKS)}")
     smallest, network = NETWORKS[name]
     _, h, w = image_shape
     if min(h, w) < smallest:
-        raise ValueError(f"{name} needs images of at least {smallest}x{smallest} pixels, these have {h}x{w}")
+        raise ValueError(f"{name} needs images of at least {smallest}x{smallest} pixels, "
+                         f"these have {h}x{w}")
     return network(image_shape, num_classes).to(memory_format=torch.channels_last)
