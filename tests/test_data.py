@@ -146,7 +146,7 @@ def test_glyphs_are_the_same_in_another_process(digits, another_process):
 
 # -------------------------------------------------------------------------------------------------------- load, names
 def test_an_unknown_name_lists_the_names():
-    with pytest.raises(ValueError, match="no dataset 'glyph': use one of glyphs, glyphs-letters, cifar10, .*emnist") as error:
+    with pytest.raises(ValueError, match="no dataset 'glyph': use glyphs, glyphs-letters, cifar10, .*emnist") as error:
         data.load("glyph")
     assert one_line(error)
 
@@ -207,27 +207,27 @@ def test_npz_writers_are_read(tmp_path):
 
 
 @pytest.mark.parametrize("changes, message", [
-    ({"x_train": None}, "x_train is missing .there is: y_train, x_test, y_test"),
+    ({"x_train": None}, r"x_train is missing, the file holds \['y_train', 'x_test', 'y_test'\]"),
     ({"y_test": None}, "y_test is missing"),
-    ({"y_train": np.zeros(5, int)}, r"y_train has shape \[5\]: one entry for each of the 6 images"),
-    ({"y_test": np.zeros((4, 3), int)}, r"y_test has shape \[4, 3\]: one entry"),
-    ({"x_train": pixels(6, 20)}, r"x_train is \[6, 20\], not \[n, h, w\], \[n, h, w, c\] or"),
-    ({"x_train": pixels(6, 5, 4, 2)}, r"x_train is \[6, 5, 4, 2\], not"),
-    ({"x_test": pixels(4, 5, 5, 3)}, r"x_train has images of \[c, h, w\] \[3, 5, 4\], x_test of \[3, 5, 5\]"),
-    ({"x_test": pixels(4, 5, 4)}, r"x_train has images of \[c, h, w\] \[3, 5, 4\], x_test of \[1, 5, 4\]"),
+    ({"y_train": np.zeros(5, int)}, r"y_train has shape \[5\], not \[6\] .one per image"),
+    ({"y_test": np.zeros((4, 3), int)}, r"y_test has shape \[4, 3\], not \[4\]"),
+    ({"x_train": pixels(6, 20)}, r"x_train has shape \[6, 20\]: \[n, h, w\], \[n, h, w, c\] or"),
+    ({"x_train": pixels(6, 5, 4, 2)}, r"x_train has shape \[6, 5, 4, 2\]: "),
+    ({"x_test": pixels(4, 5, 5, 3)}, r"x_train has \[c, h, w\] \[3, 5, 4\], x_test has \[3, 5, 5\]"),
+    ({"x_test": pixels(4, 5, 4)}, r"x_train has \[c, h, w\] \[3, 5, 4\], x_test has \[1, 5, 4\]"),
     ({"x_train": pixels(6, 5, 4, 3).astype(np.int64)}, "x_train has type int64: uint8 or float"),
     ({"x_test": np.full((4, 5, 4, 3), np.nan)}, "x_test holds pixels that are not finite"),
     ({"x_train": np.full((6, 5, 4, 3), 1e300)}, "x_train holds pixels that are not finite"),
     ({"x_train": pixels(0, 5, 4, 3), "y_train": np.zeros(0, int)}, "x_train is empty"),
     ({"x_test": pixels(0, 5, 4, 3), "y_test": np.zeros(0, int)}, "x_test is empty"),
-    ({"y_train": np.array([0, 1, 2, 2, 1, -1])}, "y_train holds something else than whole numbers from 0"),
-    ({"y_test": np.array([0, 1, 1.5, 2])}, "y_test holds something else than whole numbers from 0"),
-    ({"y_test": np.array([0, 1, np.nan, 2])}, "y_test holds something else than whole numbers from 0"),
-    ({"y_test": np.array(["a", "b", "c", "d"])}, "y_test holds something else than whole numbers from 0"),
+    ({"y_train": np.array([0, 1, 2, 2, 1, -1])}, "y_train holds values other than whole numbers from 0"),
+    ({"y_test": np.array([0, 1, 1.5, 2])}, "y_test holds values other than whole numbers from 0"),
+    ({"y_test": np.array([0, 1, np.nan, 2])}, "y_test holds values other than whole numbers from 0"),
+    ({"y_test": np.array(["a", "b", "c", "d"])}, "y_test holds values other than whole numbers from 0"),
     ({"y_test": np.array([0, 1, 3, 2])}, "y_test holds label 3, y_train none above 2"),
-    ({"y_train": np.zeros(6, int), "y_test": np.zeros(4, int)}, "y_train holds label 0 only"),
+    ({"y_train": np.zeros(6, int), "y_test": np.zeros(4, int)}, "y_train holds label 0 only: at least two classes"),
     ({"writer_train": np.zeros(5, int)}, r"writer_train has shape \[5\]"),
-    ({"writer_train": np.array([0, 0, 0, 0, 0, .5])}, "writer_train holds something else"),
+    ({"writer_train": np.array([0, 0, 0, 0, 0, .5])}, "writer_train holds values other than"),
     ({"y_train": np.array([0, 1, 2, 2, 1, None], dtype=object)}, "y_train cannot be read: Object arrays cannot be loaded"),
 ])
 @pytest.mark.filterwarnings("error")
@@ -312,7 +312,7 @@ def test_folder_with_a_truncated_image_names_it(tmp_path):
 @pytest.mark.parametrize("name, content, message", [
     ("train/a/notes.txt", b"hello", "notes.txt: cannot be read as an image"),
     ("train/readme.txt", b"hello", "readme.txt: not a folder"),
-    ("train/a/9.png", (6, 4), r"9.png: \(6, 4\) pixels where the first image has \(5, 4\)"),
+    ("train/a/9.png", (6, 4), r"9.png: size \(6, 4\), the first image has \(5, 4\)"),
     ("train/a/9.png", "16 bits", "9.png: cannot be read as an image .more than 8 bits per pixel"),
     ("test/c/0.png", (5, 4), "c: a class without training images"),
     ("train/c", None, "c: no images"),
@@ -332,7 +332,7 @@ def test_folder_mistakes_are_one_line_that_names_the_place(tmp_path, name, conte
 
 
 def test_folder_without_a_test_part_says_what_is_expected(tmp_path):
-    with pytest.raises(ValueError, match="test: not a folder .expected: train/CLASS/FILE and test/CLASS/FILE"):
+    with pytest.raises(ValueError, match="test: not a folder; expected train/CLASS/FILE, test/CLASS/FILE"):
         data.load(write_images(tmp_path, {"a": [colour(0)], "b": [colour(1)]}))
 
 
@@ -493,7 +493,7 @@ def test_adapt_leaves_images_of_the_right_shape_as_they_are():
 
 @pytest.mark.parametrize("channels, wanted", [(4, 3), (3, 2)])
 def test_adapt_refuses_other_numbers_of_channels(channels, wanted):
-    with pytest.raises(ValueError, match=f"cannot bring {channels} channels to {wanted}"):
+    with pytest.raises(ValueError, match=f"cannot adapt {channels} channels to {wanted}"):
         data.adapt(torch.zeros(1, channels, 4, 4), (wanted, 4, 4))
 
 
@@ -596,7 +596,7 @@ def test_only_changes_no_input_and_stays_channels_last():
 
 @pytest.mark.parametrize("classes", [[3], [], [3, 3], [3, 5, 3], [3, 16], [-1, 3]])
 def test_only_refuses_classes_that_are_not_there_or_too_few(classes):
-    with pytest.raises(ValueError, match=f"{','.join(map(str, classes))}: two or more different ones of 0 to 15") as error:
+    with pytest.raises(ValueError, match=f"{','.join(map(str, classes))}: give two or more different classes from 0 to 15") as error:
         data.only(toy_set(), classes)
     assert one_line(error)
 
@@ -624,7 +624,7 @@ def test_by_superclass_then_only_takes_whole_superclasses():
 
 
 def test_by_superclass_without_superclasses_is_one_line_that_names_the_set():
-    with pytest.raises(ValueError, match="--partition by_subclass: glyphs has no superclasses") as error:
+    with pytest.raises(ValueError, match="--partition by_subclass: glyphs has no superclasses, use cifar100") as error:
         data.by_superclass(toy_set(), "glyphs")
     assert one_line(error)
 
