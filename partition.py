@@ -1,109 +1,133 @@
-"""Who holds which samples: every split of a training set over clients that the papers use.
+"""Splits of a training set over clients: every rule that the papers use.
 
-Each function takes labels (or writers, or superclasses) [N] of any whole numbers and a numpy Generator `rng`, draws
-from nothing else, changes no input, and returns index arrays: int64, sorted, no sample in two of them. Bad numbers are
-a ValueError of one line.
+Each function takes labels (or writers, or superclasses) [N] and a numpy Generator `rng`, the only
+source of randomness. Labels can be any whole numbers. Each function returns index arrays: int64,
+sorted and disjoint. Inputs are not changed. Invalid arguments raise a ValueError of one line.
 
-    iid, dirichlet, dirichlet_balanced, dirichlet_equal, by_writer    every sample is somebody's
-    single_writer, few_per_class, by_subclass                         FedMD's: most samples are nobody's
-    hold_out, halves                                                  two parts, such as public and private
+    iid, dirichlet, dirichlet_balanced,        every sample is assigned to a client
+    dirichlet_equal, by_writer, fedgkt_table6
+    single_writer, few_per_class, by_subclass  from FedMD: most samples are assigned to no client
+    hold_out, halves                           two parts, such as public and private
 
-Three rules are called "Dirichlet" in the literature, and their clients differ: `dirichlet` is the plain one,
-`dirichlet_balanced` FedML's (so FedGKT's and FedGEMS's), `dirichlet_equal` FedDF's (so FedSDD's), whose clients are all
-of one size, so that its uniform average of models equals the one weighted by samples.
+The literature calls three different rules "Dirichlet". `dirichlet` is the plain one.
+`dirichlet_balanced` is that of FedML's code, which FedGKT and FedGEMS use. `dirichlet_equal` is
+that of FedDF's code, which FedSDD uses: its clients have equal sizes, so that the unweighted
+average of the models equals the average weighted by samples.
 """
 import numpy as np
 
 
 def iid(labels, num_clients, rng):
-    """Shuffled and cut into `num_clients` parts whose sizes differ by at most one, the first the larger. Needs `_check_clients`."""
+    """Random parts of the samples whose sizes differ by at most one, the larger parts first.
+
+    Needs `_check_clients`.
+    """
     _check_clients(len(labels), num_clients)
-    return [np.sort(part) for part in np.array_split(rng.permutation(len(labels)), num_clients)]
+    parts = np.array_split(rng.permutation(len(labels)), num_clients)
+    return [np.sort(part) for part in parts]
 
 
 def dirichlet(labels, num_clients, alpha, rng, min_size=10):
-    """Each class is dealt by its own shares ~ Dir(alpha, ..., alpha) over the clients (Hsu et al. 2019).
+    """Clients whose shares of each class are drawn from Dir(alpha, ..., alpha) (Hsu et al. 2019).
 
-    alpha      concentration: 0.1 gives a client few classes, 100 nearly all of them alike
-    min_size   samples: everything is redrawn until each client has that many
-    raises     ValueError: alpha not a positive number, too few samples, or no such draw in 1,000
+    alpha      concentration: with 0.1 a client has few classes, with 100 clients are nearly alike
+    min_size   samples: all shares are drawn again until each client has at least this many
+    raises     ValueError: alpha is not a positive number, there are too few samples, or 1,000
+               draws did not reach min_size
     Needs `_check_clients` and `_dirichlet_shares`.
     """
     labels = np.asarray(labels)
     _check_clients(len(labels), num_clients, min_size)
     classes, counts = np.unique(labels, return_counts=True)
     for _ in range(1000):
-        shares = _dirichlet_shares(alpha, len(classes), num_clients, rng)                   # [C, M]
-        # [C, M - 1]; without the 1e-9 a sum of shares of 0.999... would leave one sample to a last client of share 0.
-        cuts = (shares[:, :-1].cumsum(1) * counts[:, None] + 1e-9).astype(np.int64)
-        sizes = np.diff(cuts, axis=1, prepend=0, append=counts[:, None]).sum(0)             # [M]
+        shares = _dirichlet_shares(alpha, len(classes), num_clients, rng)         # [C, M]
+        # Shares may sum to 0.999...: without the 1e-9, a last client of share 0 would get a sample.
+        cuts = (shares[:, :-1].cumsum(1) * counts[:, None] + 1e-9).astype(np.int64)  # [C, M - 1]
+        sizes = np.diff(cuts, axis=1, prepend=0, append=counts[:, None]).sum(0)   # [M]
         if sizes.min() >= min_size:
             break
     else:
-        raise ValueError(f"no draw of Dir({alpha}) in 1000 gave each of {num_clients} clients {min_size} samples: "
-                         "raise alpha, or lower min_size or the number of clients")
-    parts = [np.split(rng.permutation(np.flatnonzero(labels == c)), cut) for c, cut in zip(classes, cuts)]
+        raise ValueError(f"none of 1000 draws of Dir({alpha}) gave each of {num_clients} clients "
+                         f"{min_size} samples: raise alpha, or lower min_size or the number of "
+                         "clients")
+    parts = [np.split(rng.permutation(np.flatnonzero(labels == c)), class_cuts)
+             for c, class_cuts in zip(classes, cuts)]
     return [np.sort(np.concatenate(part)) for part in zip(*parts)]
 
 
 def dirichlet_balanced(labels, num_clients, alpha, rng, min_size=10):
-    """Like `dirichlet`, but a client with N / num_clients samples or more gets nothing of the later classes.
+    """Like `dirichlet`, but a client with N / num_clients or more samples gets no more classes.
 
-    FedML's rule, hence FedGKT's and FedGEMS's (alpha 0.5). Classes go in the order of their numbers; the shares of the
-    clients that still have room are scaled up to sum to 1. Arguments and errors as in `dirichlet`. Needs `_check_clients`
-    and `_dirichlet_shares`.
+    This is the rule of FedML's code, used by FedGKT and FedGEMS (alpha 0.5). Classes are split in
+    the order of their numbers, over the clients that still have fewer than N / num_clients samples;
+    the shares of these clients are scaled to sum to 1. Arguments and errors are those of
+    `dirichlet`. Needs `_check_clients` and `_dirichlet_shares`.
     """
     labels = np.asarray(labels)
     _check_clients(len(labels), num_clients, min_size)
     classes, counts = np.unique(labels, return_counts=True)
     for _ in range(1000):
-        all_shares = _dirichlet_shares(alpha, len(classes), num_clients, rng)               # [C, M]
+        all_shares = _dirichlet_shares(alpha, len(classes), num_clients, rng)     # [C, M]
         sizes, cuts = np.zeros(num_clients, dtype=np.int64), []
         for shares, count in zip(all_shares, counts):
-            room = sizes * num_clients < len(labels)
-            shares = shares * room
-            if shares.sum() == 0:                                         # tiny alpha: its limit, one client
-                shares[rng.choice(np.flatnonzero(room))] = 1
+            below_mean = sizes * num_clients < len(labels)                        # [M]
+            shares = shares * below_mean
+            if shares.sum() == 0:                # with a tiny alpha: one client gets the class
+                shares[rng.choice(np.flatnonzero(below_mean))] = 1
             cuts.append((shares[:-1].cumsum() / shares.sum() * count + 1e-9).astype(np.int64))
             sizes = sizes + np.diff(cuts[-1], prepend=0, append=count)
         if sizes.min() >= min_size:
             break
     else:
-        raise ValueError(f"no balanced draw of Dir({alpha}) in 1000 gave each of {num_clients} clients {min_size} "
-                         "samples: raise alpha, or lower min_size or the number of clients")
-    parts = [np.split(rng.permutation(np.flatnonzero(labels == c)), cut) for c, cut in zip(classes, cuts)]
+        raise ValueError(f"none of 1000 balanced draws of Dir({alpha}) gave each of {num_clients} "
+                         f"clients {min_size} samples: raise alpha, or lower min_size or the "
+                         "number of clients")
+    parts = [np.split(rng.permutation(np.flatnonzero(labels == c)), class_cuts)
+             for c, class_cuts in zip(classes, cuts)]
     return [np.sort(np.concatenate(part)) for part in zip(*parts)]
 
 
 def dirichlet_equal(labels, num_clients, alpha, rng):
-    """FedDF's rule: non-iid clients of one size (to one sample).
+    """Non-iid clients whose sizes differ by at most one sample: the rule of FedDF's code.
 
-    The samples are shuffled and the clients taken in groups of at most ten, each with its part of the samples. In a
-    group they are dealt as in `dirichlet_balanced`, redrawn until the smallest client has half of the group's mean.
-    Then the lists of all clients (class by class in each) are laid end to end and cut into `num_clients` equal chunks:
-    what one client has too much falls to the next. Fewer than ten clients are one group. Errors as in `dirichlet`.
-    Needs `_check_clients` and `dirichlet_balanced`.
+    The samples are shuffled, and each group of at most ten clients gets its part of them. In each
+    group `dirichlet_balanced` splits this part, with half the mean client size as min_size. Every
+    client's samples are then ordered by class, and the lists of all clients are concatenated and
+    cut into `num_clients` chunks of equal size: a client's surplus goes to the next client. Errors
+    are those of `dirichlet`. Needs `_check_clients` and `dirichlet_balanced`.
     """
     labels = np.asarray(labels)
     _check_clients(len(labels), num_clients)
-    order, dealt = rng.permutation(len(labels)), []
+    order, assigned = rng.permutation(len(labels)), []
     for first in range(0, num_clients, 10):
-        size = min(10, num_clients - first)
-        rows = order[len(order) * first // num_clients:len(order) * (first + size) // num_clients]
-        for part in dirichlet_balanced(labels[rows], size, alpha, rng, min_size=len(rows) // (2 * size)):
-            dealt.append(rows[part[np.argsort(labels[rows[part]], kind="stable")]])
-    return [np.sort(chunk) for chunk in np.array_split(np.concatenate(dealt), num_clients)]
+        size = min(10, num_clients - first)                                       # clients
+        begin = len(order) * first // num_clients
+        end = len(order) * (first + size) // num_clients
+        rows = order[begin:end]
+        min_size = len(rows) // (2 * size)
+        for part in dirichlet_balanced(labels[rows], size, alpha, rng, min_size):
+            by_class = np.argsort(labels[rows[part]], kind="stable")
+            assigned.append(rows[part[by_class]])
+    chunks = np.array_split(np.concatenate(assigned), num_clients)
+    return [np.sort(chunk) for chunk in chunks]
 
 
 def by_writer(writers, num_clients, rng):
-    """Whole writers [N] dealt at random, to each client as many (to one): nobody's samples are split (FEMNIST)."""
+    """All samples of the writers that are assigned to each client at random (FEMNIST).
+
+    `writers` [N]. The clients' numbers of writers differ by at most one. A writer's samples are
+    never split between clients.
+    """
     names, writers = np.unique(writers, return_inverse=True)
     if not 1 <= num_clients <= len(names):
-        raise ValueError(f"{num_clients} clients and {len(names)} writers: from 1 client to one for each writer")
-    return [np.flatnonzero(np.isin(writers, mine)) for mine in np.array_split(rng.permutation(len(names)), num_clients)]
+        raise ValueError(f"{num_clients} clients and {len(names)} writers: the number of clients "
+                         f"must be 1 to {len(names)}")
+    groups = np.array_split(rng.permutation(len(names)), num_clients)
+    return [np.flatnonzero(np.isin(writers, group)) for group in groups]
 
 
-FEDGKT_TABLE_6 = np.array([              # samples of each CIFAR-10 class (columns) for each client; columns sum to 5,000
+# FedGKT Table 6: samples of each CIFAR-10 class (columns) for each client. Columns sum to 5,000.
+FEDGKT_TABLE_6 = np.array([
     [144, 94, 1561, 133, 1099, 1466, 0, 0, 0, 0],
     [327, 28, 264, 16, 354, 2, 100, 20, 200, 3],
     [6, 6, 641, 1, 255, 4, 1, 2, 106, 1723],
@@ -111,7 +135,8 @@ FEDGKT_TABLE_6 = np.array([              # samples of each CIFAR-10 class (colum
     [84, 1926, 1, 408, 133, 24, 771, 0, 0, 0],
     [41, 46, 377, 541, 7, 235, 54, 1687, 666, 0],
     [134, 181, 505, 720, 123, 210, 44, 58, 663, 221],
-    [87, 2, 131, 1325, 0, 1117, 704, 0, 0, 0],       # printed without the 0 of c4, which makes columns 4 to 6 sum wrongly
+    # The paper prints the next row without the 0 of column c4: columns 4 to 6 sum to wrong numbers.
+    [87, 2, 131, 1325, 0, 1117, 704, 0, 0, 0],
     [178, 101, 5, 32, 1553, 10, 163, 9, 437, 131],
     [94, 125, 0, 147, 287, 100, 23, 217, 608, 279],
     [379, 649, 106, 90, 35, 119, 807, 819, 3, 85],
@@ -123,11 +148,11 @@ FEDGKT_TABLE_6 = np.array([              # samples of each CIFAR-10 class (colum
 
 
 def fedgkt_table6(labels, num_clients, rng):
-    """FedGKT's one non-iid split of CIFAR-10 (appendix, Table 6, its row 7 put right), scaled to classes of any size.
+    """FedGKT's one non-iid split of CIFAR-10 (Table 6, row 7 corrected), for any class sizes.
 
-    Which samples a client gets is drawn; how many of each class is the table's share of that class, rounded so that none is
-    left. ValueError: not 16 clients, labels other than 0 to 9, or so few samples that a client would have none. Needs
-    `FEDGKT_TABLE_6`.
+    Each client gets the table's share of each class. Shares are rounded such that all samples are
+    used. The samples are chosen at random. ValueError: not 16 clients, labels other than 0 to 9, or
+    so few samples that a client has none. Needs `FEDGKT_TABLE_6`.
     """
     labels = np.asarray(labels)
     if num_clients != 16 or not np.array_equal(np.unique(labels), np.arange(10)):
@@ -135,50 +160,58 @@ def fedgkt_table6(labels, num_clients, rng):
     parts = [[] for _ in range(16)]
     for c in range(10):
         rows = rng.permutation(np.flatnonzero(labels == c))
-        cuts = np.round(FEDGKT_TABLE_6[:-1, c].cumsum() * len(rows) / FEDGKT_TABLE_6[:, c].sum()).astype(np.int64)
+        cumulative = FEDGKT_TABLE_6[:-1, c].cumsum()                              # [15]
+        cuts = np.round(cumulative * len(rows) / FEDGKT_TABLE_6[:, c].sum()).astype(np.int64)
         for part, share in zip(parts, np.split(rows, cuts)):
             part.append(share)
     parts = [np.sort(np.concatenate(part)) for part in parts]
     if min(map(len, parts)) == 0:
-        raise ValueError(f"{len(labels)} samples are too few for FedGKT's Table 6: a client would have none")
+        raise ValueError(f"{len(labels)} samples are too few for FedGKT's Table 6: "
+                         "a client would have none")
     return parts
 
 
 def single_writer(writers, num_clients, rng):
-    """All samples of one writer [N] for each client, drawn without replacement; the other writers are nobody's (FedMD)."""
+    """All samples of one writer [N] for each client (FedMD).
+
+    The writers are drawn without replacement; the other writers' samples are not used.
+    """
     names = np.unique(writers)
     if not 1 <= num_clients <= len(names):
-        raise ValueError(f"{num_clients} clients and {len(names)} writers: from 1 client to one for each writer")
-    return [np.flatnonzero(writers == mine) for mine in rng.choice(names, num_clients, replace=False)]
+        raise ValueError(f"{num_clients} clients and {len(names)} writers: the number of clients "
+                         f"must be 1 to {len(names)}")
+    chosen = rng.choice(names, num_clients, replace=False)
+    return [np.flatnonzero(writers == name) for name in chosen]
 
 
 def few_per_class(labels, num_clients, per_class, rng):
-    """Exactly `per_class` samples of every class for each client, all different; the rest is nobody's (FedMD).
+    """Exactly `per_class` samples of every class for each client, all different (FedMD).
 
-    ValueError names the class that has fewer than num_clients * per_class samples. Needs `_check_clients`.
+    The remaining samples are not used. ValueError: a class has fewer than num_clients * per_class
+    samples. Needs `_check_clients`.
     """
     labels = np.asarray(labels)
     _check_clients(len(labels), num_clients)
     if per_class < 1:
-        raise ValueError(f"per_class is {per_class}: at least 1")
-    chosen = []
+        raise ValueError(f"per_class is {per_class}: it must be at least 1")
+    chosen, needed = [], num_clients * per_class
     for c in np.unique(labels):
         rows = np.flatnonzero(labels == c)
-        if len(rows) < num_clients * per_class:
-            raise ValueError(f"class {c} has {len(rows)} samples: {num_clients} clients with {per_class} each need "
-                             f"{num_clients * per_class}")
-        chosen.append(rng.permutation(rows)[:num_clients * per_class].reshape(num_clients, per_class))
+        if len(rows) < needed:
+            raise ValueError(f"class {c} has {len(rows)} samples: {num_clients} clients with "
+                             f"{per_class} each need {needed}")
+        chosen.append(rng.permutation(rows)[:needed].reshape(num_clients, per_class))
     return list(np.sort(np.concatenate(chosen, axis=1), axis=1))
 
 
 def by_subclass(superclass, subclass, num_clients, rng):
-    """In every superclass [N] each client has samples of one subclass [N] only (FedMD's non-iid CIFAR-100).
+    """For each client, one subclass [N] of every superclass [N] (FedMD's non-iid CIFAR-100).
 
-    The subclasses of a superclass, in an order drawn from `rng`, are dealt round and round; clients that meet at one
-    share out its samples, none in two of them (FedMD's code lets them overlap). With fewer clients than subclasses, the
-    other subclasses are nobody's. Callers choose the superclasses: FedMD's code uses 0, 1, 7, 9, 12, 18 (and takes
-    the superclass as the label). ValueError names a subclass that has fewer samples than clients. Needs
-    `_check_clients`.
+    The subclasses of a superclass are put in random order and assigned to the clients in turn.
+    Clients with the same subclass share its samples without overlap. (In FedMD's code they may
+    overlap.) With fewer clients than subclasses, the other subclasses are not used. The caller
+    selects the superclasses: FedMD's code uses 0, 1, 7, 9, 12, 18, and the superclass as the label.
+    ValueError: a subclass has fewer samples than clients. Needs `_check_clients`.
     """
     superclass, subclass = np.asarray(superclass), np.asarray(subclass)
     _check_clients(len(superclass), num_clients)
@@ -189,53 +222,60 @@ def by_subclass(superclass, subclass, num_clients, rng):
             sharers = range(j, num_clients, len(subclasses))
             rows = rng.permutation(np.flatnonzero((superclass == s) & (subclass == c)))
             if len(rows) < len(sharers):
-                raise ValueError(f"subclass {c} of superclass {s} has {len(rows)} samples for {len(sharers)} clients")
+                raise ValueError(f"subclass {c} of superclass {s} has {len(rows)} samples for "
+                                 f"{len(sharers)} clients: at least one each is needed")
             for i, share in zip(sharers, np.array_split(rows, len(sharers))):
                 parts[i].append(share)
     return [np.sort(np.concatenate(part)) for part in parts]
 
 
 def hold_out(labels, share, rng):
-    """(held_out, rest): `share` of every class, drawn at random, and what is left.
+    """(held_out, rest): a random `share` of every class, and the remaining samples.
 
-    A class gives its exact share rounded down or up: up where the fraction is largest (ties are drawn), as often as
-    makes the total right to half a sample. ValueError if `share` is not inside (0, 1), or one part would be empty.
+    The number of samples of a class is share * count, rounded down or up. Classes with the largest
+    fractions are rounded up (ties at random), as many as make the total right to half a sample.
+    ValueError: `share` is not between 0 and 1, or one part would be empty.
     """
     labels = np.asarray(labels)
     if not 0 < share < 1:
         raise ValueError(f"share is {share}: it must lie between 0 and 1")
     classes, counts = np.unique(labels, return_counts=True)
-    quota = np.round(share * counts, 9)
-    take = np.floor(quota).astype(np.int64)
-    ups = int(round(quota.sum() - take.sum()))
-    take[np.lexsort((rng.random(len(classes)), take - quota))[:ups]] += 1
-    if not 0 < take.sum() < len(labels):
+    exact = np.round(share * counts, 9)      # 0.29 * 100 is 28.999999999999996 in floating point
+    sizes = np.floor(exact).astype(np.int64)
+    num_rounded_up = int(round(exact.sum() - sizes.sum()))
+    largest_fraction_first = np.lexsort((rng.random(len(classes)), sizes - exact))
+    sizes[largest_fraction_first[:num_rounded_up]] += 1
+    if not 0 < sizes.sum() < len(labels):
         raise ValueError(f"a share of {share} of {len(labels)} samples leaves one part empty")
-    held = np.zeros(len(labels), dtype=bool)
-    for c, n in zip(classes, take):
-        held[rng.permutation(np.flatnonzero(labels == c))[:n]] = True
-    return np.flatnonzero(held), np.flatnonzero(~held)
+    held_out = np.zeros(len(labels), dtype=bool)
+    for c, size in zip(classes, sizes):
+        held_out[rng.permutation(np.flatnonzero(labels == c))[:size]] = True
+    return np.flatnonzero(held_out), np.flatnonzero(~held_out)
 
 
 def halves(labels, rng):
-    """(public, private): two halves, equal in every class to one sample, and in total to one (FedGEMS's split)."""
+    """(public, private): two halves, equal to one sample in every class and in total (FedGEMS)."""
     return hold_out(labels, 0.5, rng)
 
 
 def _check_clients(num_samples, num_clients, min_size=1):
-    """ValueError if `num_clients` cannot have `min_size` of `num_samples` samples each."""
+    """None, or ValueError if there are too few samples to give each client `min_size` of them."""
     if num_clients < 1:
-        raise ValueError(f"{num_clients} clients: at least 1")
-    if num_clients * max(min_size, 1) > num_samples:
-        raise ValueError(f"{num_samples} samples are too few for {num_clients} clients with {max(min_size, 1)} or more "
-                         "each: lower the number of clients, or min_size where there is one")
+        raise ValueError(f"{num_clients} clients: at least 1 is needed")
+    min_size = max(min_size, 1)
+    if num_clients * min_size > num_samples:
+        raise ValueError(f"{num_samples} samples are too few for {num_clients} clients with "
+                         f"{min_size} or more each: lower the number of clients, or min_size "
+                         "if the split has it")
 
 
 def _dirichlet_shares(alpha, num_rows, num_clients, rng):
-    """[num_rows, num_clients]: rows ~ Dir(alpha, ..., alpha) that sum to 1, also where alpha is tiny or huge."""
+    """[num_rows, num_clients]: rows ~ Dir(alpha, ..., alpha) that sum to 1 for every alpha > 0."""
     if not 0 < alpha < np.inf:
         raise ValueError(f"alpha is {alpha}: a positive, finite number is needed")
-    shares = rng.dirichlet(np.full(num_clients, min(alpha, 1e9)), size=num_rows)            # 1e9: equal to 4 digits
-    lost = ~np.isfinite(shares).all(axis=1)                         # 0/0 of a tiny alpha in some versions of numpy:
-    shares[lost] = np.eye(num_clients)[rng.integers(num_clients, size=lost.sum())]          # one client, its limit
+    # Above alpha = 1e9 the shares are equal to four digits.
+    shares = rng.dirichlet(np.full(num_clients, min(alpha, 1e9)), size=num_rows)
+    # Some numpy versions give 0/0 for a tiny alpha. In the limit, one client gets everything.
+    invalid = ~np.isfinite(shares).all(axis=1)
+    shares[invalid] = np.eye(num_clients)[rng.integers(num_clients, size=invalid.sum())]
     return shares
