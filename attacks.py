@@ -1,31 +1,38 @@
-"""Poisoning: what malicious clients send in place of what they would have sent, and how the server's loop is given it.
+"""Poisoning attacks: what malicious clients upload in place of their own results.
 
-FedGEMS (Cheng et al., arXiv:2110.11027), Appendix A: naive poisoning (PAF), "a little is enough" (LIE; Baruch et al., 2019), "one
-far, one mean" (OFOM; Chang et al., 2019). An upload is any tensor: logits, probabilities, features, or a model's weights.
+FedGEMS (Cheng et al., arXiv:2110.11027), Appendix A: naive poisoning (PAF), "a little is enough"
+(LIE; Baruch et al., 2019), "one far, one mean" (OFOM; Chang et al., 2019). An upload is any tensor:
+logits, probabilities, features, or the weights of a model.
 
     attack = build("paf", partial(stream, seed), num_clients=16, attackers=1, scale=10.0)
-    uploads = attack(uploads, client_ids, rows, t)                # [M, ...]: only the malicious clients' own are replaced
+    uploads = attack(uploads, client_ids, rows, t)      # [M, ...]: replaces the malicious clients'
 
 Paper          here         note
 theta_i        benign       [n, ...]: the uploads of the n clients that are not malicious
 theta_m        returned     what a malicious client uploads
 theta'         theta        a vector that does harm
-mu_j, sigma_j               mean and population standard deviation over the benign clients, coordinate by coordinate
+mu_j, sigma_j               mean and population standard deviation over the benign clients,
+                            coordinate by coordinate
 z_max          z            how many standard deviations LIE goes
-n, epsilon n                num_clients, num_attackers: all clients, those that are malicious
+n, epsilon n                num_clients, num_attackers: all clients, malicious clients
 
 Where the paper is silent or we differ:
-D1  Eq. (7) sums over benign clients and divides by their number          [test_eq7_paf_by_hand]
-D2  theta' is scale x (one standard deviation over all benign entries of the round) x u, u ~ N(0, 1) for each attacker, row and
-    coordinate, the same in all rounds: a constant added to logits would change nothing      [test_theta_is_the_same_in_all_rounds]
-D3  Eq. (9) with Baruch's denominator, the number of benign clients; the quantile is clipped to [.001, .999]   [test_eq9_lie_z]
-D4  an attacker replaces its upload; the aggregate itself is not replaced      [test_only_the_attackers_uploads_change]
-D5  who is malicious is drawn once, from the seed                         [test_attackers_are_drawn_once_from_the_seed]
-D6  OFOM's two: the second is the mean of the benign clients and the first   [test_eq11_ofom_by_hand]
-D7  benign uploads with nan or infinity are not imitated; where no benign client takes part nothing is replaced
-                                                                          [test_nobody_to_imitate]
-D8  weights: all floating-point entries are attacked, and a running variance stays >= 0; integer counters are left
-                                                                          [test_attack_on_models_by_hand]
+D1  Eq. (7) sums over benign clients and divides by their number    [test_eq7_paf_by_hand]
+D2  theta' = scale x (standard deviation over all benign entries of the round) x u, u ~ N(0, 1) for
+    each attacker, row and coordinate, the same in all rounds: a constant added to logits would
+    change nothing                                      [test_theta_is_the_same_in_all_rounds]
+D3  Eq. (9) with Baruch's denominator, the number of benign clients; the quantile is clipped to
+    [.001, .999]                                                    [test_eq9_lie_z]
+D4  an attacker replaces its upload; the aggregate itself is not replaced
+    [test_only_the_attackers_uploads_change]
+D5  the malicious clients are drawn once, from the seed
+    [test_attackers_are_drawn_once_from_the_seed]
+D6  OFOM's two attackers: the second uploads the mean of the benign clients and the first
+    [test_eq11_ofom_by_hand]
+D7  benign uploads with nan or infinity are left out of the statistics; where no benign client takes
+    part nothing is replaced                                        [test_nobody_to_imitate]
+D8  models: all floating-point entries are attacked, and a running variance stays >= 0; integer
+    counters are not                                    [test_attack_on_models_by_hand]
 """
 import math
 from statistics import NormalDist
@@ -36,26 +43,33 @@ ATTACKS = ("paf", "lie", "ofom")
 
 
 def paf(benign, theta):
-    """The mean of the benign uploads plus theta: [n, ...], [...] -> [...].                                            Eq. (7)"""
+    """The mean of the benign uploads plus theta: [n, ...], [...] -> [...].      Eq. (7)"""
     return benign.mean(0) + theta
 
 
 def lie(benign, z):
-    """mean + z * standard deviation of the benign uploads, by coordinate: [n, ...] -> [...].       Eq. (10); Alg. 2, line 4-5"""
+    """mean + z * standard deviation of the benign uploads, by coordinate: [n, ...] -> [...].
+
+    source    Eq. (10); Alg. 2, line 4-5
+    """
     return benign.mean(0) + z * benign.std(0, correction=0)
 
 
 def ofom(benign, theta):
-    """Two uploads [2, ...]: the benign mean plus theta, and the mean of the benign uploads and that one.             Eq. (11)"""
+    """Two uploads [2, ...]: first = benign mean + theta, and the mean of all benign ones and first.
+
+    source    Eq. (11)
+    """
     far = benign.mean(0) + theta
     return torch.stack([far, (benign.sum(0) + far) / (len(benign) + 1)])
 
 
 def lie_z(num_clients, num_attackers):
-    """How far LIE may go unnoticed: a float, in standard deviations.                         Eq. (8), (9); Alg. 2, line 2-3
+    """How far LIE can go unnoticed: a float, in standard deviations.
 
-    s = floor(n / 2 + 1) - m benign clients make a majority with the m attackers; Phi(z) = (n - m - s) / (n - m).
-    Needs `math` and `statistics.NormalDist`.
+    s = floor(n / 2 + 1) - m benign clients make a majority together with the m attackers;
+    Phi(z) = (n - m - s) / (n - m).
+    source    Eq. (8), (9); Alg. 2, line 2-3. Needs `math` and `statistics.NormalDist`.
     >>> round(lie_z(50, 12), 3)
     0.336
     """
@@ -65,18 +79,22 @@ def lie_z(num_clients, num_attackers):
 
 
 def check(name, num_clients, attackers):
-    """ValueError, in one line, if so many attackers cannot be."""
+    """Raises ValueError if the number of attackers is impossible."""
     if not 1 <= attackers < num_clients:
-        raise ValueError(f"--attackers {attackers}: from 1 to {num_clients - 1} of the {num_clients} clients can be malicious")
+        raise ValueError(f"--attackers {attackers}: from 1 to {num_clients - 1} of the "
+                         f"{num_clients} clients can be malicious")
     if name == "ofom" and attackers != 2:
         raise ValueError(f"--attack ofom has exactly 2 attackers, not {attackers}")
 
 
 def build(name, stream, num_clients, attackers, scale=10.0, z=None):
-    """attack(uploads [M, n, ...], client_ids, rows [n], t) -> uploads, with the malicious clients' replaced.
+    """The function attack(uploads [M, n, ...], client_ids, rows [n], t) -> uploads.
 
-    stream      stream(*keys) -> a numpy Generator, the same for the same keys: says who is malicious, and draws u
-    scale, z    of PAF and OFOM, in standard deviations; of LIE, None is `lie_z`
+    It replaces the malicious clients' uploads. attack.samples does so where each client uploads
+    samples of its own.
+    stream      stream(*keys) -> numpy Generator, equal for equal keys; it draws attackers and u
+    scale       of PAF and OFOM, in standard deviations
+    z           of LIE, in standard deviations; None: `lie_z`
     raises      ValueError: see `check`
     """
     check(name, num_clients, attackers)
@@ -84,17 +102,18 @@ def build(name, stream, num_clients, attackers, scale=10.0, z=None):
     z = lie_z(num_clients, attackers) if z is None else z
 
     def forged(i, benign, rows, row_shape):
-        """What attacker i sends, from benign [n, ...]: one value per coordinate; theta' is [len(rows), *row_shape]."""
+        """What attacker i uploads, from benign [n, ...]; theta' is [len(rows), *row_shape]."""
         if name == "lie":
             return lie(benign, z)
         source = malicious[0] if name == "ofom" else i
-        u = torch.from_numpy(stream("theta", source).standard_normal((int(rows.max()) + 1, *row_shape)))     # [N, ...]: a row's u
-        theta = scale * benign.std(correction=0) * u.to(benign)[rows]                    # does not depend on the other rows
+        shape = (int(rows.max()) + 1, *row_shape)                # a row's u depends on no other row
+        u = torch.from_numpy(stream("theta", source).standard_normal(shape)).to(benign)[rows]
+        theta = scale * benign.std(correction=0) * u
         return paf(benign, theta) if name == "paf" else ofom(benign, theta)[malicious.index(i)]
 
     def attack(uploads, client_ids, rows, t):
-        present = [j for j, i in enumerate(client_ids) if i in malicious]                # places of the attackers in uploads
-        benign = uploads[[j for j in range(len(uploads)) if j not in present]]           # [n, ...]
+        present = [j for j, i in enumerate(client_ids) if i in malicious]    # rows of uploads
+        benign = uploads[[j for j in range(len(uploads)) if j not in present]]       # [n, ...]
         benign = benign[torch.isfinite(benign).flatten(1).all(1)]
         if not present or not benign.numel():
             return uploads
@@ -104,28 +123,42 @@ def build(name, stream, num_clients, attackers, scale=10.0, z=None):
         return uploads
 
     def attack_samples(uploads, client_ids, t):
-        """The same where each client sends [n_i, ...] of samples of its own: the statistics are over all benign samples."""
-        benign = torch.cat([own for own, i in zip(uploads, client_ids) if i not in malicious] or [uploads[0][:0]])
+        """The same for uploads [n_i, ...] of each client's own samples.
+
+        The statistics are over all benign samples of the round.
+        """
+        benign = [upload for upload, i in zip(uploads, client_ids) if i not in malicious]
+        benign = torch.cat(benign or [uploads[0][:0]])
         benign = benign[torch.isfinite(benign).flatten(1).all(1)]
         if not len(benign):
             return uploads
-        return [forged(i, benign, torch.arange(len(own)), own.shape[1:]).expand(own.shape).to(own) if i in malicious else own
-                for own, i in zip(uploads, client_ids)]
+        attacked = list(uploads)
+        for j, i in enumerate(client_ids):
+            if i in malicious:
+                upload = uploads[j]
+                poison = forged(i, benign, torch.arange(len(upload)), upload.shape[1:])
+                attacked[j] = poison.expand(upload.shape).to(upload)
+        return attacked
 
     attack.samples = attack_samples
     return attack
 
 
-def attack_uploads(attack, trained, client_ids, t):
-    """What `run_clients` brought, [({"model": state_dict}, ...)], after an attack on the models: as vectors of all their floats."""
-    models = [upload["model"] for upload, _ in trained]
+def attack_models(attack, uploads, client_ids, t):
+    """The uploads [{"model": state_dict, ...}] after an attack on the models.
+
+    A model is attacked as the vector of all its floating-point entries.
+    """
+    models = [upload["model"] for upload in uploads]
     names = [name for name, value in models[0].items() if value.is_floating_point()]
-    flat = torch.stack([torch.cat([model[name].flatten() for name in names]) for model in models])       # [M, P]
-    flat = attack(flat, client_ids, torch.arange(flat.shape[1], device=flat.device), t)
+    flat = torch.stack([torch.cat([model[name].flatten() for name in names]) for model in models])
+    flat = attack(flat, client_ids, torch.arange(flat.shape[1], device=flat.device), t)   # [M, P]
     attacked = []
-    for vector, (upload, client) in zip(flat, trained):
-        pieces = vector.split([upload["model"][name].numel() for name in names])
-        floats = {name: piece.view_as(upload["model"][name]) for name, piece in zip(names, pieces)}
-        floats = {name: piece.clamp(min=0) if name.endswith("running_var") else piece for name, piece in floats.items()}
-        attacked.append((upload | {"model": upload["model"] | floats}, client))
+    for vector, upload in zip(flat, uploads):
+        model = dict(upload["model"])
+        pieces = vector.split([model[name].numel() for name in names])
+        for name, piece in zip(names, pieces):
+            piece = piece.view_as(model[name])
+            model[name] = piece.clamp(min=0) if name.endswith("running_var") else piece
+        attacked.append(upload | {"model": model})
     return attacked

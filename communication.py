@@ -1,8 +1,9 @@
-"""What goes over the wire, in bytes, by the papers' formulas.
+"""What federated learning costs: bytes over the wire by the papers' formulas, a network's size.
 
-A number is a float32 of 4 bytes; 1 KiB = 1024 bytes (the papers write "kb"), 1 MB of FedGEMS = 1024 KiB. The papers' ledger is
-the payload alone: parameters or logits. What they leave out is counted apart (`*_buffers`: BatchNorm's statistics and counters;
-`*_indices`: which public samples are meant).
+A number is a float32 of 4 bytes; 1 KiB = 1024 bytes (the papers write "kb"), 1 MB of FedGEMS is
+1024 KiB. The papers count the payload alone: parameters, logits or feature maps. What they leave
+out has keys of its own: `*_buffers` (BatchNorm's statistics and counters), `*_indices` (which
+public samples are meant), `*_logits` and `*_labels` of FedGKT.
 """
 import torch
 from torch import nn
@@ -12,87 +13,126 @@ INDEX_BYTES = 4
 
 
 def weights_bytes(model, num_clients, copies=1, number_bytes=FLOAT_BYTES):
-    """Payload of one direction of one round: num_clients messages, each with `copies` tensors the size of the parameters.
+    """Payload of one direction of a round: num_clients messages of `copies` tensors, each of the
+    size of the parameters.
 
-    copies is 1 where a model travels, 2 for SCAFFOLD (a model and a control variate); number_bytes is 8 where sums are masked.
-    source: FedGEMS Fig. 6, model size x #C. Needs `FLOAT_BYTES`.
+    copies          1 for a model, 2 for SCAFFOLD's model and control variate
+    number_bytes    8 for the masked numbers of a secure sum
+    source          FedGEMS Fig. 6, model size x #C. Needs `FLOAT_BYTES`.
     """
     return number_bytes * sum(p.numel() for p in model.parameters()) * copies * num_clients
 
 
 def buffers_bytes(model, num_clients, number_bytes=FLOAT_BYTES):
-    """What travels beside the parameters in one direction: running means and variances (number_bytes each), counters (8 each)."""
-    return sum(b.numel() * max(number_bytes, b.element_size()) for b in model.buffers()) * num_clients
+    """Bytes of the buffers in one direction: statistics (number_bytes each), counters (8 each)."""
+    one = sum(b.numel() * max(number_bytes, b.element_size()) for b in model.buffers())
+    return one * num_clients
 
 
 def weights_ledger(messages, copies=1, up_number_bytes=FLOAT_BYTES):
-    """The metrics of a round. messages: [(network, how many clients got one and sent one)]; copies: see `weights_bytes`."""
-    return {"bytes_up": sum(weights_bytes(model, n, copies, up_number_bytes) for model, n in messages),
+    """The metrics of a round in which weights travel.
+
+    messages    [(network, number of clients that received one and sent one)]
+    copies      see `weights_bytes`
+    """
+    up = up_number_bytes
+    return {"bytes_up": sum(weights_bytes(model, n, copies, up) for model, n in messages),
             "bytes_down": sum(weights_bytes(model, n, copies) for model, n in messages),
-            "bytes_up_buffers": sum(buffers_bytes(model, n, up_number_bytes) for model, n in messages),
+            "bytes_up_buffers": sum(buffers_bytes(model, n, up) for model, n in messages),
             "bytes_down_buffers": sum(buffers_bytes(model, n) for model, n in messages)}
 
 
 def logits_bytes(num_samples, num_classes, num_clients):
-    """Payload of one direction of one round: from or to each client, the logits (or probabilities) of num_samples samples.
+    """Payload of one direction of a round: logits (or probabilities) of num_samples per client.
 
-    source: FedGEMS Fig. 6 and Table 6, whose download is one copy for each client. Needs `FLOAT_BYTES`.
-    >>> logits_bytes(5_000, 10, 16) / 1024                         # in KiB; FedGEMS Table 6, public : private = 1 : 5
+    source    FedGEMS Fig. 6, Table 6; the download is one copy per client. Needs `FLOAT_BYTES`.
+    >>> logits_bytes(5_000, 10, 16) / 1024       # KiB: FedGEMS Table 6, public : private = 1 : 5
     3125.0
     """
     return FLOAT_BYTES * num_samples * num_classes * num_clients
 
 
 def logits_ledger(num_clients, num_classes, up, down, indices=0):
-    """The metrics of a round in which each client sends the logits of `up` samples, gets those of `down`, and `indices` numbers."""
-    return {"bytes_up": logits_bytes(up, num_classes, num_clients), "bytes_down": logits_bytes(down, num_classes, num_clients),
+    """The metrics of a round in which logits travel.
+
+    up, down    samples whose logits each client sends, and receives
+    indices     sample numbers that each client receives
+    """
+    return {"bytes_up": logits_bytes(up, num_classes, num_clients),
+            "bytes_down": logits_bytes(down, num_classes, num_clients),
             "bytes_down_indices": INDEX_BYTES * indices * num_clients}
 
 
 def features_bytes(num_samples, feature_numbers, num_classes, number_bytes=FLOAT_BYTES):
-    """What a round of FedGKT costs by FedGKT Eq. (13): a feature map up and soft labels down for each sample.
+    """A round of FedGKT: for each sample a feature map up and soft labels down.   FedGKT Eq. (13)
 
-    feature_numbers    how many numbers a feature map has: 16 x 32 x 32 for an image of 32 x 32; number_bytes: of each
-    Needs `FLOAT_BYTES`.
-    >>> features_bytes(25_000, 16 * 32 * 32, 10) / 1024            # in KiB: FedGEMS's "1.6M kb", which leaves out the logits
+    feature_numbers    size of a feature map: 16 x 32 x 32 for an image of 32 x 32
+    number_bytes       bytes of each of these numbers. Needs `FLOAT_BYTES`.
+    >>> features_bytes(25_000, 16 * 32 * 32, 10) / 1024    # KiB: FedGEMS's "1.6M kb" and logits
     1600976.5625
     """
     return num_samples * (number_bytes * feature_numbers + FLOAT_BYTES * num_classes)
 
 
 def split_learning_bytes(num_samples, feature_numbers):
-    """An epoch of split learning, FedGKT Eq. (12): a feature map up, its gradient down for each sample. Needs `FLOAT_BYTES`."""
+    """An epoch of split learning: a feature map up and its gradient down for each sample.
+
+    source    FedGKT Eq. (12). Needs `FLOAT_BYTES`.
+    """
     return num_samples * 2 * FLOAT_BYTES * feature_numbers
 
 
-def features_ledger(num_samples, num_answered, feature_numbers, num_classes, number_bytes=FLOAT_BYTES):
-    """The metrics of a round of FedGKT: num_samples were sent and num_answered answered, which is all unless a client was left out.
+def features_ledger(num_samples, num_answered, feature_numbers, num_classes,
+                    number_bytes=FLOAT_BYTES):
+    """The metrics of a round of FedGKT.
 
-    Up and down together are Eq. (13) where all are answered; it leaves out labels and the clients' logits: they are counted apart.
+    num_samples     samples whose feature maps were sent
+    num_answered    samples whose logits came back: all, unless a client was left out
+    Where all are answered, bytes_up + bytes_down is Eq. (13).
     """
-    return {"bytes_up": number_bytes * num_samples * feature_numbers, "bytes_down": FLOAT_BYTES * num_answered * num_classes,
-            "bytes_up_logits": FLOAT_BYTES * num_samples * num_classes, "bytes_up_labels": INDEX_BYTES * num_samples}
+    return {"bytes_up": number_bytes * num_samples * feature_numbers,
+            "bytes_down": FLOAT_BYTES * num_answered * num_classes,
+            "bytes_up_logits": FLOAT_BYTES * num_samples * num_classes,
+            "bytes_up_labels": INDEX_BYTES * num_samples}
+
+
+def round_seconds(group_seconds, distill_seconds):
+    """Seconds of a round of FedSDD: (all in sequence, distillation beside training).
+
+    group_seconds      [K]: local training of each group, the main model's first
+    distill_seconds    distillation on the server
+    source             FedSDD A.6, for clients that train one after the other
+
+    In the next round only the main model needs the result of the distillation. So the other
+    groups train while the server distills, and the main model's group trains last.
+    >>> round_seconds([1.0, 1.0, 1.0, 1.0], 2.0)
+    (6.0, 4.0)
+    """
+    training = sum(group_seconds)
+    return training + distill_seconds, max(training, distill_seconds + group_seconds[0])
 
 
 def network_cost(model, shape):
-    """What a network costs for one sample [1, *shape], found by hooks in a forward pass in eval mode: a dict of whole numbers.
+    """What a network costs for one sample [1, *shape], counted in a forward pass: a dict of ints.
 
-    parameters     that are trained
-    statistics     BatchNorm's running means and variances (its counters are not counted)
-    multiply_adds  of convolutions and linear layers
-    activations    bytes that all layers' outputs take, 4 each: what a backward pass would need, nearly
+    parameters       trainable numbers
+    statistics       BatchNorm's running means and variances (its counters are not counted)
+    multiply_adds    of convolutions and linear layers
+    activations      bytes of all layers' outputs, 4 each: about what a backward pass needs
     """
-    cost = {"parameters": sum(p.numel() for p in model.parameters()),
-            "statistics": sum(b.numel() for b in model.buffers() if b.is_floating_point()), "multiply_adds": 0, "activations": 0}
+    statistics = sum(b.numel() for b in model.buffers() if b.is_floating_point())
+    cost = {"parameters": sum(p.numel() for p in model.parameters()), "statistics": statistics,
+            "multiply_adds": 0, "activations": 0}
 
     def count(module, _, output):
         cost["activations"] += FLOAT_BYTES * output.numel()
-        if isinstance(module, nn.Conv2d):                # each output is a sum over kernel and input channels (of its group)
+        if isinstance(module, nn.Conv2d):    # an output is a sum over kernel and input channels
             cost["multiply_adds"] += output.numel() * module.weight[0].numel()
         elif isinstance(module, nn.Linear):
             cost["multiply_adds"] += output.numel() * module.in_features
 
-    hooks = [module.register_forward_hook(count) for module in model.modules() if not list(module.children())]
+    leaves = [module for module in model.modules() if not list(module.children())]
+    hooks = [module.register_forward_hook(count) for module in leaves]
     was_training = model.training
     try:
         with torch.no_grad():
@@ -105,10 +145,14 @@ def network_cost(model, shape):
 
 
 def bytes_until(rows, accuracy):
-    """ComU@x of FedGEMS Table 4: payload up and down until the clients' accuracy (the global model's, where they have none of their
-    own) is at least x; None if it never is. rows: the metrics of each round."""
+    """ComU@x of FedGEMS Table 4: payload up and down until the accuracy is at least x, or None.
+
+    rows    the metrics of each round; the accuracy is the clients' mean, or the global model's
+            where clients have no models of their own
+    """
     total = 0
     for row in rows:
         total += row.get("bytes_up", 0) + row.get("bytes_down", 0)
         if row.get("client_accuracy", row["accuracy"]) >= accuracy:
             return total
+    return None

@@ -2,9 +2,9 @@
 
     task = data.load("glyphs")                               # pixels in [0, 1], not normalized
     mean, std = data.statistics(task.train.images)
-    images = data.normalise(task.train.images, mean, std)    # float32 [n, c, h, w], channels-last
+    images = data.normalize(task.train.images, mean, std)    # float32 [n, c, h, w], channels-last
 
-Public images from another dataset go through `adapt`, then `normalise` with the TASK's mean and
+Public images from another dataset go through `adapt`, then `normalize` with the TASK's mean and
 std: students must get task images and public images on the same scale. (FedDF's code uses the
 public set's own mean and std.)
 
@@ -277,7 +277,7 @@ def statistics(images):
     return mean, torch.where(std > 1e-6, std, 1.0)
 
 
-def normalise(images, mean, std):
+def normalize(images, mean, std):
     """(images - mean) / std per channel: float32 [n, c, h, w], channels-last, a new tensor."""
     normalized = (images - mean[:, None, None]) / std[:, None, None]
     return normalized.contiguous(memory_format=torch.channels_last)

@@ -185,7 +185,7 @@ def stage(block, blocks, in_channels, out_channels, stride):
     return nn.Sequential(block(in_channels, out_channels, stride), *rest)
 
 
-def initialise_convolutions(model):
+def initialize_convolutions(model):
     """Initialize all convolutions in place with He's normal distribution, scaled by fan_out.
 
     BatchNorm needs nothing here: torch initializes its weight to 1 and its bias to 0.
@@ -206,7 +206,7 @@ class ResNet(nn.Module):
         self.stage2 = stage(block, blocks[1], 16 * e, 32 * e, stride=2)
         self.stage3 = stage(block, blocks[2], 32 * e, 64 * e, stride=2)
         self.classifier = nn.Linear(64 * e, num_classes)
-        initialise_convolutions(self)
+        initialize_convolutions(self)
 
     def forward(self, images):                               # [B, c, h, w]
         x = self.stem(images)                                # [B, 16, h, w]
@@ -227,7 +227,7 @@ class Edge(nn.Module):
         self.stem = nn.Sequential(conv3x3(image_shape[0], 16), nn.BatchNorm2d(16), nn.ReLU())
         self.body = stage(block, blocks, 16, 16 * block.expansion, stride=1)
         self.classifier = nn.Linear(16 * block.expansion, num_classes)
-        initialise_convolutions(self)
+        initialize_convolutions(self)
 
     def extract(self, images):                               # [B, c, h, w] -> [B, 16, h, w]
         return self.stem(images)
@@ -336,7 +336,7 @@ class WideResNet(nn.Module):
         self.stage3 = stage(PreActivationBlock, 2, 64, 128, stride=2)
         self.bn = nn.BatchNorm2d(128)
         self.classifier = nn.Linear(128, num_classes)
-        initialise_convolutions(self)
+        initialize_convolutions(self)
 
     def forward(self, images):                               # [B, c, h, w]
         x = self.stem(images)                                # [B, 16, h, w]

@@ -1,6 +1,7 @@
-"""What a run prints: what will run, a line per round, the table at the end. Only the first process prints."""
+"""What a run prints: its settings, a line per round, the summary. Only the first process prints."""
 import os
 import statistics
+import sys
 
 from attacks import lie_z
 from communication import bytes_until
@@ -15,8 +16,15 @@ def say(*words):
         print(*words, flush=True)
 
 
-def shown(value):
-    """A metric in a log line: a share with four decimals, a count as it is, nothing as a dash."""
+def fail(message):
+    """Ends the program with exit status 2 after one line on standard error."""
+    if rank() == 0:
+        print("fedkd_minimal.py: error:", *str(message).split(), file=sys.stderr)
+    raise SystemExit(2)
+
+
+def metric_text(value):
+    """A metric in a log line: a share with four decimals, a count as it is, None as a dash."""
     return "-" if value is None else str(value) if isinstance(value, int) else f"{value:.4f}"
 
 
@@ -25,58 +33,98 @@ def heading(columns):
     return "  ".join(["  round", *columns, "  MB up", "MB down", "seconds", "  left"])
 
 
-def round_line(columns, metrics, t, rounds, spent):
-    """A line of the log: the metrics named by `columns`, bytes in MB of 2^20, seconds of this round, seconds still to go."""
-    cells = [shown(metrics.get(column)).rjust(len(column)) for column in columns]
+def round_line(columns, metrics, t, rounds, round_seconds):
+    """A line of the log: the metrics in `columns`, MB of 2^20 bytes, seconds, seconds left."""
+    cells = [f"{t:>3}/{rounds:<3}"]
+    cells += [metric_text(metrics.get(column)).rjust(len(column)) for column in columns]
     cells += [f"{metrics.get(key, 0) / 2**20:7.2f}" for key in ("bytes_up", "bytes_down")]
-    bad = metrics.get("bad_uploads")
-    return ("  ".join([f"{t:>3}/{rounds:<3}", *cells, f"{spent:7.1f}", f"{spent * (rounds - t):5.0f}s"])
-            + (f"  {bad} uploads were not finite" if bad else ""))
+    cells += [f"{round_seconds:7.1f}", f"{round_seconds * (rounds - t):5.0f}s"]
+    if metrics.get("bad_uploads"):
+        cells.append(f"{metrics['bad_uploads']} uploads were not finite")
+    return "  ".join(cells)
+
+
+def mean_and_deviation(values):
+    deviation = f"{statistics.stdev(values):.4f}" if len(values) > 1 else "-"
+    return f"{statistics.mean(values):.4f} ± {deviation:<6}"
 
 
 def summary(results, comu=()):
-    """The table at the end. results: {algo: [(rows, timings) of each seed]}; comu: accuracies for `bytes_until`."""
-    say(f"\n{'algorithm':<15} seeds    final accuracy     best accuracy    MB up  MB down  seconds")
+    """Prints the table at the end of all runs.
+
+    results   {algorithm: [(rows, timings) of each seed]}
+    comu      accuracies: how many bytes were sent until each was reached
+    """
+    say(f"\n{'algorithm':<17} seeds    final accuracy     best accuracy    MB up  MB down  seconds")
     for algo, seeds in results.items():
         seeds = [(rows, timings) for rows, timings in seeds if rows]
         if not seeds:
             continue
-        final = [rows[-1]["accuracy"] for rows, _ in seeds]
-        best = [max(row["accuracy"] for row in rows) for rows, _ in seeds]
-        cells = [f"{statistics.mean(x):.4f} ± {f'{statistics.stdev(x):.4f}' if len(x) > 1 else '-':<6}" for x in (final, best)]
-        up, down = (statistics.mean(sum(row.get(key, 0) for row in rows) for rows, _ in seeds) / 2**20
-                    for key in ("bytes_up", "bytes_down"))
-        spent = statistics.mean(sum(timing["round_seconds"] for timing in timings) for _, timings in seeds)
-        say(f"{algo:<15} {len(seeds):>5}  {cells[0]:>16}  {cells[1]:>16} {up:8.1f} {down:8.1f} {spent:8.1f}")
-        for x in comu:
-            needed = [bytes_until(rows, x) for rows, _ in seeds]
+        final = mean_and_deviation([rows[-1]["accuracy"] for rows, _ in seeds])
+        best = mean_and_deviation([max(row["accuracy"] for row in rows) for rows, _ in seeds])
+        up, down = (statistics.mean(sum(row.get(key, 0) for row in rows) for rows, _ in seeds)
+                    / 2**20 for key in ("bytes_up", "bytes_down"))
+        seconds = statistics.mean(sum(timing["round_seconds"] for timing in timings)
+                                  for _, timings in seeds)
+        say(f"{algo:<17} {len(seeds):>5}  {final:>16}  {best:>16} "
+            f"{up:8.1f} {down:8.1f} {seconds:8.1f}")
+        for threshold in comu:
+            needed = [bytes_until(rows, threshold) for rows, _ in seeds]
             reached = [b / 2**20 for b in needed if b is not None]
-            say(f"{'':<15} ComU@{x:g}: " + (f"{statistics.mean(reached):.2f} MB up and down" if reached else "not reached")
-                + (f", by {len(reached)} of {len(seeds)} seeds" if len(seeds) > 1 else ""))
+            text = f"{statistics.mean(reached):.2f} MB up and down" if reached else "not reached"
+            if len(seeds) > 1:
+                text += f", by {len(reached)} of {len(seeds)} seeds"
+            say(f"{'':<17} ComU@{threshold:g}: {text}")
 
 
 def describe(config, dataset, foreign, splits, defaults):
-    """What will run, before it does; and every hyperparameter that is not its signature's default ({algo: {name: default}})."""
-    flags, environment, (parts, public_rows, validation_rows) = config["flags"], config["environment"], next(iter(splits.values()))
-    sizes = sorted(map(len, parts))
-    public = "none"
-    if flags["public"] is not None:
-        there_are = len(foreign.train.images if public_rows is None else public_rows)
-        joint = " (its classes and the task's in one output layer)" if flags["joint"] else ""
-        public = f"{min(there_are, flags['public_size'] or there_are)} of {flags['public']}{joint}"
+    """Prints what will run, and every hyperparameter that differs from its default.
+
+    dataset, foreign   the task's images, and another data set as public images or None
+    splits             {seed: see `federation.split`}; the first seed's is described
+    defaults           {algorithm: {name: default in its signature}}
+    """
+    flags, environment = config["flags"], config["environment"]
     say(f"torch {environment['torch']}, {environment['device']}, "
         f"processes: {environment['processes']}, threads in each: {environment['threads']}")
-    say(f"{flags['dataset']}: {len(dataset.train.labels)} training and {len(dataset.test.labels)} test images "
-        f"{'x'.join(map(str, dataset.train.images.shape[1:]))}, {dataset.num_classes} classes; network {','.join(flags['model'])}")
-    say(f"{flags['clients']} clients with {sizes[0]} to {sizes[-1]} samples each ({flags['partition']}"
-        + (f", alpha {flags['alpha']}" if flags["partition"].startswith("dirichlet") else "") + f"); public images: {public}"
-        + ("" if validation_rows is None else f"; validation images: {len(validation_rows)}")
-        + ("; augmented" if flags["augment"] else "") + ("; bfloat16" if flags["amp"] else ""))
+    image_shape = "x".join(map(str, dataset.train.images.shape[1:]))
+    say(f"{flags['dataset']}: {len(dataset.train.labels)} training and {len(dataset.test.labels)} "
+        f"test images {image_shape}, {dataset.num_classes} classes; "
+        f"network {','.join(flags['model'])}")
+    say(describe_split(flags, foreign, *next(iter(splits.values()))))
     if flags["attack"] is not None:
-        z = lie_z(flags["clients"], flags["attackers"]) if flags["attack_z"] is None else flags["attack_z"]
+        strength = f"scale {flags['attack_scale']:g}"
+        if flags["attack"] == "lie":
+            z = flags["attack_z"]
+            z = lie_z(flags["clients"], flags["attackers"]) if z is None else z
+            strength = f"z {z:.3f}"
         say(f"attack: {flags['attack']} by {flags['attackers']} of {flags['clients']} clients, "
-            + (f"z {z:.3f}" if flags["attack"] == "lie" else f"scale {flags['attack_scale']:g}"))
+            + strength)
     for algo, settings in config["settings"].items():
-        usual = defaults[algo]
-        changed = [f"{name} {x} ({usual[name]})" for name, x in settings.items() if x != usual[name]]
-        say(f"{algo}: " + (f"not the paper's defaults (in brackets): {', '.join(changed)}" if changed else "the paper's defaults"))
+        changed = [f"{name} {value} ({defaults[algo][name]})" for name, value in settings.items()
+                   if value != defaults[algo][name]]
+        if changed:
+            say(f"{algo}: not the paper's defaults (in brackets): {', '.join(changed)}")
+        else:
+            say(f"{algo}: the paper's defaults")
+
+
+def describe_split(flags, foreign, parts, public_rows, validation_rows):
+    """The line about clients and public images; the arguments are those of `describe`."""
+    sizes, public = sorted(map(len, parts)), "none"
+    if flags["public"] is not None:
+        available = len(foreign.train.images if public_rows is None else public_rows)
+        public = f"{min(available, flags['public_size'] or available)} of {flags['public']}"
+        if flags["joint"]:
+            public += " (its classes and the task's in one output layer)"
+    is_dirichlet = flags["partition"].startswith("dirichlet")
+    partition = flags["partition"] + (f", alpha {flags['alpha']}" if is_dirichlet else "")
+    clients = f"{flags['clients']} clients with {sizes[0]} to {sizes[-1]} samples each"
+    notes = [f"{clients} ({partition})", f"public images: {public}"]
+    if validation_rows is not None:
+        notes.append(f"validation images: {len(validation_rows)}")
+    if flags["augment"]:
+        notes.append("augmented")
+    if flags["amp"]:
+        notes.append("bfloat16")
+    return "; ".join(notes)

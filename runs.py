@@ -1,7 +1,8 @@
-"""A run on disk: config.json, checkpoint.pt, metrics.jsonl, timing.jsonl. Nothing is lost and nothing is doubled.
+"""A run on disk: config.json, checkpoint.pt, metrics.jsonl, timing.jsonl.
 
-The checkpoint holds all a later round needs and every row so far, and is replaced in one step; the .jsonl files are written
-after it, from its rows. So whatever moment a run is killed at, what is on disk is the end of some round.
+The checkpoint holds the state after a round and the rows of all rounds so far. It is replaced in
+one step, and the .jsonl files are written after it, from its rows. So a run that is killed at any
+moment can continue after its last finished round, and no row is lost or doubled.
 """
 import json
 import os
@@ -9,7 +10,6 @@ import pickle
 import zipfile
 
 import torch
-
 
 FILES = ("config.json", "checkpoint.pt", "metrics.jsonl", "timing.jsonl")
 
@@ -19,7 +19,7 @@ def dumps(value, indent=None):
 
 
 def replace(path, write):
-    """Writes a file in one step: all of it is there, or the old one is."""
+    """Writes a file in one step: a kill leaves either the old file or all of the new one."""
     temporary = path.with_name(path.name + ".tmp")
     write(temporary)
     os.replace(temporary, path)
@@ -31,21 +31,23 @@ def write_config(folder, config):
 
 
 def read_config(folder):
-    """The config of the run kept in `folder`. Raises ValueError if there is none, or none that can be read."""
+    """The config of the run in `folder`. Raises ValueError if there is none that can be read."""
     try:
         config = json.loads((folder / "config.json").read_text())
-        return {key: config[key] for key in ("algo", "seeds", "flags", "settings", "environment")}
+        keys = ("algo", "seeds", "flags", "settings", "environment")
+        return {key: config[key] for key in keys}
     except (OSError, UnicodeDecodeError):
         raise ValueError(f"{folder} holds no run: it has no readable config.json") from None
     except (json.JSONDecodeError, KeyError, TypeError):
-        raise ValueError(f"{folder / 'config.json'} is damaged, or not of this program") from None
+        raise ValueError(f"{folder / 'config.json'} is damaged, or not from this program") from None
 
 
-def grown(config, rounds):
-    """The config with more rounds, if `rounds` says so (None does not). Raises ValueError if they would be fewer."""
+def with_more_rounds(config, rounds):
+    """The config with this number of rounds; None keeps it. Raises ValueError if it is smaller."""
     for algo, settings in config["settings"].items():
         if rounds is not None and rounds < settings["rounds"]:
-            raise ValueError(f"--rounds {rounds}: {algo} was to run {settings['rounds']} rounds, and the number may only grow")
+            raise ValueError(f"--rounds {rounds}: {algo} was started with {settings['rounds']} "
+                             "rounds, and this number may only grow")
         settings["rounds"] = rounds or settings["rounds"]
     return config
 
@@ -56,13 +58,15 @@ def one_run(config, algo, seed):
 
 
 def identity(config):
-    """What must not change on resume: all of the config but the number of rounds (and where it ran)."""
-    settings = {algo: {name: value for name, value in own.items() if name != "rounds"} for algo, own in config["settings"].items()}
-    return json.loads(dumps({"algo": config["algo"], "seeds": config["seeds"], "flags": config["flags"], "settings": settings}))
+    """The part of a config that must not change on resume: all but `rounds` and the environment."""
+    settings = {algo: {name: value for name, value in algo_settings.items() if name != "rounds"}
+                for algo, algo_settings in config["settings"].items()}
+    kept = {key: config[key] for key in ("algo", "seeds", "flags")}
+    return json.loads(dumps({**kept, "settings": settings}))
 
 
 def save(folder, config, state, rows, timings):
-    """After a round: the checkpoint first, then the new line of metrics.jsonl and of timing.jsonl."""
+    """Writes the checkpoint of a round, then its lines of metrics.jsonl and timing.jsonl."""
     checkpoint = {"config": identity(config), "state": state, "rows": rows, "timings": timings}
     replace(folder / "checkpoint.pt", lambda path: torch.save(checkpoint, path))
     for name, lines in [("metrics.jsonl", rows), ("timing.jsonl", timings)]:
@@ -71,27 +75,32 @@ def save(folder, config, state, rows, timings):
 
 
 def restore(folder, config, device):
-    """(state, rows, timings) of the last finished round; (None, [], []) if none was. ValueError if the checkpoint is unusable."""
+    """(state, rows, timings) of the last finished round; (None, [], []) if there is no such round.
+
+    Raises ValueError if the checkpoint is missing, damaged, or of a run with other settings.
+    """
     path = folder / "checkpoint.pt"
     if not path.exists():
         if (folder / "metrics.jsonl").exists():
-            raise ValueError(f"{path} is missing, though {folder / 'metrics.jsonl'} says that the run had begun")
+            raise ValueError(f"{path} is missing, but {folder / 'metrics.jsonl'} exists")
         return None, [], []
     try:
-        with zipfile.ZipFile(path) as file:              # torch.load does not look at the checksums that torch.save writes
+        with zipfile.ZipFile(path) as file:              # torch.load does not check the checksums
             if file.testzip() is not None:
                 raise zipfile.BadZipFile
         checkpoint = torch.load(path, map_location=device, weights_only=True)
-        if not len(checkpoint["timings"]) == len(checkpoint["rows"]) == max(0, checkpoint["state"]["round"] + 1):
+        num_rows = max(0, checkpoint["state"]["round"] + 1)
+        if not len(checkpoint["timings"]) == len(checkpoint["rows"]) == num_rows:
             raise KeyError("rounds")
-    except (OSError, EOFError, RuntimeError, ValueError, LookupError, TypeError, pickle.UnpicklingError, zipfile.BadZipFile):
-        raise ValueError(f"{path} is damaged, or not of this program") from None
+    except (OSError, EOFError, RuntimeError, ValueError, LookupError, TypeError,
+            pickle.UnpicklingError, zipfile.BadZipFile):
+        raise ValueError(f"{path} is damaged, or not from this program") from None
     if checkpoint.get("config") != identity(config):
-        raise ValueError(f"{path} is of a run with other settings than {folder / 'config.json'}")
+        raise ValueError(f"{path} is from a run with other settings than {folder / 'config.json'}")
     return checkpoint["state"], checkpoint["rows"], checkpoint["timings"]
 
 
 def rewrite(folder, rows, timings):
-    """On resume: the .jsonl files from the checkpoint's rows, in one step each."""
+    """Writes the .jsonl files from a checkpoint's rows, each in one step."""
     for name, lines in [("metrics.jsonl", rows), ("timing.jsonl", timings)]:
         replace(folder / name, lambda path: path.write_text("".join(map(dumps, lines))))

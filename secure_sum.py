@@ -1,30 +1,34 @@
-"""A sum that the server learns without seeing what was added: pairwise masks, without drop-outs.
+"""Secure aggregation: the server learns the sum of the clients' models and no single model.
 
-Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017, section 4, here for clients
-that all answer. Every pair of clients agrees on a random number per entry; one adds it, the other subtracts it, all modulo 2^64:
+Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017,
+section 4, here without drop-outs. Every pair of clients of a group agrees on a random number per
+entry; one adds it, the other subtracts it, all modulo 2^64:
 
-    y_i = x_i + sum_{j > i} m_ij - sum_{j < i} m_ij   (mod 2^64),      sum_i y_i = sum_i x_i   (mod 2^64)
+    y_i = x_i + sum_{j > i} m_ij - sum_{j < i} m_ij   (mod 2^64)
+    sum_i y_i = sum_i x_i                             (mod 2^64)
 
-Each y_i alone is uniformly random. Sums of whole numbers cancel exactly, which sums of floats would not; so a real number x
-travels as round(x 2^24) in 64 bits: exact to 2^-25, up to 2^38 in absolute value.
+Each y_i alone is uniformly random. The masks cancel exactly in sums of integers, not of floats. So
+a real number x travels as round(x 2^24) in 64 bits: exact to 2^-25, up to 2^38 in absolute value.
 
-A model's average is the sum of n_i w_i over the sum of n_i. A client whose model is not finite, or too large for 64 bits, sends
-zeros and the weight 0, masked like everyone's, so that it spoils nothing and nobody learns who it was.
+The average of a group is the sum of n_i w_i over the sum of n_i. A client whose model is not
+finite, or too large for 64 bits, sends zeros and the weight 0, masked like all others: it leaves
+the average intact, and nobody learns which client it was.
 
-What this is not: the keys that clients would agree on (Diffie-Hellman in the paper) come from the run's seed, as all here does.
+A simulation: real clients agree on the masks by a key exchange (Diffie-Hellman in the paper); here
+the masks come from the seed of the run.
 """
 import torch
 
 FRACTION_BITS = 24
 NUMBER_BYTES = 8         # of a masked number on the wire
-LIMIT = 2.0**38          # largest |n_i w_i| of one client: 2^62 after scaling, of which 2^63 is the end
+LIMIT = 2.0**38          # largest |n_i w_i| of one client: 2^62 after scaling; int64 ends at 2^63
 
 
 def masked(numbers, i, group, pair_rng):
-    """y_i: the int64 tensors of client i, each with the masks that it shares with the others of its group.
+    """y_i: the int64 tensors of client i plus the masks that it shares with the others.
 
-    numbers     {name: int64 tensor}, the same names and shapes for all of the group
-    pair_rng    pair_rng(i, j) with i < j: the numpy Generator that clients i and j, and nobody else, have in common
+    numbers     {name: int64 tensor}, the same names and shapes for all clients of the group
+    pair_rng    pair_rng(i, j) with i < j: the numpy Generator that only clients i and j have
     """
     sums = dict(numbers)
     for j in group:
@@ -32,34 +36,64 @@ def masked(numbers, i, group, pair_rng):
             continue
         rng = pair_rng(min(i, j), max(i, j))
         for name, x in numbers.items():
-            mask = torch.from_numpy(rng.integers(-2**63, 2**63, size=tuple(x.shape), dtype="int64", endpoint=False))
-            sums[name] = sums[name] + (mask if i < j else -mask)                         # int64 wraps: modulo 2^64
+            drawn = rng.integers(-2**63, 2**63, size=tuple(x.shape), dtype="int64", endpoint=False)
+            mask = torch.from_numpy(drawn)
+            sums[name] = sums[name] + (mask if i < j else -mask)         # int64 wraps: modulo 2^64
     return sums
 
 
 def masked_model(model_state, weight, i, group, pair_rng):
-    """What client i sends instead of its model: the masked numbers of weight x model, of the weight, and of "this counts"."""
+    """Client i's message: masked numbers of weight x model, the weight, and "counts" (1 or 0)."""
     scaled = {name: w.double().cpu() * weight for name, w in model_state.items()}
-    counts = all(bool((x.abs() < LIMIT / len(group)).all()) for x in scaled.values())    # False for nan and infinity too
-    numbers = {name: (x * 2**FRACTION_BITS).round().long() if counts else torch.zeros(x.shape, dtype=torch.int64)
-               for name, x in scaled.items()}
-    sent = {"model." + name: x for name, x in numbers.items()}
-    sent |= {"weight": torch.tensor(weight if counts else 0), "counts": torch.tensor(int(counts))}
-    return masked(sent, i, group, pair_rng)
+    limit = LIMIT / len(group)
+    counts = all(bool((x.abs() < limit).all()) for x in scaled.values())     # False for nan, inf
+    message = {"weight": torch.tensor(weight if counts else 0),
+               "counts": torch.tensor(int(counts))}
+    for name, x in scaled.items():
+        message["model." + name] = ((x * 2**FRACTION_BITS).round().long() if counts
+                                    else torch.zeros(x.shape, dtype=torch.int64))
+    return masked(message, i, group, pair_rng)
+
+
+def count_valid(messages):
+    """How many of a group's messages hold a valid model, from their sum."""
+    return int(sum(message["counts"] for message in messages))
 
 
 def average_of_masked(messages, like):
-    """(state_dict, how many counted): the weighted average of the models of one group, from the sum of its masked messages.
+    """The weighted average of the models of one group, a state_dict, from the sum of its messages.
 
-    like       a state_dict of that network: gives dtypes and device; whole-number entries are rounded averages
-    returns    (None, 0) if nobody counted
+    like       a state_dict of that network: gives dtypes and device; integer entries are rounded
+               averages
+    returns    None if no message holds a valid model
     """
-    sums = {name: sum(message[name] for message in messages) for name in messages[0]}    # int64 wraps: the masks cancel
-    total, counted = int(sums["weight"]), int(sums["counts"])
-    if counted == 0:
-        return None, 0
+    sums = {name: sum(message[name] for message in messages) for name in messages[0]}
+    if count_valid(messages) == 0:
+        return None
     average = {}
     for name, w in like.items():
-        mean = sums["model." + name].double() / 2**FRACTION_BITS / total
+        mean = sums["model." + name].double() / 2**FRACTION_BITS / int(sums["weight"])
         average[name] = (mean if w.is_floating_point() else mean.round()).to(w.dtype).to(w.device)
-    return average, counted
+    return average
+
+
+def with_masks(method, groups_of, pair_stream):
+    """FedSDD's local method whose clients upload masked models, and whose server averages sums.
+
+    method         a NamedTuple with train_client, aggregate, count_valid and number_bytes
+    groups_of      groups_of(t): the groups of clients of round t
+    pair_stream    pair_stream(t, i, j): the Generator that clients i and j share in round t
+    """
+    def train_client(fed, i, t, server):
+        group = next(group for group in groups_of(t) if i in group)
+        upload = method.train_client(fed, i, t, server)
+        return masked_model(upload["model"], len(fed.private[i].labels), i, group,
+                            lambda *pair: pair_stream(t, *pair))
+
+    def aggregate(fed, server, uploads):
+        average = average_of_masked(list(uploads.values()), like=server["model"])
+        return server if average is None else server | {"model": average}
+
+    return method._replace(train_client=train_client, aggregate=aggregate,
+                           count_valid=lambda uploads: count_valid(uploads.values()),
+                           number_bytes=NUMBER_BYTES)

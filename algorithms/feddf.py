@@ -1,172 +1,232 @@
-"""FedDF: the server averages the clients' models, then teaches the average what the clients' models say on public images.
+"""FedDF: the server averages the clients' models, and the clients' ensemble teaches the average.
 
-Lin et al., "Ensemble Distillation for Robust Model Fusion in Federated Learning", NeurIPS 2020; here as the baseline of FedSDD
-(Kwan and Song, arXiv:2312.17029v1), whose equations are quoted. The defaults are FedDF's own settings as its public code has
-them; --paper fedsdd has those that FedSDD compares with, and FedSDD Table 10 goes from one to the other.
-What travels: weights, down and up. Public data: unlabelled, on the server, and labelled images of the task for validation.
-Clients may have different networks: one average each, and every client is a teacher of all of them.
+Lin et al., "Ensemble Distillation for Robust Model Fusion in Federated Learning", NeurIPS 2020;
+here as the baseline of FedSDD (Kwan and Song, arXiv:2312.17029v1), whose equations are quoted. The
+defaults are the settings of FedDF's public code; --paper fedsdd has those of FedSDD's comparison,
+and FedSDD Table 10 goes from one to the other.
+What travels: weights, down and up. Public data: unlabeled images on the server, and labeled images
+of the task for validation. Clients may have different networks: one average of each, and every
+client teaches all of them.
 Run:   python fedkd_minimal.py --algo feddf
 
-Paper              here                         shape            note
-x_k                uploads[i]["model"]          state_dict       client i's model after local training
-x_{t,0}            servers[name]["model"]       state_dict       the average of one network's clients: where its student starts
-f(x_k)             client_logits                [M, N, C]        raw logits of the M clients on the public images
-AVGLOGITS          teacher_logits               [N, C]           their mean
-v                  accuracies                   [M]              of the clients' models on the server's validation set
+Paper              here                         shape         note
+x_k                uploads[i]["model"]          state_dict    client i's model after local training
+x_{t,0}            averaged                     state_dicts   the average of each network's clients:
+                                                              where its student starts
+f(x_k)             client_logits                [M, N, C]     raw logits on the public images
+AVGLOGITS          teacher_logits               [N, C]        their mean
+v                  accuracies                   [M]           of clients, on the validation set
 
-A round trains the clients, leaves out the worst, averages the others' models network by network, and distils into each average.
-The teachers and the public images do not change while a student learns, so each teacher predicts each image once: M x N samples
-a round, where the public code predicts anew at every step.
+The teachers and the public images do not change while a student learns, so each teacher predicts
+each image once: M x N forward passes a round, where the public code predicts anew at every step.
 
 Where the paper is silent or we differ:
-D1  the clients' models count by their numbers of samples in the average (the public code counts them equally, which its equal
-    partition hides)                                                 [test_feddf_round_by_hand]
-D2  BatchNorm's statistics are averaged too; in the public code the average keeps the last client's
-                                                                     [test_the_averages_running_statistics_are_the_clients_mean]
-D3  teachers are in eval mode and stay as they are                   [test_teachers_stay_as_they_are_and_do_not_see_the_batch]
-D4  drop-worst is the threshold alone; the public code has a second rule when nobody falls below it
-                                                                     [test_drop_worst_by_hand]
-D5  the last step is looked at as well, and stands if no other was   [test_fewer_steps_than_a_look_still_return_a_student]
-D6  at temperatures other than the paper's 1 the loss has the factor temperature²  [test_distil_is_temperature_squared_kl]
-D7  written from FedDF's public code, without its text at hand; for what that leaves to the caller we take FedSDD's local epochs
-    and batch size, and the local rate 0.1                           [test_defaults_are_the_papers]
+D1  models are averaged by numbers of samples (the public code weighs them equally, which its equal
+    partition hides) [test_feddf_round_by_hand]
+D2  BatchNorm's statistics are averaged too; the public code keeps the last client's
+    [test_the_averages_running_statistics_are_the_clients_mean]
+D3  teachers are in eval mode and stay unchanged
+    [test_teachers_stay_as_they_are_and_do_not_see_the_batch]
+D4  drop-worst is the threshold alone; the public code has a second rule for rounds in which nobody
+    falls below it [test_drop_worst_by_hand]
+D5  the student after the last step is validated as well
+    [test_fewer_steps_than_a_look_still_return_a_student]
+D6  at a temperature other than the paper's 1 the loss has the factor temperature²
+    [test_distil_is_temperature_squared_kl]
+D7  written from FedDF's public code, without its text at hand; what that leaves to the caller is
+    FedSDD's local epochs and batch size, and the local rate 0.1 [test_defaults_are_the_papers]
 """
 import copy
 import itertools
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from algorithms import fedavg
-from algorithms.common import (OPTIMIZERS, Optimizer, accuracy, active_clients, batches, by_architecture, disagreement,
-                               distillation_loss, forward, is_finite, predict_logits, predict_members, run_clients, seconds,
-                               seeded, server_metrics, stream)
-from attacks import attack_uploads
+from algorithms.common import active_clients, by_architecture, collect, seeded, stream, timed
+from algorithms.equations import distillation_loss
+from algorithms.evaluation import accuracy, disagreement, global_metrics
+from algorithms.training import (OPTIMIZERS, Optimizer, batches, forward, load_model, network,
+                                 predict_logits, predict_members)
 from communication import weights_ledger
 
 PUBLIC = "unlabelled"
-VALIDATION = ("drop_worst", "patience")     # keywords that need the server's validation set, unless they are off
+VALIDATION = ("drop_worst", "patience")     # keywords that need the server's validation set
 MIXED = True    # may clients have different networks?
 COLUMNS = ("accuracy", "ensemble_accuracy", "disagreement", "teacher_forwards", "dropped", "steps")
+REFUSED_FLAGS = {"secure_sum": "its teachers are the clients' own models, so the server must see "
+                               "them one by one, and a secure sum hides them; fedsdd can, whose "
+                               "teachers are averages"}
 
 
 def drop_worst(accuracies, num_classes):
-    """Who stays: the clients that are right at least 1.2 times as often as a guess; everyone, if nobody is.
+    """Which clients stay: those right at least 1.2 times as often as chance; all, if none is.
 
-    accuracies    float [M], in [0, 1], on a validation set; num_classes: C, where a guess is right with 1/C
-    returns       bool [M]
+    accuracies     float [M], in [0, 1], on a validation set
+    num_classes    C; chance is right with probability 1/C
+    returns        bool [M]
     >>> drop_worst(torch.tensor([0.11, 0.12, 0.50]), num_classes=10)
     tensor([False,  True,  True])
     """
     accuracies = torch.as_tensor(accuracies, dtype=torch.float64)
-    stays = accuracies >= 1.2 / num_classes - 1e-6                                       # 12% stays, whatever its last bit
+    stays = accuracies >= 1.2 / num_classes - 1e-6           # 12% stays, whatever its rounding
     return stays if stays.any() else torch.ones_like(stays)
 
 
-def without_worst(fed, models, uploads):
-    """The uploads {client: upload} of those who stay; models[i] is a workbench for client i's network."""
-    states = [upload["model"] for upload in uploads.values()]
-    client_logits = predict_members(fed, [models[i] for i in uploads], states, fed.validation.images)
-    accuracies = [accuracy(logits, fed.validation.labels) for logits in client_logits]   # [M]
-    return {i: upload for (i, upload), stays in zip(uploads.items(), drop_worst(accuracies, fed.num_classes)) if stays}
+def without_worst(fed, uploads):
+    """The uploads {client: upload} of the clients that stay by `drop_worst`."""
+    if not uploads:
+        return uploads
+    validation = fed.validation
+    client_logits = predict_members(fed, client_members(fed, uploads), validation.images)
+    accuracies = [accuracy(logits, validation.labels) for logits in client_logits]       # [M]
+    stays = drop_worst(accuracies, fed.num_classes)
+    return {i: uploads[i] for i, keep in zip(uploads, stays) if keep}
 
 
-def distil(fed, t, i, model_state, teacher_logits, *, distill_steps, server_batch_size, server_lr, server_optimizer, cosine,
-           max_grad_norm, temperature, patience, check_every):
-    """(state_dict, steps made): a student of client i's network, from model_state towards teacher_logits [N, C] on public images.
+def client_members(fed, uploads):
+    """The clients' models, [{"architecture", "model"}]."""
+    return [{"architecture": fed.architecture[i], "model": upload["model"]}
+            for i, upload in uploads.items()]
 
-    With patience, what is returned is the student that was best on the validation set, looked at every check_every steps; it
-    ends when no look of the last `patience` steps was a new best. Without, it is the student after all distill_steps.
+
+class Distilled(NamedTuple):
+    """A student after distillation, and the steps that it took."""
+
+    student: dict      # {"architecture", "model"}
+    steps: int
+
+
+@timed
+def distil(fed, t, student, teacher_logits, *, distill_steps, server_batch_size, server_lr,
+           server_optimizer, cosine, max_grad_norm, temperature, patience, check_every):
+    """`Distilled`: the student after steps towards teacher_logits [N, C] on the public images.
+
+    Without `patience` this is the student after all distill_steps. With it, this is the student
+    with the best accuracy on the validation set, measured every check_every steps; distillation
+    stops when the last `patience` steps brought no new best.
     """
-    model = fed.client_model(i)
-    model.load_state_dict(model_state)
+    model = load_model(fed, student)
     model.train()
-    update = OPTIMIZERS[server_optimizer](model.parameters(), lr=server_lr)
-    annealing = torch.optim.lr_scheduler.CosineAnnealingLR(update, distill_steps)
-    rng = stream(fed.seed, "distil", t, i)
+    optimizer = OPTIMIZERS[server_optimizer](model.parameters(), lr=server_lr)
+    annealing = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, distill_steps)
+    first_client = fed.architecture.index(student["architecture"])
+    rng = stream(fed.seed, "distil", t, first_client)
     images = fed.public.images
     best_accuracy, best_state, best_step = -1.0, None, 0
-    with seeded(fed.seed, "distil", t, i):
-        passes = batches(len(images), server_batch_size, distill_steps, rng, fed.device)    # more than enough: a pass is >= 1 step
-        for step, rows in enumerate(itertools.islice(passes, distill_steps), start=1):   # rows: [B]
+    with seeded(fed.seed, "distil", t, first_client):
+        passes = batches(len(images), server_batch_size, distill_steps, rng, fed.device)
+        for step, rows in enumerate(itertools.islice(passes, distill_steps), start=1):   # [B]
             batch = fed.augment(images[rows], rng) if fed.augment else images[rows]
-            loss = distillation_loss(teacher_logits[rows], forward(fed, model, batch), temperature)      # FedSDD Eq. (4)
-            update.zero_grad()
+            student_logits = forward(fed, model, batch)                                  # [B, C]
+            loss = distillation_loss(teacher_logits[rows], student_logits, temperature)
+            optimizer.zero_grad()
             loss.backward()
             if max_grad_norm is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
-            update.step()
+            optimizer.step()
             if cosine:
                 annealing.step()
             if patience is not None and (step % check_every == 0 or step == distill_steps):
-                validation_accuracy = accuracy(predict_logits(fed, model, fed.validation.images), fed.validation.labels)
+                logits = predict_logits(fed, model, fed.validation.images)
+                validation_accuracy = accuracy(logits, fed.validation.labels)
                 if validation_accuracy > best_accuracy:
-                    best_accuracy, best_state, best_step = validation_accuracy, copy.deepcopy(model.state_dict()), step
+                    best_accuracy, best_step = validation_accuracy, step
+                    best_state = copy.deepcopy(model.state_dict())
                 elif step - best_step >= patience:
                     break
-    return (model.state_dict() if patience is None else best_state), step
+    model_state = model.state_dict() if patience is None else best_state
+    return Distilled(student | {"model": model_state}, step)
 
 
-def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local_epochs: int = 40, batch_size: int = 64,
-        lr: float = 0.1, optimizer: Optimizer = "sgd", weight_decay: float = 0.0, drop_worst: bool = True,
-        distill_steps: int = 10000, server_batch_size: int = 128, server_lr: float = 1e-3,
-        server_optimizer: Optimizer = "adam", cosine: bool = True, max_grad_norm: float | None = 5.0,
-        temperature: float = 1.0, patience: int | None = 1000, check_every: int = 100, secure_sum: bool = False,
-        attack=None):
-    """Yields (metrics, state) after round 0, the untrained start, and after every round.
+@timed
+def evaluate(fed, state, uploads=None):
+    """Test accuracy of the global models, and of the ensemble of the clients in `uploads`."""
+    metrics = global_metrics(fed, state["global_models"])
+    if uploads is None:
+        return metrics
+    if not uploads:
+        return metrics | {"ensemble_accuracy": None, "disagreement": None}
+    client_logits = predict_members(fed, client_members(fed, uploads), fed.test.images)  # [M, N, C]
+    return metrics | {"ensemble_accuracy": accuracy(client_logits.mean(0), fed.test.labels),
+                      "disagreement": disagreement(client_logits)}
 
-    drop_worst      clients that hardly beat a guess on the validation set neither count in the average nor teach
-    cosine          the server's rate falls to 0 over distill_steps
-    patience        steps without a better student, on the validation set, before a distillation ends; none: it never does
-    secure_sum      an error that says why
-    attack          (uploads [M, P], client ids, rows [P], t) -> uploads: what malicious clients make of theirs, as vectors
-    """
-    if secure_sum:
-        raise ValueError("feddf cannot have --secure-sum: its teachers are the clients' own models, so the server must see them "
-                         "one by one, and a secure sum hides them; fedsdd can, whose teachers are averages")
-    if attack and len(set(fed.architecture)) > 1:
+
+def check(fed, drop_worst, patience, attack):
+    """Raises ValueError if the federation lacks what the options need."""
+    if attack and len(by_architecture(fed)) > 1:
         raise ValueError("--attack on weights needs one network for all clients")
     if (drop_worst or patience is not None) and fed.validation is None:
         raise ValueError("feddf needs a validation set for --drop-worst and --patience")
-    settings = dict(local_epochs=local_epochs, batch_size=batch_size, lr=lr, optimizer=optimizer, weight_decay=weight_decay)
-    clients_of = by_architecture(fed)                    # {name of a network: its clients}
-    bench = {name: fed.client_model(ids[0]) for name, ids in clients_of.items()}     # states are loaded into these to predict
-    models = [bench[name] for name in fed.architecture]
+
+
+def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local_epochs: int = 40,
+        batch_size: int = 64, lr: float = 0.1, optimizer: Optimizer = "sgd",
+        weight_decay: float = 0.0, drop_worst: bool = True, distill_steps: int = 10000,
+        server_batch_size: int = 128, server_lr: float = 1e-3, server_optimizer: Optimizer = "adam",
+        cosine: bool = True, max_grad_norm: float | None = 5.0, temperature: float = 1.0,
+        patience: int | None = 1000, check_every: int = 100, attack=None):
+    """Yields (metrics, state) after round 0, the untrained start, and after every round.
+
+    rounds               number of communication rounds
+    participation        share of the clients that take part in a round
+    local_epochs         passes of a client over its own data in a round
+    batch_size           batch size of a client
+    lr                   learning rate of a client
+    optimizer            optimizer of a client, new in every round
+    weight_decay         L2 penalty of a client's optimizer
+    drop_worst           clients near chance accuracy on the validation set are excluded from the
+                         average and from the ensemble
+    distill_steps        steps of distillation in a round, at most
+    server_batch_size    batch size of distillation
+    server_lr            learning rate of distillation
+    server_optimizer     optimizer of distillation
+    cosine               the learning rate of distillation falls to 0 over distill_steps
+    max_grad_norm        gradients of distillation are clipped to this norm; none: never
+    temperature          softens teacher and student in the distillation loss
+    patience             steps without a better student on the validation set before distillation
+                         stops; none: it makes all steps
+    check_every          steps between two looks at the validation set
+    attack               (uploads [M, P], client ids, rows [P], t) -> uploads: replaces those of the
+                         malicious clients; an upload is a model, as one vector
+    """
+    check(fed, drop_worst, patience, attack)
+    training = dict(local_epochs=local_epochs, batch_size=batch_size, lr=lr, optimizer=optimizer,
+                    weight_decay=weight_decay)
+    distillation = dict(distill_steps=distill_steps, server_batch_size=server_batch_size,
+                        server_lr=server_lr, server_optimizer=server_optimizer, cosine=cosine,
+                        max_grad_norm=max_grad_norm, temperature=temperature, patience=patience,
+                        check_every=check_every)
     if state is None:
-        state = {"round": 0, "servers": {name: fedavg.start_server(fed, i=ids[0]) for name, ids in clients_of.items()}}
-        yield server_metrics(fed, bench, {name: server["model"] for name, server in state["servers"].items()}), state
-    servers = state["servers"]
+        global_models = [fedavg.start_server(fed, name) for name in by_architecture(fed)]
+        state = {"round": 0, "global_models": global_models}
+        yield evaluate(fed, state), state
+    global_models = state["global_models"]
     for t in range(state["round"] + 1, rounds + 1):
-        start = seconds(fed.device)
+        # Active clients train their network's global model on their own data.
         active = sorted(itertools.chain(*active_clients(fed, participation, t).values()))
-        trained = run_clients(lambda i: fedavg.train_client(fed, i, t, servers[fed.architecture[i]], None, **settings),
-                              active, fed.device)                                        # FedSDD Eq. (1)
-        trained = attack_uploads(attack, trained, active, t) if attack else trained
-        good = {i: upload for i, (upload, _) in zip(active, trained) if is_finite(upload)}
-        trained_at = seconds(fed.device)
-
-        kept = without_worst(fed, models, good) if drop_worst and good else good
-        servers = {name: fedavg.aggregate(fed, server, {i: kept[i] for i in clients_of[name] if i in kept})
-                   for name, server in servers.items()}                                  # FedSDD Eq. (2)
-        own_models, own_states = [models[i] for i in kept], [upload["model"] for upload in kept.values()]
-        steps = 0
+        model_of = {w["architecture"]: w for w in global_models}
+        uploads = collect(fed, t, active, lambda i: fedavg.train_client(         # FedSDD Eq. (1)
+            fed, i, t, model_of[fed.architecture[i]], **training), attack)
+        # Clients near chance accuracy are excluded; each network's other models are averaged.
+        kept = without_worst(fed, uploads) if drop_worst else uploads
+        averaged = [fedavg.aggregate(fed, w, {i: upload for i, upload in kept.items()
+                                              if fed.architecture[i] == w["architecture"]})
+                    for w in global_models]                                      # FedSDD Eq. (2)
+        # Each average learns from the ensemble of all these clients. No valid upload: it stays.
+        distilled = [Distilled(w, steps=0) for w in averaged]
         if kept:
-            client_logits = predict_members(fed, own_models, own_states, fed.public.images)              # [M, N, C]
-            teacher_logits = client_logits.mean(0)                                       # [N, C]
-            for name, ids in clients_of.items():
-                student, made = distil(fed, t, ids[0], servers[name]["model"], teacher_logits, distill_steps=distill_steps,
-                                       server_batch_size=server_batch_size, server_lr=server_lr, server_optimizer=server_optimizer,
-                                       cosine=cosine, max_grad_norm=max_grad_norm, temperature=temperature, patience=patience,
-                                       check_every=check_every)
-                servers[name], steps = {"model": student}, steps + made
-        distilled_at = seconds(fed.device)
+            client_logits = predict_members(fed, client_members(fed, kept), fed.public.images)
+            teacher_logits = client_logits.mean(0)                               # [N, C]
+            distilled = [distil(fed, t, w, teacher_logits, **distillation) for w in averaged]
+        global_models = [student for student, _ in distilled]
 
-        test_logits = predict_members(fed, own_models, own_states, fed.test.images) if kept else None    # [M, N_test, C]
-        metrics = {**server_metrics(fed, bench, {name: server["model"] for name, server in servers.items()}),
-                   "ensemble_accuracy": accuracy(test_logits.mean(0), fed.test.labels) if kept else None,
-                   "disagreement": disagreement(test_logits) if kept else None,
-                   "teacher_forwards": len(kept) * len(fed.public.images), "dropped": len(good) - len(kept), "steps": steps,
-                   "bad_uploads": len(active) - len(good),
-                   "local_seconds": trained_at - start, "distill_seconds": distilled_at - trained_at,
-                   **weights_ledger([(models[i], 1) for i in active], fedavg.COPIES)}
-        yield metrics, {"round": t, "servers": servers}
+        state = {"round": t, "global_models": global_models}
+        messages = [(network(fed, fed.architecture[i]), 1) for i in active]
+        metrics = {**evaluate(fed, state, kept), "dropped": len(uploads) - len(kept),
+                   "teacher_forwards": len(kept) * len(fed.public.images),
+                   "steps": sum(steps for _, steps in distilled),
+                   "bad_uploads": len(active) - len(uploads),
+                   **weights_ledger(messages, fedavg.COPIES)}
+        yield metrics, state

@@ -1,256 +1,265 @@
-"""FedGKT: small edge networks send feature maps, a large server network learns from them, and each teaches the other its logits.
+"""FedGKT: small edge networks send feature maps to a large server network; both exchange logits.
 
-He, Annavaram and Avestimehr, "Group Knowledge Transfer: Federated Learning of Large CNNs at the Edge", arXiv:2007.14513; what the
-text leaves open (temperature, optimiser) is as in its public code of 2020, whose settings for iid data are the defaults.
-What travels: up feature maps, logits and labels of all private samples, down the server's logits. Public data: none.
-Each client is told apart by its own extractor: (extractor of client k + the server's network) is what client k predicts with.
+He, Annavaram and Avestimehr, "Group Knowledge Transfer: Federated Learning of Large CNNs at the
+Edge", arXiv:2007.14513; what the text leaves open (temperature, optimizer) is as in its public code
+of 2020, whose settings for iid data are the defaults.
+What travels: up feature maps, logits and labels of all private samples, down the server's logits.
+Public data: none. Client k predicts with its own extractor and the server's network behind it.
 Run:   python fedkd_minimal.py --algo fedgkt
 
-Paper              here                         shape            note
-W_e^(k), W_c^(k)   model.extract, .classify     networks         of edge k: images -> feature map -> logits
-W_s                server                       network          feature map -> logits
-H^(k)              features[i]                  [n, 16, h, w]    of client i's clean images in eval mode, by sample row
-Z_c^(k)            client_logits[i]             [n, C]           the same
-Z_s^(k)            server_logits[i]             [n, C]           the same rows; None before the server's first answer
-Y^(k)              fed.private[i].labels        [n]
-T                  temperature                  number           of the softmax
+Paper              here                         shape         note
+W_e^(k), W_c^(k)   model.extract, .classify     networks      edge k: images -> feature map ->
+                                                              logits
+W_s                server                       snapshot      feature map -> logits
+H^(k)              uploads[i].features          [n, 16, h, w] of all n samples of client i
+Z_c^(k)            uploads[i].logits            [n, C]        of its own network, in eval mode
+Z_s^(k)            server_logits[i]             [n, C]        of the server's network, in eval mode;
+                                                              None before its first answer
+Y^(k)              fed.private[i].labels        [n]           sent with every upload
+T                  temperature                  number        of the softmax
 E_c, E_s           local_epochs, server_epochs  numbers
 
+In a round the clients that take part train in parallel. The server waits for all their uploads and
+trains on them, client after client in each epoch. Then each of these clients receives the server's
+logits of its own samples, for its next training. In fedgkt_async.py the server waits for nobody.
+
 Where the paper is silent or we differ:
-D1  logits are kept by sample row: the public code keeps them by batch number and shuffles in between, so that its clients learn
-    from the logits of other images                      [test_permuting_a_clients_rows_permutes_its_server_logits]
-D2  features and logits are of clean images; what a client trains on may be augmented       [test_extraction_is_of_clean_images]
-D3  clients start from weights that the seed alone decides, all from the same (--no-common-start: each from its own); the public
-    code starts all from a network that was trained on everyone's data   [test_initial_weights_depend_on_the_seed_alone]
-D4  temperature², and one divergence per sample: Eq. (6) sums over the clients, but a sample has one client
-                                                         [test_eq6_by_hand]
-D5  the server's logits come from one pass in eval mode after its last epoch; in Algorithm 1 from that epoch's training passes
-                                                         [test_server_logits_are_of_the_trained_server]
-D6  --no-server-distill, --no-client-distill are Table 2's rows; both on are Eq. (6) and (7)  [test_table_2_switches]
-D7  the server's rate is a tenth when the validation accuracy has not grown for more than lr_patience rounds; the public code
-    looks at the test set                                         [test_the_rate_falls_when_validation_stands_still]
-D8  asynchronous: each client's results arrive latency after latency; the server trains on what arrives at one moment, all its
-    epochs, and answers at once. Equal latencies are the synchronous algorithm              [test_equal_latencies_are_synchronous]
-D9  a client whose features or logits are not finite is left out of the round and keeps its old server logits
-                                                         [test_non_finite_features_are_left_out]
+D1  logits are kept by sample row; the public code keeps them by batch number and shuffles between,
+    a mistake: its clients learn from the logits of other images
+    [test_permuting_a_clients_rows_permutes_its_server_logits]
+D2  features and logits are of clean images, a client may train on augmented ones
+    [test_extraction_is_of_clean_images]
+D3  clients of one architecture start from the same weights, which depend on the seed alone
+    (--no-common-start: each from its own); the public code starts them from a network that was
+    trained on all data [test_initial_weights_depend_on_the_seed_alone]
+D4  both losses have the factor temperature²; Eq. (6) sums over clients, but each sample belongs to
+    one client, so its loss has one KL term [test_eq6_by_hand]
+D5  the server's logits come from one pass in eval mode after its last epoch; in Algorithm 1 they
+    come from the training passes of that epoch [test_server_logits_are_of_the_trained_server]
+D6  --no-server-distill and --no-client-distill are Table 2's rows; both on are Eq. (6) and (7)
+    [test_table_2_switches]
+D7  the server's learning rate falls to a tenth when the validation accuracy has not grown for more
+    than lr_patience rounds; the public code uses the test set
+    [test_the_rate_falls_when_validation_stands_still]
+D8  the server leaves out a client whose features or logits are not finite; this client keeps its
+    training and its old server logits [test_non_finite_features_are_left_out]
 """
-import os
+from functools import partial
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from algorithms.common import (Optimizer, accuracy, asleep, batches, count_active, distillation_loss, feature_map_of, forward,
-                               is_finite, new_learner, predict_logits, run_clients, sample_clients, seconds, seeded, stream,
-                               train, wake)
+from algorithms.common import (Trained, is_finite, run_clients, sample_clients, seeded, stream,
+                               timed)
+from algorithms.equations import distillation_loss
+from algorithms.fedgkt_features import (CHUNK, Upload, announcement, check_memory,  # noqa: F401
+                                        extract, feature_map, stacked_scores)
+from algorithms.training import (OPTIMIZERS, Optimizer, batches, forward, predict_logits, restore,
+                                 snapshot, train)
 from communication import features_ledger
 
 PUBLIC = "none"
-VALIDATION = ("lr_patience",)               # keywords that need the server's validation set, unless they are off
+VALIDATION = ("lr_patience",)               # keywords that need the server's validation set
 MIXED = True    # may clients have different networks?
-COLUMNS = ("accuracy", "accuracy_min", "accuracy_max", "edge_accuracy", "clock", "clock_if_all_wait")
-AT_ONCE = 100   # samples of one forward pass without training: it needs less memory than a batch of training
+COLUMNS = ("accuracy", "accuracy_min", "accuracy_max", "edge_accuracy")
 
 
-def server_loss(server_logits, client_logits, labels, temperature, distill=True):
-    """CE plus, if `distill`, T² KL(client || server): [B, C], [B, C], [B] -> scalar. Needs `distillation_loss`.         Eq. (6)"""
-    ce = F.cross_entropy(server_logits, labels)
-    return ce + distillation_loss(client_logits, server_logits, temperature) if distill else ce
+def server_loss(logits, labels, client_logits, temperature, distill=True):
+    """CE plus, if `distill`, T² KL(client || server): a scalar.   Eq. (6)
 
-
-def client_loss(client_logits, server_logits, labels, temperature):
-    """Cross-entropy plus temperature² KL(server || client): [B, C], [B, C] or None, [B] -> scalar.               Eq. (7)
-
-    server_logits    None, as before the server's first answer: cross-entropy alone. Needs `distillation_loss`.
+    logits, labels, client_logits    [B, C], [B], [B, C]. Needs `distillation_loss`.
     """
-    ce = F.cross_entropy(client_logits, labels)
-    return ce if server_logits is None else ce + distillation_loss(server_logits, client_logits, temperature)
+    ce = F.cross_entropy(logits, labels)
+    return ce + distillation_loss(client_logits, logits, temperature) if distill else ce
 
 
-@torch.no_grad()
-def extract(fed, model, images, dtype=torch.float32):
-    """(feature maps [n, 16, h, w] of `dtype`, logits float32 [n, C]) of clean images, in eval mode, no graph. Eq. (3), (9)"""
-    was_training = model.training
-    model.eval()
-    features, logits = [], []
-    for batch in images.split(AT_ONCE):
-        with torch.autocast(batch.device.type, torch.bfloat16, enabled=fed.amp):
-            h = model.extract(batch)
-            logits.append(model.classify(h).float())
-        features.append(h.to(dtype))
-    model.train(was_training)
-    return torch.cat(features), torch.cat(logits)
+def client_loss(logits, labels, server_logits, temperature):
+    """CE plus T² KL(server || client): a scalar.   Eq. (7)
 
-
-def train_client(fed, i, t, client, server_logits, *, local_epochs, batch_size, lr, optimizer, weight_decay, temperature, dtype):
-    """Client i's t-th local training: (feature maps [n, 16, h, w], logits [n, C], the client).                        Eq. (10)
-
-    server_logits    [n, C], by sample row, or None
+    logits, labels, server_logits    [B, C], [B], [B, C]; server_logits None, as before the server's
+                                     first answer: CE alone. Needs `distillation_loss`.
     """
-    model = fed.client_model(i)
-    update = wake(client, model, optimizer, lr, weight_decay)
-    images, labels = fed.private[i]
+    ce = F.cross_entropy(logits, labels)
+    if server_logits is None:
+        return ce
+    return ce + distillation_loss(server_logits, logits, temperature)
 
+
+def train_client(fed, i, client, server_logits, *, local_epochs, batch_size, new_optimizer,
+                 temperature, client_distill, dtype):
+    """Local training of client i, and the `Upload` after it.   Eq. (10)
+
+    client           a snapshot, with the number of its trainings so far
+    server_logits    [n, C], by sample row, or None before the server's first answer
+    """
     def loss(logits, rows):
-        return client_loss(logits, None if server_logits is None else server_logits[rows], labels[rows], temperature)
+        teacher_logits = server_logits[rows] if has_teacher else None
+        return client_loss(logits, labels[rows], teacher_logits, temperature)
 
-    train(fed, model, update, images, loss, epochs=local_epochs, batch_size=batch_size,
-          keys=("local", t, i))                                                                          # Alg. 1, line 19-22
-    features, logits = extract(fed, model, images, dtype)                                                # Alg. 1, line 24-29
-    return features, logits, asleep(model, update)                                                       # Alg. 1, line 30
+    has_teacher = client_distill and server_logits is not None
+    model = fed.client_model(i)
+    optimizer = restore(client, model, new_optimizer)
+    images, labels = fed.private[i]
+    trainings = client["trainings"] + 1
+    train(fed, model, optimizer, images, loss, epochs=local_epochs, batch_size=batch_size,
+          keys=("local", trainings, i))                                      # Alg. 1, line 19-22
+    upload = extract(fed, model, images, dtype)                              # Alg. 1, line 24-29
+    return Trained(upload, snapshot(model, optimizer) | {"trainings": trainings})  # Alg. 1, line 30
 
 
-def train_server(fed, event, server, uploads, *, server_epochs, server_batch_size, server_lr, server_optimizer, weight_decay,
+@timed
+def collect(fed, event, clients, group, server_logits, attack, **training):
+    """({client: valid upload}, the clients after training): the clients of `group` in parallel.
+
+    event    number of the server's training that follows
+    """
+    trained = run_clients(lambda i: train_client(fed, i, clients[i], server_logits[i], **training),
+                          group, fed.device)                                 # Alg. 1, line 3-5
+    uploads = [result.upload for result in trained]
+    if attack:           # on the features of all clients, then on the logits of all clients
+        parts = [attack.samples(part, group, event) for part in zip(*uploads)]
+        uploads = [Upload(features, logits) for features, logits in zip(*parts)]
+    clients = list(clients)
+    for i, result in zip(group, trained):
+        clients[i] = result.client
+    return {i: upload for i, upload in zip(group, uploads) if is_finite(upload)}, clients
+
+
+@timed
+def train_server(fed, event, server, uploads, *, server_epochs, server_batch_size, new_optimizer,
                  temperature, server_distill):
-    """The server after training on uploads {client: (feature maps, logits)}: (it, {client: its logits [n, C]}).        Eq. (8)"""
+    """(the server after training on the uploads, {client: its logits [n, C]}).   Eq. (8)"""
+    if not uploads:
+        return server, {}
     model = fed.server_model()
-    update = wake(server, model, server_optimizer, server_lr, weight_decay)
-    for group in update.param_groups:                    # the rate may have fallen since
-        group["lr"] = server_lr
+    optimizer = restore(server, model, new_optimizer)
     rng = stream(fed.seed, "server", event)
     with seeded(fed.seed, "server", event):
-        for _ in range(server_epochs):                                                                   # Alg. 1, line 7
-            for i, (features, client_logits) in uploads.items():                                         # Alg. 1, line 8
-                labels = fed.private[i].labels
-                for rows in batches(len(labels), server_batch_size, 1, rng, fed.device):                 # Alg. 1, line 9
-                    logits = forward(fed, model, features[rows].float())
-                    loss = server_loss(logits, client_logits[rows], labels[rows], temperature, server_distill)
-                    update.zero_grad()
+        for _ in range(server_epochs):                                       # Alg. 1, line 7
+            for i, (features, client_logits) in uploads.items():             # Alg. 1, line 8
+                labels = fed.private[i].labels                               # came with the upload
+                for rows in batches(len(labels), server_batch_size, 1, rng, fed.device):
+                    logits = forward(fed, model, features[rows].float())     # Alg. 1, line 9
+                    loss = server_loss(logits, labels[rows], client_logits[rows], temperature,
+                                       server_distill)
+                    optimizer.zero_grad()
                     loss.backward()
-                    update.step()                                                                        # Alg. 1, line 10
-    answers = {i: predict_logits(fed, model, features.float(), AT_ONCE)                                  # Alg. 1, line 11-12
-               for i, (features, _) in uploads.items()}                                                  # z_s* of Eq. (11)
-    return asleep(model, update), answers
+                    optimizer.step()                                         # Alg. 1, line 10
+    answers = {i: predict_logits(fed, model, features.float(), CHUNK)        # Alg. 1, line 11-12
+               for i, (features, _) in uploads.items()}                      # z_s* of Eq. (11)
+    return server | snapshot(model, optimizer), answers
 
 
-def accuracies(fed, clients, server, data):
-    """[(accuracy of client i's extractor with the server's network behind it, of client i's own network)], in [0, 1]."""
-    server_model = fed.server_model()
-    server_model.load_state_dict(server["model"])
-    both = []
-    for i, client in enumerate(clients):
-        model = fed.client_model(i)
-        model.load_state_dict(client["model"])
-        stacked, own = [], []
-        for images in data.images.split(AT_ONCE):                                        # not all feature maps at once
-            features, logits = extract(fed, model, images)
-            stacked.append(predict_logits(fed, server_model, features))
-            own.append(logits)
-        both.append((accuracy(torch.cat(stacked), data.labels), accuracy(torch.cat(own), data.labels)))
-    return both
+def reduce_on_plateau(fed, server, clients, new_optimizer, lr_patience):
+    """The server with a tenth of its learning rate if the validation accuracy stopped growing."""
+    model = fed.server_model()
+    optimizer = restore(server, model, new_optimizer)
+    plateau = ReduceLROnPlateau(optimizer, mode="max", patience=lr_patience, threshold=0, eps=0)
+    plateau.load_state_dict(server["plateau"] or plateau.state_dict())
+    scores = stacked_scores(fed, clients, server, fed.validation)
+    plateau.step(sum(score.stacked for score in scores) / len(scores))
+    return snapshot(model, optimizer) | {"plateau": plateau.state_dict(),
+                                         "lr": optimizer.param_groups[0]["lr"]}
 
 
-def metrics_of(fed, clients, server):
-    """What each client predicts with: mean, least and largest accuracy; and the mean of the edge networks alone."""
-    stacked, own = zip(*accuracies(fed, clients, server, fed.test))
-    mean = sum(stacked) / len(stacked)
-    return {"accuracy": mean, "accuracy_min": min(stacked), "accuracy_max": max(stacked), "edge_accuracy": sum(own) / len(own)}
+@timed
+def evaluate(fed, state):
+    """Test accuracy of the clients, and of their edge networks alone; the server's rate."""
+    stacked, edge = zip(*stacked_scores(fed, state["clients"], state["server"], fed.test))
+    return {"accuracy": sum(stacked) / len(stacked), "accuracy_min": min(stacked),
+            "accuracy_max": max(stacked), "edge_accuracy": sum(edge) / len(edge),
+            "server_lr": state["server"]["lr"]}
 
 
-def features_memory(fed, dtype):
-    """(bytes of the feature maps of all private samples, numbers in one map). ValueError: see `feature_map_of`."""
-    numbers = feature_map_of(fed).numel()
-    return sum(len(private.labels) for private in fed.private) * numbers * dtype.itemsize, numbers
-
-
-def statement(fed, settings):
-    """What is said before the run begins."""
-    memory, numbers = features_memory(fed, getattr(torch, settings["features"]))
-    samples = sum(len(private.labels) for private in fed.private)
-    return f"the feature maps of {samples} samples, {numbers} numbers each, take {memory / 2**20:.1f} MiB"
-
-
-def available_memory(device):
-    """Bytes that can be had on the device: what is free, on Linux with what caches would give back; elsewhere all there is."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    if os.path.exists("/proc/meminfo"):
-        with open("/proc/meminfo") as lines:
-            return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else float("inf")
-
-
-def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local_epochs: int = 1, server_epochs: int = 20,
-        batch_size: int = 256, server_batch_size: int = 256, lr: float = 1e-3, server_lr: float = 1e-3,
-        optimizer: Optimizer = "amsgrad", server_optimizer: Optimizer = "amsgrad", weight_decay: float = 1e-4,
-        temperature: float = 3.0, server_distill: bool = True, client_distill: bool = True, lr_patience: int | None = 10,
-        common_start: bool = True, features: Literal["float32", "bfloat16"] = "float32", asynchronous: bool = False,
-        latencies: tuple[float, ...] | None = None, attack=None):
-    """Yields (metrics, state) after round 0, the untrained start, and after every round.
-
-    lr_patience     rounds without a better validation accuracy; after one more the server's rate is a tenth; none: it stays
-    common_start    edges of one architecture begin with the same weights, so that their feature maps are alike
-    features        the type in which feature maps are sent and kept
-    asynchronous    the server answers whoever is there; a round ends when as many results have come as there are clients, or more
-    latencies       simulated time from an answer to the client's next results; none: drawn from 1 to 10, one for each client
-    attack          attack.samples([n_i, ...] of each client, client ids, t) -> the same: what malicious clients make of theirs
-    """
-    ids, dtype = range(len(fed.private)), getattr(torch, features)
-    waits = list(latencies) if latencies is not None else stream(fed.seed, "latencies").uniform(1, 10, len(ids)).tolist()
-    if len(waits) != len(ids) or min(waits) <= 0:
-        raise ValueError(f"--latencies needs a time greater than 0 for each of {len(ids)} clients, not {waits}")
-    if asynchronous and participation < 1:
-        raise ValueError("--asynchronous has everyone take part: --participation 1")
-    if asynchronous and attack:
-        raise ValueError("--attack with --asynchronous: who arrives alone has nobody to imitate")
+def check(fed, lr_patience, dtype):
+    """Raises ValueError if the validation set or memory for the feature maps is missing."""
     if lr_patience is not None and fed.validation is None:
         raise ValueError("fedgkt needs a validation set for --lr-patience")
-    memory, feature_numbers = features_memory(fed, dtype)
-    free = available_memory(fed.device)
-    if memory > free:
-        raise ValueError(f"the feature maps take {memory / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free: "
-                         "--features bfloat16 halves them")
-    settings = dict(local_epochs=local_epochs, batch_size=batch_size, lr=lr, optimizer=optimizer, weight_decay=weight_decay,
-                    temperature=temperature, dtype=dtype)
-    if state is None:
-        state = {"round": 0, "event": 0, "clock": 0.0, "server": new_learner(fed.server_model()),
-                 "clients": [new_learner(fed.client_model(i, init=0 if common_start else i)) for i in ids],
-                 "server_logits": [None] * len(ids), "trained": [0] * len(ids),
-                 "server_lr": server_lr, "best": -1.0, "stale": 0}
-        yield {**metrics_of(fed, state["clients"], state["server"]), "server_lr": server_lr, "clock": 0.0,
-               "clock_if_all_wait": 0.0}, state
-    clients, server_logits, trained = (list(state[key]) for key in ("clients", "server_logits", "trained"))
-    server, event, clock, server_lr, best, stale = map(state.get, ("server", "event", "clock", "server_lr", "best", "stale"))
-    for t in range(state["round"] + 1, rounds + 1):                                                      # Alg. 1, line 2
-        start, heard, answered = seconds(fed.device), [], []
-        while len(heard) < count_active(len(ids), participation):
-            event += 1
-            if asynchronous:                             # whose results are next to arrive, maybe several at one moment
-                arrivals = [round((trained[i] + 1) * waits[i], 9) for i in ids]
-                clock = min(arrivals)
-                group = [i for i in ids if arrivals[i] == clock]
-            else:                                        # all are waited for
-                group = sample_clients(len(ids), participation, stream(fed.seed, "active", t))
-                clock = round(clock + max(waits[i] for i in group), 9)
-            results = run_clients(lambda i: train_client(fed, i, trained[i] + 1, clients[i],
-                                                         server_logits[i] if client_distill else None, **settings),
-                                  group, fed.device)                                                     # Alg. 1, line 3-5
-            sent = [[result[part] for result in results] for part in (0, 1)]             # feature maps and logits, client by client
-            sent = [attack.samples(values, group, event) for values in sent] if attack else sent
-            uploads = {i: (h, z) for i, h, z in zip(group, *sent) if is_finite((h, z))}
-            answers = {}
-            if uploads:
-                server, answers = train_server(fed, event, server, uploads, server_epochs=server_epochs, server_lr=server_lr,
-                                               server_batch_size=server_batch_size, server_optimizer=server_optimizer,
-                                               weight_decay=weight_decay, temperature=temperature, server_distill=server_distill)
-            for i, (_, _, client) in zip(group, results):
-                clients[i], trained[i] = client, trained[i] + 1
-                server_logits[i] = answers.get(i, server_logits[i])                                      # Alg. 1, line 14-15
-            heard, answered = heard + group, answered + list(answers)
-            del results, sent, uploads                   # all feature maps, before the next are made
-        trained_at = seconds(fed.device)
+    check_memory(fed, dtype)
 
-        if lr_patience is not None:                      # the server's rate falls where validation stands still
-            validated = [stacked for stacked, _ in accuracies(fed, clients, server, fed.validation)]
-            mean = sum(validated) / len(validated)
-            best, stale = (mean, 0) if mean > best else (best, stale + 1)
-            if stale > lr_patience:
-                server_lr, stale = server_lr / 10, 0
-        num_samples, num_answered = (sum(len(fed.private[i].labels) for i in who) for who in (heard, answered))
-        metrics = {**metrics_of(fed, clients, server), "server_lr": server_lr, "clock": clock,
-                   "clock_if_all_wait": sum(trained) / len(ids) * max(waits), "bad_uploads": len(heard) - len(answered),
-                   "answers_min": min(trained), "answers_max": max(trained), "train_seconds": trained_at - start,
-                   **features_ledger(num_samples, num_answered, feature_numbers, fed.num_classes, dtype.itemsize)}
-        yield metrics, {"round": t, "event": event, "clock": clock, "clients": list(clients), "server": server,
-                        "server_logits": list(server_logits), "trained": list(trained), "server_lr": server_lr, "best": best,
-                        "stale": stale}
+
+def start(fed, server_lr, common_start):
+    """(the server, the clients, the server's logits) before round 1: snapshots and None."""
+    server = snapshot(fed.server_model()) | {"lr": server_lr, "plateau": None}
+    clients = [snapshot(fed.client_model(i, init=0 if common_start else i)) | {"trainings": 0}
+               for i in range(len(fed.private))]
+    return server, clients, [None] * len(clients)
+
+
+def ledger(fed, clients, group, answered, dtype):
+    """Bytes of a round, uploads that were not valid, trainings of a client so far.
+
+    group, answered    clients that uploaded, and those whose upload was valid
+    """
+    trainings = [client["trainings"] for client in clients]
+    num_samples, num_answered = (sum(len(fed.private[i].labels) for i in ids)
+                                 for ids in (group, answered))
+    return {"bad_uploads": len(group) - len(answered),
+            "answers_min": min(trainings), "answers_max": max(trainings),
+            **features_ledger(num_samples, num_answered, feature_map(fed).numel(), fed.num_classes,
+                              dtype.itemsize)}
+
+
+def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local_epochs: int = 1,
+        server_epochs: int = 20, batch_size: int = 256, server_batch_size: int = 256,
+        lr: float = 1e-3, server_lr: float = 1e-3, optimizer: Optimizer = "amsgrad",
+        server_optimizer: Optimizer = "amsgrad", weight_decay: float = 1e-4,
+        temperature: float = 3.0, server_distill: bool = True, client_distill: bool = True,
+        lr_patience: int | None = 10, common_start: bool = True,
+        features: Literal["float32", "bfloat16"] = "float32", attack=None):
+    """Yields (metrics, state) after round 0, the untrained start, and after every round.
+
+    rounds               number of communication rounds
+    participation        share of the clients that take part in a round
+    local_epochs         passes of a client over its own data in a round
+    server_epochs        passes of the server over the uploads in a round
+    batch_size           batch size of a client
+    server_batch_size    batch size of the server
+    lr                   learning rate of a client
+    server_lr            learning rate of the server at the start
+    optimizer            optimizer of a client, kept over the rounds
+    server_optimizer     optimizer of the server, kept over the rounds
+    weight_decay         L2 penalty of these optimizers
+    temperature          softens teacher and student in both losses
+    server_distill       the server learns from the clients' logits too
+    client_distill       the clients learn from the server's logits too
+    lr_patience          the server's learning rate falls to a tenth after more than so many rounds
+                         without a better validation accuracy; none: it stays
+    common_start         clients of one architecture start from the same weights, so that their
+                         feature maps are alike
+    features             number type in which feature maps are sent and kept
+    attack               attack.samples([n_i, ...] of each client, client ids, t) -> the same:
+                         replaces the uploads of the malicious clients
+    """
+    dtype = getattr(torch, features)
+    check(fed, lr_patience, dtype)
+    training = dict(local_epochs=local_epochs, batch_size=batch_size, temperature=temperature,
+                    new_optimizer=partial(OPTIMIZERS[optimizer], lr=lr, weight_decay=weight_decay),
+                    client_distill=client_distill, dtype=dtype)
+    server_training = dict(server_epochs=server_epochs, server_batch_size=server_batch_size,
+                           temperature=temperature, server_distill=server_distill)
+    new_optimizer = partial(OPTIMIZERS[server_optimizer], lr=server_lr, weight_decay=weight_decay)
+    if state is None:
+        server, clients, server_logits = start(fed, server_lr, common_start)
+        state = {"round": 0, "server": server, "clients": clients, "server_logits": server_logits}
+        yield evaluate(fed, state), state
+    server, clients, server_logits = state["server"], state["clients"], state["server_logits"]
+    for t in range(state["round"] + 1, rounds + 1):                          # Alg. 1, line 2
+        # Clients train on their own samples, then upload feature maps and logits of all of them.
+        active = sample_clients(len(clients), participation, stream(fed.seed, "active", t))
+        uploads, clients = collect(fed, t, clients, active, server_logits, attack,
+                                   **training)                               # Alg. 1, line 3-5
+        # The server trains on the uploads, and each client receives its logits of its own samples.
+        server, answers = train_server(fed, t, server, uploads, new_optimizer=new_optimizer,
+                                       **server_training)                    # Alg. 1, line 6-12
+        server_logits = [answers.get(i, z)                                   # Alg. 1, line 14-15
+                         for i, z in enumerate(server_logits)]
+        del uploads                  # frees all feature maps before the next round makes new ones
+        if lr_patience is not None:
+            server = reduce_on_plateau(fed, server, clients, new_optimizer, lr_patience)
+
+        state = {"round": t, "server": server, "clients": clients, "server_logits": server_logits}
+        metrics = {**evaluate(fed, state), **ledger(fed, clients, active, list(answers), dtype)}
+        yield metrics, state

@@ -1,103 +1,127 @@
-"""FedProx: FedAvg whose clients are held near the global model by a proximal term.
+"""FedProx: FedAvg with a proximal term that holds each client near the global model.
 
-Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020; here as the baseline of FedSDD (Kwan and Song,
-arXiv:2312.17029v1), whose settings are the defaults.
+Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020; here as the baseline of
+FedSDD (Kwan and Song, arXiv:2312.17029v1), whose settings are the defaults.
 What travels: weights, down and up. Public data: none.
 Run:   python fedkd_minimal.py --algo fedprox
 
-Paper              here                         shape            note
-w^t                server["model"]              state_dict       the global model: where a client starts, and is held
-w                  model                        state_dict       the client's model while it trains
-mu                 mu (--mu)                    number           0 is FedAvg, bit for bit
-N_t                len(active)                  number           clients of round t
-|X_{t,n}|          len(fed.private[i].labels)   number           the weight of a client in the average
+Paper              here                         shape         note
+w^t                server["model"]              state_dict    the global model
+w                  model                        network       the client's model while it trains
+mu                 mu (--mu)                    number        0 is FedAvg, bit for bit
+N_t                len(active)                  number        clients of round t
+|X_{t,n}|          len(fed.private[i].labels)   number        the weight of a client's model
 
 Where the paper is silent or we differ:
-D1  the distance is over the parameters alone, not BatchNorm's statistics     [test_proximal_term_ignores_buffers]
-D2  averaging as in FedAvg (its D1-D3), which the paper leaves to the reader  [test_fedprox_with_mu_0_is_fedavg_bit_for_bit]
+D1  the distance is over the parameters alone, not over BatchNorm's statistics
+    [test_proximal_term_ignores_buffers]
+D2  the average is FedAvg's (its D1-D3) [test_fedprox_with_mu_0_is_fedavg_bit_for_bit]
 """
 import torch.nn.functional as F
 
-from algorithms.common import (OPTIMIZERS, Optimizer, average_weights, batches, forward, is_finite, run_clients, sample_clients,
-                               seconds, seeded, stream, test_accuracy)
-from attacks import attack_uploads
+from algorithms.common import collect, sample_clients, seeded, stream, timed
+from algorithms.equations import average_weights
+from algorithms.evaluation import global_metrics
+from algorithms.training import OPTIMIZERS, Optimizer, batches, forward, load_model, network
 from communication import weights_ledger
 
 PUBLIC = "none"
 MIXED = False   # may clients have different networks?
 COLUMNS = ("accuracy",)
-COPIES = 1     # tensors the size of the parameters in a message
+COPIES = 1      # tensors of the size of the parameters in each message: a model
 
 
-def start_server(fed, init=0, i=0):
-    """What the server knows before round 1, and sends down: the global model, of client i's network."""
-    return {"model": fed.client_model(i, init).state_dict()}
+def start_server(fed, architecture, init=0):
+    """The global model before round 1; `init` picks the seed of its weights."""
+    model = network(fed, architecture, init)
+    return {"architecture": architecture, "model": model.state_dict()}
 
 
 def proximal_term(model, global_state, mu):
-    """(mu / 2) * ||w - w^t||², the squared distance between the model's parameters and the global ones: a scalar.   FedProx Eq. (2)
+    """(mu / 2) ||w - w^t||²: the penalty for leaving the global model, a scalar.   FedProx Eq. (2)
 
-    model          the client's network; global_state: a state_dict with (at least) its parameters; buffers do not count
-    returns        a scalar whose gradient is mu (w - w^t); none flows to global_state
+    model           the client's network; only its parameters count, not its buffers
+    global_state    a state_dict that holds at least these parameters; it gets no gradient
+    returns         a scalar, whose gradient is mu (w - w^t)
     >>> model = torch.nn.Linear(1, 1, bias=False); _ = model.weight.data.fill_(3.0)
-    >>> proximal_term(model, {"weight": torch.tensor([[1.0]])}, mu=0.5).item()         # 0.5 / 2 * (3 - 1)²
+    >>> global_state = {"weight": torch.tensor([[1.0]])}
+    >>> proximal_term(model, global_state, mu=0.5).item()                    # 0.5 / 2 * (3 - 1)²
     1.0
     """
-    squared_distance = sum((w - global_state[name].detach()).square().sum() for name, w in model.named_parameters())
-    return mu / 2 * squared_distance                                                     # Eq. (2)
+    squared_distance = sum((w - global_state[name].detach()).square().sum()
+                           for name, w in model.named_parameters())
+    return mu / 2 * squared_distance                                         # Eq. (2)
 
 
-def train_client(fed, i, t, server, client, *, local_epochs, batch_size, lr, mu, optimizer="sgd", weight_decay=0.0):
-    """Local training of client i in round t, from what the server sent. Returns (upload, the client's own state: none here)."""
-    images, labels = fed.private[i]                                                      # [n, c, h, w], [n]
-    model = fed.client_model(i)
-    model.load_state_dict(server["model"])                                               # FedSDD Eq. (1)
+def train_client(fed, i, t, server, *, local_epochs, batch_size, lr, mu, optimizer="sgd",
+                 weight_decay=0.0):
+    """Local training of client i in round t, from what the server sent. Returns its upload."""
+    images, labels = fed.private[i]                                          # [n, c, h, w], [n]
+    model = load_model(fed, server)                                          # FedSDD Eq. (1)
     model.train()
-    update = OPTIMIZERS[optimizer](model.parameters(), lr=lr, weight_decay=weight_decay)
+    optimizer = OPTIMIZERS[optimizer](model.parameters(), lr=lr, weight_decay=weight_decay)
     rng = stream(fed.seed, "local", t, i)
     with seeded(fed.seed, "local", t, i):
-        for rows in batches(len(labels), batch_size, local_epochs, rng, fed.device):     # rows: [B]
+        for rows in batches(len(labels), batch_size, local_epochs, rng, fed.device):     # [B]
             batch = fed.augment(images[rows], rng) if fed.augment else images[rows]
-            loss = F.cross_entropy(forward(fed, model, batch), labels[rows]) + proximal_term(model, server["model"], mu)
-            update.zero_grad()
+            loss = F.cross_entropy(forward(fed, model, batch), labels[rows])
+            loss = loss + proximal_term(model, server["model"], mu)
+            optimizer.zero_grad()
             loss.backward()
-            update.step()
-    return {"model": model.state_dict()}, client
+            optimizer.step()
+    return {"model": model.state_dict()}
 
 
 def aggregate(fed, server, uploads):
-    """The server after the uploads {client: upload} of one group: their models averaged by the clients' numbers of samples."""
+    """The server after the uploads {client: upload}: models averaged by numbers of samples.
+
+    Without any upload the server stays as it is.
+    """
     if not uploads:
         return server
     sizes = [len(fed.private[i].labels) for i in uploads]
-    return {"model": average_weights([upload["model"] for upload in uploads.values()], sizes)}      # FedSDD Eq. (2)
+    average = average_weights([upload["model"] for upload in uploads.values()], sizes)
+    return server | {"model": average}                                       # FedSDD Eq. (2)
 
 
-def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local_epochs: int = 40, batch_size: int = 64,
-        lr: float = 0.8, mu: float = 0.001, optimizer: Optimizer = "sgd", weight_decay: float = 0.0,
-        attack=None):
+@timed
+def evaluate(fed, state):
+    """Test accuracy of the global model."""
+    return global_metrics(fed, [state["server"]])
+
+
+def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4,
+        local_epochs: int = 40, batch_size: int = 64, lr: float = 0.8, mu: float = 0.001,
+        optimizer: Optimizer = "sgd", weight_decay: float = 0.0, attack=None):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
-    attack      (uploads [M, P], client ids, rows [P], t) -> uploads: what malicious clients make of theirs, as vectors
+    rounds           number of communication rounds
+    participation    share of the clients that take part in a round
+    local_epochs     passes of a client over its own data in a round
+    batch_size       batch size of a client
+    lr               learning rate of a client
+    mu               weight of the proximal term
+    optimizer        optimizer of a client, new in every round
+    weight_decay     L2 penalty of a client's optimizer
+    attack           (uploads [M, P], client ids, rows [P], t) -> uploads: replaces those of the
+                     malicious clients; an upload is a model, as one vector
     """
-    settings = dict(local_epochs=local_epochs, batch_size=batch_size, lr=lr, mu=mu, optimizer=optimizer,
-                    weight_decay=weight_decay)
-    model = fed.client_model(0)                          # a workbench: states are loaded into it to predict
+    settings = dict(local_epochs=local_epochs, batch_size=batch_size, lr=lr, mu=mu,
+                    optimizer=optimizer, weight_decay=weight_decay)
     if state is None:
-        state = {"round": 0, "server": start_server(fed), "clients": {}}
-        server_accuracy = test_accuracy(fed, model, state["server"]["model"])
-        yield {"accuracy": server_accuracy, "server_accuracy": server_accuracy}, state
-    server, clients = state["server"], state["clients"]
+        state = {"round": 0, "server": start_server(fed, fed.architecture[0])}
+        yield evaluate(fed, state), state
+    server = state["server"]
     for t in range(state["round"] + 1, rounds + 1):
-        start = seconds(fed.device)
+        # A share of the clients takes part: each trains the global model on its own data.
         active = sample_clients(len(fed.private), participation, stream(fed.seed, "active", t))
-        trained = run_clients(lambda i: train_client(fed, i, t, server, clients.get(i), **settings), active, fed.device)
-        trained = attack_uploads(attack, trained, active, t) if attack else trained
-        good = {i: result for i, result in zip(active, trained) if is_finite(result)}
-        server = aggregate(fed, server, {i: upload for i, (upload, _) in good.items()})
-        clients = clients | {i: client for i, (_, client) in good.items()}
-        trained_at = seconds(fed.device)
-        server_accuracy = test_accuracy(fed, model, server["model"])
-        metrics = {"accuracy": server_accuracy, "server_accuracy": server_accuracy, "bad_uploads": len(active) - len(good),
-                   "local_seconds": trained_at - start, **weights_ledger([(model, len(active))], COPIES)}
-        yield metrics, {"round": t, "server": server, "clients": clients}
+        uploads = collect(fed, t, active,
+                          lambda i: train_client(fed, i, t, server, **settings), attack)
+        # The new global model is the average of theirs.
+        server = aggregate(fed, server, uploads)                             # FedSDD Eq. (2)
+
+        state = {"round": t, "server": server}
+        model = network(fed, server["architecture"])
+        metrics = {**evaluate(fed, state), "bad_uploads": len(active) - len(uploads),
+                   **weights_ledger([(model, len(active))], COPIES)}
+        yield metrics, state

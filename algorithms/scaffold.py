@@ -1,43 +1,52 @@
-"""SCAFFOLD: control variates correct each local step for the drift towards the client's own optimum (option II).
+"""SCAFFOLD: control variates correct each local step for the client's drift (option II).
 
-Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020, Algorithm 1; here as the
-baseline of FedSDD (Kwan and Song, arXiv:2312.17029v1), whose settings are the defaults.
+Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020,
+Algorithm 1; here as the baseline of FedSDD (Kwan and Song, arXiv:2312.17029v1), whose settings are
+the defaults.
 What travels: weights and a control variate of the same size, down and up. Public data: none.
 Run:   python fedkd_minimal.py --algo scaffold
 
-Paper              here                         shape            note
-x, c               server["model"], ["control"] state_dict       c: parameters only, zeros at the start
-c_i                client_control               state_dict       client i's, kept by the client; zeros until its first round
-y_i                model, upload["model"]       state_dict       the client's model during and after local training
-Delta c_i          upload["control_change"]     state_dict       c_i+ - c_i
-K                  steps                        number           optimiser steps really made: epochs x batches
-eta_l, eta_g       lr, global_lr                number           local and global learning rate
-|S|, N             len(uploads), len(fed.private) number         clients of the round, all clients
+Paper              here                         shape         note
+x                  server["model"]              state_dict    the global model
+c                  server["control"]            state_dict    parameters only; zeros at the start
+c_i                client_control               state_dict    zeros until client i's first round;
+                   server["client_controls"]    {i: c_i}      client i keeps it, no message holds it
+y_i                model, upload["model"]       state_dict    during and after local training
+Delta c_i          upload["control_change"]     state_dict    c_i+ - c_i
+K                  steps                        number        optimizer steps: epochs x batches
+eta_l, eta_g       lr, global_lr                numbers       local and global learning rate
+|S|, N             len(uploads), len(fed.private) numbers     clients of the round, all clients
 
 Where the paper is silent or we differ:
-D1  BatchNorm's buffers are outside c; they are averaged as in FedAvg      [test_controls_hold_parameters_only]
-D2  clients count equally in both averages, as in the paper; FedAvg's weights differ when client sizes do
-                                                                          [test_scaffold_round_against_slow_loop]
-D3  plain SGD only: momentum or weight decay would break (x - y) / (K lr)  [test_scaffold_offers_no_other_optimizer]
-D4  a client whose upload is not finite keeps its old control              [test_bad_upload_keeps_the_clients_control]
+D1  BatchNorm's buffers are outside c; they are averaged as in FedAvg
+    [test_controls_hold_parameters_only]
+D2  clients count equally in both averages, as in the paper; FedAvg weighs them by size
+    [test_scaffold_round_against_slow_loop]
+D3  plain SGD only: momentum or weight decay would break (x - y) / (K lr)
+    [test_scaffold_offers_no_other_optimizer]
+D4  a client whose upload is not finite keeps its old control
+    [test_bad_upload_keeps_the_clients_control]
 """
 import torch
 import torch.nn.functional as F
 
-from algorithms.common import (average_weights, batches, forward, is_finite, run_clients, sample_clients, seconds,
-                               seeded, stream, test_accuracy)
+from algorithms.common import collect, sample_clients, seeded, stream, timed
+from algorithms.equations import average_weights
+from algorithms.evaluation import global_metrics
+from algorithms.training import batches, forward, load_model, network
 from communication import weights_ledger
 
 PUBLIC = "none"
 MIXED = False   # may clients have different networks?
 COLUMNS = ("accuracy",)
-COPIES = 2     # tensors the size of the parameters in a message: a model and a control
+COPIES = 2      # tensors of the size of the parameters in each message: a model and a control
 
 
-def start_server(fed, init=0, i=0):
-    """What the server knows before round 1, and sends down: the global model (of client i's network) and its control, all zeros."""
-    model = fed.client_model(i, init)
-    return {"model": model.state_dict(), "control": zero_control(model)}
+def start_server(fed, architecture, init=0):
+    """The global model before round 1 and its control; `init` picks the seed of its weights."""
+    model = network(fed, architecture, init)
+    return {"architecture": architecture, "model": model.state_dict(),
+            "control": zero_control(model), "client_controls": {}}
 
 
 def zero_control(model):
@@ -46,86 +55,111 @@ def zero_control(model):
 
 
 def corrected_gradient(grad, client_control, server_control):
-    """g - c_i + c: the mini-batch gradient without the client's drift, a tensor of grad's shape.        Alg. 1, line 10
+    """g - c_i + c: the mini-batch gradient without the client's drift.      Alg. 1, line 10
 
-    >>> corrected_gradient(torch.tensor(2.0), client_control=torch.tensor(0.5), server_control=torch.tensor(0.1))
+    returns    a tensor of grad's shape
+    >>> g, c_i, c = torch.tensor(2.0), torch.tensor(0.5), torch.tensor(0.1)
+    >>> corrected_gradient(g, client_control=c_i, server_control=c)
     tensor(1.6000)
     """
     return grad - client_control + server_control
 
 
 def updated_client_control(client_control, server_control, global_params, local_params, steps, lr):
-    """c_i+ = c_i - c + (x - y_i) / (K eta_l), a tensor of their common shape.                           Alg. 1, line 12, option II
+    """c_i+ = c_i - c + (x - y_i) / (K eta_l), a tensor of their shape.      Alg. 1, line 12
 
-    global_params, local_params   x and y_i: before and after `steps` (K) local steps of plain SGD with rate `lr` (eta_l)
-    property                      at a constant rate: the mean of the mini-batch gradients along the path, whatever c_i and c were
-    >>> updated_client_control(torch.tensor(0.5), torch.tensor(0.1), torch.tensor(1.0), torch.tensor(0.6), steps=2, lr=0.1)
+    global_params, local_params   x and y_i: before and after `steps` (K) steps of plain SGD with
+                                  rate `lr` (eta_l); this is option II of the paper
+    property                      at a constant rate c_i+ is the mean of the mini-batch gradients
+                                  along the path, whatever c_i and c were
+    >>> c_i, c, x, y = map(torch.tensor, (0.5, 0.1, 1.0, 0.6))
+    >>> updated_client_control(c_i, c, x, y, steps=2, lr=0.1)
     tensor(2.4000)
     """
     return client_control - server_control + (global_params - local_params) / (steps * lr)
 
 
-def train_client(fed, i, t, server, client, *, local_epochs, batch_size, lr):
-    """Local training of client i in round t, from what the server sent. Returns (upload, the client's new control c_i+)."""
-    images, labels = fed.private[i]                                                      # [n, c, h, w], [n]
-    model = fed.client_model(i)
-    model.load_state_dict(server["model"])                                               # FedSDD Eq. (1); Alg. 1, line 7
+def train_client(fed, i, t, server, *, local_epochs, batch_size, lr):
+    """Local training of client i in round t, from what the server sent. Returns its upload."""
+    images, labels = fed.private[i]                                          # [n, c, h, w], [n]
+    model = load_model(fed, server)                                          # Alg. 1, line 7
     model.train()
-    client_control = client or zero_control(model)
-    update = torch.optim.SGD(model.parameters(), lr=lr)
+    client_control = server["client_controls"].get(i) or zero_control(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     rng = stream(fed.seed, "local", t, i)
     steps = 0
     with seeded(fed.seed, "local", t, i):
-        for rows in batches(len(labels), batch_size, local_epochs, rng, fed.device):     # rows: [B]
+        for rows in batches(len(labels), batch_size, local_epochs, rng, fed.device):     # [B]
             batch = fed.augment(images[rows], rng) if fed.augment else images[rows]
             loss = F.cross_entropy(forward(fed, model, batch), labels[rows])
-            update.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            for name, w in model.named_parameters():
-                w.grad = corrected_gradient(w.grad, client_control[name], server["control"][name])   # Alg. 1, line 10
-            update.step()
+            for name, w in model.named_parameters():                         # Alg. 1, line 10
+                w.grad = corrected_gradient(w.grad, client_control[name], server["control"][name])
+            optimizer.step()
             steps += 1
-    new_control = {name: updated_client_control(client_control[name], server["control"][name], server["model"][name],
-                                                w.detach(), steps, lr) for name, w in model.named_parameters()}
-    control_change = {name: new_control[name] - client_control[name] for name in new_control}        # Alg. 1, line 13
-    return {"model": model.state_dict(), "control_change": control_change}, new_control
+    new_control = {name: updated_client_control(client_control[name], server["control"][name],
+                                                server["model"][name], w.detach(), steps, lr)
+                   for name, w in model.named_parameters()}                  # Alg. 1, line 12
+    control_change = {name: new_control[name] - client_control[name] for name in new_control}
+    return {"model": model.state_dict(), "control_change": control_change,   # Alg. 1, line 13
+            "client_control": new_control}                                   # stays on the client
 
 
 def aggregate(fed, server, uploads, global_lr=1.0):
-    """The server after the uploads {client: upload} of one group: x + eta_g mean(y_i - x), c + |S|/N mean(Delta c_i)."""
+    """The server after the uploads {client: upload}: the model x + eta_g mean(y_i - x), the control
+    c + |S|/N mean(Delta c_i), and buffers averaged as in FedAvg.
+
+    Without any upload the server stays as it is.
+    """
     if not uploads:
         return server
     sizes = [len(fed.private[i].labels) for i in uploads]
-    model = average_weights([upload["model"] for upload in uploads.values()], sizes)     # buffers as in FedAvg; parameters:
+    model = average_weights([upload["model"] for upload in uploads.values()], sizes)
     control = {}
-    for name, x in server["model"].items():
-        if name in server["control"]:
-            change = sum(upload["model"][name] - x for upload in uploads.values()) / len(uploads)
-            model[name] = x + global_lr * change                                         # Alg. 1, line 16-17
-            control_change = sum(upload["control_change"][name] for upload in uploads.values()) / len(uploads)
-            control[name] = server["control"][name] + len(uploads) / len(fed.private) * control_change
-    return {"model": model, "control": control}
+    for name, c in server["control"].items():
+        x = server["model"][name]
+        change = sum(upload["model"][name] - x for upload in uploads.values()) / len(uploads)
+        model[name] = x + global_lr * change                                 # Alg. 1, line 16-17
+        change = sum(upload["control_change"][name] for upload in uploads.values()) / len(uploads)
+        control[name] = c + len(uploads) / len(fed.private) * change         # Alg. 1, line 16-17
+    client_controls = server["client_controls"] | {i: upload["client_control"]
+                                                   for i, upload in uploads.items()}
+    return server | {"model": model, "control": control, "client_controls": client_controls}
 
 
-def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local_epochs: int = 40, batch_size: int = 64,
-        lr: float = 0.8, global_lr: float = 1.0):
-    """Yields (metrics, state) after round 0, the untrained start, and after every round."""
+@timed
+def evaluate(fed, state):
+    """Test accuracy of the global model."""
+    return global_metrics(fed, [state["server"]])
+
+
+def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4,
+        local_epochs: int = 40, batch_size: int = 64, lr: float = 0.8, global_lr: float = 1.0):
+    """Yields (metrics, state) after round 0, the untrained start, and after every round.
+
+    rounds           number of communication rounds
+    participation    share of the clients that take part in a round
+    local_epochs     passes of a client over its own data in a round
+    batch_size       batch size of a client
+    lr               learning rate of a client
+    global_lr        learning rate of the server: how far it moves to the clients' average
+    """
     settings = dict(local_epochs=local_epochs, batch_size=batch_size, lr=lr)
-    model = fed.client_model(0)                          # a workbench: states are loaded into it to predict
     if state is None:
-        state = {"round": 0, "server": start_server(fed), "clients": {}}
-        server_accuracy = test_accuracy(fed, model, state["server"]["model"])
-        yield {"accuracy": server_accuracy, "server_accuracy": server_accuracy}, state
-    server, clients = state["server"], state["clients"]
+        state = {"round": 0, "server": start_server(fed, fed.architecture[0])}
+        yield evaluate(fed, state), state
+    server = state["server"]
     for t in range(state["round"] + 1, rounds + 1):
-        start = seconds(fed.device)
+        # A share of the clients takes part: each trains the global model on its own data.
         active = sample_clients(len(fed.private), participation, stream(fed.seed, "active", t))
-        trained = run_clients(lambda i: train_client(fed, i, t, server, clients.get(i), **settings), active, fed.device)
-        good = {i: result for i, result in zip(active, trained) if is_finite(result)}
-        server = aggregate(fed, server, {i: upload for i, (upload, _) in good.items()}, global_lr)
-        clients = clients | {i: client for i, (_, client) in good.items()}
-        trained_at = seconds(fed.device)
-        server_accuracy = test_accuracy(fed, model, server["model"])
-        metrics = {"accuracy": server_accuracy, "server_accuracy": server_accuracy, "bad_uploads": len(active) - len(good),
-                   "local_seconds": trained_at - start, **weights_ledger([(model, len(active))], COPIES)}
-        yield metrics, {"round": t, "server": server, "clients": clients}
+        uploads = collect(fed, t, active,
+                          lambda i: train_client(fed, i, t, server, **settings))
+        # The server moves to the mean of their models, and its control to the mean of theirs.
+        server = aggregate(fed, server, uploads, global_lr)                  # Alg. 1, line 16-17
+
+        state = {"round": t, "server": server}
+        model = network(fed, server["architecture"])
+        metrics = {**evaluate(fed, state), "bad_uploads": len(active) - len(uploads),
+                   **weights_ledger([(model, len(active))], COPIES)}
+        yield metrics, state

@@ -1,31 +1,38 @@
-"""Split learning: one network cut in two. Every batch's feature map goes up to the server, its gradient comes back down.
+"""Split learning: one network cut in two; in every batch features go up and gradients come down.
 
-Gupta and Raskar, "Distributed Learning of Deep Neural Network over Multiple Agents", 2018; Vepakomma et al., arXiv:1812.00564; here
-as the yardstick of FedGKT's communication (He et al., arXiv:2007.14513, Eq. (12)). The edge's half is an edge network's extractor,
-handed from client to client; the server's half is the server's network. Together they train as one network would.
-What travels: feature maps up, gradients down, in every batch; and the edge's half between clients. Public data: none.
+Gupta and Raskar, "Distributed Learning of Deep Neural Network over Multiple Agents", 2018;
+Vepakomma et al., arXiv:1812.00564; here as the baseline of FedGKT's communication (He et al.,
+arXiv:2007.14513, Eq. (12)). The edge's half is the extractor of an edge network, which one client
+hands to the next; the server's half is the server's network. Together they train as one network.
+What travels: feature maps up, gradients down, in every batch; and the edge's half between clients.
+Public data: none.
 Run:   python fedkd_minimal.py --algo split-learning
 
 Paper                  here              shape            note
-the split layer        sent              [B, 16, h, w]    the feature map, cut off from the graph on its way
-its gradient           sent.grad         [B, 16, h, w]    what the edge's half is trained with
+the split layer        sent              [B, 16, h, w]    the feature map, detached from the graph
+its gradient           sent.grad         [B, 16, h, w]    the edge's half is trained with it
 edge, server           edge, server      networks         W_e and W_s of FedGKT
 
 Where the papers are silent or we differ:
-D1  a round is local_epochs passes over each client's data, client after client in the order of their numbers
-                                                         [test_split_learning_is_training_the_stacked_network]
-D2  both halves keep their optimisers, which travel along with the edge's half
-                                                         [test_split_learning_is_training_the_stacked_network]
-D3  the edge network's own classifier is not used and stays as it was         [test_the_edges_classifier_is_left_alone]
+D1  a round is local_epochs passes over each client's data, client after client in the order of
+    their numbers [test_split_learning_is_training_the_stacked_network]
+D2  both halves keep their optimizers, which travel with the edge's half
+    [test_split_learning_is_training_the_stacked_network]
+D3  the edge network's own classifier is not used and not changed
+    [test_the_edges_classifier_is_left_alone]
 """
 import copy
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from algorithms.common import (Optimizer, accuracy, asleep, batches, feature_map_of, forward, new_learner, predict_logits,
-                               seconds, seeded, stream, wake)
+from algorithms.common import seeded, stream, timed
+from algorithms.evaluation import accuracy
+from algorithms.fedgkt_features import feature_map
+from algorithms.training import (OPTIMIZERS, Optimizer, batches, forward, predict_logits, restore,
+                                 snapshot)
 from communication import FLOAT_BYTES
 
 PUBLIC = "none"
@@ -34,7 +41,7 @@ COLUMNS = ("accuracy",)
 
 
 class Stacked(nn.Module):
-    """The edge's extractor with the server's network behind it: what split learning trains, in two places."""
+    """The edge's extractor with the server's network behind it: what split learning trains."""
 
     def __init__(self, edge, server):
         super().__init__()
@@ -44,42 +51,64 @@ class Stacked(nn.Module):
         return self.server(self.edge.extract(images))
 
 
-def metrics_of(fed, stacked):
+@timed
+def train_split(fed, i, t, stacked, edge_optimizer, server_optimizer, *, local_epochs, batch_size):
+    """Trains both halves in place on client i's data; returns the bytes that go up (and down)."""
+    edge, server, sent_bytes = stacked.edge, stacked.server, 0
+    stacked.train()
+    images, labels = fed.private[i]
+    rng = stream(fed.seed, "local", t, i)
+    with seeded(fed.seed, "local", t, i):
+        for rows in batches(len(labels), batch_size, local_epochs, rng, fed.device):     # [B]
+            batch = fed.augment(images[rows], rng) if fed.augment else images[rows]
+            with torch.autocast(fed.device.type, torch.bfloat16, enabled=fed.amp):
+                features = edge.extract(batch)                               # [B, 16, h, w]
+            sent = features.detach().requires_grad_()                        # goes up
+            loss = F.cross_entropy(forward(fed, server, sent), labels[rows])
+            server_optimizer.zero_grad()
+            loss.backward()
+            server_optimizer.step()
+            edge_optimizer.zero_grad()
+            features.backward(sent.grad)                                     # comes down
+            edge_optimizer.step()
+            sent_bytes += FLOAT_BYTES * sent.numel()
+    return sent_bytes
+
+
+@timed
+def evaluate(fed, stacked):
     """Test accuracy of the two halves, one behind the other."""
     mean = accuracy(predict_logits(fed, stacked, fed.test.images), fed.test.labels)
     return {"accuracy": mean, "server_accuracy": mean}
 
 
-def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, batch_size: int = 256, lr: float = 1e-3,
-        optimizer: Optimizer = "amsgrad", weight_decay: float = 1e-4):
-    """Yields (metrics, state) after round 0, the untrained start, and after every round."""
-    feature_map_of(fed)                                  # raises ValueError
+def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, batch_size: int = 256,
+        lr: float = 1e-3, optimizer: Optimizer = "amsgrad", weight_decay: float = 1e-4):
+    """Yields (metrics, state) after round 0, the untrained start, and after every round.
+
+    rounds          number of rounds
+    local_epochs    passes over each client's data in a round
+    batch_size      batch size
+    lr              learning rate of both halves
+    optimizer       optimizer of both halves, kept over the rounds
+    weight_decay    L2 penalty of these optimizers
+    """
+    feature_map(fed)                     # raises ValueError if the two halves do not fit together
+    new_optimizer = partial(OPTIMIZERS[optimizer], lr=lr, weight_decay=weight_decay)
     stacked = Stacked(fed.client_model(0), fed.server_model())
-    edge, server = stacked.edge, stacked.server
     if state is None:
-        state = {"round": 0, "edge": new_learner(edge), "server": new_learner(server)}
-        yield metrics_of(fed, stacked), state
-    edge_update = wake(state["edge"], edge, optimizer, lr, weight_decay)
-    server_update = wake(state["server"], server, optimizer, lr, weight_decay)
+        state = {"round": 0, "edge": snapshot(stacked.edge), "server": snapshot(stacked.server)}
+        yield evaluate(fed, stacked), state
+    edge_optimizer = restore(state["edge"], stacked.edge, new_optimizer)
+    server_optimizer = restore(state["server"], stacked.server, new_optimizer)
     for t in range(state["round"] + 1, rounds + 1):
-        start, sent_bytes = seconds(fed.device), 0
-        stacked.train()
-        for i, (images, labels) in enumerate(fed.private):                               # the edge's half goes from one to the next
-            rng = stream(fed.seed, "local", t, i)
-            with seeded(fed.seed, "local", t, i):
-                for rows in batches(len(labels), batch_size, local_epochs, rng, fed.device):             # rows: [B]
-                    batch = fed.augment(images[rows], rng) if fed.augment else images[rows]
-                    with torch.autocast(fed.device.type, torch.bfloat16, enabled=fed.amp):
-                        features = edge.extract(batch)                                   # [B, 16, h, w], on the edge
-                    sent = features.detach().requires_grad_()                            # goes up
-                    loss = F.cross_entropy(forward(fed, server, sent), labels[rows])     # on the server
-                    server_update.zero_grad()
-                    loss.backward()
-                    server_update.step()
-                    edge_update.zero_grad()
-                    features.backward(sent.grad)                                         # comes down, and on through the edge
-                    edge_update.step()
-                    sent_bytes += FLOAT_BYTES * sent.numel()
-        metrics = {**metrics_of(fed, stacked), "bytes_up": sent_bytes, "bytes_down": sent_bytes,                   # FedGKT Eq. (12)
-                   "local_seconds": seconds(fed.device) - start}
-        yield metrics, copy.deepcopy({"round": t, "edge": asleep(edge, edge_update), "server": asleep(server, server_update)})
+        # The edge's half goes from client to client.
+        sent_bytes = sum(train_split(fed, i, t, stacked, edge_optimizer, server_optimizer,
+                                     local_epochs=local_epochs, batch_size=batch_size)
+                         for i in range(len(fed.private)))
+
+        state = copy.deepcopy({"round": t, "edge": snapshot(stacked.edge, edge_optimizer),
+                               "server": snapshot(stacked.server, server_optimizer)})
+        metrics = {**evaluate(fed, stacked),                                 # FedGKT Eq. (12)
+                   "bytes_up": sent_bytes, "bytes_down": sent_bytes}
+        yield metrics, state

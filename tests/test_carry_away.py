@@ -17,7 +17,7 @@ import torch
 from toys import EQUATIONS, linear, same, with_batchnorm, with_hidden_layer
 
 import partition
-from algorithms import common, cronus, fedgems, fedgkt
+from algorithms import cronus, equations, fedgems, fedgkt
 from algorithms.common import seeded
 
 ROOT = Path(__file__).parent.parent
@@ -113,9 +113,10 @@ TAUGHT = torch.tensor([True, False, True, False, True])
 LABELS = torch.tensor([2, 0, 1, 1, 0])
 
 INPUTS = {      # name: a function that makes the arguments of one call or several; new ones each time, so that an rng starts anew
-    "common.kl_divergence": lambda: [(normal(5, 3), normal(5, 3, seed=1), *T) for T in ((), (3.0,))],
-    "common.distillation_loss": lambda: [(normal(5, 3), normal(5, 3, seed=1), *T) for T in ((), (3.0,))],
-    "common.average_weights": lambda: [(models(make), [1, 4, 3]) for make in (linear, with_hidden_layer, with_batchnorm)],
+    "equations.kl_divergence": lambda: [(normal(5, 3), normal(5, 3, seed=1), *T) for T in ((), (3.0,))],
+    "equations.distillation_loss": lambda: [(normal(5, 3), normal(5, 3, seed=1), *T) for T in ((), (3.0,))],
+    "equations.soft_cross_entropy": lambda: [(normal(5, 3), probs(5, 3, seed=1))],
+    "equations.average_weights": lambda: [(models(make), [1, 4, 3]) for make in (linear, with_hidden_layer, with_batchnorm)],
     "fedprox.proximal_term": lambda: [(network(with_batchnorm), network(with_batchnorm, 1).state_dict(), 0.3)],
     "scaffold.corrected_gradient": lambda: [tuple(normal(3, 4, seed=i) for i in range(3))],
     "scaffold.updated_client_control": lambda: [(*(normal(3, 4, seed=i) for i in range(4)), 7, 0.1)],
@@ -134,8 +135,8 @@ INPUTS = {      # name: a function that makes the arguments of one call or sever
     "fedgems.fuse_logits": lambda: [(spoilt(normal(4, 5, 3), (2, 0)), RIGHT / RIGHT.sum(0).clamp(min=1) * 1.0)],
     "fedgems.server_loss": lambda: [(normal(5, 3), LABELS, spoilt(normal(5, 3, seed=1), 1), TAUGHT, 0.6)],
     "fedgems.client_loss": lambda: [(normal(5, 3), LABELS, normal(5, 3, seed=1), 0.6)],
-    "fedgkt.server_loss": lambda: [(normal(5, 3), normal(5, 3, seed=1), LABELS, 3.0, *flag) for flag in ((), (False,))],
-    "fedgkt.client_loss": lambda: [(normal(5, 3), z, LABELS, 3.0) for z in (normal(5, 3, seed=1), None)],
+    "fedgkt.server_loss": lambda: [(normal(5, 3), LABELS, normal(5, 3, seed=1), 3.0, *flag) for flag in ((), (False,))],
+    "fedgkt.client_loss": lambda: [(normal(5, 3), LABELS, z, 3.0) for z in (normal(5, 3, seed=1), None)],
     "attacks.paf": lambda: [(normal(4, 5, 3), normal(5, 3, seed=1))],
     "attacks.lie": lambda: [(normal(4, 5, 3), 1.5)],
     "attacks.ofom": lambda: [(normal(4, 5, 3), normal(5, 3, seed=1))],
@@ -154,7 +155,7 @@ INPUTS = {      # name: a function that makes the arguments of one call or sever
     "communication.split_learning_bytes": lambda: [(1500, 16 * 8 * 8)]}
 
 ERRORS = {      # the same for what is refused
-    "common.average_weights": lambda: (models(linear), [1, 4]), "fedsdd.group_clients": lambda: ([1, 2], 3, rng()),
+    "equations.average_weights": lambda: (models(linear), [1, 4]), "fedsdd.group_clients": lambda: ([1, 2], 3, rng()),
     "fedmd.consensus": lambda: (normal(4, 5, 3), [0, 0, 0, 0]), "partition.iid": lambda: (classes(5), 6, rng()),
     "partition.dirichlet": lambda: (classes(30), 3, 0.01, rng(), 10), "partition.by_writer": lambda: (classes(60, 9), 10, rng()),
     "partition.dirichlet_balanced": lambda: (classes(30), 6, 0.0, rng(), 1), "partition.few_per_class": lambda: (classes(), 4, 30, rng()),
@@ -262,12 +263,12 @@ def test_what_is_drawn_depends_on_the_seed(name):
 
 
 def test_average_weights_is_asked_for_counters_and_for_several_architectures():
-    calls = INPUTS["common.average_weights"]()
+    calls = INPUTS["equations.average_weights"]()
     assert len({tuple(first) for (first, *_), _ in calls}) == 3
     (first, largest, last), weights = calls[2]
     counters = [model["0.num_batches_tracked"].item() for model in (first, largest, last)]
     assert counters == [6, 7, 5] and len(set(weights)) == 3 and "0.running_var" in first
-    assert common.average_weights([first, largest, last], weights)["0.num_batches_tracked"].tolist() == 7
+    assert equations.average_weights([first, largest, last], weights)["0.num_batches_tracked"].tolist() == 7
 
 
 def test_robust_mean_is_asked_to_leave_out_clients_by_both_matrices():
@@ -325,6 +326,7 @@ def borrowings():
 
 def test_the_examples_of_the_readme_print_what_they_say():
     for named, code in borrowings():
+        assert all(re.search(rf"^(def {name}\(|{name} = )", (ROOT / file).read_text(), re.M) for file, name in named), named
         sources = [source(importlib.import_module(file.removesuffix(".py").replace("/", ".")), name) for file, name in named]
         expected = re.findall(r"^ *print\(.*# -> (.*?) *$", code, re.M)
         assert expected and len(expected) == len(re.findall(r"\bprint\(", code))

@@ -70,7 +70,7 @@ def test_a_file_in_the_place_of_the_output_folder_is_refused_and_kept(capsys, np
 
 
 @pytest.mark.parametrize("path, value", [
-    (["algo"], 5), (["algo"], [["fedavg"]]), (["algo"], ["fedprox"]), (["seeds"], 5), (["seeds"], []), (["seeds"], ["x"]),
+    (["algo"], 5), (["algo"], []), (["algo"], [["fedavg"]]), (["algo"], ["fedprox"]), (["seeds"], 5), (["seeds"], [0, 0]), (["seeds"], []), (["seeds"], ["x"]),
     (["flags"], {}),
     (["flags"], 5), (["flags", "clients"], "x"), (["flags", "partition"], "fair"), (["settings"], {}), (["settings"], 5),
     (["settings", "fedavg"], {}), (["settings", "fedavg"], None), (["settings", "fedavg", "rounds"], "x"), (["environment"], {}),

@@ -7,24 +7,11 @@ import torch
 from toys import federation, linear, same, with_batchnorm, with_dropout
 from torch import nn
 
-from algorithms.common import (
-    accuracy,
-    average_weights,
-    batches,
-    count_active,
-    disagreement,
-    distillation_loss,
-    forward,
-    is_finite,
-    kl_divergence,
-    predict_logits,
-    predict_members,
-    run_clients,
-    sample_clients,
-    seeded,
-    stream,
-    to_device,
-)
+from algorithms import common
+from algorithms.common import Trained, count_active, is_finite, run_clients, sample_clients, seeded, stream, timed, to_device
+from algorithms.equations import average_weights, distillation_loss, kl_divergence
+from algorithms.evaluation import accuracy, disagreement
+from algorithms.training import batches, forward, predict_logits, predict_members
 
 
 def logits_of(*rows):
@@ -224,8 +211,19 @@ def test_an_upload_is_finite_only_if_every_tensor_in_it_is():
 
 
 def test_to_device_keeps_the_structure():
-    value = ({"a": [torch.ones(2)], "b": None}, 3)
-    assert same(to_device(value, "cpu"), value)
+    value = ({"a": [torch.ones(2)], "b": None}, 3, Trained(torch.zeros(1), None))
+    assert same(to_device(value, "cpu"), value) and isinstance(to_device(value, "cpu")[2], Trained)
+
+
+def test_timed_adds_up_the_seconds_of_each_call_under_the_functions_name(monkeypatch):
+    clock = iter([1., 3., 10., 14.])
+    monkeypatch.setattr(common, "seconds", lambda device: next(clock))
+
+    @timed
+    def a_pass(fed, x, *, y):
+        return x + y
+    assert a_pass(federation(), 1, y=2) == 3 and timed.seconds["a_pass"] == 2
+    assert a_pass(federation(), 1, y=2) == 3 and timed.seconds.pop("a_pass") == 2 + 4
 
 
 # ------------------------------------------------------------------------------------------------ batches and predictions
@@ -267,7 +265,7 @@ def test_prediction_does_not_depend_on_the_other_images_and_leaves_the_model_as_
 
 def test_predict_members_is_one_prediction_per_state():
     fed, models = federation(), [linear() for _ in range(3)]
-    members = predict_members(fed, [linear()] * len(models), [model.state_dict() for model in models], fed.test.images)
+    members = predict_members(fed, [{"architecture": "linear", "model": model.state_dict()} for model in models], fed.test.images)
     assert members.shape == (3, 40, 3)
     for member, model in zip(members, models):
         assert torch.equal(member, predict_logits(fed, model, fed.test.images))

@@ -109,7 +109,7 @@ def test_fedgems_pays_up_for_what_was_asked_and_down_for_everything():
     rounds = list(ALGORITHMS["fedgems"](fed, rounds=3, batch_size=8, server_batch_size=8, lr=0.05, server_lr=0.05))
     for (_, before), (metrics, _) in zip(rounds, rounds[1:]):
         asked, rest = divmod(metrics["bytes_up"], 4 * 3 * 5)
-        outside = int((~before["in_pool"]).sum())
+        outside = int((~before["pool"]["mask"]).sum())
         assert rest == 0 and metrics["bytes_down"] == 4 * 40 * 3 * 5 and metrics["bytes_down_indices"] == 4 * asked * 5
         assert asked == round(40 * (metrics["ensemble_distillation"] + metrics["nobody_right"])) <= outside
 

@@ -428,9 +428,9 @@ def test_nothing_is_downloaded_when_the_files_are_there(tmp_path, monkeypatch):
 
 
 # ---------------------------------------------------------------------------------------------------- pixels to tensors
-def test_normalised_training_images_have_mean_0_and_std_1_in_each_channel():
+def test_normalized_training_images_have_mean_0_and_std_1_in_each_channel():
     images = torch.from_numpy(rng().normal([1., -2., 5.], [.1, 3., 2.], size=(50, 8, 9, 3))).permute(0, 3, 1, 2)
-    normal = data.normalise(images, *data.statistics(images))
+    normal = data.normalize(images, *data.statistics(images))
     assert torch.allclose(normal.mean((0, 2, 3)), torch.zeros(3).double(), atol=1e-12)
     assert torch.allclose(normal.square().mean((0, 2, 3)), torch.ones(3).double(), atol=1e-12)
 
@@ -443,19 +443,19 @@ def test_statistics_by_hand():
 
 def test_a_constant_channel_becomes_0():
     images = torch.stack([torch.full((4, 5, 5), .7), torch.rand(4, 5, 5, generator=torch.Generator().manual_seed(0))], 1)
-    normal = data.normalise(images, *data.statistics(images))
+    normal = data.normalize(images, *data.statistics(images))
     assert normal[:, 0].abs().max() < 1e-6 and normal.isfinite().all()
 
 
-def test_x5_public_images_are_normalised_with_the_tasks_statistics():
+def test_x5_public_images_are_normalized_with_the_tasks_statistics():
     task, public = torch.tensor([0., 2.]).view(2, 1, 1, 1), torch.tensor([3.]).view(1, 1, 1, 1)
-    assert data.normalise(public, *data.statistics(task)).item() == (3 - 1) / 1
+    assert data.normalize(public, *data.statistics(task)).item() == (3 - 1) / 1
 
 
 def test_normalise_gives_channels_last_float32_and_changes_no_input():
     images = torch.rand(4, 3, 5, 6, generator=torch.Generator().manual_seed(0))
     before = images.clone()
-    normal = data.normalise(images, *data.statistics(images))
+    normal = data.normalize(images, *data.statistics(images))
     assert normal.is_contiguous(memory_format=torch.channels_last) and normal.dtype == torch.float32
     assert torch.equal(images, before)
 
@@ -788,7 +788,7 @@ def test_split_single_writer_gives_each_client_all_that_one_writer_left_in_priva
 def test_split_by_writers_nobody_knows_is_one_line(sets, kind):
     flags = FLAGS | {"partition": kind}
     dataset, _ = federation.load(flags)
-    with pytest.raises(ValueError, match=f"--partition {kind}: toy does not say who wrote what") as error:
+    with pytest.raises(ValueError, match=f"--partition {kind}: toy does not name its writers") as error:
         federation.split(flags, dataset._replace(writers=None), 0)
     assert one_line(error)
 

@@ -19,18 +19,23 @@ NUMBERED = {   # what each paper numbers
     "FedMD": {("Alg. 1", k) for k in range(6)},
 }
 PAPER_OF = {   # whose numbers a file's anchors are, unless they say so themselves
-    "attacks": "FedGEMS", "communication": "FedGKT", "fedavg": "FedSDD", "fedgem": "FedGEMS", "fedgems": "FedGEMS", "fedgkt": "FedGKT", "fedmd": "FedMD",
-    "fedprox": "FedProx", "fedsdd": "FedSDD", "scaffold": "SCAFFOLD", "split_learning": "FedGKT"}
+    "attacks": "FedGEMS", "communication": "FedGKT", "equations": "FedSDD", "fedavg": "FedSDD", "fedgem": "FedGEMS", "fedgems": "FedGEMS",
+    "fedgems_ablations": "FedGEMS", "fedgkt": "FedGKT", "fedgkt_async": "FedGKT", "fedgkt_features": "FedGKT", "fedmd": "FedMD",
+    "fedmd_pooled": "FedMD", "fedmd_transfer": "FedMD", "fedprox": "FedProx", "fedsdd": "FedSDD", "fedsdd_ablations": "FedSDD",
+    "scaffold": "SCAFFOLD", "split_learning": "FedGKT"}
 SOURCES = sorted([*ROOT.glob("*.py"), *(ROOT / "algorithms").glob("*.py")])
 
 
 def anchors(text, paper=None):
-    """{(paper, "Eq." or "Alg. a", number)} of every "Eq. (4)", "Eq. (6)-(7)", "Alg. 1, line 5-7, 9" and "Alg. 1, step 3" in a text."""
+    """{(paper, "Eq." or "Alg. a", number)} of every "Eq. (4)", "Eq. (6)-(7)", "Alg. 1, line 5-7, 9" and "Alg. 1, step 3" in a text.
+
+    A comment at the end of a long line of code leaves "Alg. 1, " out: "# line 4".
+    """
     found = set()
     for own, kind, algorithm, numbers in re.findall(
-            r"(?:\b(Fed[A-Z]\w+|SCAFFOLD) )?(?:(Eq\.) (?=\()|Alg\. (\d), (?:lines?|step) (?=\d))((?:\(?\d+\)?(?:-|, )?)+)", text):
+            r"(?:\b(Fed[A-Z]\w+|SCAFFOLD) )?(?:(Eq\.) (?=\()|(?:Alg\. (\d), |(?<=# ))(?:lines?|step) (?=\d))((?:\(?\d+\)?(?:-|, )?)+)", text):
         for first, last in re.findall(r"(\d+)(?:\)?-\(?(\d+))?", numbers):
-            found |= {(own or paper, kind or f"Alg. {algorithm}", k) for k in range(int(first), int(last or first) + 1)}
+            found |= {(own or paper, kind or f"Alg. {algorithm or 1}", k) for k in range(int(first), int(last or first) + 1)}
     return found
 
 
@@ -88,8 +93,10 @@ def says(path, line):
 
 def test_anchors_by_hand():
     text = "Eq. (1), (2), (5) of a loss; FedSDD Eq. (6)-(7); Alg. 1, line 8, 10; Alg. 2, lines 4-5. Alg. 1, step 0"
+    text += "\nfor rows in batches(n):    # line 11\n# In line 12 nothing is said, nor in the first line 13."
     eq, own = [("FedX", "Eq.", k) for k in (1, 2, 5)], [("FedSDD", "Eq.", k) for k in (6, 7)]
     lines = [("FedX", "Alg. 1", 8), ("FedX", "Alg. 1", 10), ("FedX", "Alg. 2", 4), ("FedX", "Alg. 2", 5), ("FedX", "Alg. 1", 0)]
+    lines += [("FedX", "Alg. 1", 11)]
     assert anchors(text, "FedX") == {*eq, *own, *lines}
 
 

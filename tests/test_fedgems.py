@@ -4,19 +4,22 @@ import dataclasses
 import io
 import itertools
 import math
+from functools import partial
 
 import pytest
 import torch
-from toys import labelled, last, linear, same, samples, with_batchnorm, with_dropout, with_hidden_layer, without_seconds
+from toys import labelled, last, linear, same, samples, with_batchnorm, with_dropout, with_hidden_layer
 
-from algorithms import fedgems
-from algorithms.common import accuracy, batches, predict_logits, seeded, stream, train_with_labels
+from algorithms import fedgems, fedgems_ablations
+from algorithms.common import seeded, stream
+from algorithms.evaluation import accuracy
 from algorithms.fedgems import client_loss, entropy, entropy_weights, fuse_logits, reliable_clients, server_loss
+from algorithms.training import OPTIMIZERS, batches, predict_logits, snapshot, train_with_labels
 
 CASES = ("self_training", "self_distillation", "ensemble_distillation", "nobody_right")
-OPTIMIZER = {"optimizer": "amsgrad", "weight_decay": 0.01}
 QUICK = {"rounds": 2, "local_epochs": 1, "public_epochs": 1, "server_epochs": 1, "batch_size": 4, "server_batch_size": 5, "lr": 0.1,
-         "server_lr": 0.1, "epsilon": 0.6, **OPTIMIZER}
+         "server_lr": 0.1, "epsilon": 0.6, "optimizer": "amsgrad", "weight_decay": 0.01}
+AT_CLIENT = {"batch_size": 4, "new_optimizer": partial(OPTIMIZERS["amsgrad"], lr=0.1, weight_decay=0.01)}      # what QUICK means
 ALL_AT_ONCE = {**QUICK, "server_batch_size": 1000}
 FLAGS = ("self_training", "self_distillation", "ensemble_distillation")
 
@@ -388,7 +391,8 @@ def test_losses_of_a_single_sample():
 
 # --------------------------------------------------------------------------------------------- whole rounds: Algorithm 1
 
-# What is done with a public sample, by (the server is right, it was right before): Alg. 1, line 5-12; D10 for Table 5.
+# What is done with a public sample, by (the server is right, it was right before): Alg. 1, line 5-12; then Table 5 as D1 of
+# fedgems_ablations.py reads it.
 ALGORITHM_1 = {(True, True): "self_training", (True, False): "self_training",
                (False, True): "self_distillation", (False, False): "clients"}
 WITHOUT = {"self_training": ALGORITHM_1 | {(True, True): "self_distillation", (True, False): "clients"},
@@ -486,9 +490,9 @@ def agree(fed, metrics, state, slow):
     M, C, N, asked = len(fed.private), fed.num_classes, len(fed.public.labels), len(slow["asked"])
     assert near(state["server"]["model"], slow["server"])
     assert all(near(client["model"], theirs) for client, theirs in zip(state["clients"], slow["clients"], strict=True))
-    assert state["in_pool"].tolist() == [n in slow["pool"] for n in range(N)]
+    assert state["pool"]["mask"].tolist() == [n in slow["pool"] for n in range(N)]
     for n, z in slow["pool"].items():
-        assert state["pool_logits"][n].tolist() == pytest.approx(z, abs=1e-4)
+        assert state["pool"]["logits"][n].tolist() == pytest.approx(z, abs=1e-4)
     taken = list(slow["cases"].values())
     assert [metrics[case] for case in CASES] == pytest.approx([taken.count(case) / N for case in CASES], abs=1e-6)
     assert metrics["pool"] == pytest.approx(len(slow["pool"]) / N, abs=1e-6)
@@ -524,13 +528,20 @@ def test_a_round_is_the_papers_algorithm(changes, more):
 
 @pytest.mark.parametrize("flag", FLAGS)
 def test_ablations_move_samples_between_cases(flag):
-    """Table 5 as D10 reads it: the case of every sample by whether the server is right and was right before."""
+    """Table 5 as D1 of fedgems_ablations.py reads it: the case of every sample by whether the server is right and was right before."""
     fed, settings = labelled(num_public=14, seed=4), {**QUICK, "server_epochs": 2}
     slow = list(slow_rounds(fed, settings, WITHOUT[flag]))
-    for (metrics, state), expected in zip(list(fedgems.run(fed, **settings, **{flag: False}))[1:], slow, strict=True):
+    for (metrics, state), expected in zip(list(fedgems_ablations.run(fed, **settings, **{flag: False}))[1:], slow, strict=True):
         agree(fed, metrics, state, expected)
     assert set.union(*(s["kinds"] for s in slow)) == set(ALGORITHM_1)
     assert {case for s in slow for case in s["cases"].values()} >= set(WITHOUT[flag].values()) - {"clients"}
+
+
+@WAYS
+def test_ablations_without_an_ablation_are_fedgems_bit_for_bit(changes, more):
+    fed, settings = labelled(num_public=14, seed=4, **changes), {**QUICK, **more, "rounds": 3}
+    for (ours, a), (theirs, b) in zip(fedgems_ablations.run(fed, **settings), fedgems.run(fed, **settings), strict=True):
+        assert same(a, b) and ours == theirs
 
 
 # --------------------------------------------------------------------------------------------------- selection and pool
@@ -556,11 +567,12 @@ def test_the_pool_holds_the_logits_that_were_judged_right():
     for before, after in itertools.pairwise(states):
         logits, later = public_logits(fed, before["server"]), public_logits(fed, after["server"])
         right = logits.argmax(1) == fed.public.labels
-        assert torch.equal(after["in_pool"], before["in_pool"] | right)
-        assert torch.allclose(after["pool_logits"][right], logits[right], atol=1e-6)
-        assert torch.equal(after["pool_logits"][~right], before["pool_logits"][~right])
+        old, new = before["pool"], after["pool"]
+        assert torch.equal(new["mask"], old["mask"] | right)
+        assert torch.allclose(new["logits"][right], logits[right], atol=1e-6)
+        assert torch.equal(new["logits"][~right], old["logits"][~right])
         assert not torch.allclose(later[right], logits[right], atol=1e-2)
-        kept, renewed = kept + (before["in_pool"] & ~right).sum(), renewed + (before["in_pool"] & right).sum()
+        kept, renewed = kept + (old["mask"] & ~right).sum(), renewed + (old["mask"] & right).sum()
     assert kept > 0 and renewed > 0
 
 
@@ -573,7 +585,8 @@ def test_selection_is_in_eval_mode(network):
     with torch.no_grad():
         assert 0 < right.sum() < 14 and not torch.allclose(model(fed.public.images), logits, atol=0.1)
     metrics, state = last(fedgems.run(fed, **{**ALL_AT_ONCE, "rounds": 1}))
-    assert torch.equal(state["in_pool"], right) and torch.allclose(state["pool_logits"][right], logits[right], atol=1e-6)
+    pool = state["pool"]
+    assert torch.equal(pool["mask"], right) and torch.allclose(pool["logits"][right], logits[right], atol=1e-6)
     assert metrics["self_training"] == pytest.approx(right.sum().item() / 14)
 
 
@@ -586,8 +599,8 @@ def test_judging_and_predicting_move_no_running_statistics():
 def test_uploads_are_those_of_each_clean_image_alone():
     """In eval mode, of the model that private training left behind."""
     fed = labelled(num_public=14, network=with_batchnorm, augment=lambda images, rng: -images)
-    rows, start = torch.tensor([3, 0, 11]), fedgems.new_learner(fed.client_model(1))
-    logits, client, _ = fedgems.train_client(fed, 1, 1, start, rows, local_epochs=2, batch_size=4, lr=0.1, **OPTIMIZER)
+    rows, start = torch.tensor([3, 0, 11]), snapshot(fed.client_model(1))
+    logits, client = fedgems.train_client(fed, 1, 1, start, rows, local_epochs=2, **AT_CLIENT)
     model = fed.client_model(1)
     model.load_state_dict(client["model"])
     for ours, n in zip(logits, rows.tolist(), strict=True):
@@ -599,10 +612,10 @@ def test_clients_learn_from_the_final_server_model():
     """One pass of it over all clean public images, in eval mode, after several batches and epochs of training."""
     fed = with_server(labelled(num_public=14, augment=lambda images, rng: -images), with_batchnorm)
     (_, before), (_, after) = fedgems.run(fed, **{**QUICK, "rounds": 1, "server_epochs": 2})
-    server_logits, adam = public_logits(fed, after["server"]), {"batch_size": 4, "lr": 0.1, **OPTIMIZER}
+    server_logits = public_logits(fed, after["server"])
     for i, client in enumerate(before["clients"]):
-        _, trained, _ = fedgems.train_client(fed, i, 1, client, torch.arange(14), local_epochs=1, **adam)
-        distilled, _ = fedgems.distil_client(fed, i, 1, trained, server_logits, public_epochs=1, epsilon=0.6, **adam)
+        _, trained = fedgems.train_client(fed, i, 1, client, torch.arange(14), local_epochs=1, **AT_CLIENT)
+        distilled = fedgems.distil_client(fed, i, 1, trained, server_logits, public_epochs=1, epsilon=0.6, **AT_CLIENT)
         assert same(after["clients"][i], distilled)
 
 
@@ -612,30 +625,33 @@ def test_permuting_the_public_rows_permutes_the_pool():
     shuffled = dataclasses.replace(fed, public=fed.public._replace(images=images[order], labels=labels[order]))
     settings = {**ALL_AT_ONCE, "rounds": 3, "batch_size": 1000}
     (ours, a), (theirs, b) = (last(fedgems.run(f, **settings)) for f in (fed, shuffled))
-    assert torch.equal(a["in_pool"][order], b["in_pool"]) and 0 < a["in_pool"].sum() < 14
-    assert torch.allclose(a["pool_logits"][order], b["pool_logits"], atol=1e-4)
+    assert torch.equal(a["pool"]["mask"][order], b["pool"]["mask"]) and 0 < a["pool"]["mask"].sum() < 14
+    assert torch.allclose(a["pool"]["logits"][order], b["pool"]["logits"], atol=1e-4)
     assert [ours[case] for case in CASES] == [theirs[case] for case in CASES] and ours["bytes_up"] == theirs["bytes_up"]
 
 
 @pytest.fixture
 def served(monkeypatch):
     """What every call of `train_server` returned."""
-    calls, original = [], fedgems.train_server
+    calls = []
 
-    def recorded(*arguments, **settings):
-        calls.append(original(*arguments, **settings))
-        return calls[-1]
-    monkeypatch.setattr(fedgems, "train_server", recorded)
+    def recording(original):
+        def recorded(*arguments, **settings):
+            calls.append(original(*arguments, **settings))
+            return calls[-1]
+        return recorded
+    for module in (fedgems, fedgems_ablations):
+        monkeypatch.setattr(module, "train_server", recording(module.train_server))
     return calls
 
 
 @pytest.mark.parametrize("off", [(), ("self_training",), ("self_distillation",), ("self_training", "self_distillation")])
 def test_every_sample_is_in_exactly_one_of_the_four_cases(served, off):
-    flags = dict.fromkeys(off, False)
-    rounds = list(fedgems.run(labelled(num_public=14), **{**QUICK, "rounds": 3, "server_epochs": 2}, **flags))[1:]
-    for (metrics, _), (*_, cases, _) in zip(rounds, served, strict=True):
-        assert cases.sum(0).tolist() == [1] * 14
-        assert [metrics[case] for case in CASES] == pytest.approx([row.sum().item() / 14 for row in cases], abs=1e-6)
+    run = partial(fedgems_ablations.run, **dict.fromkeys(off, False)) if off else fedgems.run
+    rounds = list(run(labelled(num_public=14), **{**QUICK, "rounds": 3, "server_epochs": 2}))[1:]
+    for (metrics, _), fusion in zip(rounds, served, strict=True):
+        assert fusion.cases.sum(0).tolist() == [1] * 14
+        assert [metrics[case] for case in CASES] == pytest.approx([row.sum().item() / 14 for row in fusion.cases], abs=1e-6)
         assert not any(metrics[case] for case in off)
 
 
@@ -677,10 +693,10 @@ def test_with_epsilon_1_no_teacher_matters():
 
 def test_with_epsilon_0_clients_learn_from_the_server_alone():
     """Other public labels make no other client."""
-    fed, adam = labelled(num_public=14), {"public_epochs": 1, "batch_size": 4, "lr": 0.1, "epsilon": 0.0, **OPTIMIZER}
+    fed, settings = labelled(num_public=14), {"public_epochs": 1, "epsilon": 0.0, **AT_CLIENT}
     other = dataclasses.replace(fed, public=fed.public._replace(labels=(fed.public.labels + 1) % 3))
-    start, server_logits = fedgems.new_learner(fed.client_model(0)), random_logits(14, 3).float()
-    ours, theirs = (fedgems.distil_client(f, 0, 1, start, server_logits, **adam)[0] for f in (fed, other))
+    start, server_logits = snapshot(fed.client_model(0)), random_logits(14, 3).float()
+    ours, theirs = (fedgems.distil_client(f, 0, 1, start, server_logits, **settings) for f in (fed, other))
     assert same(ours, theirs)
 
 
@@ -698,7 +714,7 @@ def test_a_server_that_is_always_right_asks_for_nothing():
 def test_one_client_one_sample_two_classes(changes):
     for metrics, state in list(fedgems.run(labelled(**changes), **QUICK))[1:]:
         assert sum(metrics[case] for case in CASES) == pytest.approx(1)
-        assert all(torch.isfinite(x).all() for x in [*state["server"]["model"].values(), state["pool_logits"]])
+        assert all(torch.isfinite(x).all() for x in [*state["server"]["model"].values(), state["pool"]["logits"]])
 
 
 def spoilt(fed, *ids):
@@ -713,8 +729,7 @@ def test_a_client_that_uploads_nan_is_never_trusted_and_counted():
     fed = labelled(num_public=14)
     fewer = dataclasses.replace(fed, private=fed.private[:3])
     for (bad, ours), (good, theirs) in zip(fedgems.run(spoilt(fed, 3), **QUICK), fedgems.run(fewer, **QUICK), strict=True):
-        assert same([ours["server"], ours["pool_logits"], ours["in_pool"], ours["clients"][:3]],
-                    [theirs["server"], theirs["pool_logits"], theirs["in_pool"], theirs["clients"]])
+        assert same([ours["server"], ours["pool"], ours["clients"][:3]], [theirs["server"], theirs["pool"], theirs["clients"]])
         assert (bad.get("bad_uploads"), good.get("bad_uploads")) == ((1, 0) if ours["round"] else (None, None))
     assert bad["effective_teachers"] == good["effective_teachers"] > 0
 
@@ -746,12 +761,13 @@ def counted(fed, seen):
 def test_clients_predict_exactly_the_rows_outside_the_pool(flags):
     """Without self-distillation the pool teaches nothing: all rows; without ensemble distillation nobody is asked: none."""
     fed, seen = labelled(num_public=14), []
-    states = [state for _, state in fedgems.run(counted(fed, seen), **QUICK, **flags)]
+    run = fedgems_ablations.run if flags else fedgems.run
+    states = [state for _, state in run(counted(fed, seen), **QUICK, **flags)]
     expected = []
     for state in states[:-1]:
-        rows = [n for n in range(14) if not state["in_pool"][n] or "self_distillation" in flags]
+        rows = [n for n in range(14) if not state["pool"]["mask"][n] or "self_distillation" in flags]
         expected += [] if "ensemble_distillation" in flags else [(i, rows) for i in range(4)]
-    assert seen == expected and (states[1]["in_pool"].any() and not states[1]["in_pool"].all())
+    assert seen == expected and (states[1]["pool"]["mask"].any() and not states[1]["pool"]["mask"].all())
 
 
 def test_the_ledger_counts_exactly_the_rows_asked():
@@ -760,7 +776,7 @@ def test_the_ledger_counts_exactly_the_rows_asked():
     rounds = list(fedgems.run(fed, **{**ALL_AT_ONCE, "rounds": 4}))
     for (_, before), (metrics, _) in itertools.pairwise(rounds):
         wrong = public_logits(fed, before["server"]).argmax(1) != fed.public.labels
-        asked = int((wrong & ~before["in_pool"]).sum())
+        asked = int((wrong & ~before["pool"]["mask"]).sum())
         assert (metrics["bytes_up"], metrics["bytes_down_indices"]) == (4 * 4 * 3 * asked, 4 * 4 * asked)
         assert metrics["bytes_down"] == 4 * 4 * 3 * 14
         assert metrics["ensemble_distillation"] + metrics["nobody_right"] == pytest.approx(asked / 14)
@@ -804,7 +820,7 @@ def test_the_server_is_scored_on_the_public_test_set_where_there_is_one():
 
 def test_no_round_changes_a_state_that_was_yielded():
     states = [(state, copy.deepcopy(state)) for _, state in fedgems.run(labelled(num_public=14), **{**QUICK, "rounds": 3})]
-    assert all(same(state, snapshot) for state, snapshot in states)
+    assert all(same(state, then) for state, then in states)
 
 
 def through_a_file(state):
@@ -819,4 +835,4 @@ def test_resuming_fedgems_from_any_round_gives_the_same_bytes():
     for at in (0, 1, 2):
         resumed = list(fedgems.run(fed, through_a_file(rounds[at][1]), **settings))
         for (ours, a), (theirs, b) in zip(resumed, rounds[at + 1:], strict=True):
-            assert same(a, b) and without_seconds(ours) == without_seconds(theirs)
+            assert same(a, b) and ours == theirs

@@ -3,6 +3,7 @@ import copy
 import dataclasses
 import functools
 import heapq
+import inspect
 import itertools
 import math
 
@@ -14,9 +15,11 @@ from toys import federation, last, linear, same, samples
 from torch import nn
 
 import runs
-from algorithms import fedgkt
-from algorithms.common import Data, batches, run_clients, sample_clients, stream, tensors
-from algorithms.fedgkt import client_loss, extract, server_loss
+from algorithms import common, fedgkt, fedgkt_async, fedgkt_features
+from algorithms.common import Data, sample_clients, stream, tensors
+from algorithms.fedgkt import client_loss, server_loss
+from algorithms.fedgkt_features import extract
+from algorithms.training import OPTIMIZERS, batches
 from communication import features_bytes
 
 NUMBERS = 5          # in a feature map: neither the classes (3) nor the pixels (4)
@@ -90,16 +93,26 @@ def loaded(model, learner):
     return model.eval()
 
 
-def watched(monkeypatch, name):
-    """What a function of fedgkt is called with, from now on: [(arguments, keywords)]."""
-    calls, original = [], getattr(fedgkt, name)
-    monkeypatch.setattr(fedgkt, name, lambda *args, **keywords: calls.append((args, keywords)) or original(*args, **keywords))
+def trainings(state):
+    """How often each client has been trained."""
+    return [client["trainings"] for client in state["clients"]]
+
+
+def watched(monkeypatch, name, module=fedgkt):
+    """A function's calls, from now on, where this module makes them: [(arguments, what it returned)]."""
+    calls, original = [], getattr(module, name)
+
+    def watcher(*args, **keywords):
+        returned = original(*args, **keywords)
+        calls.append((args, returned))
+        return returned
+    monkeypatch.setattr(module, name, watcher)
     return calls
 
 
-def uploads_of(monkeypatch):
+def uploads_of(monkeypatch, module=fedgkt):
     """What the server trains on, from now on: [{client: (features, logits)}] of each event."""
-    calls = watched(monkeypatch, "train_server")
+    calls = watched(monkeypatch, "train_server", module)
     return lambda: [args[3] for args, _ in calls]
 
 
@@ -218,18 +231,17 @@ def softened(*probs):
 STUDENT, TEACHER, LABELS = softened([.6, .4], [.3, .7]), softened([.8, .2], [.5, .5]), torch.tensor([0, 0])
 CE = (-math.log(.6**2 / (.6**2 + .4**2)) - math.log(.3**2 / (.3**2 + .7**2))) / 2
 TAUGHT = (.8 * math.log(.8 / .6) + .2 * math.log(.2 / .4) + .5 * math.log(.5 / .3) + .5 * math.log(.5 / .7)) / 2
-losses = pytest.mark.parametrize("loss", [lambda student, teacher, labels, t: server_loss(student, teacher, labels, t), client_loss],
-                                 ids=["server", "client"])
+losses = pytest.mark.parametrize("loss", [server_loss, client_loss], ids=["server", "client"])
 
 
 def test_eq6_by_hand():
     """Temperature² times the divergence of the server from the sample's one client, mean over the batch; the client is the teacher."""
-    assert server_loss(STUDENT, TEACHER, LABELS, T).item() == pytest.approx(CE + T**2 * TAUGHT, abs=1e-12)
+    assert server_loss(STUDENT, LABELS, TEACHER, T).item() == pytest.approx(CE + T**2 * TAUGHT, abs=1e-12)
 
 
 def test_eq7_by_hand():
     """The same with the server as the teacher."""
-    assert client_loss(STUDENT, TEACHER, LABELS, T).item() == pytest.approx(CE + T**2 * TAUGHT, abs=1e-12)
+    assert client_loss(STUDENT, LABELS, TEACHER, T).item() == pytest.approx(CE + T**2 * TAUGHT, abs=1e-12)
 
 
 def random_logits(n=6, classes=4, seed=0):
@@ -244,28 +256,28 @@ def test_eq6_and_eq7_by_slow_loop(loss, temperature):
     for z, z_teacher, y in zip(student.tolist(), teacher.tolist(), labels.tolist()):
         p, q = (slow_softmax([v / temperature for v in logits]) for logits in (z_teacher, z))
         total += -math.log(slow_softmax(z)[y]) + temperature**2 * sum(a * math.log(a / b) for a, b in zip(p, q))
-    assert loss(student, teacher, labels, temperature).item() == pytest.approx(total / 6, abs=1e-12)
+    assert loss(student, labels, teacher, temperature).item() == pytest.approx(total / 6, abs=1e-12)
 
 
 def test_eq7_before_the_servers_first_answer_is_cross_entropy_alone():
-    assert client_loss(STUDENT, None, LABELS, T).item() == pytest.approx(CE, abs=1e-12)
+    assert client_loss(STUDENT, LABELS, None, T).item() == pytest.approx(CE, abs=1e-12)
 
 
 def test_eq6_without_distillation_is_cross_entropy_alone():
-    assert server_loss(STUDENT, TEACHER, LABELS, T, distill=False).item() == pytest.approx(CE, abs=1e-12)
+    assert server_loss(STUDENT, LABELS, TEACHER, T, distill=False).item() == pytest.approx(CE, abs=1e-12)
 
 
 @losses
 def test_b5_who_agrees_with_the_teacher_pays_cross_entropy_alone(loss):
-    assert loss(STUDENT, STUDENT.clone(), LABELS, T).item() == pytest.approx(CE, abs=1e-12)
+    assert loss(STUDENT, LABELS, STUDENT.clone(), T).item() == pytest.approx(CE, abs=1e-12)
 
 
 @losses
 def test_gradient_goes_to_the_student_alone(loss):
     student, teacher = random_logits().requires_grad_(), random_logits(seed=1).requires_grad_()
     labels = torch.tensor([0, 3, 1, 1, 2, 0])
-    assert torch.autograd.gradcheck(lambda z: loss(z, teacher, labels, 3.0), student)
-    loss(student, teacher, labels, 3.0).backward()
+    assert torch.autograd.gradcheck(lambda z: loss(z, labels, teacher, 3.0), student)
+    loss(student, labels, teacher, 3.0).backward()
     assert teacher.grad is None
     slopes = [slow_slope(z, y, z_teacher, 3.0) for z, z_teacher, y in zip(student.tolist(), teacher.tolist(), labels.tolist())]
     assert np.allclose(student.grad, np.array(slopes) / 6, atol=1e-12)
@@ -274,23 +286,23 @@ def test_gradient_goes_to_the_student_alone(loss):
 @losses
 def test_a_permutation_of_classes_or_samples_and_a_shift_of_logits_change_no_loss(loss):
     student, teacher, labels = random_logits(), random_logits(seed=1), torch.tensor([0, 3, 1, 1, 2, 0])
-    expected, classes, order = loss(student, teacher, labels, 3.0), torch.tensor([2, 0, 3, 1]), torch.tensor([5, 2, 0, 1, 4, 3])
+    expected, classes, order = loss(student, labels, teacher, 3.0), torch.tensor([2, 0, 3, 1]), torch.tensor([5, 2, 0, 1, 4, 3])
     renamed = torch.tensor([classes.tolist().index(y) for y in labels.tolist()])
-    assert torch.allclose(loss(student[:, classes], teacher[:, classes], renamed, 3.0), expected)
-    assert torch.allclose(loss(student[order], teacher[order], labels[order], 3.0), expected)
-    assert torch.allclose(loss(student + random_logits(6, 1, seed=2), teacher + random_logits(6, 1, seed=3), labels, 3.0), expected)
+    assert torch.allclose(loss(student[:, classes], renamed, teacher[:, classes], 3.0), expected)
+    assert torch.allclose(loss(student[order], labels[order], teacher[order], 3.0), expected)
+    assert torch.allclose(loss(student + random_logits(6, 1, seed=2), labels, teacher + random_logits(6, 1, seed=3), 3.0), expected)
 
 
 @losses
 def test_logits_of_ten_thousand_give_a_finite_loss(loss):
     """The student is sure and right, the teacher sure of the other class: T² (0 - (-20,000 / T)), as softmax rounds to 1 and 0."""
     student, teacher = torch.tensor([[1e4, -1e4]]), torch.tensor([[-1e4, 1e4]])
-    assert loss(student, teacher, torch.tensor([0]), 4.0).item() == 0 + 4**2 * (2e4 / 4)
+    assert loss(student, torch.tensor([0]), teacher, 4.0).item() == 0 + 4**2 * (2e4 / 4)
 
 
 @losses
 def test_a_loss_changes_no_input(loss):
-    arguments = random_logits(), random_logits(seed=1), torch.tensor([0, 3, 1, 1, 2, 0])
+    arguments = random_logits(), torch.tensor([0, 3, 1, 1, 2, 0]), random_logits(seed=1)
     before = copy.deepcopy(arguments)
     loss(*arguments, 3.0)
     assert same(arguments, before)
@@ -298,11 +310,16 @@ def test_a_loss_changes_no_input(loss):
 
 # ------------------------------------------------------------------------------------------------------------ extraction
 
-def trained_client(fed, i=0, server_logits=None, dtype=torch.float32, start=None, **changes):
+def trained_client(fed, i=0, **changes):
     """(features, logits, the client) after its first training."""
-    settings = {name: {**QUICK, **changes}[name] for name in ("local_epochs", "batch_size", "lr", "optimizer", "weight_decay", "temperature")}
-    client = start or {"model": fed.client_model(i).state_dict(), "optimizer": None}
-    return fedgkt.train_client(fed, i, 1, client, server_logits, **settings, dtype=dtype)
+    settings = {**QUICK, **changes}
+    new_optimizer = functools.partial(OPTIMIZERS[settings["optimizer"]], lr=settings["lr"], weight_decay=settings["weight_decay"])
+    client = {"model": fed.client_model(i).state_dict(), "optimizer": None, "trainings": 0}
+    upload, client = fedgkt.train_client(fed, i, client, None, local_epochs=settings["local_epochs"], batch_size=settings["batch_size"],
+                                         new_optimizer=new_optimizer, temperature=settings["temperature"], client_distill=True,
+                                         dtype=torch.float32)
+    assert client["trainings"] == 1
+    return *upload, client
 
 
 def batchnorm_features(client, images):
@@ -353,7 +370,7 @@ def test_extraction_is_in_eval_mode_and_leaves_batchnorm_and_the_mode_alone(trai
 
 @pytest.mark.parametrize("batch_size", [1, 3, 7])
 def test_b3_extraction_keeps_every_row_in_its_place_whatever_the_batches(batch_size, monkeypatch):
-    monkeypatch.setattr(fedgkt, "AT_ONCE", batch_size)
+    monkeypatch.setattr(fedgkt_features, "CHUNK", batch_size)
     model, images = Edge(), samples(7).images
     features, logits = extract(toy(), model, images)
     assert features.shape == (7, NUMBERS, 1, 1) and logits.shape == (7, 3)
@@ -395,7 +412,7 @@ def test_under_amp_maps_are_computed_in_bfloat16_and_kept_in_the_type_asked_for(
 def test_two_rounds_against_algorithm_1(settings):
     fed = toy()
     clients, server, answers = slow_fedgkt(fed, [(0, 1, 2)] * 2, **slow_settings(**settings))
-    metrics, state = finished(fed, latencies=(1., 4., 2.), **settings)
+    metrics, state = finished(fed, **settings)
     check(state, clients, server, answers)
     stacked, own = slow_accuracies(fed, clients, server)
     assert (metrics["accuracy"], metrics["edge_accuracy"]) == (pytest.approx(sum(stacked) / 3), pytest.approx(sum(own) / 3))
@@ -403,8 +420,8 @@ def test_two_rounds_against_algorithm_1(settings):
     numbers = 5 + 3 + 4
     assert {key: value for key, value in metrics.items() if key.startswith("bytes")} == {
         "bytes_up": 4 * NUMBERS * numbers, "bytes_down": 4 * 3 * numbers, "bytes_up_logits": 4 * 3 * numbers, "bytes_up_labels": 4 * numbers}
-    assert metrics["clock"] == metrics["clock_if_all_wait"] == 4 + 4 and metrics["answers_min"] == metrics["answers_max"] == 2
-    assert metrics["bad_uploads"] == 0 and state["trained"] == [2, 2, 2] and (state["round"], state["event"]) == (2, 2)
+    assert metrics["answers_min"] == metrics["answers_max"] == 2
+    assert metrics["bad_uploads"] == 0 and trainings(state) == [2, 2, 2] and state["round"] == 2
 
 
 def test_participation_below_1_against_algorithm_1():
@@ -424,8 +441,8 @@ def test_who_does_not_take_part_keeps_its_network_and_its_server_logits():
     for t, (before, after) in enumerate(itertools.pairwise(states), start=1):
         there = sample_clients(4, .5, stream(0, "active", t))
         for i in range(4):
-            unchanged = [same(before[key][i], after[key][i]) for key in ("clients", "server_logits", "trained")]
-            assert unchanged == [i not in there] * 3
+            unchanged = [same(before[key][i], after[key][i]) for key in ("clients", "server_logits")]
+            assert unchanged == [i not in there] * 2 and trainings(after)[i] == trainings(before)[i] + (i in there)
 
 
 def test_table_2_switches():
@@ -520,10 +537,15 @@ def test_a_client_may_hold_a_single_sample_or_be_alone(sizes):
 
 @pytest.mark.parametrize("settings", [{}, {"network": EdgeWithBatchNorm, "server": layered_server}])
 def test_equal_latencies_are_synchronous(settings):
-    """Bit for bit, clock included."""
-    fed, changes = toy(**settings), {**QUICK, "rounds": 4, "lr_patience": 1, "latencies": (2.5,) * 3}
-    together, one_by_one = (list(fedgkt.run(fed, **changes, asynchronous=on)) for on in (False, True))
-    assert equal(together, one_by_one) and together[-1][0]["clock"] == 4 * 2.5
+    """Bit for bit; the clock, which the synchronous algorithm does not have, is that of rounds of one latency."""
+    fed, changes = toy(**settings), {**QUICK, "rounds": 4, "lr_patience": 1}
+    together, one_by_one = list(fedgkt.run(fed, **changes)), list(fedgkt_async.run(fed, **changes, latencies=(2.5,) * 3))
+    own, clocks = ("event", "clock", "clock_if_all_wait"), []
+    for t, found in enumerate(one_by_one):
+        clocks.append([{key: value for key, value in part.items() if key in own} for part in found])
+        one_by_one[t] = tuple({key: value for key, value in part.items() if key not in own} for part in found)
+    assert equal(together, one_by_one)
+    assert clocks == [[{"clock": t * 2.5, "clock_if_all_wait": t * 2.5}, {"event": t, "clock": t * 2.5}] for t in range(5)]
 
 
 def slow_arrivals(latencies, rounds):
@@ -545,11 +567,11 @@ def slow_arrivals(latencies, rounds):
 def test_asynchronous_rounds_against_a_slow_queue(latencies):
     """Moments and groups in order, and after three rounds the networks and logits of Algorithm 1 on those groups."""
     fed, arrivals = toy(), slow_arrivals(latencies, 3)
-    rounds = list(fedgkt.run(fed, **{**QUICK, "rounds": 3}, asynchronous=True, latencies=latencies))[1:]
+    rounds = list(fedgkt_async.run(fed, **{**QUICK, "rounds": 3}, latencies=latencies))[1:]
     for t, (metrics, state) in enumerate(rounds, start=1):
         groups = [group for events in arrivals[:t] for _, group in events]
         answers = [sum(i in group for group in groups) for i in range(3)]
-        assert metrics["clock"] == state["clock"] == arrivals[t - 1][-1][0] and state["trained"] == answers
+        assert metrics["clock"] == state["clock"] == arrivals[t - 1][-1][0] and trainings(state) == answers
         assert (metrics["answers_min"], metrics["answers_max"]) == (min(answers), max(answers)) and state["event"] == len(groups)
         assert metrics["bytes_up"] == 4 * NUMBERS * sum(SIZES[i] for _, group in arrivals[t - 1] for i in group)
         assert metrics["clock_if_all_wait"] == pytest.approx(sum(answers) / 3 * max(latencies))
@@ -558,28 +580,36 @@ def test_asynchronous_rounds_against_a_slow_queue(latencies):
 
 def test_who_is_ten_times_as_fast_is_answered_ten_times_as_often(monkeypatch):
     """Alone at 1, 2, ..., 9, together with the slow one at 10; and so on."""
-    uploads = uploads_of(monkeypatch)
-    rounds = fedgkt.run(toy(sizes=(5, 3)), **{**QUICK, "rounds": 100}, asynchronous=True, latencies=(1., 10.))
+    uploads = uploads_of(monkeypatch, fedgkt_async)
+    rounds = fedgkt_async.run(toy(sizes=(5, 3)), **{**QUICK, "rounds": 100}, latencies=(1., 10.))
     metrics, state = next((metrics, state) for metrics, state in rounds if state["clock"] == 20)
     assert [sorted(who) for who in uploads()] == ([[0]] * 9 + [[0, 1]]) * 2
-    assert state["trained"] == [20, 2] and (metrics["answers_min"], metrics["answers_max"]) == (2, 20)
+    assert trainings(state) == [20, 2] and (metrics["answers_min"], metrics["answers_max"]) == (2, 20)
 
 
-def test_latencies_are_drawn_from_1_to_10_and_by_the_seed():
-    """The first round of all takes as long as the slowest; of one alone, as long as that one."""
-    def clock(seed, **changes):
-        return finished(toy(seed=seed, **changes), rounds=1, local_epochs=1, server_epochs=1)[0]["clock"]
-    clocks = [clock(seed) for seed in range(5)]
-    assert clock(0) == clocks[0] and len(set(clocks)) == 5 and all(1 <= moment <= 10 for moment in clocks)
-    assert all(clock(seed, sizes=(2,)) < clock(seed, sizes=(2,) * 8) for seed in range(3))
+def test_latencies_are_drawn_once_from_the_seed():
+    """From 1 to 10. A client alone has its latency in every round; of many the slowest, for which all would wait, is slower."""
+    def slowest(seed, **changes):
+        settings = {**QUICK, "local_epochs": 1, "server_epochs": 1}
+        rounds = list(fedgkt_async.run(toy(seed=seed, **changes), **settings))[1:]
+        found = {round(metrics["clock_if_all_wait"] * len(trainings(state)) / sum(trainings(state)), 9) for metrics, state in rounds}
+        assert len(rounds) == 2 and len(found) == 1
+        return rounds[0][0]["clock"], *found
+    drawn = [slowest(seed) for seed in range(5)]
+    assert slowest(0) == drawn[0] and all(len(set(values)) == 5 for values in zip(*drawn))
+    assert all(1 <= value <= 10 for values in drawn for value in values)
+    for seed in range(3):
+        clock, alone = slowest(seed, sizes=(2,))
+        assert clock == alone < slowest(seed, sizes=(2,) * 8)[1]
 
 
-def test_a_synchronous_round_takes_as_long_as_its_slowest_participant():
-    latencies, clock = (1., 2., 4., 8.), 0
-    for t, (metrics, _) in enumerate(fedgkt.run(toy(sizes=(2,) * 4), **{**QUICK, "rounds": 4}, participation=.5, latencies=latencies)):
-        if t:
-            clock += max(latencies[i] for i in sample_clients(4, .5, stream(0, "active", t)))
-        assert metrics["clock"] == clock
+def test_if_all_waited_each_round_would_take_as_long_as_its_slowest_client():
+    """As many rounds of all three as there have been trainings; at moment 4 the fourth, second and first training are over."""
+    rounds = fedgkt_async.run(toy(), **{**QUICK, "rounds": 100}, latencies=(1., 2., 4.))
+    metrics, state = next((metrics, state) for metrics, state in rounds if state["clock"] == 4)
+    assert trainings(state) == [4, 2, 1] and metrics["clock_if_all_wait"] == pytest.approx((4 + 2 + 1) / 3 * 4)
+    metrics, state = last(fedgkt_async.run(toy(), **QUICK, latencies=(3., 3., 3.)))
+    assert metrics["clock_if_all_wait"] == metrics["clock"] == 3 + 3
 
 
 # ------------------------------------------------------------------------------------------------------- the server's rate
@@ -598,18 +628,23 @@ def validation_accuracy(fed, state, data):
 
 
 @pytest.mark.parametrize("lr_patience", [1, 2])
-def test_the_rate_falls_when_validation_stands_still(lr_patience):
-    """As torch's ReduceLROnPlateau, which the public code uses, but on the server's validation set."""
-    fed = toy()
+def test_the_rate_falls_when_validation_stands_still(lr_patience, monkeypatch):
+    """By the rule of torch's ReduceLROnPlateau, which the public code uses too, but on the server's validation set."""
+    fed, calls = toy(), watched(monkeypatch, "train_server")
     rounds = list(fedgkt.run(fed, **{**QUICK, **WAVERING, "lr_patience": lr_patience}))
     update = torch.optim.SGD([torch.zeros(1)], lr=0.3)
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(update, mode="max", factor=0.1, patience=lr_patience, threshold=0, eps=0)
-    rates = []
-    for metrics, state in rounds[1:]:
-        [group] = state["server"]["optimizer"]["param_groups"]
+    rates, best, stale, rate = [], -1.0, 0, 0.3
+    for (metrics, state), (_, (stepped, _)) in zip(rounds[1:], calls, strict=True):
+        [group] = stepped["optimizer"]["param_groups"]
         assert group["lr"] == ([0.3] + rates)[-1]                              # this round's steps are at the rate before it
-        plateau.step(validation_accuracy(fed, state, fed.validation))
-        assert metrics["server_lr"] == state["server_lr"] == pytest.approx(update.param_groups[0]["lr"], rel=1e-12)
+        reached = validation_accuracy(fed, state, fed.validation)
+        plateau.step(reached)
+        best, stale = (reached, 0) if reached > best else (best, stale + 1)    # the rule written out
+        rate, stale = (rate / 10, 0) if stale > lr_patience else (rate, stale)
+        [group] = state["server"]["optimizer"]["param_groups"]
+        assert metrics["server_lr"] == state["server"]["lr"] == group["lr"] == pytest.approx(update.param_groups[0]["lr"], rel=1e-12)
+        assert metrics["server_lr"] == pytest.approx(rate, rel=1e-12)
         rates.append(metrics["server_lr"])
     assert 1 < len(set(rates)) < len(rates) - 2 and rates[0] == 0.3
 
@@ -656,22 +691,23 @@ def test_non_finite_features_are_left_out(what, value):
     _, server, answers = slow_fedgkt(fed, [(0, 1, 2), (0, 2)], **slow_settings())
     clients, _, _ = slow_fedgkt(fed, [(0, 1, 2)] * 2, **slow_settings())
     check(state, clients, server, answers)
-    assert torch.equal(state["server_logits"][1], first["server_logits"][1]) and metrics["bad_uploads"] == 1 and state["trained"] == [2, 2, 2]
+    assert torch.equal(state["server_logits"][1], first["server_logits"][1]) and metrics["bad_uploads"] == 1 and trainings(state) == [2, 2, 2]
     sizes = [len(private.labels) for private in fed.private]
     assert metrics["bytes_down"] == 4 * fed.num_classes * (sizes[0] + sizes[2])             # the client left out is not answered
 
 
 def test_without_any_finite_upload_the_server_stays_and_the_run_goes_on():
-    rounds = list(fedgkt.run(toy(), **QUICK, latencies=(1., 2., 4.), attack=Spoilt(range(3), "features", math.nan)))
+    rounds = list(fedgkt.run(toy(), **QUICK, attack=Spoilt(range(3), "features", math.nan)))
     for metrics, state in rounds[1:]:
         assert same(state["server"], rounds[0][1]["server"]) and state["server_logits"] == [None] * 3
-        assert metrics["bad_uploads"] >= 3 and runs.dumps(metrics)
+        assert metrics["bad_uploads"] == 3 and runs.dumps(metrics)
 
 
-def test_a_client_whose_network_is_spoilt_takes_nobody_down():
+@pytest.mark.parametrize("run", [fedgkt.run, functools.partial(fedgkt_async.run, latencies=(2.,) * 3)], ids=["synchronous", "asynchronous"])
+def test_a_client_whose_network_is_spoilt_takes_nobody_down(run):
     fed = toy()
     fed.private[1].images[0, 0, 0, 0] = math.nan
-    metrics, state = finished(fed)
+    metrics, state = last(run(fed, **QUICK))
     assert metrics["bad_uploads"] == 1 and runs.dumps(metrics)
     assert all(torch.isfinite(w).all() for i in (0, 2) for w in state["clients"][i]["model"].values())
     assert all(torch.isfinite(w).all() for w in state["server"]["model"].values()) and state["server_logits"][1] is None
@@ -679,8 +715,9 @@ def test_a_client_whose_network_is_spoilt_takes_nobody_down():
 
 # -------------------------------------------------------------------------------------------------------- the same bytes
 
-KINDS = {"synchronous": {}, "some": {"participation": .5}, "asynchronous": {"asynchronous": True, "latencies": (1., 2.5, 4.)},
+KINDS = {"synchronous": {}, "some": {"participation": .5}, "asynchronous": {"latencies": (1., 2.5, 4.)},
          "bfloat16": {"features": "bfloat16"}}
+RUNS = dict.fromkeys(KINDS, fedgkt.run) | {"asynchronous": fedgkt_async.run}
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -692,7 +729,7 @@ def layered():
 def whole(kind):
     """A run with all that a round may stumble over, made once for many tests: (its settings, [(metrics, state, a copy of then)])."""
     settings = {**QUICK, "rounds": 4, "optimizer": "amsgrad", "server_optimizer": "nesterov", "lr_patience": 1, "server_lr": .2, **KINDS[kind]}
-    return settings, [(metrics, state, copy.deepcopy(state)) for metrics, state in fedgkt.run(layered(), **settings)]
+    return settings, [(metrics, state, copy.deepcopy(state)) for metrics, state in RUNS[kind](layered(), **settings)]
 
 
 @each_kind
@@ -701,23 +738,24 @@ def test_every_state_is_all_that_the_next_rounds_need(kind):
     settings, rounds = whole(kind)
     assert [state["round"] for _, state, _ in rounds] == list(range(5))
     for (_, _, state), expected in itertools.pairwise(rounds):
-        assert equal([next(fedgkt.run(layered(), through_a_file(state), **settings))], [expected])
-    assert equal(fedgkt.run(layered(), through_a_file(rounds[1][2]), **settings), rounds[2:])
+        assert equal([next(RUNS[kind](layered(), through_a_file(state), **settings))], [expected])
+    assert equal(RUNS[kind](layered(), through_a_file(rounds[1][2]), **settings), rounds[2:])
 
 
 @each_kind
 def test_a_later_round_does_not_change_a_state(kind):
     settings, rounds = whole(kind)
     assert all(same(state, then) for _, state, then in rounds)
-    list(fedgkt.run(layered(), rounds[2][1], **settings))
+    list(RUNS[kind](layered(), rounds[2][1], **settings))
     assert same(rounds[2][1], rounds[2][2])
 
 
 @each_kind
 def test_the_same_seed_gives_the_same_bytes_with_clients_in_any_order(kind, monkeypatch):
     settings, rounds = whole(kind)
-    monkeypatch.setattr(fedgkt, "run_clients", lambda fn, ids, device: run_clients(fn, ids[::-1], device)[::-1])
-    assert equal(fedgkt.run(layered(), **settings), rounds)
+    for module in (common, fedgkt_features):
+        monkeypatch.setattr(module, "in_parallel", lambda fn, ids, device: [fn(i) for i in ids[::-1]][::-1])
+    assert equal(RUNS[kind](layered(), **settings), rounds)
 
 
 def test_another_seed_trains_every_client_and_the_server_otherwise():
@@ -754,13 +792,13 @@ def test_accuracies_are_of_what_the_state_holds(kind):
 
 def test_b4_accuracy_counts_samples_not_batches():
     """101 test samples, of which only the last, in a batch of its own, is of class 1; a network that always says class 1."""
-    fed = toy(test=Data(samples(fedgkt.AT_ONCE + 1).images, torch.tensor([0] * fedgkt.AT_ONCE + [1])))
+    fed = toy(test=Data(samples(fedgkt_features.CHUNK + 1).images, torch.tensor([0] * fedgkt_features.CHUNK + [1])))
     model, server = fed.client_model(0), fed.server_model()
     for layer in (model.classifier, server[1]):
         nn.init.zeros_(layer.weight)
         layer.bias.data = torch.tensor([0., 1., 0.])
-    learners = [{"model": model.state_dict()}], {"model": server.state_dict()}
-    assert fedgkt.accuracies(fed, *learners, fed.test) == [(pytest.approx(1 / 101), pytest.approx(1 / 101))]
+    scores = fedgkt_features.stacked_scores(fed, [{"model": model.state_dict()}], {"model": server.state_dict()}, fed.test)
+    assert scores == [(pytest.approx(1 / 101), pytest.approx(1 / 101))]
 
 
 def test_metrics_are_numbers_and_never_nan():
@@ -770,8 +808,10 @@ def test_metrics_are_numbers_and_never_nan():
 
 
 def test_round_0_is_the_untrained_start():
-    metrics, state = next(fedgkt.run(toy(), **QUICK))
-    assert state["round"] == 0 and metrics["clock"] == 0 and metrics["server_lr"] == 0.05 and not any(key.startswith("bytes") for key in metrics)
+    for run in (fedgkt.run, fedgkt_async.run):
+        metrics, state = next(run(toy(), **QUICK))
+        assert state["round"] == 0 and metrics["server_lr"] == 0.05 and not any(key.startswith("bytes") for key in metrics)
+        assert [metrics[key] for key in ("clock", "clock_if_all_wait") if key in metrics] == [0, 0] * (run is fedgkt_async.run)
 
 
 def test_eq13_is_what_the_metrics_of_a_round_add_up_to():
@@ -781,10 +821,12 @@ def test_eq13_is_what_the_metrics_of_a_round_add_up_to():
 
 # ------------------------------------------------------------------------------------------------------- what is refused
 
-def refused(fed, message, **changes):
-    with pytest.raises(ValueError, match=message) as error:
-        finished(fed, **changes)
-    assert "\n" not in str(error.value)
+def refused(fed, message, functions=(fedgkt.run, fedgkt_async.run), **changes):
+    """Before anything is computed: there is not even a first row."""
+    for run in functions:
+        with pytest.raises(ValueError, match=message) as error:
+            next(run(fed, **{**QUICK, **changes}))
+        assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("network", [linear, (Edge, linear)])
@@ -811,11 +853,17 @@ def test_a_server_that_cannot_read_the_map_of_another_client_is_refused():
 
 @pytest.mark.parametrize("latencies", [(1., 2.), (1., 2., 3., 4.), (1., 0., 2.), (1., 2., -1.)])
 def test_latencies_are_a_time_for_each_client(latencies):
-    refused(toy(), "--latencies needs a time greater than 0 for each of 3 clients", latencies=latencies)
+    refused(toy(), "--latencies needs a time greater than 0 for each of 3 clients", [fedgkt_async.run], latencies=latencies)
 
 
-def test_asynchronous_with_some_clients_is_refused():
-    refused(toy(), "--participation 1", asynchronous=True, participation=.5)
+@pytest.mark.parametrize("run, excluded", [(fedgkt_async.run, {"participation": .5}),
+                                           (fedgkt_async.run, {"attack": Spoilt([1], "logits", 0.0)}),
+                                           (fedgkt.run, {"latencies": (1., 2., 3.)})])
+def test_asynchronous_with_some_clients_is_refused(run, excluded):
+    """Who arrives alone has nobody to imitate, and whoever waits for all has no latencies: there are no such keywords."""
+    assert not set(excluded) & set(inspect.signature(run).parameters)
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{next(iter(excluded))}'"):
+        run(toy(), **QUICK, **excluded)
 
 
 def test_patience_without_a_validation_set_is_refused():
@@ -826,23 +874,26 @@ def test_patience_without_a_validation_set_is_refused():
 def test_feature_maps_that_do_not_fit_in_memory_are_refused(monkeypatch, features, size):
     """Before anything is trained; those that just fit are not."""
     needed = size * NUMBERS * (5 + 3 + 4)
-    monkeypatch.setattr(fedgkt, "available_memory", lambda device: needed - 1)
+    monkeypatch.setattr(fedgkt_features, "available_memory", lambda device: needed - 1)
     refused(toy(), "--features bfloat16 halves them", features=features)
-    monkeypatch.setattr(fedgkt, "available_memory", lambda device: needed)
-    assert finished(toy(), features=features)[1]["round"] == 2
+    monkeypatch.setattr(fedgkt_features, "available_memory", lambda device: needed)
+    for run in (fedgkt.run, fedgkt_async.run):
+        assert last(run(toy(), **QUICK, features=features))[1]["round"] == 2
 
 
 @pytest.mark.parametrize("linux", [True, False])
 def test_available_memory_is_some_and_at_most_all_there_is(linux, monkeypatch):
     """A system without /proc/meminfo, as a laptop may be, has at least its size."""
     if not linux:
-        monkeypatch.setattr(fedgkt.os.path, "exists", lambda path: False)
-    total = fedgkt.os.sysconf("SC_PHYS_PAGES") * fedgkt.os.sysconf("SC_PAGE_SIZE")
-    free = fedgkt.available_memory(torch.device("cpu"))
+        monkeypatch.setattr(fedgkt_features.os.path, "exists", lambda path: False)
+    total = fedgkt_features.os.sysconf("SC_PHYS_PAGES") * fedgkt_features.os.sysconf("SC_PAGE_SIZE")
+    free = fedgkt_features.available_memory(torch.device("cpu"))
     assert 2**20 < free <= total and (linux or free == total)
 
 
 def test_what_is_said_before_a_run_is_the_memory_of_all_maps():
     fed = toy(sizes=(40_000, 2**16 - 40_000))
-    assert fedgkt.statement(fed, {"features": "float32"}) == f"the feature maps of 65536 samples, 5 numbers each, take {5 * 4 / 16:.1f} MiB"
-    assert fedgkt.statement(fed, {"features": "bfloat16"}).endswith(f"take {5 * 2 / 16:.1f} MiB")
+    for module in (fedgkt, fedgkt_async):
+        said = module.announcement(fed, {"features": "float32"})
+        assert said == f"the feature maps of 65536 samples, 5 numbers each, take {5 * 4 / 16:.1f} MiB"
+        assert module.announcement(fed, {"features": "bfloat16"}).endswith(f"take {5 * 2 / 16:.1f} MiB")

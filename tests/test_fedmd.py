@@ -3,6 +3,7 @@ import collections
 import copy
 import itertools
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ from test_logits import close as close_to
 from toys import federation, labelled, last, linear, same, samples, with_batchnorm, with_hidden_layer
 from torch import nn
 
-from algorithms import fedmd
+from algorithms import fedmd, fedmd_pooled, fedmd_transfer
 from algorithms.common import Data, stream
+from algorithms.training import OPTIMIZERS
 
 TRANSFER = {"transfer_public_epochs": 12, "transfer_public_batch_size": 6, "lr": 0.05}
 QUICK = {**TRANSFER, "rounds": 2, "transfer_local_epochs": 18, "transfer_batch_size": 3, "subset_size": 7, "public_epochs": 2,
@@ -194,12 +196,12 @@ def test_the_subset_of_a_round_is_drawn_anew_from_the_rounds_stream():
 def test_the_penalty_is_of_the_last_layers_kernel_alone():
     model = with_hidden_layer()
     kernel = model[3].weight.detach()
-    loss = fedmd.penalty(model, 0.5)
+    loss = fedmd_transfer.penalty(model, 0.5)
     assert loss.item() == pytest.approx(0.5 * sum(w * w for w in kernel.flatten().tolist()), rel=1e-6)
     loss.backward()
     assert torch.allclose(model[3].weight.grad, 0.5 * 2 * kernel)
     assert all(w.grad is None for name, w in model.named_parameters() if name != "3.weight")
-    assert fedmd.penalty(model, 0.0).item() == 0
+    assert fedmd_transfer.penalty(model, 0.0).item() == 0
 
 
 LOOK = samples(5, seed=3)
@@ -210,11 +212,11 @@ def told(monkeypatch):
     """told(accuracies, patience, ...) -> how many epochs there are when the validation set says these."""
     def epochs_of(accuracies, epochs=20, min_delta=0.01, patience=3, validation=LOOK):
         fed, model, script, passes = federation(), linear(), iter(accuracies), []
-        monkeypatch.setattr(fedmd, "accuracy", lambda logits, labels: next(script))
+        monkeypatch.setattr(fedmd_transfer, "accuracy", lambda logits, labels: next(script))
         fed.augment = lambda images, rng: passes.append(len(images)) or images
         update = torch.optim.SGD(model.parameters(), lr=0.1)
-        fedmd.train_until_no_better(fed, model, update, fed.private[0], validation, epochs=epochs, batch_size=5, kernel_l2=0.0,
-                                    keys=("here",), min_delta=min_delta, patience=patience)
+        fedmd_transfer.train_until_converged(fed, model, update, fed.private[0], validation, epochs=epochs, batch_size=5,
+                                             kernel_l2=0.0, keys=("here",), min_delta=min_delta, patience=patience)
         return len(passes)                                                              # 5 samples in one batch: one step an epoch
     return epochs_of
 
@@ -253,8 +255,8 @@ def test_early_stopping_keeps_the_last_weights():
     def trained(validation, epochs):
         model = fed.client_model(0)
         update = torch.optim.SGD(model.parameters(), lr=0.1)
-        fedmd.train_until_no_better(fed, model, update, fed.private[0], validation, epochs=epochs, batch_size=2, kernel_l2=0.1,
-                                    keys=("here",), min_delta=0.005, patience=3)
+        fedmd_transfer.train_until_converged(fed, model, update, fed.private[0], validation, epochs=epochs, batch_size=2,
+                                             kernel_l2=0.1, keys=("here",), min_delta=0.005, patience=3)
         return dict(model.state_dict())
     assert same(trained(never_right, 20), trained(None, 1 + 3))
     assert not same(trained(None, 4), trained(None, 1))
@@ -271,7 +273,8 @@ def test_transfer_never_sees_a_test_set():
              "public_test": fed.public_test._replace(labels=2 - fed.public_test.labels)}
     here = states()
     for a, b in zip(here, states(**wrong), strict=True):
-        assert same(a["parties"], b["parties"])
+        a, b = ({key: value for key, value in state.items() if key != "start"} for state in (a, b))      # test accuracies
+        assert same(a, b) and ("models" in a or "parties" in a)
     assert not same(here[-1]["parties"], states(validation=wrong["test"])[-1]["parties"])
 
 
@@ -309,7 +312,7 @@ def test_early_stopping_without_a_validation_set_is_refused_in_one_line():
         next(fedmd.run(labelled()))
     assert "\n" not in str(error.value)
     next(fedmd.run(labelled(), early_stopping=False))
-    next(fedmd.pooled(labelled()))
+    next(fedmd_pooled.run(labelled()))
 
 
 # ---------------------------------------------------------------------------------------------------------- whole rounds
@@ -350,7 +353,8 @@ def test_fedmd_round_by_hand(weights):
     adam = {"lr": QUICK["lr"], "weight_decay": QUICK["weight_decay"]}
 
     public_epochs = [slow_public_stage(fed, i, parties[i]) for i in ids]                # step 0
-    assert all(close_to(learner["model"], parties[i]) for i, learner in enumerate(rounds[1][1]["parties"]))
+    assert [state.get("stage") for _, state in rounds[:3]] == ["public", "private", None]
+    assert all(close_to(model_state, parties[i]) for i, model_state in enumerate(rounds[1][1]["models"]))
     private_epochs = [slow_until_no_better(parties[i], *fed.private[i], fed.validation, epochs=18, batch_size=3,
                                            keys=("transfer local", i), min_delta=.001, patience=10) for i in ids]
     assert min(public_epochs) < 12 and 10 < min(private_epochs) < 18                    # so that stopping early is tested
@@ -390,9 +394,9 @@ def test_gain_is_since_the_transfer_also_after_resuming():
 
 @pytest.mark.parametrize("weights, j, heard", [((0., 2., 1.), 0, [1, 2]), ((1., 2., 5.), 0, [1, 2]), ((3., 1., 0.), 1, [0])])
 def test_weights_stay_with_their_parties_when_one_is_not_finite(weights, j, heard):
-    fed, settings = joint(), {key: QUICK[key] for key in ("public_epochs", "public_batch_size", "local_epochs", "batch_size", "lr",
-                                                          "weight_decay", "kernel_l2")}
-    said = []
+    fed, said = joint(), []
+    settings = {key: QUICK[key] for key in ("public_epochs", "public_batch_size", "local_epochs", "batch_size", "kernel_l2")}
+    new_optimizer = partial(OPTIMIZERS["adam"], lr=QUICK["lr"], weight_decay=QUICK["weight_decay"])
 
     def spoil(uploads, ids, rows, t):
         said.append((uploads.clone(), rows))
@@ -401,7 +405,7 @@ def test_weights_stay_with_their_parties_when_one_is_not_finite(weights, j, hear
     *_, (_, before), (metrics, after) = fedmd.run(fed, **BRIEF, consensus_weights=weights, attack=spoil)
     [(uploads, rows)] = said
     expected = sum(weights[i] * uploads[i] for i in heard) / sum(weights[i] for i in heard)
-    party, _ = fedmd.digest_and_revisit(fed, 2, 1, before["parties"][2], rows, expected, optimizer="adam", **settings)
+    party = fedmd.digest_and_revisit(fed, 2, 1, before["parties"][2], rows, expected, new_optimizer=new_optimizer, **settings)
     assert metrics["bad_uploads"] == 1
     for name, w in party["model"].items():
         assert torch.allclose(after["parties"][2]["model"][name], w, atol=1e-5)
@@ -436,10 +440,10 @@ def test_ten_parties_have_ten_networks():
 POOLED = {**TRANSFER, "rounds": 2, "batch_size": 5, "weight_decay": 0.01, "kernel_l2": 0.02}
 
 
-def test_pooled_by_hand():
+def test_pooled_is_public_training_and_then_epochs():
     """The public stage, then one Adam per party that lives on, over the private samples of all parties in one."""
     fed = joint()
-    rounds = list(fedmd.pooled(fed, **POOLED))
+    rounds = list(fedmd_pooled.run(fed, **POOLED))
     images = torch.cat([data.images for data in fed.private])
     labels = torch.cat([data.labels for data in fed.private])
     for i in range(3):
@@ -450,13 +454,13 @@ def test_pooled_by_hand():
             if t > 0:
                 slow_training(learner, update, images, towards_labels(labels), epochs=1, batch_size=5,
                               rng=stream(0, "pooled", t, i), kernel_l2=0.02)
-            assert close_to(rounds[1 + t][1]["learners"][i]["model"], learner, atol=1e-4)
+            assert close_to(rounds[1 + t][1]["parties"][i]["model"], learner, atol=1e-4)
 
 
 def test_every_network_learns_every_private_sample_once_a_round():
     fed, seen = joint(), []
     fed.augment = lambda images, rng: seen.append(images) or images
-    run = fedmd.pooled(fed, **{**POOLED, "transfer_public_epochs": 1})
+    run = fedmd_pooled.run(fed, **{**POOLED, "transfer_public_epochs": 1})
     next(run), next(run)
     for _ in range(2):
         seen.clear()
@@ -467,7 +471,7 @@ def test_every_network_learns_every_private_sample_once_a_round():
 
 
 def test_pooled_exchanges_nothing_and_its_accuracy_is_the_parties_mean():
-    rounds = list(fedmd.pooled(joint(), **{**POOLED, "transfer_public_epochs": 1}))
+    rounds = list(fedmd_pooled.run(joint(), **{**POOLED, "transfer_public_epochs": 1}))
     assert [state["round"] for _, state in rounds] == [-1, 0, 1, 2] and rounds[0][0] is None
     for metrics, _ in rounds[1:]:
         assert metrics["bytes_up"] == metrics["bytes_down"] == 0 and metrics["accuracy"] == metrics["client_accuracy"]
@@ -477,6 +481,6 @@ def test_pooled_begins_as_fedmd_does():
     """The same weights after the same training on the public samples."""
     fed = joint()
     transfer = itertools.islice(fedmd.run(fed, **QUICK), 1, 2)
-    pooled = itertools.islice(fedmd.pooled(fed, **POOLED), 1, 2)
+    pooled = itertools.islice(fedmd_pooled.run(fed, **POOLED), 1, 2)
     for (_, a), (_, b) in zip(transfer, pooled, strict=True):
-        assert all(same(dict(x["model"]), dict(y["model"])) for x, y in zip(a["parties"], b["learners"], strict=True))
+        assert all(same(dict(x), dict(y["model"])) for x, y in zip(a["models"], b["parties"], strict=True))

@@ -6,12 +6,15 @@ import math
 import numpy as np
 import pytest
 import torch
-from toys import federation, last, linear, same, with_batchnorm, with_dropout, with_hidden_layer, without_seconds
+from toys import federation, last, linear, same, with_batchnorm, with_dropout, with_hidden_layer
 
 import algorithms.fedavg as fedavg
-from algorithms import feddf, fedprox, fedsdd, scaffold
-from algorithms.common import accuracy, average_weights, batches, disagreement, predict_logits, sample_clients, stream
-from communication import weights_bytes
+from algorithms import feddf, fedprox, fedsdd, fedsdd_ablations, scaffold
+from algorithms.common import sample_clients, stream
+from algorithms.equations import average_weights
+from algorithms.evaluation import accuracy, disagreement
+from algorithms.training import batches, predict_logits
+from communication import round_seconds, weights_bytes
 
 QUICK = {"rounds": 3, "participation": 1.0, "local_epochs": 1, "batch_size": 2, "lr": 0.1, "distill_steps": 3, "server_batch_size": 4}
 EIGHT = (5, 3, 4, 6, 4, 5, 3, 4)
@@ -24,6 +27,12 @@ def predictions(fed, states, images):
         model.load_state_dict(state)
         logits.append(predict_logits(fed, model, images))
     return torch.stack(logits)
+
+
+def distilled(fed, t, k, model_state, teacher_logits, **settings):
+    """The state_dict after distillation of the one whose state_dict is given."""
+    student = {"architecture": fed.architecture[0], "model": model_state}
+    return fedsdd.distil(fed, t, k, student, teacher_logits, **settings)["model"]
 
 
 # ---------------------------------------------------------------------------------------------------------------- groups
@@ -100,7 +109,7 @@ def test_eq4_is_temperature_squared_kl_from_the_teacher(temperature):
     fed = federation(num_public=6)
     start, teacher = fed.client_model(0).state_dict(), 3 * torch.randn(6, 3)
     settings = {"temperature": temperature, "distill_steps": 5, "server_batch_size": 4, "server_lr": 0.3}
-    student = fedsdd.distil(fed, 2, 1, start, teacher, **settings)
+    student = distilled(fed, 2, 1, start, teacher, **settings)
     weight, bias = slow_distil(fed, start["1.weight"].tolist(), start["1.bias"].tolist(), teacher, 0, 2, 1, **settings)
     assert np.allclose(student["1.weight"], weight, atol=1e-5) and np.allclose(student["1.bias"], bias, atol=1e-5)
 
@@ -109,8 +118,8 @@ def test_distil_makes_exactly_the_steps_asked_for():
     """5 steps of 4 over 6 images: passes of 4 and 2 images, the third one cut."""
     fed, seen = federation(num_public=6), []
     fed.augment = lambda images, rng: seen.append(len(images)) or images
-    fedsdd.distil(fed, 1, 0, fed.client_model(0).state_dict(), torch.randn(6, 3), temperature=1.0, distill_steps=5,
-                  server_batch_size=4, server_lr=0.1)
+    distilled(fed, 1, 0, fed.client_model(0).state_dict(), torch.randn(6, 3), temperature=1.0, distill_steps=5,
+              server_batch_size=4, server_lr=0.1)
     assert seen == [4, 2, 4, 2, 4]
 
 
@@ -118,7 +127,7 @@ def test_distilling_a_model_towards_itself_changes_nothing():
     fed = federation()
     start = fed.client_model(0).state_dict()
     teacher = predictions(fed, [start], fed.public.images)[0]
-    student = fedsdd.distil(fed, 1, 0, start, teacher, temperature=4.0, distill_steps=4, server_batch_size=4, server_lr=0.5)
+    student = distilled(fed, 1, 0, start, teacher, temperature=4.0, distill_steps=4, server_batch_size=4, server_lr=0.5)
     for name, w in start.items():
         assert torch.allclose(student[name], w, atol=1e-6)
 
@@ -126,7 +135,7 @@ def test_distilling_a_model_towards_itself_changes_nothing():
 def test_distil_moves_the_students_running_statistics():
     fed = federation(network=with_batchnorm)
     start = fed.client_model(0).state_dict()
-    student = fedsdd.distil(fed, 1, 0, start, torch.randn(8, 3), temperature=4.0, distill_steps=4, server_batch_size=4, server_lr=0.1)
+    student = distilled(fed, 1, 0, start, torch.randn(8, 3), temperature=4.0, distill_steps=4, server_batch_size=4, server_lr=0.1)
     assert student["0.num_batches_tracked"].item() == 4 and not torch.equal(student["0.running_mean"], start["0.running_mean"])
 
 
@@ -134,8 +143,7 @@ def test_fedsdds_student_learns_from_augmented_public_images():
     """Here from black ones: no gradient for the weights, only for the bias."""
     fed = federation(augment=lambda images, rng: images * 0)
     start = fed.client_model(0).state_dict()
-    student = fedsdd.distil(fed, 1, 0, start, torch.randn(8, 3), distill_steps=3, server_batch_size=4, server_lr=0.3,
-                            temperature=2.0)
+    student = distilled(fed, 1, 0, start, torch.randn(8, 3), distill_steps=3, server_batch_size=4, server_lr=0.3, temperature=2.0)
     assert torch.equal(student["1.weight"], start["1.weight"]) and not torch.equal(student["1.bias"], start["1.bias"])
 
 
@@ -143,7 +151,7 @@ def test_distil_changes_neither_the_state_nor_the_teacher():
     fed = federation(network=with_batchnorm)
     start, teacher = fed.client_model(0).state_dict(), torch.randn(8, 3)
     before = copy.deepcopy((dict(start), teacher))
-    fedsdd.distil(fed, 1, 0, start, teacher, temperature=4.0, distill_steps=4, server_batch_size=4, server_lr=0.1)
+    distilled(fed, 1, 0, start, teacher, temperature=4.0, distill_steps=4, server_batch_size=4, server_lr=0.1)
     assert same((dict(start), teacher), before)
 
 
@@ -151,7 +159,7 @@ def test_targets_follow_the_public_rows():
     """Permuting the public images permutes the stored logits; a sample's target never changes."""
     fed, order = federation(), torch.tensor([3, 1, 0, 7, 5, 2, 6, 4])
     shuffled = federation(public=fed.public._replace(images=fed.public.images[order]))
-    rings = [last(fedsdd.run(f, **QUICK, K=2, R=2, students="main", warmup_rounds=3))[1]["public_ring"] for f in (fed, shuffled)]
+    rings = [last(fedsdd_ablations.run(f, **QUICK, K=2, R=2, students="main", warmup_rounds=3))[1]["ring"] for f in (fed, shuffled)]
     for a, b in zip(*rings, strict=True):
         assert torch.allclose(a[order], b, atol=1e-5)
 
@@ -168,8 +176,8 @@ def test_two_rounds_with_R_2_against_algorithm_1():
         groups = fedsdd.group_clients(active, K, stream(0, "groups", t))
         averaged = []
         for k in range(K):
-            uploads = [fedavg.train_client(fed, i, t, {"model": starred[k]}, None, local_epochs=1, batch_size=2, lr=0.1)[0]["model"]
-                       for i in groups[k]]
+            server = {"architecture": "linear", "model": starred[k]}
+            uploads = [fedavg.train_client(fed, i, t, server, local_epochs=1, batch_size=2, lr=0.1)["model"] for i in groups[k]]
             averaged.append(average_weights(uploads, [EIGHT[i] for i in groups[k]]))
         past.append(averaged)
         everyone = [w for models in past[-2:] for w in models]                       # K min(t, R) teachers, equally weighted
@@ -180,7 +188,7 @@ def test_two_rounds_with_R_2_against_algorithm_1():
     metrics, state = last(fedsdd.run(fed, **{**QUICK, "rounds": 2}, K=K, R=2))
     for k in range(K):
         for name in starred[k]:
-            assert torch.allclose(state["servers"][k]["model"][name], starred[k][name], atol=1e-5)
+            assert torch.allclose(state["global_models"][k]["model"][name], starred[k][name], atol=1e-5)
     ensemble = predictions(fed, everyone, fed.test.images)
     assert metrics["ensemble_accuracy"] == pytest.approx(accuracy(ensemble.mean(0), fed.test.labels))
     assert metrics["server_accuracy"] == pytest.approx(accuracy(predictions(fed, starred, fed.test.images)[0], fed.test.labels))
@@ -189,65 +197,73 @@ def test_two_rounds_with_R_2_against_algorithm_1():
 
 @pytest.mark.parametrize("R", [1, 2, 3])
 def test_eq5_first_rounds_use_the_rounds_there_are(R):
-    lengths = [len(state["public_ring"]) for _, state in fedsdd.run(federation(), **{**QUICK, "rounds": 4}, K=2, R=R)]
+    lengths = [len(state["ring"]) for _, state in fedsdd.run(federation(), **{**QUICK, "rounds": 4}, K=2, R=R)]
     assert lengths == [min(t, R) for t in range(5)]
 
 
 def test_ring_holds_the_models_before_distillation_and_never_the_initial_ones():
     fed = federation()
     _, state = last(fedsdd.run(fed, **{**QUICK, "rounds": 1}, K=2, R=4))
-    untaught = last(fedsdd.run(fed, **{**QUICK, "rounds": 1}, K=2, R=4, students="none"))[1]["servers"]
+    untaught = last(fedsdd_ablations.run(fed, **{**QUICK, "rounds": 1}, K=2, R=4, students="none"))[1]["global_models"]
     members = predictions(fed, [server["model"] for server in untaught], fed.public.images)
-    assert len(state["public_ring"]) == 1 and torch.allclose(state["public_ring"][0], members.mean(0), atol=1e-6)
-    assert not torch.equal(state["servers"][0]["model"]["1.weight"], untaught[0]["model"]["1.weight"])
+    assert len(state["ring"]) == 1 and torch.allclose(state["ring"][0], members.mean(0), atol=1e-6)
+    assert not torch.equal(state["global_models"][0]["model"]["1.weight"], untaught[0]["model"]["1.weight"])
 
 
-def changed(students, **more):
+def changed(run, **more):
     """Which of K = 3 models differ from the same round without distillation."""
     fed = federation(sizes=EIGHT)
-    settings = {**QUICK, "rounds": 1, "K": 3, **more}
-    taught, untaught = (last(fedsdd.run(fed, **settings, students=d))[1]["servers"] for d in (students, "none"))
+    settings = {**QUICK, "rounds": 1, "K": 3}
+    taught = last(run(fed, **settings, **more))[1]["global_models"]
+    untaught = last(fedsdd_ablations.run(fed, **settings, **{**more, "students": "none"}))[1]["global_models"]
     return [not same(dict(a["model"]), dict(b["model"])) for a, b in zip(taught, untaught)]
 
 
 def test_only_the_main_model_learns_from_the_ensemble():
-    assert changed("main") == [True, False, False]
+    assert changed(fedsdd.run) == changed(fedsdd_ablations.run, students="main") == [True, False, False]
 
 
 def test_basic_distillation_teaches_every_model():
-    assert changed("all") == [True, True, True]
+    assert changed(fedsdd_ablations.run, students="all") == [True, True, True]
 
 
 def test_warm_up_rounds_have_no_distillation():
-    assert changed("main", warmup_rounds=1) == [False, False, False]
+    assert changed(fedsdd_ablations.run, students="main", warmup_rounds=1) == [False, False, False]
     fed = federation()
     for warmup, expected in [(2, [True, True, False]), (1, [True, False, False])]:
-        runs = [list(fedsdd.run(fed, **QUICK, K=2, students=students, warmup_rounds=warmup)) for students in ("main", "none")]
-        assert [same(dict(a["servers"][0]["model"]), dict(b["servers"][0]["model"])) for (_, a), (_, b) in zip(*runs)][1:] == expected
+        runs = [list(fedsdd_ablations.run(fed, **QUICK, K=2, students=s, warmup_rounds=warmup)) for s in ("main", "none")]
+        assert [same(a["global_models"][0], b["global_models"][0]) for (_, a), (_, b) in zip(*runs)][1:] == expected
 
 
 def test_the_ring_is_filled_in_warm_up_rounds_too():
-    _, state = last(fedsdd.run(federation(), **QUICK, K=2, R=2, students="main", warmup_rounds=3))
-    assert len(state["public_ring"]) == 2
+    _, state = last(fedsdd_ablations.run(federation(), **QUICK, K=2, R=2, students="main", warmup_rounds=3))
+    assert len(state["ring"]) == 2
 
 
 def test_basic_distillation_has_one_fixed_teacher_for_all_students():
     fed = federation(sizes=EIGHT)
-    untaught = last(fedsdd.run(fed, **{**QUICK, "rounds": 1}, K=3, students="none"))[1]["servers"]
-    taught = last(fedsdd.run(fed, **{**QUICK, "rounds": 1}, K=3, students="all"))[1]["servers"]
+    untaught = last(fedsdd_ablations.run(fed, **{**QUICK, "rounds": 1}, K=3, students="none"))[1]["global_models"]
+    taught = last(fedsdd_ablations.run(fed, **{**QUICK, "rounds": 1}, K=3, students="all"))[1]["global_models"]
     teacher = predictions(fed, [server["model"] for server in untaught], fed.public.images).mean(0)
     for k in range(3):
-        student = fedsdd.distil(fed, 1, k, untaught[k]["model"], teacher, temperature=4.0, distill_steps=3, server_batch_size=4,
+        student = fedsdd.distil(fed, 1, k, untaught[k], teacher, temperature=4.0, distill_steps=3, server_batch_size=4,
                                 server_lr=0.1)
-        assert same(dict(taught[k]["model"]), dict(student))
+        assert same(taught[k], student)
+
+
+@pytest.mark.parametrize("network", [with_batchnorm, (with_batchnorm, with_hidden_layer)])
+def test_the_ablations_with_fedsdds_own_choices_are_fedsdd_bit_for_bit(network):
+    fed, settings = federation(sizes=EIGHT, network=network), {**QUICK, "K": 2, "R": 2}
+    theirs = list(fedsdd_ablations.run(fed, **settings, ensemble="aggregated", students="main", warmup_rounds=0))
+    assert same(list(fedsdd.run(fed, **settings)), theirs)
 
 
 def test_initial_models_differ_and_main_is_fedavgs():
     fed = federation()
     _, state = next(fedsdd.run(fed, **QUICK, K=3))
-    weights = [server["model"]["1.weight"] for server in state["servers"]]
+    weights = [server["model"]["1.weight"] for server in state["global_models"]]
     assert not any(torch.equal(a, b) for a, b in itertools.combinations(weights, 2))
-    assert torch.equal(weights[0], fedavg.start_server(fed)["model"]["1.weight"])
+    assert torch.equal(weights[0], fedavg.start_server(fed, "linear")["model"]["1.weight"])
 
 
 @pytest.mark.parametrize("method", [fedavg, fedprox, scaffold])
@@ -256,21 +272,19 @@ def test_every_global_model_is_trained_by_its_own_group_from_its_own_weights(met
     fed, local = federation(sizes=EIGHT), {"local_epochs": 1, "batch_size": 2, "lr": 0.1}
     local |= {"mu": 0.3} if method is fedprox else {}
     states = [state for _, state in fedsdd.run(fed, **QUICK, K=2, local=method.__name__.split(".")[-1], mu=0.3)]
-    server, clients = states[0]["servers"][1], {}
+    server = states[0]["global_models"][1]
     for t in (1, 2, 3):
         group = fedsdd.group_clients(list(range(8)), 2, stream(0, "groups", t))[1]
-        trained = {i: method.train_client(fed, i, t, server, clients.get(i), **local) for i in group}
-        server = method.aggregate(fed, server, {i: upload for i, (upload, _) in trained.items()})
-        clients |= {i: client for i, (_, client) in trained.items()}
-        assert same(states[t]["servers"][1], server) and same(states[t]["clients"][1], clients)
+        server = method.aggregate(fed, server, {i: method.train_client(fed, i, t, server, **local) for i in group})
+        assert same(states[t]["global_models"][1], server)
 
 
 def test_server_accuracy_is_the_main_models_after_distillation_and_the_ensembles_is_before():
     fed = federation(sizes=(20,) * 8, public=federation(num_public=8).public)
     settings = {**QUICK, "rounds": 1, "local_epochs": 5, "K": 2, "distill_steps": 30, "server_lr": 40.0}    # a student that overshoots
     metrics, state = last(fedsdd.run(fed, **settings))
-    untaught = last(fedsdd.run(fed, **settings, students="none"))[0]
-    after = accuracy(predictions(fed, [state["servers"][0]["model"]], fed.test.images)[0], fed.test.labels)
+    untaught = last(fedsdd_ablations.run(fed, **settings, students="none"))[0]
+    after = accuracy(predictions(fed, [state["global_models"][0]["model"]], fed.test.images)[0], fed.test.labels)
     assert metrics["accuracy"] == metrics["server_accuracy"] == after != untaught["server_accuracy"]
     assert metrics["ensemble_accuracy"] == untaught["ensemble_accuracy"]
 
@@ -284,15 +298,16 @@ def test_one_model_without_distillation_is_the_local_method_bit_for_bit(module, 
     settings = {"rounds": 3, "participation": 0.5, "local_epochs": 2, "batch_size": 2, "lr": 0.1}
     extra = {"mu": 0.3} if module is fedprox else {}
     plain = list(module.run(fed, **settings, **extra))
-    ours = list(fedsdd.run(fed, **settings, K=1, R=1, students="none", local=name, mu=0.3))
-    for (a, state_a), (b, state_b) in zip(plain, ours, strict=True):
-        assert same(state_a["server"], state_b["servers"][0]) and same(state_a["clients"], state_b["clients"][0])
-        assert {key: b[key] for key in without_seconds(a)} == without_seconds(a)
+    for run, without in ((fedsdd_ablations.run, {"students": "none"}), (fedsdd.run, {"distill_steps": 0})):
+        ours = list(run(fed, **settings, K=1, R=1, local=name, mu=0.3, **without))
+        for (a, state_a), (b, state_b) in zip(plain, ours, strict=True):
+            assert same(state_a["server"], state_b["global_models"][0])
+            assert {key: b[key] for key in a} == a
 
 
 def test_the_three_local_methods_are_three_different_ones():
     fed = federation(sizes=EIGHT)
-    models = [last(fedsdd.run(fed, **QUICK, K=2, local=local, mu=0.3))[1]["servers"][1]["model"]["1.weight"]
+    models = [last(fedsdd.run(fed, **QUICK, K=2, local=local, mu=0.3))[1]["global_models"][1]["model"]["1.weight"]
               for local in ("fedavg", "fedprox", "scaffold")]
     assert not any(torch.equal(a, b) for a, b in itertools.combinations(models, 2))
 
@@ -300,27 +315,28 @@ def test_the_three_local_methods_are_three_different_ones():
 def test_scaffold_controls_belong_to_one_global_model():
     fed = federation(sizes=EIGHT)
     _, state = last(fedsdd.run(fed, **QUICK, K=2, local="scaffold"))
-    held = [set(clients) for clients in state["clients"]]
+    controls = [server["client_controls"] for server in state["global_models"]]
+    held = [set(clients) for clients in controls]
     groups = [fedsdd.group_clients(list(range(8)), 2, stream(0, "groups", t)) for t in (1, 2, 3)]
     assert held == [{i for g in groups for i in g[k]} for k in (0, 1)]
     both = sorted(held[0] & held[1])
-    assert both and not any(same(state["clients"][0][i], state["clients"][1][i]) for i in both)
-    assert not same(state["servers"][0]["control"], state["servers"][1]["control"])
+    assert both and not any(same(controls[0][i], controls[1][i]) for i in both)
+    assert not same(state["global_models"][0]["control"], state["global_models"][1]["control"])
 
 
 def test_a_group_of_a_single_client_works():
     metrics, state = last(fedsdd.run(federation(sizes=(5, 3)), **QUICK, K=2))
-    assert len(state["servers"]) == 2 and 0 <= metrics["accuracy"] <= 1
+    assert len(state["global_models"]) == 2 and 0 <= metrics["accuracy"] <= 1
 
 
 def test_group_without_a_good_upload_keeps_its_model():
     fed = federation(sizes=(5, 3))
     fed.private[1].images[:] = math.nan
-    metrics, state = last(fedsdd.run(fed, **{**QUICK, "rounds": 1}, K=2, students="none"))
+    metrics, state = last(fedsdd_ablations.run(fed, **{**QUICK, "rounds": 1}, K=2, students="none"))
     groups = fedsdd.group_clients([0, 1], 2, stream(0, "groups", 1))
     k = groups.index([1])
-    assert metrics["bad_uploads"] == 1 and same(dict(state["servers"][k]["model"]), dict(fedavg.start_server(fed, k)["model"]))
-    assert not same(dict(state["servers"][1 - k]["model"]), dict(fedavg.start_server(fed, 1 - k)["model"]))
+    assert metrics["bad_uploads"] == 1 and same(state["global_models"][k], fedavg.start_server(fed, "linear", k))
+    assert not same(state["global_models"][1 - k], fedavg.start_server(fed, "linear", 1 - k))
 
 
 # ------------------------------------------------------------------------------------------------ ensembles of clients
@@ -329,15 +345,15 @@ def test_group_without_a_good_upload_keeps_its_model():
 def test_an_ensemble_of_clients_averages_the_logits_of_all_clients_of_all_groups(K, R):
     """Table 5, "Clients": each client's model, trained from its own group's global model."""
     fed, ring = federation(sizes=EIGHT), []
-    states = [state for _, state in fedsdd.run(fed, **QUICK, K=K, R=R, ensemble="clients")]
+    states = [state for _, state in fedsdd_ablations.run(fed, **QUICK, K=K, R=R, ensemble="clients")]
     for t in (1, 2, 3):
         groups = fedsdd.group_clients(list(range(8)), K, stream(0, "groups", t))
-        uploads = [fedavg.train_client(fed, i, t, states[t - 1]["servers"][k], None, local_epochs=1, batch_size=2, lr=0.1)[0]["model"]
+        uploads = [fedavg.train_client(fed, i, t, states[t - 1]["global_models"][k], local_epochs=1, batch_size=2, lr=0.1)["model"]
                    for k in range(K) for i in groups[k]]
         ring.append(predictions(fed, uploads, fed.public.images).mean(0))
-        for ours, expected in zip(states[t]["public_ring"], ring[-R:], strict=True):
+        for ours, expected in zip(states[t]["ring"], ring[-R:], strict=True):
             assert torch.allclose(ours, expected, atol=1e-5)
-    metrics = last(fedsdd.run(fed, **QUICK, K=K, R=R, ensemble="clients"))[0]
+    metrics = last(fedsdd_ablations.run(fed, **QUICK, K=K, R=R, ensemble="clients"))[0]
     assert metrics["teacher_forwards"] == 8 * 8
 
 
@@ -346,11 +362,11 @@ def test_one_model_taught_by_its_clients_is_feddf_bit_for_bit(network):
     """Table 10's step from FedDF, with the paper's training, to FedSDD: nothing but the ensemble and the number of models."""
     fed = federation(network=network)
     settings = {**QUICK, "temperature": 4.0, "server_lr": 0.1}
-    ours = list(fedsdd.run(fed, **settings, K=1, ensemble="clients"))
+    ours = list(fedsdd_ablations.run(fed, **settings, K=1, ensemble="clients"))
     theirs = list(feddf.run(fed, **settings, server_optimizer="sgd", cosine=False, max_grad_norm=None, patience=None, drop_worst=False))
     for (a, state_a), (b, state_b) in zip(ours, theirs, strict=True):
-        assert same(dict(state_a["servers"][0]["model"]), dict(state_b["servers"][network.__name__]["model"]))
-        shared = without_seconds(a).keys() & without_seconds(b).keys()
+        assert same(dict(state_a["global_models"][0]["model"]), dict(state_b["global_models"][0]["model"]))
+        shared = a.keys() & b.keys()
         assert {key: a[key] for key in shared} == {key: b[key] for key in shared}
 
 
@@ -361,36 +377,37 @@ MIXED = (linear, with_hidden_layer)
 
 def test_each_network_has_K_models_trained_by_its_own_clients():
     fed = federation(sizes=EIGHT, network=MIXED)
-    (_, before), (metrics, after) = fedsdd.run(fed, **{**QUICK, "rounds": 1}, K=2, students="none")
+    (_, before), (metrics, after) = fedsdd_ablations.run(fed, **{**QUICK, "rounds": 1}, K=2, students="none")
     rng = stream(0, "groups", 1)
     groups = fedsdd.group_clients([0, 2, 4, 6], 2, rng) + fedsdd.group_clients([1, 3, 5, 7], 2, rng)
     for k, group in enumerate(groups):
-        uploads = {i: fedavg.train_client(fed, i, 1, before["servers"][k], None, local_epochs=1, batch_size=2, lr=0.1)[0] for i in group}
-        assert same(after["servers"][k], fedavg.aggregate(fed, before["servers"][k], uploads))
+        server = before["global_models"][k]
+        uploads = {i: fedavg.train_client(fed, i, 1, server, local_epochs=1, batch_size=2, lr=0.1) for i in group}
+        assert same(after["global_models"][k], fedavg.aggregate(fed, server, uploads))
     assert metrics["bytes_up"] == 4 * (4 * 15 + 4 * 19)
-    weights = [before["servers"][k]["model"]["1.weight"] for k in range(4)]
+    weights = [before["global_models"][k]["model"]["1.weight"] for k in range(4)]
     assert weights[0].shape == weights[1].shape != weights[2].shape == weights[3].shape
     assert not torch.equal(weights[0], weights[1]) and not torch.equal(weights[2], weights[3])
     for k, (i, init) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)]):             # each network's main model starts as FedAvg's would
-        assert same(dict(before["servers"][k]["model"]), dict(fed.client_model(i, init).state_dict()))
+        assert same(dict(before["global_models"][k]["model"]), dict(fed.client_model(i, init).state_dict()))
 
 
 def test_with_mixed_networks_the_ensemble_is_over_all_and_each_network_has_one_student():
     fed = federation(sizes=EIGHT, network=MIXED)
     taught = list(fedsdd.run(fed, **{**QUICK, "rounds": 1}, K=2))[-1]
-    untaught = list(fedsdd.run(fed, **{**QUICK, "rounds": 1}, K=2, students="none"))[-1][1]["servers"]
+    untaught = list(fedsdd_ablations.run(fed, **{**QUICK, "rounds": 1}, K=2, students="none"))[-1][1]["global_models"]
     logits = []
     for k, server in enumerate(untaught):
         model = fed.client_model(k // 2)                                                 # client 0: linear; client 1: the other
         model.load_state_dict(server["model"])
         logits.append(predict_logits(fed, model, fed.public.images))
     metrics, state = taught
-    assert torch.allclose(state["public_ring"][0], torch.stack(logits).mean(0), atol=1e-6) and metrics["teacher_forwards"] == 4 * 8
-    changed = [not same(dict(a["model"]), dict(b["model"])) for a, b in zip(state["servers"], untaught)]
+    assert torch.allclose(state["ring"][0], torch.stack(logits).mean(0), atol=1e-6) and metrics["teacher_forwards"] == 4 * 8
+    changed = [not same(dict(a["model"]), dict(b["model"])) for a, b in zip(state["global_models"], untaught)]
     assert changed == [True, False, True, False]
-    student = fedsdd.distil(fed, 1, 2, untaught[2]["model"], state["public_ring"][0], temperature=4.0, distill_steps=3,
-                            server_batch_size=4, server_lr=0.1, i=1)
-    assert same(dict(state["servers"][2]["model"]), dict(student))
+    student = fedsdd.distil(fed, 1, 2, untaught[2], state["ring"][0], temperature=4.0, distill_steps=3,
+                            server_batch_size=4, server_lr=0.1)
+    assert same(state["global_models"][2], student)
     assert metrics["accuracy"] == (metrics["server_accuracy_linear"] + metrics["server_accuracy_with_hidden_layer"]) / 2
 
 
@@ -409,28 +426,26 @@ def test_clients_may_train_while_the_server_distils(local):
     method = {"fedavg": fedavg, "scaffold": scaffold}[local]
     fed, K, settings = federation(sizes=EIGHT), 3, {"local_epochs": 1, "batch_size": 2, "lr": 0.1}
     sequential = [state for _, state in fedsdd.run(fed, **QUICK, K=K, local=local)]
-    servers, clients = [method.start_server(fed, k) for k in range(K)], [{} for _ in range(K)]
+    servers = [method.start_server(fed, "linear", k) for k in range(K)]
 
     def train(t, k):
         group = fedsdd.group_clients(list(range(8)), K, stream(0, "groups", t))[k]
-        trained = {i: method.train_client(fed, i, t, servers[k], clients[k].get(i), **settings) for i in group}
-        servers[k] = method.aggregate(fed, servers[k], {i: upload for i, (upload, _) in trained.items()})
-        clients[k] |= {i: client for i, (_, client) in trained.items()}
+        uploads = {i: method.train_client(fed, i, t, servers[k], **settings) for i in group}
+        servers[k] = method.aggregate(fed, servers[k], uploads)
 
     for k in reversed(range(K)):
         train(1, k)
     for t in (1, 2, 3):
-        waiting = dict(servers[0])                                                       # w_{t,0}, and the ensemble of round t
+        waiting = servers[0]                                                             # w_{t,0}, and the ensemble of round t
         teacher = predictions(fed, [server["model"] for server in servers], fed.public.images).mean(0)
         if t < 3:
             for k in reversed(range(1, K)):                                              # the others go ahead ...
                 train(t + 1, k)
-        student = fedsdd.distil(fed, t, 0, waiting["model"], teacher, temperature=4.0, distill_steps=3, server_batch_size=4,
-                                server_lr=0.1)                                           # ... while the server distils,
-        servers[0] = waiting | {"model": student}
-        assert same(dict(sequential[t]["servers"][0]["model"]), dict(student))
+        servers[0] = fedsdd.distil(fed, t, 0, waiting, teacher, temperature=4.0, distill_steps=3, server_batch_size=4,
+                                   server_lr=0.1)                                        # ... while the server distils,
+        assert same(sequential[t]["global_models"][0], servers[0])
         if t < 3:
-            assert all(same(sequential[t + 1]["servers"][k], servers[k]) for k in range(1, K))
+            assert all(same(sequential[t + 1]["global_models"][k], servers[k]) for k in range(1, K))
             train(t + 1, 0)                                                              # and the main model follows
 
 
@@ -443,13 +458,13 @@ def test_round_seconds_is_what_a_schedule_of_many_rounds_takes(group_seconds, di
         clock = max(clock, distilled) + group_seconds[0]                                 # the main model waits for its own
         distilled = clock + distill_seconds
         ends.append(clock)
-    one_by_one, at_once = fedsdd.round_seconds(group_seconds, distill_seconds)
+    one_by_one, at_once = round_seconds(group_seconds, distill_seconds)
     assert at_once == pytest.approx((ends[-1] - ends[9]) / 40) and one_by_one == sum(group_seconds) + distill_seconds
 
 
 # ----------------------------------------------------------------------------------------------------------------- costs
 
-def count_teacher_rows(fed, **settings):
+def count_teacher_rows(run, fed, **settings):
     """Public rows that really went through an eval-mode forward pass, in all rounds."""
     rows, build = [], fed.client_model
 
@@ -459,18 +474,18 @@ def count_teacher_rows(fed, **settings):
             0 if module.training else int((args[0][:, None] == fed.public.images).flatten(2).all(2).any(1).sum())))
         return model
     fed.client_model = counted
-    metrics = [metrics for metrics, _ in fedsdd.run(fed, **settings)]
+    metrics = [metrics for metrics, _ in run(fed, **settings)]
     return sum(rows), [m.get("teacher_forwards") for m in metrics[1:]]
 
 
 @pytest.mark.parametrize("sizes, R", [(EIGHT, 1), (EIGHT, 2), (EIGHT, 3), (EIGHT + EIGHT, 1)])
 def test_teachers_predict_K_times_N_rows_a_round_whatever_R_and_the_clients(sizes, R):
-    counted, reported = count_teacher_rows(federation(sizes=sizes), **QUICK, K=4, R=R)
+    counted, reported = count_teacher_rows(fedsdd.run, federation(sizes=sizes), **QUICK, K=4, R=R)
     assert counted == 3 * 4 * 8 and reported == [4 * 8] * 3
 
 
 def test_without_distillation_no_teacher_predicts():
-    assert count_teacher_rows(federation(), **QUICK, K=2, students="none") == (0, [0] * 3)
+    assert count_teacher_rows(fedsdd_ablations.run, federation(), **QUICK, K=2, students="none") == (0, [0] * 3)
 
 
 def test_bytes_do_not_depend_on_K():

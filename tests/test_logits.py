@@ -1,36 +1,24 @@
-"""What algorithms that exchange logits share: learners that live through rounds, uploads that are not finite, resuming, bytes."""
+"""What algorithms that exchange logits share: models that live through rounds, uploads that are not finite, resuming, bytes."""
 import copy
 import dataclasses
 import functools
 import io
 import itertools
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from toys import federation, labelled, last, linear, same, samples, with_batchnorm, with_dropout, with_hidden_layer, without_seconds
+from toys import federation, labelled, last, linear, same, samples, with_batchnorm, with_dropout, with_hidden_layer
 from torch import nn
 
 import runs
-from algorithms import cronus, dsfl, fedgem, fedgems, fedmd
-from algorithms.common import (
-    Data,
-    asleep,
-    batches,
-    client_metrics,
-    finite,
-    large_server_metrics,
-    new_learner,
-    run_clients,
-    seeded,
-    soft_cross_entropy,
-    stream,
-    test_accuracies as accuracies_of,
-    train,
-    train_with_labels,
-    wake,
-)
+from algorithms import common, cronus, dsfl, evaluation, fedgem, fedgems, fedmd, fedmd_pooled
+from algorithms.common import Data, finite, seeded, stream
+from algorithms.equations import soft_cross_entropy
+from algorithms.evaluation import client_metrics, score, server_metrics
+from algorithms.training import OPTIMIZERS, batches, restore, snapshot, train, train_with_labels
 
 SHARED = {"rounds": 2, "local_epochs": 1, "batch_size": 4, "lr": 0.05}
 TRANSFER = {"transfer_public_epochs": 2, "transfer_public_batch_size": 5}
@@ -41,11 +29,11 @@ QUICK = {
     cronus.run: {**SHARED, "malicious_fraction": 0.1},
     fedgem.run: {**SHARED, "server_batch_size": 5, "server_lr": 0.05},
     fedgems.run: {**SHARED, "server_batch_size": 5, "server_lr": 0.05},
-    fedmd.pooled: {**TRANSFER, "rounds": 2, "batch_size": 8, "lr": 0.05},
+    fedmd_pooled.run: {**TRANSFER, "rounds": 2, "batch_size": 8, "lr": 0.05},
 }
 EXCHANGING = [fedmd.run, dsfl.run, cronus.run, fedgem.run, fedgems.run]
 WITH_SERVER = [dsfl.run, fedgem.run, fedgems.run]
-MODULES = {**{module.run: module for module in (fedmd, dsfl, cronus, fedgem, fedgems)}, fedmd.pooled: fedmd}
+MODULES = {module.run: module for module in (fedmd, dsfl, cronus, fedgem, fedgems, fedmd_pooled)}
 UNLABELLED = (dsfl.run, cronus.run)
 
 
@@ -76,18 +64,20 @@ def whole(run):
     return fed, [(metrics, state, copy.deepcopy(state)) for metrics, state in run(fed, **QUICK[run])]
 
 
-def learners(state):
-    """What is kept of each client."""
-    return next(state[key] for key in ("clients", "parties", "learners") if key in state)
+def clients_of(state):
+    """What is kept of each client: before FedMD's round 0 its model alone."""
+    if "models" in state:
+        return [{"model": model_state} for model_state in state["models"]]
+    return next(state[key] for key in ("clients", "parties") if key in state)
 
 
-def loaded(model, learner):
-    model.load_state_dict(learner["model"])
+def loaded(model, saved):
+    model.load_state_dict(saved["model"])
     return model
 
 
-def is_sound(learner):
-    return all(torch.isfinite(w).all() for w in learner["model"].values())
+def is_sound(saved):
+    return all(torch.isfinite(w).all() for w in saved["model"].values())
 
 
 def through_a_file(state):
@@ -221,17 +211,21 @@ def test_finite_keeps_what_can_be_summed_and_all_or_nobody():
 
 # ------------------------------------------------------------------------------------------------------------- accuracies
 
-def test_accuracies_are_on_the_test_set_and_on_the_public_one_if_there_is_one():
+def always_class_2():
     """A network that always says class 2."""
     model = linear()
     with torch.no_grad():
         model[1].weight.zero_()
         model[1].bias.copy_(torch.tensor([0., 0., 1.]))
-    images = samples(4).images
+    return model
+
+
+def test_accuracies_are_on_the_test_set_and_on_the_public_one_if_there_is_one():
+    model, images = always_class_2(), samples(4).images
     fed = federation(test=Data(images, torch.tensor([2, 2, 2, 0])))
-    assert accuracies_of(fed, model) == (3 / 4, None)
+    assert score(fed, model) == (3 / 4, None)
     fed = dataclasses.replace(fed, public_test=Data(images, torch.tensor([1, 2, 0, 0])))
-    assert accuracies_of(fed, model) == (3 / 4, 1 / 4)
+    assert score(fed, model) == (3 / 4, 1 / 4)
 
 
 def test_client_metrics_by_hand():
@@ -241,9 +235,12 @@ def test_client_metrics_by_hand():
 
 
 def test_a_large_servers_headline_is_on_the_public_test_set_where_there_is_one():
-    assert large_server_metrics((.3, None)) == {"server_accuracy": .3}
-    assert large_server_metrics((.3, .7)) == {"server_accuracy": .7, "server_accuracy_private_test": .3}
-    assert large_server_metrics((.3, 0.)) == {"server_accuracy": 0., "server_accuracy_private_test": .3}
+    server, images = snapshot(always_class_2()), samples(4).images
+    fed = federation(server=linear, test=Data(images, torch.tensor([2, 0, 1, 0])))
+    assert server_metrics(fed, server) == {"server_accuracy": 1 / 4}
+    for labels, right in [([2, 2, 2, 0], 3 / 4), ([0, 1, 0, 1], 0.)]:
+        fed.public_test = Data(images, torch.tensor(labels))
+        assert server_metrics(fed, server) == {"server_accuracy": right, "server_accuracy_private_test": 1 / 4}
 
 
 # --------------------------------------------------------------------------------------------------------------- training
@@ -306,60 +303,60 @@ def test_no_epochs_change_nothing():
 
 @pytest.mark.parametrize("optimizer, kind, amsgrad", [("sgd", torch.optim.SGD, None), ("adam", torch.optim.Adam, False),
                                                       ("amsgrad", torch.optim.Adam, True)])
-def test_a_new_learner_wakes_with_its_weights_and_an_optimiser_without_a_past(optimizer, kind, amsgrad):
+def test_a_new_model_is_restored_with_its_weights_and_an_optimiser_without_a_past(optimizer, kind, amsgrad):
     model = with_batchnorm()
-    learner = new_learner(model)
+    saved = snapshot(model)
     other = with_batchnorm()
-    update = wake(learner, other, optimizer, 0.3, 0.02)
+    update = restore(saved, other, partial(OPTIMIZERS[optimizer], lr=0.3, weight_decay=0.02))
     assert same(dict(other.state_dict()), dict(model.state_dict()))
     [group] = update.param_groups
     assert type(update) is kind and group["lr"] == 0.3 and group["weight_decay"] == 0.02 and group.get("amsgrad") == amsgrad
     assert update.state_dict()["state"] == {} and all(a is b for a, b in zip(group["params"], other.parameters(), strict=True))
 
 
-def test_a_new_learner_does_not_change_with_its_model():
+def test_a_snapshot_does_not_change_with_its_model():
     model = linear()
-    learner = new_learner(model)
+    saved = snapshot(model)
     before = model[1].weight.detach().clone()
     with torch.no_grad():
         model[1].weight += 1
-    assert torch.equal(learner["model"]["1.weight"], before)
+    assert torch.equal(saved["model"]["1.weight"], before)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "amsgrad"])
-def test_asleep_and_awake_again_is_as_if_never_asleep(optimizer):
+def test_saved_and_restored_is_as_if_never_saved(optimizer):
     fed, model = federation(network=with_batchnorm), with_batchnorm()
-    settings = {"epochs": 2, "batch_size": 2}
-    learner = new_learner(model)
-    update = wake(learner, model, optimizer, 0.05, 0.01)
+    settings, new_optimizer = {"epochs": 2, "batch_size": 2}, partial(OPTIMIZERS[optimizer], lr=0.05, weight_decay=0.01)
+    saved = snapshot(model)
+    update = restore(saved, model, new_optimizer)
     for t in (1, 2, 3):
         train_with_labels(fed, model, update, fed.private[0], **settings, keys=("local", t))
-        bench = with_batchnorm()
-        sleeper = wake(learner, bench, optimizer, 0.05, 0.01)
-        train_with_labels(fed, bench, sleeper, fed.private[0], **settings, keys=("local", t))
-        learner = through_a_file(asleep(bench, sleeper))
-        assert same(dict(learner["model"]), dict(model.state_dict())) and same(learner["optimizer"], update.state_dict())
+        other = with_batchnorm()
+        restored = restore(saved, other, new_optimizer)
+        train_with_labels(fed, other, restored, fed.private[0], **settings, keys=("local", t))
+        saved = through_a_file(snapshot(other, restored))
+        assert same(dict(saved["model"]), dict(model.state_dict())) and same(saved["optimizer"], update.state_dict())
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "amsgrad"])
-def test_training_an_awakened_learner_does_not_change_what_was_kept(optimizer):
+def test_training_a_restored_model_does_not_change_what_was_kept(optimizer):
     fed, model = federation(network=with_batchnorm), with_batchnorm()
-    learner, settings = new_learner(model), {"epochs": 1, "batch_size": 2, "keys": ("here",)}
+    saved, settings = snapshot(model), {"epochs": 1, "batch_size": 2, "keys": ("here",)}
     for _ in range(2):                                                                  # without, and with a past
-        before, bench = copy.deepcopy(learner), with_batchnorm()
-        update = wake(learner, bench, optimizer, 0.05, 0.01)
-        train_with_labels(fed, bench, update, fed.private[0], **settings)
-        assert same(learner, before) and not same(dict(bench.state_dict()), dict(learner["model"]))
-        learner = asleep(bench, update)
+        before, other = copy.deepcopy(saved), with_batchnorm()
+        update = restore(saved, other, partial(OPTIMIZERS[optimizer], lr=0.05, weight_decay=0.01))
+        train_with_labels(fed, other, update, fed.private[0], **settings)
+        assert same(saved, before) and not same(dict(other.state_dict()), dict(saved["model"]))
+        saved = snapshot(other, update)
 
 
 # ---------------------------------------------------------------------------------------------------- where a run begins
 
-@each([*EXCHANGING, fedmd.pooled])
+@each([*EXCHANGING, fedmd_pooled.run])
 def test_every_client_starts_from_weights_of_its_own(run):
     fed = toy(run)
     _, state = next(run(fed, **QUICK[run]))
-    weights = [learner["model"]["3.weight"] for learner in learners(state)]
+    weights = [client["model"]["3.weight"] for client in clients_of(state)]
     assert len(weights) == 3 and not any(torch.equal(a, b) for a, b in itertools.combinations(weights, 2))
     assert all(torch.equal(w, fed.client_model(i, init=i)[3].weight) for i, w in enumerate(weights))
 
@@ -367,13 +364,13 @@ def test_every_client_starts_from_weights_of_its_own(run):
 @each([f for f in EXCHANGING if f is not fedmd.run])
 def test_round_0_is_the_untrained_start(run):
     fed, [(metrics, _, state), *_] = whole(run)
-    own = [accuracies_of(fed, fed.client_model(i, init=i)) for i in range(3)]
+    own = [score(fed, fed.client_model(i, init=i)) for i in range(3)]
     assert state["round"] == 0
     assert metrics["client_accuracy"] == sum(a for a, _ in own) / 3
     assert metrics["client_accuracy_public_test"] == sum(b for _, b in own) / 3
     if run in WITH_SERVER:
-        assert same(state["server"], new_learner(fed.server_model()))
-        assert (metrics["server_accuracy_private_test"], metrics["server_accuracy"]) == accuracies_of(fed, fed.server_model())
+        assert same(state["server"], snapshot(fed.server_model()))
+        assert (metrics["server_accuracy_private_test"], metrics["server_accuracy"]) == score(fed, fed.server_model())
 
 
 # -------------------------------------------------------------------------------------------------------- what is exchanged
@@ -387,8 +384,8 @@ def test_an_upload_is_what_the_network_says_of_each_clean_image_alone(run):
     *_, (_, before), (_, after) = run(fed, **settings)
     [(uploads, _, rows, t)] = seen
     assert t == 1 and len(rows) == (7 if run is fedmd.run else 10)
-    for i, learner in enumerate(learners(before if run is fedmd.run else after)):       # without public epochs nothing follows
-        model = loaded(fed.client_model(i), learner).eval()
+    for i, client in enumerate(clients_of(before if run is fedmd.run else after)):      # without public epochs nothing follows
+        model = loaded(fed.client_model(i), client).eval()
         with torch.no_grad():
             logits = torch.cat([model(fed.public.images[n:n + 1]) for n in rows.tolist()])
         expected = logits.softmax(1) if run in UNLABELLED else logits
@@ -410,8 +407,8 @@ def test_bytes_of_a_round_by_the_formula(run):
 @each(EXCHANGING)
 def test_optimisers_live_through_all_rounds(run):
     """Adam counts its steps: 5 private samples are 2 batches of 4; 10 public ones are 3 of 4, FedMD's 7 are 3 of 3."""
-    learner = learners(whole(run)[1][-1][1])[0]
-    steps = {key: int(optimizer["state"][0]["step"]) for key, optimizer in learner.items() if key != "model"}
+    client = clients_of(whole(run)[1][-1][1])[0]
+    steps = {key: int(optimizer["state"][0]["step"]) for key, optimizer in client.items() if key != "model"}
     assert steps == ({"digest": 2 * 3, "revisit": 2 * 2} if run is fedmd.run else {"optimizer": 2 * (2 + 3)})
 
 
@@ -441,9 +438,9 @@ def test_non_finite_logits_are_left_out(run):
     fed.private[2].images[0, 0, 0, 0] = math.inf
     rounds = list(run(fed, **QUICK[run]))
     for (metrics, state), (_, expected) in zip(rounds, rounds_without_the_last_client(run), strict=True):
-        assert same(learners(state)[:2], learners(expected)) and same(state.get("server"), expected.get("server"))
-        assert all(map(is_sound, learners(state)[:2])) and (metrics is None or runs.dumps(metrics))
-    assert not is_sound(learners(state)[2])
+        assert same(clients_of(state)[:2], clients_of(expected)) and same(state.get("server"), expected.get("server"))
+        assert all(map(is_sound, clients_of(state)[:2])) and (metrics is None or runs.dumps(metrics))
+    assert not is_sound(clients_of(state)[2])
     assert [metrics["bad_uploads"] for metrics, _ in rounds[-2:]] == [1, 1]
     assert [metrics["bad_uploads"] for metrics, _ in rounds_without_the_last_client(run)[-2:]] == [0, 0]
 
@@ -459,7 +456,7 @@ def test_an_upload_is_left_out_for_a_single_infinity(run, value):
     metrics, state = last(run(toy(run), **{**QUICK[run], "rounds": 1}, attack=spoil))
     _, expected = rounds_without_the_last_client(run)[-2]
     assert metrics["bad_uploads"] == 1
-    assert same(learners(state)[:2], learners(expected)) and same(state.get("server"), expected.get("server"))
+    assert same(clients_of(state)[:2], clients_of(expected)) and same(state.get("server"), expected.get("server"))
 
 
 @each([f for f in EXCHANGING if f is not fedgems.run])
@@ -470,7 +467,7 @@ def test_whoever_is_left_out_the_mean_is_of_the_others(run):
     def ends_with(upload):
         return last(run(toy(run), **settings, attack=lambda uploads, ids, rows, t: torch.stack([upload(uploads), *uploads[1:]])))[1]
     lost, mean = ends_with(lambda uploads: torch.full_like(uploads[0], math.nan)), ends_with(lambda uploads: uploads[1:].mean(0))
-    for a, b in zip(learners(lost), learners(mean), strict=True):
+    for a, b in zip(clients_of(lost), clients_of(mean), strict=True):
         assert torch.allclose(a["model"]["3.weight"], b["model"]["3.weight"], atol=1e-5)
 
 
@@ -480,10 +477,14 @@ def nobody(uploads, ids, rows, t):
 
 @each([fedmd.run, dsfl.run, cronus.run])
 def test_without_any_finite_upload_nothing_is_learned_from_nobody(run):
-    """The same bytes as if nobody ever trained on the public samples."""
+    """The same bytes as if nobody ever trained on the public samples, also in the round after."""
     fed, settings = toy(run), {**QUICK[run], "rounds": 1}
     metrics, state = last(run(fed, **settings, attack=nobody))
-    assert same(state, last(run(fed, **settings, public_epochs=0, **({"server_epochs": 0} if run is dsfl.run else {})))[1])
+    _, idle = last(run(fed, **settings, public_epochs=0, **({"server_epochs": 0} if run is dsfl.run else {})))
+    assert same(clients_of(state), clients_of(idle)) and state.keys() == idle.keys()
+    if run is dsfl.run:                                                                 # the server has no optimiser yet
+        assert same(state["server"], snapshot(fed.server_model())) and same(state["server"]["model"], idle["server"]["model"])
+    assert equal([next(run(fed, state, **QUICK[run]))], [next(run(fed, idle, **QUICK[run]))])
     assert metrics["bad_uploads"] == 3 and runs.dumps(metrics)
 
 
@@ -493,7 +494,7 @@ def test_without_any_finite_upload_the_server_learns_from_the_labels_alone(run):
     fed, settings = toy(run), {**QUICK[run], "rounds": 1}
     metrics, state = last(run(fed, **settings, attack=nobody))
     assert same(state["server"], last(run(fed, **settings, epsilon=1.0))[1]["server"])
-    assert metrics["bad_uploads"] == 3 and runs.dumps(metrics) and all(map(is_sound, learners(state)))
+    assert metrics["bad_uploads"] == 3 and runs.dumps(metrics) and all(map(is_sound, clients_of(state)))
 
 
 @each(EXCHANGING)
@@ -510,36 +511,42 @@ def test_when_every_network_is_spoilt_the_run_goes_on(run):
 # --------------------------------------------------------------------------------------------------------- the same bytes
 
 def equal(rounds, expected):
-    return all(same(a[1], b[1]) and (a[0] is b[0] is None or without_seconds(a[0]) == without_seconds(b[0]))
-               for a, b in zip(rounds, expected, strict=True))
+    return all(same(a[1], b[1]) and a[0] == b[0] for a, b in zip(rounds, expected, strict=True))
 
 
-@each([*EXCHANGING, fedmd.pooled])
+@each([*EXCHANGING, fedmd_pooled.run])
 def test_the_same_seed_gives_the_same_bytes_with_clients_in_any_order(run, monkeypatch):
-    monkeypatch.setattr(MODULES[run], "run_clients", lambda fn, ids, device: run_clients(fn, ids[::-1], device)[::-1])
-    assert equal(run(mixed(run), **QUICK[run]), whole(run)[1])
+    expected, ran = whole(run)[1], []
+
+    def backwards(fn, ids, device):
+        ran.append(ids)
+        return [fn(i) for i in ids[::-1]][::-1]
+    for module in (common, evaluation):
+        monkeypatch.setattr(module, "in_parallel", backwards)
+    assert equal(run(mixed(run), **QUICK[run]), expected) and ran and set(ran) == {range(3)}
 
 
-@each([*EXCHANGING, fedmd.pooled])
+@each([*EXCHANGING, fedmd_pooled.run])
 def test_another_seed_trains_every_client_otherwise(run):
     """Also where each begins with the same weights."""
     (_, start, _), *_, (_, expected, _), _ = whole(run)[1]
     _, state = last(run(mixed(run, seed=1), start, **{**QUICK[run], "rounds": 1}))
-    assert not any(same(dict(a["model"]), dict(b["model"])) for a, b in zip(learners(state), learners(expected), strict=True))
+    assert not any(same(dict(a["model"]), dict(b["model"])) for a, b in zip(clients_of(state), clients_of(expected), strict=True))
 
 
-@each([*EXCHANGING, fedmd.pooled])
+@each([*EXCHANGING, fedmd_pooled.run])
 def test_every_state_is_all_that_the_next_needs(run):
     """Through a file, also from the checkpoints of FedMD's transfer phase."""
     fed, rounds = whole(run)
-    assert [state["round"] for _, state, _ in rounds] == list(range({fedmd.run: -2, fedmd.pooled: -1}.get(run, 0), 3))
+    assert [state["round"] for _, state, _ in rounds] == {fedmd.run: [-1, -1], fedmd_pooled.run: [-1]}.get(run, []) + [0, 1, 2]
+    assert [state["stage"] for _, state, _ in rounds if "stage" in state] == (["public", "private"] if run is fedmd.run else [])
     assert [metrics is None for metrics, *_ in rounds] == [state["round"] < 0 for _, state, _ in rounds]
     for (_, _, state), expected in itertools.pairwise(rounds):
         assert equal([next(run(fed, through_a_file(state), **QUICK[run]))], [expected])
     assert list(run(fed, through_a_file(rounds[-1][2]), **QUICK[run])) == []
 
 
-@each([*EXCHANGING, fedmd.pooled])
+@each([*EXCHANGING, fedmd_pooled.run])
 def test_a_later_round_does_not_change_a_state(run):
     fed, rounds = whole(run)
     assert all(same(state, then) for _, state, then in rounds)
@@ -548,7 +555,7 @@ def test_a_later_round_does_not_change_a_state(run):
     assert same(state, then)
 
 
-@each([*EXCHANGING, fedmd.pooled])
+@each([*EXCHANGING, fedmd_pooled.run])
 def test_a_run_does_not_change_the_federation(run):
     fed, _ = whole(run)
     untouched = mixed(run)
@@ -558,12 +565,12 @@ def test_a_run_does_not_change_the_federation(run):
 
 # --------------------------------------------------------------------------------------- networks that differ, lone samples
 
-@each([*EXCHANGING, fedmd.pooled])
+@each([*EXCHANGING, fedmd_pooled.run])
 def test_clients_may_have_different_networks(run):
     fed, rounds = whole(run)
     metrics, state, _ = rounds[-1]
-    for i, learner in enumerate(learners(state)):
-        before, after = fed.client_model(i, init=i).state_dict(), learner["model"]
+    for i, client in enumerate(clients_of(state)):
+        before, after = fed.client_model(i, init=i).state_dict(), client["model"]
         assert before.keys() == after.keys() and not any(torch.equal(before[name], after[name]) for name in before)
     assert metrics.get("bad_uploads", 0) == 0
 
@@ -572,11 +579,11 @@ def down_to_a_pixel(num_classes=3):
     return nn.Sequential(nn.Conv2d(1, 2, 2), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2, num_classes))
 
 
-@each([*EXCHANGING, fedmd.pooled])
+@each([*EXCHANGING, fedmd_pooled.run])
 def test_a_client_may_hold_a_single_sample(run):
     """With BatchNorm on one pixel, which has no variance over one sample."""
     metrics, state = last(run(toy(run, sizes=(1, 2), network=down_to_a_pixel), **{**QUICK[run], "rounds": 1}))
-    assert all(map(is_sound, learners(state))) and runs.dumps(metrics)
+    assert all(map(is_sound, clients_of(state))) and runs.dumps(metrics)
 
 
 @each(EXCHANGING)
@@ -587,18 +594,18 @@ def test_a_lone_client_works(run):
 
 # -------------------------------------------------------------------------------------------------------------- the metrics
 
-@each([*EXCHANGING, fedmd.pooled])
+@each([*EXCHANGING, fedmd_pooled.run])
 def test_accuracies_are_of_the_networks_that_the_state_holds(run):
     fed, rounds = whole(run)
     for metrics, _, state in rounds:
         if metrics is None:
             continue
-        own, public = zip(*(accuracies_of(fed, loaded(fed.client_model(i), learner)) for i, learner in enumerate(learners(state))))
+        own, public = zip(*(score(fed, loaded(fed.client_model(i), client)) for i, client in enumerate(clients_of(state))))
         assert metrics["client_accuracy"] == sum(own) / 3
         assert (metrics["client_accuracy_min"], metrics["client_accuracy_max"]) == (min(own), max(own))
         assert metrics.get("client_accuracy_public_test") == sum(public) / 3
         if run in WITH_SERVER:
-            server = accuracies_of(fed, loaded(fed.server_model(), state["server"]))
+            server = score(fed, loaded(fed.server_model(), state["server"]))
             assert (metrics["server_accuracy_private_test"], metrics["server_accuracy"]) == server
         assert metrics["accuracy"] == metrics["server_accuracy" if run in (fedgem.run, fedgems.run) else "client_accuracy"]
 
@@ -613,7 +620,7 @@ def test_clients_are_also_scored_between_private_and_public_training(run):
     assert both["client_accuracy"] != both["client_accuracy_private"]
 
 
-@each([*EXCHANGING, fedmd.pooled])
+@each([*EXCHANGING, fedmd_pooled.run])
 def test_metrics_are_numbers_and_never_nan(run):
     for metrics, *_ in whole(run)[1]:
         assert metrics is None or all(type(value) in (int, float, type(None)) for value in metrics.values())

@@ -444,7 +444,7 @@ def test_only_wide_resnet_projects_without_batchnorm(name, batchnorms):
     assert len(found) == batchnorms
 
 
-def normalised(x, norm):
+def normalized(x, norm):
     """BatchNorm in eval mode, by its formula."""
     def columns(v):
         return v.view(1, -1, 1, 1)
@@ -471,7 +471,7 @@ def test_resnet_is_a_relu_stem_three_stages_and_the_mean_over_all_pixels(name):
     model, images = shake(build(name, GLYPHS, 10)), random_images(2, GLYPHS)
     with torch.no_grad():
         conv, norm = [module for module in model.stem.modules() if isinstance(module, (nn.Conv2d, nn.BatchNorm2d))]
-        x = normalised(nn.functional.conv2d(images, conv.weight, padding=1), norm).clamp(min=0)
+        x = normalized(nn.functional.conv2d(images, conv.weight, padding=1), norm).clamp(min=0)
         means = pixel_mean(model.stage3(model.stage2(model.stage1(x))))
         expected = means @ model.classifier.weight.T + model.classifier.bias
         torch.testing.assert_close(model(images), expected, rtol=1e-4, atol=1e-4)
@@ -482,7 +482,7 @@ def test_wide_resnet_is_a_bare_stem_three_stages_then_batchnorm_relu_and_mean():
     with torch.no_grad():
         x = nn.functional.conv2d(images, model.stem.weight, padding=1)
         x = model.stage3(model.stage2(model.stage1(x)))
-        means = pixel_mean(normalised(x, model.bn).clamp(min=0))
+        means = pixel_mean(normalized(x, model.bn).clamp(min=0))
         expected = means @ model.classifier.weight.T + model.classifier.bias
         torch.testing.assert_close(model(images), expected, rtol=1e-4, atol=1e-4)
 
@@ -504,7 +504,7 @@ def test_fedmd_is_convolution_batchnorm_relu_and_average_pooling(name):
         for number, (conv, norm) in enumerate(zip(convolutions, norms, strict=True)):
             stride, padding = (1, 1) if number == 0 else (2, 0)
             x = nn.functional.conv2d(x, conv.weight, conv.bias, stride, padding)
-            x = normalised(x, norm).clamp(min=0)
+            x = normalized(x, norm).clamp(min=0)
             if number == 0:
                 x = models.AveragePoolSame()(x)
             elif number == 1 and len(convolutions) > 2:
@@ -697,7 +697,7 @@ def test_fedgkt_edge_by_hand_is_a_relu_stem_blocks_of_one_size_and_the_mean_over
     kind, blocks = EDGES[name]
     with torch.no_grad():
         conv, norm = [module for module in model.stem.modules() if isinstance(module, (nn.Conv2d, nn.BatchNorm2d))]
-        x = normalised(nn.functional.conv2d(images, conv.weight, padding=1), norm).clamp(min=0)
+        x = normalized(nn.functional.conv2d(images, conv.weight, padding=1), norm).clamp(min=0)
         torch.testing.assert_close(model.extract(images), x, rtol=1e-4, atol=1e-4)
         assert [type(block) for block in model.body] == [{"basic": models.BasicBlock, "bottleneck": models.Bottleneck}[kind]] * blocks
         for block in model.body:

@@ -13,14 +13,13 @@ from toys import federation, same, samples, without_seconds
 
 import algorithms.fedavg as fedavg
 import runs
-from algorithms import ALGORITHMS, fedbe, feddf, fedprox, fedsdd, scaffold
-from algorithms.common import run_clients
+from algorithms import ALGORITHMS, common, evaluation, fedbe, feddf, fedprox, fedsdd, scaffold
 from fedkd_minimal import keywords, main
 
 ROOT = Path(__file__).parent.parent
 FLAGS = "--validation 0.1 --clients 6 --partition iid --threads 1 --rounds 5 --batch-size 16".split()
 NETWORKS = "--model mlp --server-model mlp".split()
-EDGES, EDGE_NETWORKS = ("fedgkt", "split-learning"), "--model gkt_edge_small --server-model gkt_server_small".split()
+EDGES, EDGE_NETWORKS = ("fedgkt", "fedgkt-async", "split-learning"), "--model gkt_edge_small --server-model gkt_server_small".split()
 OWN = {"local_epochs": 1, "participation": 0.7, "K": 2, "R": 2, "distill_steps": 3, "server_batch_size": 16, "check_every": 1, "samples": 2,
        "transfer_public_epochs": 1, "transfer_local_epochs": 1, "public_batch_size": 16, "server_epochs": 1}
 
@@ -40,7 +39,8 @@ def npz(tmp_path_factory):
 
 
 def command(algos, npz, *more):
-    own = [f"--{name.replace('_', '-')}={value}" for name, value in OWN.items()
+    values = OWN | ({"participation": 1.0} if "fedgkt-async" in algos else {})              # it has every client take part
+    own = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()
            if any(name in keywords(algo) for algo in algos.split(","))]
     networks = EDGE_NETWORKS if algos.split(",")[0] in EDGES else NETWORKS
     return ["--algo", algos, "--dataset", npz, "--public", "fifth", *FLAGS, *networks, *own, *map(str, more)]
@@ -86,16 +86,16 @@ def test_one_and_two_processes_give_the_same_bytes_and_both_train_clients(npz, t
     found = files(tmp_path / "two")
     assert found == {f"{algo}-seed0/metrics.jsonl": uninterrupted[algo] for algo in algos.split(",")}
     counts = [int(x) for x in printed.split("clients trained by each process:")[1].split()]
-    weights, logits = 6 * 5 * 4, 4 * 5 * 2 * 6        # 6 algorithms, 5 rounds, 4 of 6 clients; 4, 5 rounds, 6 clients twice each
+    weights, logits = 7 * 5 * 4, 5 * 5 * 2 * 6        # 7 algorithms, 5 rounds, 4 of 6 clients; 5, 5 rounds, 6 clients twice each
     fedmd, pooled, alone = (2 + 2 * 5) * 6, (1 + 5) * 6, 5 * ((1 + 6) + 6 + 1 + 2)    # transfer in two stages; a server is one more
     assert len(counts) == 2 and min(counts) > 0 and sum(counts) == weights + logits + fedmd + pooled + alone
 
 
-def test_asynchronous_fedgkt_and_split_learning_in_two_processes_give_the_same_bytes(npz, tmp_path):
-    more = ["--asynchronous", "--participation", "1", "--latencies", "1,2,3,1,2,10"]
+def test_fedgkt_asynchronous_fedgkt_and_split_learning_in_two_processes_give_the_same_bytes(npz, tmp_path):
+    more = ["--latencies", "1,2,3,1,2,10"]
     main(command(",".join(EDGES), npz, *more, "--out", tmp_path / "one"))
     under_torchrun(2, *command(",".join(EDGES), npz, *more, "--out", tmp_path / "two"))
-    assert files(tmp_path / "one") == files(tmp_path / "two") and len(files(tmp_path / "one")) == 2
+    assert files(tmp_path / "one") == files(tmp_path / "two") and len(files(tmp_path / "one")) == 3
 
 
 @pytest.mark.parametrize("module", [fedavg, fedprox, scaffold, feddf, fedbe, fedsdd])
@@ -104,7 +104,8 @@ def test_the_order_in_which_clients_run_does_not_matter(module, monkeypatch):
     settings |= DISTILLING.get(module, {})
     fed = federation(validation=samples(20))
     forwards = list(module.run(fed, **settings))
-    monkeypatch.setattr(module, "run_clients", lambda fn, ids, device: run_clients(fn, ids[::-1], device)[::-1])
+    for shared in (common, evaluation):
+        monkeypatch.setattr(shared, "in_parallel", lambda fn, ids, device: [fn(i) for i in ids[::-1]][::-1])
     for (a, state_a), (b, state_b) in zip(forwards, module.run(fed, **settings), strict=True):
         assert without_seconds(a) == without_seconds(b) and same(state_a, state_b)
 
@@ -163,7 +164,7 @@ def test_kill_9_and_resume_in_fresh_processes_give_the_same_bytes(npz, tmp_path,
     assert resumed.returncode == 0, resumed.stderr
     for number, algo in enumerate(ALGORITHMS):
         assert (tmp_path / algo / "metrics.jsonl").read_bytes() == uninterrupted[algo], algo
-        assert f"going on after round {2 if number % 3 == 0 else 3}" in resumed.stdout.split(f"\n{algo}, seed 0")[1]
+        assert f"resumed after round {2 if number % 3 == 0 else 3}" in resumed.stdout.split(f"\n{algo}, seed 0")[1]
 
 
 def test_kill_9_in_fedmds_transfer_phase_and_resume_gives_the_same_bytes(npz, tmp_path, uninterrupted):
@@ -200,7 +201,7 @@ def test_ctrl_c_keeps_the_rounds_and_resume_gives_the_same_bytes(algo, npz, tmp_
 
 
 @pytest.mark.parametrize("algo, more", [("fedbe", ["--distill", "--posterior", "dirichlet"]), ("fedsdd", ["--secure-sum"]),
-                                        ("fedsdd", ["--ensemble", "clients"]), ("feddf,fedsdd", ["--model", "mlp,cnn"]),
+                                        ("fedsdd-ablations", ["--ensemble", "clients"]), ("feddf,fedsdd", ["--model", "mlp,cnn"]),
                                         ("feddf", ["--patience", "none", "--max-grad-norm", "none"])])
 def test_other_modes_resume_in_one_process_or_in_two_with_the_same_bytes(algo, more, npz, tmp_path):
     argv = command(algo, npz, *more, "--participation", "1")
@@ -305,8 +306,8 @@ def test_resuming_nothing_is_refused(tmp_path, capsys):
     (lambda out: (out / "checkpoint.pt").write_bytes((out / "checkpoint.pt").read_bytes()[:1000]), ["checkpoint.pt", "damaged"]),
     (lambda out: (out / "checkpoint.pt").write_bytes(b""), ["checkpoint.pt", "damaged"]),
     (lambda out: (out / "checkpoint.pt").unlink(), ["checkpoint.pt", "missing"]),
-    (lambda out: torch.save({"weights": torch.ones(3)}, out / "checkpoint.pt"), ["checkpoint.pt", "not of this program"]),
-    (lambda out: torch.save([1, 2], out / "checkpoint.pt"), ["checkpoint.pt", "not of this program"]),
+    (lambda out: torch.save({"weights": torch.ones(3)}, out / "checkpoint.pt"), ["checkpoint.pt", "not from this program"]),
+    (lambda out: torch.save([1, 2], out / "checkpoint.pt"), ["checkpoint.pt", "not from this program"]),
     (lambda out: (out / "checkpoint.pt").write_bytes(pickle.dumps(print, protocol=2)), ["checkpoint.pt", "damaged"]),
     (lambda out: (out / "config.json").write_text("{"), ["config.json", "damaged"]),
     (lambda out: (out / "config.json").write_text("[]"), ["config.json", "damaged"]),

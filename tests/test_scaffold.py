@@ -9,7 +9,8 @@ from toys import federation, last, linear, same, with_batchnorm
 
 import algorithms.fedavg as fedavg
 from algorithms import scaffold
-from algorithms.common import batches, sample_clients, stream
+from algorithms.common import sample_clients, stream, tensors
+from algorithms.training import batches
 from communication import weights_bytes
 
 LOCAL = {"local_epochs": 2, "batch_size": 2, "lr": 0.1}
@@ -35,9 +36,10 @@ def test_new_control_by_hand():
 @pytest.mark.parametrize("seed", [0, 1])
 def test_new_control_is_the_mean_gradient_along_the_path_whatever_the_controls_were(seed):
     fed = federation(sizes=(5,))
-    server = scaffold.start_server(fed)
+    server = scaffold.start_server(fed, fed.architecture[0])
     server["control"], client = random_like(server["control"], seed), random_like(server["control"], seed + 10)
-    _, new_control = scaffold.train_client(fed, 0, 1, server, client, **LOCAL)
+    server["client_controls"] = {0: client}
+    new_control = scaffold.train_client(fed, 0, 1, server, **LOCAL)["client_control"]
     model, gradients = fed.client_model(0), []
     for rows in batches(5, 2, 2, stream(0, "local", 1, 0)):
         model.zero_grad()
@@ -55,8 +57,10 @@ def test_scaffold_round_against_slow_loop():
     fed, lr_g, n = federation(sizes=(5, 3, 4, 6)), 0.7, 4
     x = {name: w.clone() for name, w in fed.client_model(0).named_parameters()}
     c, c_i = {name: torch.zeros_like(w) for name, w in x.items()}, [{name: torch.zeros_like(w) for name, w in x.items()} for _ in range(n)]
+    took_part = set()
     for t in (1, 2):
         active, dy, dc = sample_clients(n, 0.5, stream(0, "active", t)), [], []
+        took_part |= set(active)
         for i in active:
             y, steps = {name: w.detach().clone().requires_grad_() for name, w in x.items()}, 0
             for rows in batches(len(fed.private[i].labels), 2, 2, stream(0, "local", t, i)):
@@ -72,19 +76,21 @@ def test_scaffold_round_against_slow_loop():
         x = {name: x[name].detach() + lr_g * (dy[0][name] + dy[1][name]) / 2 for name in x}
         c = {name: c[name] + 2 / n * (dc[0][name] + dc[1][name]) / 2 for name in x}
     _, state = last(scaffold.run(fed, rounds=2, participation=0.5, global_lr=lr_g, **LOCAL))
+    assert state["server"]["client_controls"].keys() == took_part
     for name in x:
         assert torch.allclose(state["server"]["model"][name], x[name], atol=1e-5)
         assert torch.allclose(state["server"]["control"][name], c[name], atol=1e-5)
-        for i, control in state["clients"].items():
+        for i, control in state["server"]["client_controls"].items():
             assert torch.allclose(control[name], c_i[i][name], atol=1e-5)
 
 
 def test_opposite_updates_of_two_clients_cancel():
     fed = federation(sizes=(5, 3))
-    server = scaffold.start_server(fed)
+    server = scaffold.start_server(fed, fed.architecture[0])
     step = random_like(server["control"], 3)
     uploads = {i: {"model": {name: w + sign * step[name] for name, w in server["model"].items()},
-                   "control_change": {name: sign * w for name, w in step.items()}} for i, sign in ((0, 1), (1, -1))}
+                   "control_change": {name: sign * w for name, w in step.items()}, "client_control": step}
+               for i, sign in ((0, 1), (1, -1))}
     after = scaffold.aggregate(fed, server, uploads)
     for name, w in server["model"].items():
         assert torch.allclose(after["model"][name], w, atol=1e-6) and torch.equal(after["control"][name], torch.zeros_like(w))
@@ -92,9 +98,9 @@ def test_opposite_updates_of_two_clients_cancel():
 
 def test_server_control_moves_by_the_share_of_all_clients_that_took_part():
     fed = federation(sizes=(5, 3, 4, 6))
-    server = scaffold.start_server(fed)
+    server = scaffold.start_server(fed, fed.architecture[0])
     change = random_like(server["control"], 3)
-    after = scaffold.aggregate(fed, server, {2: {"model": server["model"], "control_change": change}})
+    after = scaffold.aggregate(fed, server, {2: {"model": server["model"], "control_change": change, "client_control": change}})
     for name in change:
         assert torch.allclose(after["control"][name], change[name] / 4)
 
@@ -103,13 +109,14 @@ def test_controls_hold_parameters_only():
     fed = federation(network=with_batchnorm)
     _, state = last(scaffold.run(fed, rounds=1, participation=1.0, **LOCAL))
     names = {name for name, _ in fed.client_model(0).named_parameters()}
-    assert state["server"]["control"].keys() == names and all(control.keys() == names for control in state["clients"].values())
+    server = state["server"]
+    assert server["control"].keys() == names and all(control.keys() == names for control in server["client_controls"].values())
 
 
 def test_buffers_are_averaged_as_in_fedavg():
     fed = federation(sizes=(5, 3), network=with_batchnorm)
-    server = scaffold.start_server(fed)
-    uploads = {i: scaffold.train_client(fed, i, 1, server, None, **LOCAL)[0] for i in (0, 1)}
+    server = scaffold.start_server(fed, fed.architecture[0])
+    uploads = {i: scaffold.train_client(fed, i, 1, server, **LOCAL) for i in (0, 1)}
     after = scaffold.aggregate(fed, server, uploads)["model"]
     means = [uploads[i]["model"]["0.running_mean"] for i in (0, 1)]
     assert torch.allclose(after["0.running_mean"], (5 * means[0] + 3 * means[1]) / 8)
@@ -118,20 +125,21 @@ def test_buffers_are_averaged_as_in_fedavg():
 
 def test_a_client_that_returns_uses_the_control_it_kept():
     fed = federation()
-    server = scaffold.start_server(fed)
-    _, first = scaffold.train_client(fed, 0, 1, server, None, **LOCAL)
-    with_control, _ = scaffold.train_client(fed, 0, 2, server, first, **LOCAL)
-    without, _ = scaffold.train_client(fed, 0, 2, server, None, **LOCAL)
+    server = scaffold.start_server(fed, fed.architecture[0])
+    first = scaffold.train_client(fed, 0, 1, server, **LOCAL)["client_control"]
+    with_control = scaffold.train_client(fed, 0, 2, server | {"client_controls": {0: first}}, **LOCAL)
+    without = scaffold.train_client(fed, 0, 2, server, **LOCAL)
     assert not same(dict(with_control["model"]), dict(without["model"]))
     _, state = last(scaffold.run(fed, rounds=2, participation=1.0, **LOCAL))
-    assert all(any((w != 0).any() for w in control.values()) for control in state["clients"].values())
+    kept = state["server"]["client_controls"]
+    assert kept.keys() == {0, 1, 2, 3} and all(any((w != 0).any() for w in control.values()) for control in kept.values())
 
 
 def test_frozen_zero_controls_and_equal_clients_are_fedavg():
     fed = federation(sizes=(4, 4, 4))
-    server = scaffold.start_server(fed)
-    ours = {i: scaffold.train_client(fed, i, 1, server, None, **LOCAL)[0] for i in range(3)}
-    theirs = {i: fedavg.train_client(fed, i, 1, server, None, **LOCAL)[0] for i in range(3)}
+    server = scaffold.start_server(fed, fed.architecture[0])
+    ours = {i: scaffold.train_client(fed, i, 1, server, **LOCAL) for i in range(3)}
+    theirs = {i: fedavg.train_client(fed, i, 1, server, **LOCAL) for i in range(3)}
     mine, expected = scaffold.aggregate(fed, server, ours)["model"], fedavg.aggregate(fed, server, theirs)["model"]
     for name in expected:
         assert torch.allclose(mine[name], expected[name], atol=1e-6)
@@ -148,16 +156,17 @@ def test_bad_upload_keeps_the_clients_control():
     _, state = next(generator)
     fed.private[1].images[:] = math.nan
     metrics, after = next(generator)
-    assert metrics["bad_uploads"] == 1 and same(after["clients"][1], state["clients"][1])
-    assert not same(after["clients"][0], state["clients"][0])
-    assert all(torch.isfinite(w).all() for part in after["server"].values() for w in part.values())
+    before, kept = state["server"]["client_controls"], after["server"]["client_controls"]
+    assert metrics["bad_uploads"] == 1 and same(kept[1], before[1])
+    assert not same(kept[0], before[0])
+    assert all(torch.isfinite(w).all() for w in tensors(after["server"]))
 
 
 def test_messages_are_twice_the_parameters():
     fed = federation(network=linear)
     metrics, _ = last(scaffold.run(fed, rounds=1, participation=1.0, **LOCAL))
-    upload, _ = scaffold.train_client(fed, 0, 1, scaffold.start_server(fed), None, **LOCAL)
-    sent = sum(4 * w.numel() for part in upload.values() for w in part.values())
+    upload = scaffold.train_client(fed, 0, 1, scaffold.start_server(fed, fed.architecture[0]), **LOCAL)
+    sent = sum(4 * w.numel() for part in ("model", "control_change") for w in upload[part].values())    # not client_control
     assert metrics["bytes_up"] == metrics["bytes_down"] == 4 * sent == 4 * 2 * weights_bytes(fed.client_model(0), 1)
 
 
@@ -166,4 +175,4 @@ def test_correction_reaches_the_server_control_over_rounds():
     fed = federation(sizes=(5, 3, 4, 6))
     _, state = last(scaffold.run(fed, rounds=3, participation=1.0, **LOCAL))
     for name, c in state["server"]["control"].items():
-        assert torch.allclose(c, sum(control[name] for control in state["clients"].values()) / 4, atol=1e-5)
+        assert torch.allclose(c, sum(control[name] for control in state["server"]["client_controls"].values()) / 4, atol=1e-5)

@@ -1,14 +1,17 @@
 """The secure sum: masks that cancel, messages that say nothing alone, averages as without it, and FedSDD on top of it."""
+import inspect
 import math
 
 import numpy as np
 import pytest
 import torch
-from toys import federation, last, same, with_batchnorm, with_hidden_layer, without_seconds
+from toys import federation, last, same, with_batchnorm, with_hidden_layer
 
-from algorithms import fedavg, fedsdd
-from algorithms.common import average_weights, stream
-from secure_sum import FRACTION_BITS, LIMIT, average_of_masked, masked, masked_model
+import secure_sum
+from algorithms import ALGORITHMS, common, fedavg, fedsdd
+from algorithms.common import stream
+from algorithms.equations import average_weights
+from secure_sum import FRACTION_BITS, LIMIT, average_of_masked, count_valid, masked, masked_model
 
 QUICK = {"rounds": 3, "participation": 1.0, "local_epochs": 1, "batch_size": 2, "lr": 0.1, "distill_steps": 3, "server_batch_size": 4}
 EIGHT = (5, 3, 4, 6, 4, 5, 3, 4)
@@ -25,8 +28,8 @@ def send(states, weights, group):
 
 def states_of(count, network=with_batchnorm):
     fed = federation(sizes=(5, 3, 4, 6)[:count], network=network)
-    return [fedavg.train_client(fed, i, 1, fedavg.start_server(fed), None, local_epochs=1, batch_size=2, lr=0.1)[0]["model"]
-            for i in range(count)]
+    server = fedavg.start_server(fed, network.__name__)
+    return [fedavg.train_client(fed, i, 1, server, local_epochs=1, batch_size=2, lr=0.1)["model"] for i in range(count)]
 
 
 # ----------------------------------------------------------------------------------------------------------------- masks
@@ -80,18 +83,20 @@ def test_masking_changes_no_input():
 def test_average_of_masked_models_by_hand():
     """Weights 1 and 3: (1 * 2 + 3 * 6) / 4 = 5; counters 3 and 8: (3 + 24) / 4 = 6.75, rounded 7."""
     states = [{"w": torch.tensor([2.0]), "n": torch.tensor(3)}, {"w": torch.tensor([6.0]), "n": torch.tensor(8)}]
-    average, counted = average_of_masked(send(states, [1, 3], [4, 9]), like=states[0])
-    assert counted == 2 and average["w"].item() == 5.0 and average["n"].item() == 7
+    messages = send(states, [1, 3], [4, 9])
+    average = average_of_masked(messages, like=states[0])
+    assert count_valid(messages) == 2 and average["w"].item() == 5.0 and average["n"].item() == 7
     assert average["w"].dtype == torch.float32 and average["n"].dtype == torch.int64
 
 
 def test_average_agrees_with_the_plain_one_to_rounding():
     states = states_of(4)
-    average, counted = average_of_masked(send(states, [5, 3, 4, 6], [0, 1, 2, 3]), like=states[0])
+    messages = send(states, [5, 3, 4, 6], [0, 1, 2, 3])
+    average = average_of_masked(messages, like=states[0])
     for name, w in average_weights(states, [5, 3, 4, 6]).items():
         if w.is_floating_point():
             assert (average[name] - w).abs().max() <= 2.0**-FRACTION_BITS + 2e-7 * w.abs().max()
-    assert counted == 4
+    assert count_valid(messages) == 4
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e30])
@@ -99,44 +104,47 @@ def test_a_model_that_cannot_be_summed_counts_for_nothing_and_nobody_learns_whos
     states = states_of(3)
     states[1] = {**states[1], "0.weight": torch.full_like(states[1]["0.weight"], value)}
     messages = send(states, [5, 3, 4], [0, 1, 2])
-    average, counted = average_of_masked(messages, like=states[0])
+    average = average_of_masked(messages, like=states[0])
     expected = average_weights([states[0], states[2]], [5, 4])
-    assert counted == 2 and torch.allclose(average["2.weight"], expected["2.weight"], atol=1e-6)
+    assert count_valid(messages) == 2 and torch.allclose(average["2.weight"], expected["2.weight"], atol=1e-6)
     assert all(x.dtype == torch.int64 and (x != 0).all() for x in messages[1].values())        # masked like everyone's
 
 
 def test_if_nobody_counts_there_is_no_average():
     states = [{"w": torch.tensor([math.nan])}] * 2
-    assert average_of_masked(send(states, [1, 1], [0, 1]), like=states[0]) == (None, 0)
+    messages = send(states, [1, 1], [0, 1])
+    assert average_of_masked(messages, like=states[0]) is None and count_valid(messages) == 0
 
 
 def test_a_share_of_the_limit_is_all_that_each_of_a_group_may_send():
     """Four numbers of half the limit would sum to twice what fits: none counts, where a wrong sum would pass for an average."""
     states = [{"w": torch.tensor([LIMIT / 2])} for _ in range(4)]
-    assert average_of_masked(send(states, [1, 1, 1, 1], [0, 1, 2, 3]), like=states[0]) == (None, 0)
+    messages = send(states, [1, 1, 1, 1], [0, 1, 2, 3])
+    assert average_of_masked(messages, like=states[0]) is None and count_valid(messages) == 0
 
 
 def test_the_largest_sum_still_fits():
     """20 clients at the limit: the sum of 2^38 each, in 2^-24ths, is 2^62 at most."""
     group = list(range(20))
     states = [{"w": torch.tensor([sign * 2.0**38 / 20 * 0.999])} for sign in [1] * 20]
-    average, counted = average_of_masked(send(states, [1] * 20, group), like=states[0])
-    assert counted == 20 and average["w"].item() == pytest.approx(2.0**38 / 20 * 0.999)
+    messages = send(states, [1] * 20, group)
+    average = average_of_masked(messages, like=states[0])
+    assert count_valid(messages) == 20 and average["w"].item() == pytest.approx(2.0**38 / 20 * 0.999)
 
 
 # ------------------------------------------------------------------------------------------------------------- on FedSDD
 
-@pytest.mark.parametrize("settings", [{"K": 4}, {"K": 2, "R": 2, "students": "all"}, {"K": 1, "students": "none"},
+@pytest.mark.parametrize("settings", [{"K": 4}, {"K": 2, "R": 2}, {"K": 1, "distill_steps": 0},
                                       {"K": 2, "local": "fedprox", "mu": 0.3}])
 @pytest.mark.parametrize("network", [with_batchnorm, (with_batchnorm, with_hidden_layer)])
 def test_fedsdd_with_a_secure_sum_agrees_with_the_plain_run_to_rounding(settings, network):
     fed = federation(sizes=EIGHT * 2, network=network)
-    plain, secure = (list(fedsdd.run(fed, **QUICK, **settings, secure_sum=s)) for s in (False, True))
+    plain, secure = (list(fedsdd.run(fed, **{**QUICK, **settings}, secure_sum=s)) for s in (False, True))
     for (a, state_a), (b, state_b) in zip(plain, secure, strict=True):
-        for server_a, server_b in zip(state_a["servers"], state_b["servers"], strict=True):
+        for server_a, server_b in zip(state_a["global_models"], state_b["global_models"], strict=True):
             for name, w in server_a["model"].items():
                 assert not w.is_floating_point() or torch.allclose(server_b["model"][name], w, atol=1e-5)
-        assert all(x == pytest.approx(b[key], abs=0.026) for key, x in without_seconds(a).items()       # one test image of 40
+        assert all(x == pytest.approx(b[key], abs=0.026) for key, x in a.items()                        # one test image of 40
                    if x is not None and not key.startswith("bytes_up"))
     assert b["bytes_up"] == 2 * a["bytes_up"]
 
@@ -151,7 +159,7 @@ def test_the_server_sees_masked_numbers_only(monkeypatch):
 
     def never(*arguments):
         raise AssertionError("the server averaged models that it saw")
-    monkeypatch.setattr(fedsdd, "average_of_masked", watched)
+    monkeypatch.setattr(secure_sum, "average_of_masked", watched)
     monkeypatch.setattr(fedavg, "aggregate", never)
     last(fedsdd.run(fed, **{**QUICK, "rounds": 1}, K=4, secure_sum=True))
     assert len(seen) == 8
@@ -163,15 +171,16 @@ def test_the_server_sees_masked_numbers_only(monkeypatch):
 
 def test_in_torchruns_way_what_leaves_a_client_is_masked(monkeypatch):
     """The result of every client's function, which processes send to one another, holds no model."""
-    sent, original = [], fedsdd.run_clients
+    sent, original = [], common.run_clients
 
     def watched(fn, ids, device):
         results = original(fn, ids, device)
         sent.extend(results)
         return results
-    monkeypatch.setattr(fedsdd, "run_clients", watched)
+    watched.done = 0                                                                     # it counts under its name
+    monkeypatch.setattr(common, "run_clients", watched)
     last(fedsdd.run(federation(sizes=EIGHT), **{**QUICK, "rounds": 1}, K=2, secure_sum=True))
-    assert len(sent) == 8 and all(client is None and all(x.dtype == torch.int64 for x in upload.values()) for upload, client in sent)
+    assert len(sent) == 8 and all(x.dtype == torch.int64 for upload in sent for x in upload.values())
 
 
 def test_a_client_whose_model_is_not_finite_is_left_out_and_counted():
@@ -179,7 +188,7 @@ def test_a_client_whose_model_is_not_finite_is_left_out_and_counted():
     fed.private[3].images[:] = math.nan
     plain, secure = (last(fedsdd.run(fed, **QUICK, K=2, secure_sum=s)) for s in (False, True))
     assert plain[0]["bad_uploads"] == secure[0]["bad_uploads"] == 1
-    for a, b in zip(plain[1]["servers"], secure[1]["servers"], strict=True):
+    for a, b in zip(plain[1]["global_models"], secure[1]["global_models"], strict=True):
         assert torch.allclose(a["model"]["1.weight"], b["model"]["1.weight"], atol=1e-5)
 
 
@@ -187,16 +196,21 @@ def test_a_group_whose_models_are_all_not_finite_keeps_its_own():
     fed = federation(sizes=(5, 3))
     for private in fed.private:
         private.images[:] = math.nan
-    metrics, state = last(fedsdd.run(fed, **QUICK, K=1, students="none", secure_sum=True))
-    assert metrics["bad_uploads"] == 2 and same(dict(state["servers"][0]["model"]), dict(fedavg.start_server(fed)["model"]))
+    metrics, state = last(fedsdd.run(fed, **{**QUICK, "distill_steps": 0}, K=1, secure_sum=True))
+    assert metrics["bad_uploads"] == 2 and same(state["global_models"][0], fedavg.start_server(fed, "linear"))
 
 
 @pytest.mark.parametrize("settings, words", [({"K": 8}, "single client"), ({"K": 5}, "single client"),
-                                             ({"K": 2, "ensemble": "clients"}, "--ensemble clients"),
                                              ({"K": 2, "local": "scaffold"}, "scaffold")])
 def test_what_a_secure_sum_cannot_do_is_refused(settings, words):
     with pytest.raises(ValueError, match=words):
         next(fedsdd.run(federation(sizes=EIGHT), **QUICK, **settings, secure_sum=True))
+
+
+def test_no_algorithm_offers_both_a_secure_sum_and_an_ensemble_of_the_clients_models_that_it_hides():
+    offers = {name: inspect.signature(run).parameters.keys() for name, run in ALGORITHMS.items()}
+    assert "secure_sum" in offers["fedsdd"] and "ensemble" in offers["fedsdd-ablations"]
+    assert not any({"secure_sum", "ensemble"} <= names for names in offers.values())
 
 
 def test_fedsdds_masks_are_drawn_anew_in_every_round(monkeypatch):
@@ -207,6 +221,6 @@ def test_fedsdds_masks_are_drawn_anew_in_every_round(monkeypatch):
         seen.append(pair_rng(0, 1).random())
         return masked_model(model_state, weight, i, group, pair_rng)
 
-    monkeypatch.setattr(fedsdd, "masked_model", watched)
-    list(fedsdd.run(federation(), **QUICK, K=1, R=1, students="none", secure_sum=True))
+    monkeypatch.setattr(secure_sum, "masked_model", watched)
+    list(fedsdd.run(federation(), **QUICK, K=1, R=1, secure_sum=True))
     assert len(seen) == 3 * 4 and len(set(seen)) == 3

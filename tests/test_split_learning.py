@@ -25,7 +25,8 @@ from torch import nn
 
 import runs
 from algorithms import split_learning
-from algorithms.common import batches, stream
+from algorithms.common import stream
+from algorithms.training import batches
 from communication import split_learning_bytes
 
 QUICK = {"rounds": 2, "local_epochs": 2, "batch_size": 2, "lr": 0.1, "optimizer": "sgd", "weight_decay": 0.01}

@@ -148,7 +148,7 @@ def test_ctrl_c_in_a_fresh_process_ends_with_130_and_a_word_how_to_go_on(npz, tm
                 process.send_signal(signal.SIGINT)
                 break
         printed, errors = process.communicate(timeout=60)
-    assert process.returncode == 130 and errors == "" and f"--resume {tmp_path / 'out'} goes on" in printed
+    assert process.returncode == 130 and errors == "" and f"--resume {tmp_path / 'out'} continues" in printed
     kept = torch.load(tmp_path / "out" / "checkpoint.pt", weights_only=True)
     assert kept["state"]["round"] == kept["rows"][-1]["round"] >= 3
 

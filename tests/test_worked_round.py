@@ -29,7 +29,7 @@ def close(tensor, expected):
 
 def test_the_page_has_both_rounds_and_each_tensor_of_them(page):
     assert set(page) >= {"FedGEMS", "FedSDD"}
-    assert {"client_logits", "reliable", "weights", "fused_logits", "pool_logits", "server_logits", "distilled"} <= set(page["FedGEMS"])
+    assert {"client_logits", "reliable", "weights", "fused_logits", "pool", "server_logits", "distilled"} <= set(page["FedGEMS"])
     assert {"w0", "w1", "member_logits", "mean_of_round_2", "teacher_logits", "student"} <= set(page["FedSDD"])
 
 
@@ -50,8 +50,8 @@ def test_the_servers_step_by_pencil(page):
 
 def test_the_pool_after_the_round_by_pencil(page):
     """Sample 0 as the server was right on it, before its step; sample 3 as it was; no others."""
-    assert page["FedGEMS"]["gems"]["in_pool"].tolist() == [True, False, False, True]
-    close(page["FedGEMS"]["gems"]["pool_logits"][[0, 3]], [[LN3, 0.], [0., 2 * LN3]])
+    assert page["FedGEMS"]["gems"]["pool"]["mask"].tolist() == [True, False, False, True]
+    close(page["FedGEMS"]["gems"]["pool"]["logits"][[0, 3]], [[LN3, 0.], [0., 2 * LN3]])
 
 
 def test_a_clients_rows_by_pencil(page):
@@ -78,7 +78,7 @@ def test_eq4_by_pencil(page):
     teacher = [1 / (1 + math.exp(-gap / 2)) for gap in (2.75 * third, LN3 / 2, -1.25 * third, -third / 2 - LN3 / 2)]
     student = [1 / (1 + math.exp(-gap / 2)) for gap in (2 * third, 0, -2 * third, -2 * third)]
     close(page["FedSDD"]["student"], [[a + p - q, -a - p + q] for a, p, q in zip([third, 0, -third, -third], teacher, student)])
-    close(page["FedSDD"]["sdd"]["servers"][0]["model"]["1.weight"].T, page["FedSDD"]["student"].tolist())
+    close(page["FedSDD"]["sdd"]["global_models"][0]["model"]["1.weight"].T, page["FedSDD"]["student"].tolist())
 
 
 def test_the_numbers_in_the_text_are_right(page):

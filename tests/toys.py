@@ -9,11 +9,11 @@ from algorithms.common import Data, Federation, seeded
 
 SHAPE = (1, 2, 2)
 EQUATIONS = (    # the functions that carry an equation: each can be copied alone, and none can change unnoticed
-    "common.kl_divergence", "common.distillation_loss", "common.average_weights", "fedprox.proximal_term",
+    "equations.kl_divergence", "equations.distillation_loss", "equations.average_weights", "fedprox.proximal_term",
     "scaffold.corrected_gradient", "scaffold.updated_client_control", "feddf.drop_worst", "fedbe.gaussian_sample",
     "fedbe.dirichlet_sample", "fedsdd.group_clients", "fedsdd.ensemble_logits", "fedmd.consensus", "fedmd.digest_loss",
-    "dsfl.entropy_reduction", "cronus.robust_mean", "fedgems.entropy", "fedgems.reliable_clients", "fedgems.entropy_weights",
-    "fedgems.fuse_logits", "fedgems.server_loss", "fedgems.client_loss", "fedgkt.server_loss", "fedgkt.client_loss",
+    "equations.soft_cross_entropy", "dsfl.entropy_reduction", "cronus.robust_mean", "fedgems.entropy", "fedgems.reliable_clients",
+    "fedgems.entropy_weights", "fedgems.fuse_logits", "fedgems.server_loss", "fedgems.client_loss", "fedgkt.server_loss", "fedgkt.client_loss",
     "attacks.paf", "attacks.lie", "attacks.ofom", "attacks.lie_z", "partition.iid", "partition.dirichlet",
     "partition.dirichlet_balanced", "partition.dirichlet_equal", "partition.by_writer", "partition.few_per_class",
     "partition.by_subclass", "partition.fedgkt_table6", "communication.weights_bytes", "communication.logits_bytes",

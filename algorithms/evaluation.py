@@ -1,0 +1,98 @@
+"""Accuracies: how the test sets judge the server's models, the clients' models and ensembles."""
+import itertools
+from typing import NamedTuple
+
+from algorithms.common import in_parallel, timed
+from algorithms.training import load_model, predict_logits
+
+
+class Score(NamedTuple):
+    """Accuracies of one model, in [0, 1]."""
+
+    test: float
+    public_test: float | None      # on the public half of the test set, where there is one
+
+
+def accuracy(logits, labels):
+    """Share of the samples whose largest logit is the label's: [N, C], [N] -> float in [0, 1]."""
+    return (logits.argmax(1) == labels).float().mean().item()
+
+
+def score(fed, model):
+    """The `Score` of one network."""
+    public = fed.public_test
+    return Score(accuracy(predict_logits(fed, model, fed.test.images), fed.test.labels),
+                 public and accuracy(predict_logits(fed, model, public.images), public.labels))
+
+
+def disagreement(member_logits):
+    """Share of (pair of members, sample) with different predicted classes; None for one member.
+
+    member_logits    [M, N, C]
+    """
+    predicted = member_logits.argmax(-1)                                                 # [M, N]
+    pairs = list(itertools.combinations(predicted, 2))
+    if not pairs:
+        return None
+    return sum((a != b).float().mean().item() for a, b in pairs) / len(pairs)
+
+
+def global_metrics(fed, global_models):
+    """Test accuracy of the server's global models, one {"architecture", "model"} per architecture.
+
+    The headline is their mean; with several architectures each has its own entry.
+    """
+    accuracies = {}
+    for saved in global_models:
+        logits = predict_logits(fed, load_model(fed, saved), fed.test.images)            # [N, C]
+        accuracies[saved["architecture"]] = accuracy(logits, fed.test.labels)
+    mean = sum(accuracies.values()) / len(accuracies)
+    each = {f"server_accuracy_{name}": x for name, x in accuracies.items()}
+    return {"accuracy": mean, "server_accuracy": mean, **(each if len(each) > 1 else {})}
+
+
+def client_scores(fed, clients):
+    """The `Score` of each client's own model; clients: a snapshot for each."""
+    def client_score(i):
+        model = fed.client_model(i)
+        model.load_state_dict(clients[i]["model"])
+        return score(fed, model)
+
+    return in_parallel(client_score, range(len(clients)), fed.device)
+
+
+def client_metrics(scores, key="client_accuracy"):
+    """Mean, minimum and maximum of the clients' test accuracies; scores: a `Score` for each."""
+    test, public = zip(*scores)
+    metrics = {key: sum(test) / len(test), f"{key}_min": min(test), f"{key}_max": max(test)}
+    if None not in public:
+        metrics[f"{key}_public_test"] = sum(public) / len(public)
+    return metrics
+
+
+def server_metrics(fed, server):
+    """Test accuracy of the server's own network; server: a snapshot.
+
+    Where the test set has a public half, as in FedGEMS, the server is scored on that half.
+    """
+    model = fed.server_model()
+    model.load_state_dict(server["model"])
+    test, public = score(fed, model)
+    if public is None:
+        return {"server_accuracy": test}
+    return {"server_accuracy": public, "server_accuracy_private_test": test}
+
+
+@timed
+def evaluate(fed, state, trained=None, *, headline):
+    """Test accuracies where clients keep models of their own; `accuracy` is the headline's.
+
+    state      "clients": a snapshot of each; "server": its snapshot, if it has a model
+    trained    the clients after private training, before they learned from the others
+    """
+    metrics = client_metrics(client_scores(fed, state["clients"]))
+    if "server" in state:
+        metrics |= server_metrics(fed, state["server"])
+    if trained:
+        metrics |= client_metrics(client_scores(fed, trained), "client_accuracy_private")
+    return {"accuracy": metrics[headline], **metrics}

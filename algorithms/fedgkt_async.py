@@ -1,0 +1,136 @@
+"""Asynchronous FedGKT: the server trains on each upload as it arrives, and answers at once.
+
+He, Annavaram and Avestimehr, arXiv:2007.14513, Table 3 ("asynchronous training"), which gives no
+algorithm. Local training, server training and losses are those of fedgkt.py.
+What travels: as in FedGKT. Public data: none.
+Run:   python fedkd_minimal.py --algo fedgkt-async
+
+A queue of events: client i's uploads arrive latencies[i] after the server's last answer to it. At
+each event the server trains on the uploads that arrive at that moment, for all its epochs, and
+answers these clients, which train again. A round ends when at least as many uploads have arrived as
+there are clients, so that the work of a round is that of a synchronous one.
+
+Paper              here                         shape         note
+the clients' speed latencies                    [M]           simulated time of a training
+                   clock                        number        simulated time so far
+                   group                        client ids    whose uploads arrive at this event
+                   event                        number        the server's trainings so far
+
+Where the paper is silent or we differ:
+D1  uploads that arrive at the same moment are trained on together: equal latencies are the
+    synchronous algorithm [test_equal_latencies_are_synchronous]
+D2  latencies are drawn uniformly from 1 to 10, one for each client, or given
+    [test_latencies_are_drawn_once_from_the_seed]
+"""
+from functools import partial
+from typing import Literal
+
+import torch
+
+from algorithms.common import stream
+from algorithms.fedgkt import (announcement, check, collect, evaluate, ledger,  # noqa: F401
+                               reduce_on_plateau, start, train_server)
+from algorithms.training import OPTIMIZERS, Optimizer
+
+PUBLIC = "none"
+VALIDATION = ("lr_patience",)               # keywords that need the server's validation set
+MIXED = True    # may clients have different networks?
+COLUMNS = ("accuracy", "accuracy_min", "accuracy_max", "edge_accuracy", "clock",
+           "clock_if_all_wait")
+
+
+def check_latencies(fed, latencies):
+    """The latency of each client; drawn from 1 to 10 for None.
+
+    raises    ValueError unless there is a time greater than 0 for each client
+    """
+    num_clients = len(fed.private)
+    if latencies is None:
+        return stream(fed.seed, "latencies").uniform(1, 10, num_clients).tolist()
+    if len(latencies) != num_clients or min(latencies) <= 0:
+        raise ValueError(f"--latencies needs a time greater than 0 for each of {num_clients} "
+                         f"clients, not {list(latencies)}")
+    return list(latencies)
+
+
+def next_arrivals(clients, latencies):
+    """(the next moment at which uploads arrive, the clients whose uploads arrive then).
+
+    Client i's n-th upload arrives at n * latencies[i]: the server answers without delay.
+    """
+    arrivals = [round((client["trainings"] + 1) * latency, 9)        # 3 x 0.1 meets 1 x 0.3
+                for client, latency in zip(clients, latencies)]
+    clock = min(arrivals)
+    return clock, [i for i, arrival in enumerate(arrivals) if arrival == clock]
+
+
+def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, server_epochs: int = 20,
+        latencies: tuple[float, ...] | None = None, batch_size: int = 256,
+        server_batch_size: int = 256,
+        lr: float = 1e-3, server_lr: float = 1e-3, optimizer: Optimizer = "amsgrad",
+        server_optimizer: Optimizer = "amsgrad", weight_decay: float = 1e-4,
+        temperature: float = 3.0, server_distill: bool = True, client_distill: bool = True,
+        lr_patience: int | None = 10, common_start: bool = True,
+        features: Literal["float32", "bfloat16"] = "float32"):
+    """Yields (metrics, state) after round 0, the untrained start, and after every round.
+
+    rounds               number of communication rounds
+    local_epochs         passes of a client over its own data in a round
+    server_epochs        passes of the server over the uploads in a round
+    batch_size           batch size of a client
+    server_batch_size    batch size of the server
+    lr                   learning rate of a client
+    server_lr            learning rate of the server at the start
+    optimizer            optimizer of a client, kept over the rounds
+    server_optimizer     optimizer of the server, kept over the rounds
+    weight_decay         L2 penalty of these optimizers
+    temperature          softens teacher and student in both losses
+    server_distill       the server learns from the clients' logits too
+    client_distill       the clients learn from the server's logits too
+    lr_patience          the server's learning rate falls to a tenth after more than so many rounds
+                         without a better validation accuracy; none: it stays
+    common_start         clients of one architecture start from the same weights, so that their
+                         feature maps are alike
+    features             number type in which feature maps are sent and kept
+    latencies            simulated time from the server's answer to a client's next upload; none:
+                         drawn from 1 to 10
+    """
+    dtype = getattr(torch, features)
+    check(fed, lr_patience, dtype)
+    latencies = check_latencies(fed, latencies)
+    training = dict(local_epochs=local_epochs, batch_size=batch_size, temperature=temperature,
+                    new_optimizer=partial(OPTIMIZERS[optimizer], lr=lr, weight_decay=weight_decay),
+                    client_distill=client_distill, dtype=dtype)
+    server_training = dict(server_epochs=server_epochs, server_batch_size=server_batch_size,
+                           temperature=temperature, server_distill=server_distill)
+    new_optimizer = partial(OPTIMIZERS[server_optimizer], lr=server_lr, weight_decay=weight_decay)
+    if state is None:
+        server, clients, server_logits = start(fed, server_lr, common_start)
+        state = {"round": 0, "server": server, "clients": clients, "server_logits": server_logits,
+                 "event": 0, "clock": 0.0}
+        yield {**evaluate(fed, state), "clock": 0.0, "clock_if_all_wait": 0.0}, state
+    server, clients, server_logits = state["server"], state["clients"], state["server_logits"]
+    event, clock = state["event"], state["clock"]
+    for t in range(state["round"] + 1, rounds + 1):
+        arrived, answered = [], []
+        while len(arrived) < len(clients):
+            # The uploads that arrive next, maybe several at one moment.
+            clock, group = next_arrivals(clients, latencies)
+            event += 1
+            uploads, clients = collect(fed, event, clients, group, server_logits, None, **training)
+            # The server trains on them and answers these clients at once.
+            server, answers = train_server(fed, event, server, uploads,
+                                           new_optimizer=new_optimizer, **server_training)
+            server_logits = [answers.get(i, z) for i, z in enumerate(server_logits)]
+            arrived, answered = arrived + group, answered + list(answers)
+            del uploads              # frees all feature maps before the next event makes new ones
+        if lr_patience is not None:
+            server = reduce_on_plateau(fed, server, clients, new_optimizer, lr_patience)
+
+        state = {"round": t, "server": server, "clients": clients, "server_logits": server_logits,
+                 "event": event, "clock": clock}
+        trainings = sum(client["trainings"] for client in clients) / len(clients)
+        metrics = {**evaluate(fed, state), "clock": clock,
+                   "clock_if_all_wait": trainings * max(latencies),
+                   **ledger(fed, clients, arrived, answered, dtype)}
+        yield metrics, state

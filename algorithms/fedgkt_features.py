@@ -1,0 +1,126 @@
+"""FedGKT's feature maps: their extraction, their memory, and the networks that they join.
+
+He, Annavaram and Avestimehr, arXiv:2007.14513. fedgkt.py, fedgkt_async.py and split_learning.py use
+them. An edge network has `extract`: images -> feature map, and `classify`: feature map -> logits.
+
+Paper              here                         shape         note
+W_e^(k), W_c^(k)   model.extract, .classify     networks      edge k
+H^(k), Z_c^(k)     Upload: features, logits     [n, 16, h, w], [n, C], of client k's n samples
+
+Where the paper is silent or we differ:
+D1  features and logits are of clean images, in eval mode [test_extraction_is_of_clean_images]
+"""
+import os
+from typing import NamedTuple
+
+import torch
+
+from algorithms.common import by_architecture, in_parallel
+from algorithms.evaluation import accuracy
+from algorithms.training import predict_logits
+
+CHUNK = 100     # samples of a forward pass without training: limits the memory it takes
+
+
+class Upload(NamedTuple):
+    """What a client sends of its n private samples, beside their labels."""
+
+    features: torch.Tensor    # [n, 16, h, w], of the type that --features names
+    logits: torch.Tensor      # float32 [n, C]
+
+
+@torch.no_grad()
+def extract(fed, model, images, dtype=torch.float32):
+    """The `Upload` of clean images [n, c, h, w], in eval mode.   Eq. (3), (9)"""
+    was_training = model.training
+    model.eval()
+    features, logits = [], []
+    for batch in images.split(CHUNK):
+        with torch.autocast(batch.device.type, torch.bfloat16, enabled=fed.amp):
+            h = model.extract(batch)                                         # Alg. 1, line 26
+            logits.append(model.classify(h).float())                         # Alg. 1, line 27
+        features.append(h.to(dtype))
+    model.train(was_training)
+    return Upload(torch.cat(features), torch.cat(logits))
+
+
+class ClientScore(NamedTuple):
+    """Accuracies of one client, in [0, 1]."""
+
+    stacked: float     # of its extractor with the server's network behind it
+    edge: float        # of its own network
+
+
+def stacked_scores(fed, clients, server, data):
+    """The `ClientScore` of each client on `data`; clients, server: snapshots."""
+    server_model = fed.server_model()
+    server_model.load_state_dict(server["model"])
+
+    def client_score(i):
+        model = fed.client_model(i)
+        model.load_state_dict(clients[i]["model"])
+        server_logits, edge_logits = [], []
+        for images in data.images.split(CHUNK):                      # not all feature maps at once
+            features, logits = extract(fed, model, images)
+            server_logits.append(predict_logits(fed, server_model, features))
+            edge_logits.append(logits)
+        return ClientScore(accuracy(torch.cat(server_logits), data.labels),
+                           accuracy(torch.cat(edge_logits), data.labels))
+
+    return in_parallel(client_score, range(len(clients)), fed.device)
+
+
+@torch.no_grad()
+def feature_map(fed):
+    """The feature map [1, channels, h, w] of a private image; clients have the same shape.
+
+    raises    ValueError: a client's network has none, or one that the server cannot read
+    """
+    for name, ids in by_architecture(fed).items():
+        edge = fed.client_model(ids[0]).eval()
+        if not hasattr(edge, "extract"):
+            raise ValueError(f"--model {name} has no feature map to send: an edge network such as "
+                             "gkt_edge has")
+        features = edge.extract(fed.private[0].images[:1])
+        try:
+            fed.server_model().eval()(features)
+        except (RuntimeError, ValueError):
+            raise ValueError(f"the server's network cannot read the {list(features.shape[1:])} "
+                             f"feature maps of {name}: gkt_server55 and gkt_server109 go with "
+                             "gkt_edge..., gkt_server_small with gkt_edge_small") from None
+    return features
+
+
+def features_memory(fed, dtype):
+    """Bytes that the feature maps of all private samples take. ValueError: see `feature_map`."""
+    samples = sum(len(private.labels) for private in fed.private)
+    return samples * feature_map(fed).numel() * dtype.itemsize
+
+
+def announcement(fed, settings):
+    """The message printed before training."""
+    memory = features_memory(fed, getattr(torch, settings["features"]))
+    samples, numbers = sum(len(private.labels) for private in fed.private), feature_map(fed).numel()
+    return (f"the feature maps of {samples} samples, {numbers} numbers each, take "
+            f"{memory / 2**20:.1f} MiB")
+
+
+def available_memory(device):
+    """Bytes of memory available on the device; on Linux with those that caches would give back."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if os.path.exists("/proc/meminfo"):
+        with open("/proc/meminfo") as lines:
+            return next(1024 * int(line.split()[1]) for line in lines
+                        if line.startswith("MemAvailable:"))
+    if hasattr(os, "sysconf"):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return float("inf")
+
+
+def check_memory(fed, dtype):
+    """Raises ValueError if the feature maps do not fit into the available memory."""
+    memory, available = features_memory(fed, dtype), available_memory(fed.device)
+    if memory > available:
+        raise ValueError(f"the feature maps take {memory / 2**30:.1f} GiB, and "
+                         f"{available / 2**30:.1f} GiB are free: --features bfloat16 halves them")

@@ -1,0 +1,97 @@
+"""FedMD's transfer learning: a party trains on public samples, then on its own, until convergence.
+
+Li and Wang, arXiv:1910.03581, Algorithm 1, step 0; what the text leaves open is as in its authors'
+code. fedmd.py has the notation and the rounds that follow; fedmd_pooled.py the upper bound.
+
+Paper              here                         shape         note
+D_0                fed.public                   [N, ...], [N] public samples and their labels
+D_k                fed.private[i]               [n, ...], [n] the few private samples of party k
+                   validation                   [n, ...], [n] says when to stop
+                   PUBLIC_STAGE, PRIVATE_STAGE  numbers       min_delta of accuracy; patience
+
+Where the paper is silent or we differ:
+D1  early stopping uses a tenth of the public samples, then the task's validation set; the code uses
+    test sets [test_transfer_never_sees_a_test_set]
+D2  the last epoch's weights stay, not the best ones [test_early_stopping_keeps_the_last_weights]
+D3  the penalty 1e-3 |W|² on the last layer's weights is in all losses, as in the code
+    [test_fedmd_round_by_hand]
+"""
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from algorithms.common import Data, stream
+from algorithms.evaluation import accuracy
+from algorithms.training import predict_logits, train
+
+PUBLIC_STAGE = dict(min_delta=0.005, patience=3)         # early stopping, in epochs
+PRIVATE_STAGE = dict(min_delta=0.001, patience=10)
+
+
+def penalty(model, kernel_l2):
+    """kernel_l2 times the squared norm of the last layer's weights: a scalar."""
+    last = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
+    return kernel_l2 * last.weight.square().sum()
+
+
+def train_with_penalty(fed, model, optimizer, data, kernel_l2, **settings):
+    """Cross-entropy plus the penalty on `data`. settings: epochs, batch_size, keys."""
+    def loss(logits, rows):
+        return F.cross_entropy(logits, data.labels[rows]) + penalty(model, kernel_l2)
+
+    train(fed, model, optimizer, data.images, loss, **settings)
+
+
+def train_until_converged(fed, model, optimizer, data, validation, *, epochs, batch_size, kernel_l2,
+                          keys, min_delta, patience):
+    """Training with early stopping; the last epoch's weights stay.
+
+    It stops when the accuracy on `validation` has not grown by min_delta for `patience` epochs;
+    without a validation set it makes all epochs.
+    """
+    best, best_epoch = float("-inf"), 0
+    for epoch in range(1, epochs + 1):
+        train_with_penalty(fed, model, optimizer, data, kernel_l2, epochs=1, batch_size=batch_size,
+                           keys=(*keys, epoch))
+        if validation is None:
+            continue
+        reached = accuracy(predict_logits(fed, model, validation.images), validation.labels)
+        if reached > best + min_delta:
+            best, best_epoch = reached, epoch
+        elif epoch - best_epoch >= patience:
+            break
+
+
+def learn_public(fed, i, model_state, *, transfer_public_epochs, transfer_public_batch_size,
+                 new_optimizer, kernel_l2, early_stopping):
+    """Party i's state_dict after training on the public samples.   Alg. 1, step 0
+
+    With early stopping a tenth of them is the validation set.
+    """
+    model = fed.client_model(i)
+    model.load_state_dict(model_state)
+    rows = torch.from_numpy(stream(fed.seed, "transfer").permutation(len(fed.public.labels)))
+    held_out = len(rows) // 10 if early_stopping else 0
+    validation_rows, rows = rows.to(fed.device).tensor_split([held_out])
+    train_until_converged(fed, model, new_optimizer(model.parameters()), pick(fed.public, rows),
+                          pick(fed.public, validation_rows) if held_out else None,
+                          epochs=transfer_public_epochs, batch_size=transfer_public_batch_size,
+                          kernel_l2=kernel_l2, keys=("transfer public", i), **PUBLIC_STAGE)
+    return model.state_dict()
+
+
+def pick(data, rows):
+    """These rows of a `Data`."""
+    return Data(data.images[rows], data.labels[rows])
+
+
+def learn_private(fed, i, model_state, *, transfer_local_epochs, transfer_batch_size, new_optimizer,
+                  kernel_l2, early_stopping):
+    """Party i's state_dict after training on its own samples.   Alg. 1, step 0"""
+    model = fed.client_model(i)
+    model.load_state_dict(model_state)
+    train_until_converged(fed, model, new_optimizer(model.parameters()), fed.private[i],
+                          fed.validation if early_stopping else None, epochs=transfer_local_epochs,
+                          batch_size=transfer_batch_size, kernel_l2=kernel_l2,
+                          keys=("transfer local", i), **PRIVATE_STAGE)
+    return model.state_dict()

@@ -1,0 +1,111 @@
+"""FedSDD's ablations, Tables 5 and 6: who is in the ensemble, and which models learn from it.
+
+Kwan and Song, arXiv:2312.17029v1. The loop is that of fedsdd.py but for the lines marked with a
+table. With --students none the ensemble of the K models is Fed-ensemble (Shi et al.,
+arXiv:2107.10663): read its `ensemble_accuracy`.
+What travels: weights, down and up, as in the local method (--local). Public data: unlabeled images,
+on the server alone.
+Run:   python fedkd_minimal.py --algo fedsdd-ablations --students all
+
+Paper                       here                         shape         note
+diversity-enhanced          students = "main"            Table 6       FedSDD: the main model learns
+basic                       students = "all"             Table 6       all K models learn
+basic with warm-up          warmup_rounds                Table 6       no distillation at first
+no distillation             students = "none"            Table 6       Fed-ensemble
+ensemble of clients         ensemble = "clients"         Table 5       members: all clients' models
+w_{t,k}                     averaged, members            state_dicts   before distillation
+
+Where the paper is silent or we differ:
+D1  all students learn from the same teacher, the ensemble before any distillation
+    [test_basic_distillation_has_one_fixed_teacher_for_all_students]
+D2  the ring is filled in warm-up rounds too [test_the_ring_is_filled_in_warm_up_rounds_too]
+"""
+from typing import Literal
+
+import torch
+
+from algorithms.fedsdd import (check, deal_clients, distil, ensemble_logits, evaluate,
+                               evaluate_ensemble, ledger, local_method, start_models, train_groups)
+from algorithms.training import predict_members
+
+PUBLIC = "unlabelled"
+MIXED = True    # may clients have different networks?
+COLUMNS = ("accuracy", "ensemble_accuracy", "disagreement", "teacher_forwards")
+
+
+def client_members(averaged, uploads):
+    """All clients' models, [{"architecture", "model"}] by client; the averages if there is none."""
+    clients = {i: w | {"model": upload["model"]}
+               for w, group in zip(averaged, uploads) for i, upload in group.items()}
+    return [clients[i] for i in sorted(clients)] or averaged
+
+
+def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: int = 4, R: int = 1,
+        ensemble: Literal["aggregated", "clients"] = "aggregated",
+        students: Literal["main", "all", "none"] = "main", warmup_rounds: int = 0,
+        local: Literal["fedavg", "fedprox", "scaffold"] = "fedavg", local_epochs: int = 40,
+        batch_size: int = 64, lr: float = 0.8, mu: float = 0.001, distill_steps: int = 5000,
+        server_batch_size: int = 256, server_lr: float = 0.1, temperature: float = 4.0,
+        attack=None):
+    """Yields (metrics, state) after round 0, the untrained start, and after every round.
+
+    rounds               number of communication rounds
+    participation        share of the clients that take part in a round
+    K                    global models (of each network), each with a group of clients
+    R                    rounds whose averaged models make the ensemble
+    ensemble             members of the ensemble: the aggregated global models, or all clients'
+    students             global models that learn from it: the main one, all, or none
+    warmup_rounds        rounds at the start without distillation
+    local                method of local training and averaging inside a group
+    local_epochs         passes of a client over its own data in a round
+    batch_size           batch size of a client
+    lr                   learning rate of a client
+    mu                   weight of the proximal term, for --local fedprox
+    distill_steps        steps of distillation in a round
+    server_batch_size    batch size of distillation
+    server_lr            learning rate of distillation
+    temperature          softens teacher and student in the distillation loss
+    attack               (uploads [M, P], client ids, rows [P], t) -> uploads: replaces those of the
+                         malicious clients; an upload is a model, as one vector
+    """
+    training = dict(local_epochs=local_epochs, batch_size=batch_size, lr=lr)
+    method = local_method(local, **training, **({"mu": mu} if local == "fedprox" else {}))
+    distillation = dict(distill_steps=distill_steps, server_batch_size=server_batch_size,
+                        server_lr=server_lr, temperature=temperature)
+    if state is None:
+        check(fed, participation, K, local, False, attack)
+        state = {"round": 0, "global_models": start_models(fed, method, K),      # Alg. 1, line 1
+                 "ring": [], "test_ring": []}
+        yield evaluate(fed, state, K), state
+    global_models, ring, test_ring = state["global_models"], state["ring"], state["test_ring"]
+    for t in range(state["round"] + 1, rounds + 1):                              # Alg. 1, line 2
+        # Active clients are dealt to the K models anew, so that each model meets all clients' data.
+        groups = deal_clients(fed, t, participation, K)
+        uploads = train_groups(fed, t, groups, global_models, method, attack)    # Alg. 1, line 3-6
+        averaged = [method.aggregate(fed, w, uploads[k])                         # Alg. 1, line 7
+                    for k, w in enumerate(global_models)]
+
+        members = averaged
+        if ensemble == "clients":                                                # Table 5
+            members = client_members(averaged, uploads)
+
+        # The teacher is the ensemble of the members of the last R rounds.
+        if students != "none":                                                   # Table 6
+            member_logits = predict_members(fed, members, fed.public.images)     # [M, N, C]
+            ring = [*ring, ensemble_logits(member_logits)][-R:]                  # Eq. (3)
+            teacher_logits = ensemble_logits(torch.stack(ring))                  # [N, C], Eq. (5)
+
+        # Students learn from it, after the warm-up rounds.
+        global_models = averaged
+        if students != "none" and t > warmup_rounds:                             # Table 6
+            global_models = [distil(fed, t, k, w, teacher_logits, **distillation)
+                             if k % K == 0 or students == "all" else w           # Table 6
+                             for k, w in enumerate(averaged)]
+
+        ensemble_metrics, test_ring = evaluate_ensemble(fed, members, test_ring, R)
+        state = {"round": t, "global_models": global_models, "ring": ring, "test_ring": test_ring}
+        teachers = 0 if students == "none" else len(members)
+        metrics = {**evaluate(fed, state, K), **ensemble_metrics,
+                   "teacher_forwards": teachers * len(fed.public.images),
+                   **ledger(fed, groups, uploads, averaged, method)}
+        yield metrics, state

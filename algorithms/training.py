@@ -1,0 +1,106 @@
+"""Networks by name, batches, prediction, training: the same in every algorithm.
+
+A model at rest is a dict: {"architecture": name, "model": state_dict} where the server averages
+models, and {"model": state_dict, "optimizer": state_dict} where it stays with its owner.
+"""
+import copy
+from functools import partial
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+
+from algorithms.common import seeded, stream
+
+
+def network(fed, architecture, init=0):
+    """A new network of this architecture; `init` picks the seed of its weights."""
+    return fed.client_model(fed.architecture.index(architecture), init)
+
+
+def load_model(fed, saved):
+    """The network {"architecture": name, "model": state_dict}."""
+    model = network(fed, saved["architecture"])
+    model.load_state_dict(saved["model"])
+    return model
+
+
+def batches(num_samples, batch_size, epochs, rng, device="cpu"):
+    """Yields `rows` (int64 [B]) of each batch of `epochs` shuffled passes.
+
+    The last batch of a pass may be smaller; none is dropped.
+    """
+    for _ in range(epochs):
+        yield from torch.from_numpy(rng.permutation(num_samples)).to(device).split(batch_size)
+
+
+def forward(fed, model, images):
+    """Logits, float32 [B, C], in the mode the model is in; under `amp` computed in bfloat16.
+
+    A training batch of one sample is duplicated and the copy's logits are dropped: BatchNorm
+    on a 1x1 map needs two values.
+    """
+    inputs = images.expand(2, -1, -1, -1) if model.training and len(images) == 1 else images
+    with torch.autocast(images.device.type, torch.bfloat16, enabled=fed.amp):
+        return model(inputs)[: len(images)].float()
+
+
+@torch.no_grad()
+def predict_logits(fed, model, images, batch_size=500):
+    """Logits, float32 [N, C], in eval mode and without gradient; the model keeps its mode."""
+    was_training = model.training
+    model.eval()
+    logits = [forward(fed, model, batch) for batch in images.split(batch_size) if len(batch)]
+    model.train(was_training)
+    return torch.cat(logits) if logits else torch.empty(0, fed.num_classes, device=fed.device)
+
+
+def predict_members(fed, members, images):
+    """Logits, float32 [M, N, C], of M members {"architecture": name, "model": state_dict}."""
+    return torch.stack([predict_logits(fed, load_model(fed, member), images) for member in members])
+
+
+Optimizer = Literal["sgd", "nesterov", "adam", "amsgrad"]
+OPTIMIZERS = {"sgd": torch.optim.SGD,
+              "nesterov": partial(torch.optim.SGD, momentum=0.9, nesterov=True),
+              "adam": torch.optim.Adam, "amsgrad": partial(torch.optim.Adam, amsgrad=True)}
+
+
+def snapshot(model, optimizer=None):
+    """A model and its optimizer as they are kept between rounds: a dict of state_dicts."""
+    return {"model": copy.deepcopy(model.state_dict()),
+            "optimizer": None if optimizer is None else optimizer.state_dict()}
+
+
+def restore(saved, model, new_optimizer):
+    """Loads a snapshot into `model`; returns its optimizer, made by new_optimizer(parameters)."""
+    model.load_state_dict(saved["model"])
+    optimizer = new_optimizer(model.parameters())
+    if saved["optimizer"] is not None:
+        optimizer.load_state_dict(copy.deepcopy(saved["optimizer"]))     # its steps are in place
+    return optimizer
+
+
+def train(fed, model, optimizer, images, loss, *, epochs, batch_size, keys):
+    """Trains `model` in place: `epochs` shuffled passes over images [n, c, h, w].
+
+    loss    loss(logits [B, C], rows [B]) -> scalar; rows are positions in `images`
+    keys    name the purpose: the stream that shuffles and augments, and the seed of dropout
+    """
+    model.train()
+    rng = stream(fed.seed, *keys)
+    with seeded(fed.seed, *keys):
+        for rows in batches(len(images), batch_size, epochs, rng, fed.device):           # [B]
+            batch = fed.augment(images[rows], rng) if fed.augment else images[rows]
+            batch_loss = loss(forward(fed, model, batch), rows)
+            optimizer.zero_grad()
+            batch_loss.backward()
+            optimizer.step()
+
+
+def train_with_labels(fed, model, optimizer, data, **settings):
+    """`train` with cross-entropy on the labels of `data`. settings: epochs, batch_size, keys."""
+    def loss(logits, rows):
+        return F.cross_entropy(logits, data.labels[rows])
+
+    train(fed, model, optimizer, data.images, loss, **settings)

@@ -1,0 +1,228 @@
+"""The flags: those of every run, and one for each keyword-only argument of an algorithm's `run`.
+
+`parse(argv)` returns the flags that were given. Their defaults depend on --algo and --paper, so
+`configure` in fedkd_minimal.py fills them in.
+"""
+import argparse
+import inspect
+import re
+import typing
+from pathlib import Path
+
+import attacks
+import data
+import federation
+from algorithms import ALGORITHMS
+from presets import DEFAULTS, PAPER, RANGES
+from report import fail
+
+EPILOG = """Without --paper, a run on the embedded data (glyphs, glyphs-letters) replaces some
+defaults by small networks and few epochs, so that it takes a minute; it prints what it changed."""
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        fail(message)
+
+
+# ------------------------------------------------------------------------------------------------
+# What an algorithm's file says
+
+def module_of(algo):
+    return inspect.getmodule(ALGORITHMS[algo])
+
+
+def module_constant(algo, name, default=None):
+    """A constant of the algorithm's file, such as PUBLIC, MIXED, COLUMNS or VALIDATION.
+
+    A file with several algorithms has a dict {name of the function: value} instead.
+    """
+    value = getattr(module_of(algo), name, default)
+    return value[ALGORITHMS[algo].__name__] if isinstance(value, dict) else value
+
+
+def keywords(algo):
+    """{name: inspect.Parameter} of the algorithm's hyperparameters.
+
+    These are the keyword-only arguments of its `run` that have an annotation (`attack` has none).
+    """
+    return {name: p for name, p in inspect.signature(ALGORITHMS[algo]).parameters.items()
+            if p.kind is p.KEYWORD_ONLY and p.annotation is not p.empty}
+
+
+def descriptions(run):
+    """{name of an argument: its description}, from the docstring of an algorithm's `run`.
+
+    An entry is a line `name   description` at the docstring's own indentation, with two or more
+    spaces between; lines after it that are indented further belong to the description.
+    """
+    found, name = {}, None
+    for line in (inspect.getdoc(run) or "").splitlines():
+        entry = re.fullmatch(r"(\w+) {2,}(.*\S)\s*", line)
+        if entry and entry[1] in inspect.signature(run).parameters:
+            name = entry[1]
+            found[name] = entry[2]
+        elif name and line.startswith(" "):
+            found[name] += " " + line.strip()
+        else:
+            name = None
+    return found
+
+
+# ------------------------------------------------------------------------------------------------
+# Flags and their types; a type converts the text of a flag or raises ArgumentTypeError
+
+def flag_name(name):
+    return "--" + name.replace("_", "-")
+
+
+def number(kind, name, optional=False, several=False):
+    """The type of an int or float in the range that `name` has in every algorithm.
+
+    optional   "none" is allowed as well and gives None
+    several    a list of such numbers, separated by commas
+    """
+    is_allowed, range_text = RANGES[name]
+
+    def convert(text):
+        try:
+            value = kind(text)
+        except ValueError:
+            noun = "a whole number" if kind is int else "a number"
+            raise argparse.ArgumentTypeError(f"{text!r} is not {noun}") from None
+        if not is_allowed(value):
+            raise argparse.ArgumentTypeError(f"must be {range_text}, not {text}")
+        return value
+
+    def convert_all(text):
+        if optional and text == "none":
+            return None
+        return [convert(word) for word in text.split(",")] if several else convert(text)
+    return convert_all
+
+
+def flag_options(name, annotation):
+    """argparse's options for int, float, bool, Literal[...], tuple[int, ...], or these | None."""
+    if annotation is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if typing.get_origin(annotation) is typing.Literal:
+        return {"choices": typing.get_args(annotation)}
+    optional = type(None) in typing.get_args(annotation)
+    kind = typing.get_args(annotation)[0] if optional else annotation
+    several = typing.get_origin(kind) is tuple
+    kind = typing.get_args(kind)[0] if several else kind
+    metavar = kind.__name__.upper() + ",..." * several + "|none" * optional
+    return {"type": number(kind, name, optional, several), "metavar": metavar}
+
+
+def add_flag(group, name, options, help_text=""):
+    """Adds a flag; options: an annotation, or a dict of argparse's options."""
+    options = options if isinstance(options, dict) else flag_options(name, options)
+    action = group.add_argument(flag_name(name), **options)
+    action.help = help_text.replace("%", "%%")           # argparse formats the help with %
+
+
+NAMES = {"type": lambda text: text.split(","), "metavar": "NAME,..."}
+FOLDER = {"type": Path, "metavar": "DIR"}
+COMMON_FLAGS = [   # (name, annotation or argparse's options, help); DEFAULTS gives their defaults
+    ("algo", NAMES, f"algorithms to run on the same data: {', '.join(ALGORITHMS)}"),
+    ("dataset", {}, f"the task: {', '.join(data.DATASETS)}, a .npz file, or a folder of images"),
+    ("data_root", FOLDER | {"type": str}, "folder for torchvision's data sets, which it downloads"),
+    ("paper", {"choices": PAPER}, "that paper's networks, partition, settings (default none)"),
+    ("model", NAMES, "networks of the clients (see --list), assigned to them in turn"),
+    ("server_model", {"metavar": "NAME"}, "network of the server, if it has its own"),
+    ("clients", int, "number of clients"),
+    ("partition", {"choices": federation.PARTITIONS}, "split of the training images among clients"),
+    ("alpha", float, "concentration of Dirichlet partitions; smaller is more heterogeneous"),
+    ("per_class", int, "samples per class and client, for few_per_class and by_subclass"),
+    ("classes", tuple[int, ...] | None, "keep these classes of the task (default none: all)"),
+    ("public", {"metavar": "half|fifth|NAME|PATH"}, "public images: a share of the training "
+     "images, which no client then holds, or another data set (default: half if an algorithm needs "
+     "labels of the task; else glyphs and glyphs-letters for each other, and fifth elsewhere)"),
+    ("joint", bool, "one output layer for the classes of the public data set and of the task "
+     "(default: on for algorithms that support it, if the public images are another data set)"),
+    ("public_size", int, "use at most this many public images (default: all)"),
+    ("validation", float, "share of the training images that the server holds for validation "
+     "(default: 0.1 if an algorithm needs validation images, otherwise none)"),
+    ("augment", bool, "train on randomly cropped and flipped images"),
+    ("attack", {"choices": attacks.ATTACKS}, "how some clients poison uploads (default none)"),
+    ("attackers", int, "number of malicious clients (default 1, with ofom 2)"),
+    ("attack_scale", float, "strength of paf and ofom, in standard deviations (default 10)"),
+    ("attack_z", float, "strength of lie, in standard deviations (default: the paper's formula)"),
+    ("comu", tuple[float, ...] | None, "accuracies; the summary shows the bytes sent until each "
+     "of them is reached (default none)"),
+    ("seeds", tuple[int, ...], "one run for each seed (default 0)"),
+    ("device", {}, "cpu, cuda, cuda:1, ... (default: a GPU if there is one)"),
+    ("threads", int, "CPU threads per process (default: torch's choice; 1 under torchrun)"),
+    ("amp", bool, "use bfloat16 autocast in every forward pass"),
+    ("out", FOLDER, "folder for config, metrics, timing and checkpoint (default: none is kept)"),
+    ("resume", FOLDER, "continue the run in this folder; only --rounds may be given as well"),
+    ("list", {"action": "store_true"}, "print algorithms, data sets, networks, partitions, papers")]
+
+
+def default_text(value):
+    """A default as the help shows it."""
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "on", False: "off"}[value]
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def hyperparameter_help(name, algos):
+    """The description of a flag of these algorithms, and their default, or each one's own."""
+    texts = [descriptions(ALGORITHMS[algo]).get(name) for algo in algos]
+    text = next(filter(None, texts), name.replace("_", " "))
+    defaults = {algo: default_text(keywords(algo)[name].default) for algo in algos}
+    if len(set(defaults.values())) == 1:
+        return f"{text} (default {defaults[algos[0]]})"
+    return f"{text} (default: {', '.join(f'{algo} {x}' for algo, x in defaults.items())})"
+
+
+# ------------------------------------------------------------------------------------------------
+# The parser
+
+def build_parser(algos, about):
+    """The parser for these algorithms; about: the description if there are none."""
+    about = "\n\n".join(module_of(algo).__doc__ for algo in algos) or about
+    parser = Parser("fedkd_minimal.py", description=about, epilog=EPILOG, allow_abbrev=False,
+                    formatter_class=argparse.RawDescriptionHelpFormatter,
+                    argument_default=argparse.SUPPRESS)
+    common = parser.add_argument_group("every algorithm")
+    for name, options, text in COMMON_FLAGS:
+        default = DEFAULTS.get(name)
+        text += "" if default is None else f" (default {default_text(default)})"
+        add_flag(common, name, options, text)
+    group = parser.add_argument_group(", ".join(algos) or "and those of --algo")
+    for name in dict.fromkeys(name for algo in algos for name in keywords(algo)):
+        with_flag = [algo for algo in algos if name in keywords(algo)]
+        annotation = keywords(with_flag[0])[name].annotation
+        add_flag(group, name, annotation, hyperparameter_help(name, with_flag))
+    return parser
+
+
+def parse(argv, about=""):
+    """The flags in argv, {name: value}; a flag that was not given is not in it."""
+    first = Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    add_flag(first, "resume", FOLDER)
+    add_flag(first, "rounds", int)
+    known, others = first.parse_known_args(argv)
+    if "resume" in known:
+        if others:
+            fail(f"--resume takes no other flag but --rounds, not {others[0]}")
+        return vars(known)
+    add_flag(first, "algo", NAMES | {"default": []})
+    algos = first.parse_known_args(argv)[0].algo
+    for algo in algos:
+        if algo not in ALGORITHMS:
+            fail(f"unknown algorithm {algo!r}; there are {', '.join(ALGORITHMS)}")
+        for name, reason in getattr(module_of(algo), "REFUSED_FLAGS", {}).items():
+            if flag_name(name) in argv:
+                fail(f"{algo} cannot have {flag_name(name)}: {reason}")
+    flags, unknown = build_parser(algos, about).parse_known_args(argv)
+    if unknown:
+        known = [f"{algo} has {' '.join(map(flag_name, keywords(algo)))}; " for algo in algos]
+        fail(f"unknown flag {unknown[0]}; {''.join(known)}--help lists those of every algorithm")
+    if not algos:
+        fail(f"--algo is missing; there are {', '.join(ALGORITHMS)}")
+    if len(set(algos)) < len(algos):
+        fail("--algo names an algorithm twice")
+    return vars(flags)
