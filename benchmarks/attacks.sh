@@ -1,19 +1,26 @@
 #!/usr/bin/env bash
-# FedGEMS Table 3's shape on the embedded data: five methods, six attacks. 13 minutes a seed on one core.
+# FedGEMS Table 3's shape on the embedded data: five methods, each without and under six attacks.
 # usage: benchmarks/attacks.sh [seed ...]
+# Seeds 0 and 1; 13 minutes a seed on one core.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 for seed in ${*:-0 1}; do
-    common="--model cnn --server-model cnn_large --clients 16 --partition dirichlet_balanced --alpha 0.5 --public half --public-size 1000"
-    common+=" --rounds 10 --batch-size 32 --threads 1 --seeds $seed"
+    common="--model cnn --server-model cnn_large --clients 16 --partition dirichlet_balanced"
+    common+=" --alpha 0.5 --public half --public-size 1000 --rounds 10 --batch-size 32"
+    common+=" --threads 1 --seeds $seed"
     run() {
-        python fedkd_minimal.py --algo dsfl,cronus,fedgem,fedgems $common --local-epochs 1 --server-batch-size 32 "${@:2}" --out "runs/attacks/$1/$seed"
-        python fedkd_minimal.py --algo fedmd $common --local-epochs 2 --public-batch-size 32 --subset-size none --kernel-l2 0 \
-            --optimizer amsgrad --weight-decay 1e-4 --no-early-stopping --transfer-public-epochs 2 --transfer-local-epochs 5 "${@:2}" \
+        python fedkd_minimal.py --algo dsfl,cronus,fedgem,fedgems $common \
+            --local-epochs 1 --server-batch-size 32 "${@:2}" --out "runs/attacks/$1/$seed"
+        python fedkd_minimal.py --algo fedmd $common \
+            --local-epochs 2 --public-batch-size 32 --subset-size none --kernel-l2 0 \
+            --optimizer amsgrad --weight-decay 1e-4 --no-early-stopping \
+            --transfer-public-epochs 2 --transfer-local-epochs 5 "${@:2}" \
             --out "runs/attacks/$1-fedmd/$seed"
     }
     run none
-    for scale in 1 10 100; do run "paf-$scale" --attack paf --attack-scale "$scale"; done
+    for scale in 1 10 100; do
+        run "paf-$scale" --attack paf --attack-scale "$scale"
+    done
     run lie --attack lie
     run lie-1.5 --attack lie --attack-z 1.5
     run ofom --attack ofom

@@ -1,6 +1,6 @@
 """Part of CIFAR-10 as one .npz file, from torchvision's files: the first N images of each class.
 
-    python benchmarks/cifar10_npz.py data cifar10-part.npz --train-per-class 1000 --test-per-class 200
+    python benchmarks/cifar10_npz.py data part.npz --train-per-class 1000 --test-per-class 200
 """
 import argparse
 
@@ -8,10 +8,10 @@ import numpy as np
 from torchvision.datasets import CIFAR10
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("root", help="where torchvision's CIFAR-10 is, or goes")
-parser.add_argument("out")
-parser.add_argument("--train-per-class", type=int, default=5000)
-parser.add_argument("--test-per-class", type=int, default=1000)
+parser.add_argument("root", help="torchvision's folder for CIFAR-10; it downloads what is missing")
+parser.add_argument("out", help="the .npz file to write")
+parser.add_argument("--train-per-class", type=int, default=5000, help="training images per class")
+parser.add_argument("--test-per-class", type=int, default=1000, help="test images per class")
 args = parser.parse_args()
 
 arrays = {}

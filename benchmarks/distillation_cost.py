@@ -1,10 +1,16 @@
-"""FedSDD Table 3's shape: what distillation costs a round with 8, 14 and 20 active clients, FedDF against FedSDD.
+"""FedSDD Table 3's shape: how long distillation takes in a round, FedDF against FedSDD.
 
-    python benchmarks/distillation_cost.py [--recompute]       (embedded data; 4 minutes on two cores, with --recompute 8)
+    python benchmarks/distillation_cost.py                  embedded data, 4 minutes on two cores
+    python benchmarks/distillation_cost.py --recompute      8 minutes
 
-All federations take turns, one round each, so that a change of the machine's speed meets all of them alike. As in the paper a
-student sees 25.6 passes over the public images. --recompute adds what public code does: every teacher predicts every batch anew.
+8, 14 or 20 of 20 clients are active. As in the paper a student sees 25.6 passes over the public
+images. The runs take turns, one round each, so that a change of the machine's speed affects them
+all. Distillation seconds are those of a round without local training and evaluation; this leaves
+the average, the teachers' predictions and the student's steps. --recompute also measures what
+public code does: all teachers predict the batch of every step, not all public images once a round.
 """
+import argparse
+import inspect
 import statistics
 import sys
 from pathlib import Path
@@ -15,73 +21,114 @@ import torch
 import federation
 import fedkd_minimal
 from algorithms import feddf, fedsdd
-from algorithms.common import forward, seconds
+from algorithms.common import seconds, timed
+from algorithms.training import forward
+from communication import round_seconds
 
-CLIENTS, WARM_UP, ROUNDS = (8, 14, 20), 4, 8         # active clients of 20; rounds that are not counted, and all rounds
-CASES = [("feddf", n, 1) for n in CLIENTS] + [("fedsdd", n, 1) for n in CLIENTS] + [("fedsdd", 8, R) for R in (2, 4)]
-RECOMPUTED = [("feddf", n, n) for n in CLIENTS] + [("fedsdd", n, 4) for n in CLIENTS[:1]]       # algorithm, active, teachers
+ROUNDS, WARM_UP = 8, 4       # rounds, and how many at the start do not count: after 4 the ensemble
+                             # has R rounds for every R below
+REPETITIONS = 3              # distillations with recomputed predictions
+STEPS, BATCH = 416, 256      # of a distillation
+K, CLIENTS, ACTIVE = 4, 20, (8, 14, 20)
+CASES = [*(("feddf", n, 1) for n in ACTIVE),             # (algorithm, active clients, R)
+         *(("fedsdd", n, 1) for n in ACTIVE), ("fedsdd", 8, 2), ("fedsdd", 8, 4)]
+RECOMPUTED = [*(("feddf", n, n) for n in ACTIVE), ("fedsdd", 8, K)]      # (.., active, teachers)
+MODULES = {"feddf": feddf, "fedsdd": fedsdd}
 
-argv = ("--algo feddf,fedsdd --distill-steps 416 --server-batch-size 256 --server-lr 0.1 --local-epochs 1 --server-optimizer sgd "
-        "--no-cosine --max-grad-norm none --temperature 4 --no-drop-worst --patience none")
-config = fedkd_minimal.configure(fedkd_minimal.parse(argv.split()))
-dataset, foreign = federation.load(config["flags"])
-fed = federation.build(config["flags"], dataset, foreign, *federation.split(config["flags"], dataset, 0), 0, torch.device("cpu"))
-server = dict(distill_steps=416, server_batch_size=256, server_lr=0.1, temperature=4.0)
-plain = dict(server_optimizer="sgd", cosine=False, max_grad_norm=None, patience=None, check_every=1)
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("--recompute", action="store_true",
+                    help="also measure teachers that predict the batch of every step")
+recompute = parser.parse_args().recompute
+
+config = fedkd_minimal.configure(fedkd_minimal.parse([
+    "--algo", "feddf,fedsdd", "--clients", str(CLIENTS), "--rounds", str(ROUNDS),
+    "--local-epochs", "1", "--K", str(K), "--distill-steps", str(STEPS),
+    "--server-batch-size", str(BATCH), "--server-lr", "0.1", "--server-optimizer", "sgd",
+    "--no-cosine", "--max-grad-norm", "none", "--temperature", "4", "--no-drop-worst",
+    "--patience", "none"]))
+flags, settings = config["flags"], config["settings"]
+dataset, foreign = federation.load(flags)
+fed = federation.build(flags, dataset, foreign, *federation.split(flags, dataset, 0), 0,
+                       torch.device("cpu"))
 
 
-class Recomputed:
-    """Stands where the teacher's logits [N, C] stand: asked for the rows of a batch, it lets all teachers predict them."""
+def start(algo, active, R):
+    """The algorithm's generator of (metrics, state)."""
+    changed = {"participation": active / CLIENTS} | ({"R": R} if algo == "fedsdd" else {})
+    return MODULES[algo].run(fed, **settings[algo] | changed)
 
-    def __init__(self, teachers):
-        self.teachers = [fed.client_model(0, init).eval() for init in range(teachers)]
+
+def timed_round(run):
+    """(metrics, seconds of distillation, seconds of local training) of the run's next round."""
+    timed.seconds.clear()
+    begin = seconds(fed.device)
+    metrics, _ = next(run)
+    whole = seconds(fed.device) - begin
+    others = ("collect", "evaluate", "evaluate_ensemble")
+    distillation = whole - sum(timed.seconds[name] for name in others)
+    return metrics, distillation, timed.seconds["collect"]
+
+
+class RecomputedLogits:
+    """In place of the teacher's logits [N, C]: every access to rows makes all teachers predict."""
+
+    def __init__(self, num_teachers):
+        self.teachers = [fed.client_model(0, init).eval() for init in range(num_teachers)]
 
     @torch.no_grad()
     def __getitem__(self, rows):
-        return torch.stack([forward(fed, teacher, fed.public.images[rows]) for teacher in self.teachers]).mean(0)
+        images = fed.public.images[rows]
+        return torch.stack([forward(fed, teacher, images) for teacher in self.teachers]).mean(0)
 
 
-def recomputed(algo, teachers, t):
-    start = seconds(fed.device)
-    own = feddf.distil(fed, t, 0, state, Recomputed(teachers), **server, **plain) if algo == "feddf" else \
-        fedsdd.distil(fed, t, 0, state, Recomputed(teachers), **server)
-    return own and seconds(fed.device) - start
+def recomputed_seconds(algo, num_teachers, t):
+    """Seconds of a distillation for which all teachers predict the batch of every step."""
+    student = {"architecture": fed.architecture[0], "model": fed.client_model(0).state_dict()}
+    teacher_logits = RecomputedLogits(num_teachers)
+    distil = MODULES[algo].distil
+    names = inspect.getfullargspec(inspect.unwrap(distil)).kwonlyargs
+    hyperparameters = {name: settings[algo][name] for name in names}
+    timed.seconds.clear()
+    if algo == "feddf":
+        distil(fed, t, student, teacher_logits, **hyperparameters)
+    else:
+        distil(fed, t, 0, student, teacher_logits, **hyperparameters)
+    return timed.seconds["distil"]
 
 
-def turn(algo, active, R):
-    changes = {"rounds": ROUNDS, "participation": active / 20} | ({"R": R} if algo == "fedsdd" else {})
-    return {"feddf": feddf, "fedsdd": fedsdd}[algo].run(fed, **{**config["settings"][algo], **changes})
-
-
-state = fed.client_model(0).state_dict()
-turns = {case: turn(*case) for case in CASES}
-spent, trained, forwards = {case: [] for case in CASES}, [], {}
+runs = {case: start(*case) for case in CASES}
+cached, forwards = {case: [] for case in CASES}, {}
+training = []                                            # seconds of one client in one round
 for t in range(ROUNDS + 1):
-    for case, rounds in turns.items():
-        metrics, _ = next(rounds)
-        if t > WARM_UP:                                                 # from here on R rounds are in the ensemble for every R
-            spent[case].append(metrics["distill_seconds"])
-            trained.append(metrics["local_seconds"] / case[1])
+    for case, run in runs.items():
+        metrics, distillation, local = timed_round(run)
+        if t > WARM_UP:
+            cached[case].append(distillation)
             forwards[case] = metrics["teacher_forwards"]
-anew = {case: [] for case in RECOMPUTED}
-for t in range(3 if "--recompute" in sys.argv else 0):
-    for (algo, _, teachers), values in anew.items():
-        values.append(recomputed(algo, teachers, t))
+            training.append(local / case[1])
+recomputed = {case: [] for case in RECOMPUTED if recompute}
+for t in range(REPETITIONS):
+    for algo, active, num_teachers in recomputed:
+        recomputed[algo, active, num_teachers].append(recomputed_seconds(algo, num_teachers, t))
 
-print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, cpu; cnn, K = 4, {len(fed.public.images)} public images, "
-      f"416 steps of 256; medians of rounds {WARM_UP + 1} to {ROUNDS}, seed 0")
-print("algorithm  active clients   R   distillation seconds   to the first   teacher forwards per round")
-base = statistics.median(spent[CASES[0]])
-for (algo, active, R), values in spent.items():
+print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, cpu; cnn, K = {K}, "
+      f"{len(fed.public.images)} public images, {STEPS} steps of {BATCH}; "
+      f"medians of rounds {WARM_UP + 1} to {ROUNDS}, seed 0")
+print("algorithm  active clients   R   distillation seconds   to the first   "
+      "teacher forwards per round")
+medians = {case: statistics.median(values) for case, values in cached.items()}
+first = medians[CASES[0]]
+for (algo, active, R), middle in medians.items():
+    print(f"{algo:<9} {active:>15} {R:>3} {middle:>22.3f} {middle / first:>14.2f} "
+          f"{forwards[algo, active, R]:>28}")
+for (algo, active, num_teachers), values in recomputed.items():
     middle = statistics.median(values)
-    print(f"{algo:<9} {active:>15} {R:>3} {middle:>22.3f} {middle / base:>14.2f} {forwards[algo, active, R]:>28}")
-for (algo, active, teachers), values in anew.items():
-    if values:
-        middle = statistics.median(values)
-        print(f"{algo:<9} {active:>15}   1 {middle:>22.3f} {middle / base:>14.2f} {416 * 256 * teachers:>28}"
-              f"   recomputed at every step: {middle / statistics.median(spent[algo, active, 1]):.2f} times as long as cached")
-group = 2 * statistics.median(trained)
+    print(f"{algo:<9} {active:>15}   1 {middle:>22.3f} {middle / first:>14.2f} "
+          f"{STEPS * BATCH * num_teachers:>28}   recomputed at every step: "
+          f"{middle / medians[algo, active, 1]:.2f} times as long as cached")
+group = 8 / K * statistics.median(training)              # the clients of a group, one epoch each
 for epochs in (1, 5, 40):
-    after, together = fedsdd.round_seconds([epochs * group] * 4, statistics.median(spent["fedsdd", 8, 1]))
-    print(f"a round of FedSDD, 8 clients one after the other with {epochs} local epochs: {after:.2f} s; with distillation beside the "
-          f"training of the other models (A.6): {together:.2f} s")
+    sequential, overlapped = round_seconds([epochs * group] * K, medians["fedsdd", 8, 1])
+    print(f"a round of FedSDD, 8 clients one after the other with {epochs} local epochs: "
+          f"{sequential:.2f} s; with distillation beside the training of the other models (A.6): "
+          f"{overlapped:.2f} s")

@@ -1,8 +1,10 @@
-"""The final and the best of a metric, runs side by side, and each one's difference from the first's accuracy, seed by seed.
+"""Final and best accuracies of several runs, and their differences from a reference, seed by seed.
 
-    python benchmarks/table.py [--key accuracy,ensemble_accuracy] [--base LABEL,...] runs/a runs/b ...    (folders that --out made)
+    python benchmarks/table.py [--key METRIC,...] [--base LABEL,...] runs/a runs/b ...
 
-With --base the difference is from the first of these labels that has the metric.
+The folders are those that --out made. A folder with one algorithm has its own name as its label; in
+a folder with several, each algorithm's name is a label. The reference is the first label's first
+metric; with --base it is, for each metric, the first of these labels that has the metric.
 """
 import argparse
 import json
@@ -10,48 +12,71 @@ import platform
 import statistics
 from pathlib import Path
 
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("--key", default="accuracy,ensemble_accuracy", help="metrics (%(default)s)")
+parser.add_argument("--base", default="", help="labels of the references (default: the first)")
+parser.add_argument("folders", nargs="+", type=Path, help="folders that --out made")
+args = parser.parse_args()
+metrics = args.key.split(",")
+
 
 def mean_std(values):
     deviation = f" ± {100 * statistics.stdev(values):5.2f}" if len(values) > 1 else ""
     return f"{100 * statistics.mean(values):6.2f}{deviation}"
 
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--key", default="accuracy,ensemble_accuracy")
-parser.add_argument("--base", default="", help="labels")
-parser.add_argument("folders", nargs="+", type=Path)
-arguments = parser.parse_args()
-keys = arguments.key.split(",")
+def has(label, metric):
+    """True if the label's runs end with a value of this metric (it may be null in some rounds)."""
+    seeds = results.get(label)
+    return seeds is not None and seeds[min(seeds)][-1].get(metric) is not None
 
-results, settings, environments = {}, {}, set()                     # {label: {seed: rows}}, {label: settings}, ...
-for top in arguments.folders:
-    paths = sorted(top.rglob("metrics.jsonl"))
-    several = len({json.loads((path.parent / "config.json").read_text())["algo"][0] for path in paths}) > 1
-    for path in paths:
-        config = json.loads((path.parent / "config.json").read_text())
+
+def of_each_seed(label, metric, choose):
+    """{seed: choose(the metric's values in all rounds that have one)}"""
+    return {seed: choose([row[metric] for row in rows if row.get(metric) is not None])
+            for seed, rows in results[label].items()}
+
+
+def words(values):
+    return " ".join(f"{name}={value}" for name, value in values.items())
+
+
+results, settings, environments = {}, {}, set()          # {label: {seed: rows}}, {label: settings}
+for folder in args.folders:
+    paths = sorted(folder.rglob("metrics.jsonl"))
+    configs = [json.loads((path.parent / "config.json").read_text()) for path in paths]
+    several = len({config["algo"][0] for config in configs}) > 1
+    for path, config in zip(paths, configs):
         [algo], [seed] = config["algo"], config["seeds"]
-        own = config["settings"][algo]
-        label = algo if several else top.name
-        results.setdefault(label, {})[seed] = [json.loads(line) for line in path.read_text().splitlines()]
-        settings[label], flags = own, config["flags"]
-        environments.add(" ".join(f"{name}={value}" for name, value in config["environment"].items()))
+        label = algo if several else folder.name
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        results.setdefault(label, {})[seed] = rows
+        settings[label], flags = config["settings"][algo], config["flags"]
+        environments.add(words(config["environment"]))
 
-print("environment:", "; ".join(sorted(environments)), f"python={platform.python_version()} machine={platform.machine()}")
-print("federation: ", " ".join(f"{name}={Path(value).name if name == 'dataset' else value}" for name, value in flags.items()))
-first = next(iter(results.values()))
+flags["dataset"] = Path(flags["dataset"]).name
+print("environment:", "; ".join(sorted(environments)),
+      f"python={platform.python_version()} machine={platform.machine()}")
+print("federation: ", words(flags))
+first = next(iter(results))
 for measure, choose in [("final", lambda values: values[-1]), ("best", max)]:
-    for key in keys:
-        other = next((label for label in arguments.base.split(",") if key in results.get(label, {min(first): [{}]})[min(first)][-1]), None)
-        reference, metric = (results[other], key) if other else (first, keys[0])
-        print(f"\n{measure} {key} in percent, mean ± standard deviation over seeds {sorted(first)}; difference from "
-              f"{other or 'the first'}'s {metric}")
-        base = {seed: choose([row[metric] for row in rows]) for seed, rows in reference.items() if metric in rows[-1]}
-        for label, seeds in results.items():
-            if seeds[min(seeds)][-1].get(key) is not None:
-                values = {seed: choose([row[key] for row in rows if row.get(key) is not None]) for seed, rows in seeds.items()}
-                difference = mean_std([values[seed] - base[seed] for seed in values]) if base else ""
+    for metric in metrics:
+        named = next((label for label in args.base.split(",") if has(label, metric)), None)
+        reference, reference_metric = (named, metric) if named else (first, metrics[0])
+        print(f"\n{measure} {metric} in percent, mean ± standard deviation over seeds "
+              f"{sorted(results[first])}; difference from {named or 'the first'}'s "
+              f"{reference_metric}")
+        base = {}
+        if has(reference, reference_metric):
+            base = of_each_seed(reference, reference_metric, choose)
+        for label in results:
+            if has(label, metric):
+                values = of_each_seed(label, metric, choose)
+                difference = ""
+                if base:
+                    difference = mean_std([x - base[seed] for seed, x in values.items()])
                 print(f"{label:<24} {mean_std(list(values.values()))}    {difference}    each: "
                       + " ".join(f"{100 * values[seed]:.2f}" for seed in sorted(values)))
 print("\nsettings:")
 for label, own in settings.items():
-    print(f"{label:<24} " + " ".join(f"{name}={value}" for name, value in own.items()))
+    print(f"{label:<24} {words(own)}")
