@@ -46,13 +46,14 @@ class Federation:
     private: list[Data]                          # private[i]: the samples of client i
     test: Data
     num_classes: int
-    client_model: Callable[..., nn.Module]       # client_model(i, init=0): a new network;
-    architecture: list[str]                      # architecture[i]: its name
-    seed: int                                    # `init` picks the seed of its weights
-    device: torch.device
-    server_model: Callable[..., nn.Module] | None = None     # server_model(init=0)
-    public: Data | None = None
-    public_test: Data | None = None
+    client_model: Callable[..., nn.Module]       # client_model(i, init=0): client i's new network,
+    #                                              whose initial weights depend on seed and init
+    architecture: list[str]                      # architecture[i]: the name of client i's network
+    seed: int
+    device: torch.device                         # all tensors are on it
+    server_model: Callable[..., nn.Module] | None = None     # server_model(init=0), likewise
+    public: Data | None = None                   # without labels where they must not be seen
+    public_test: Data | None = None              # the public half of the test set
     validation: Data | None = None               # for early stopping and learning rates
     augment: Callable[[Tensor, np.random.Generator], Tensor] | None = None   # students' view
     amp: bool = False                            # bfloat16 autocast in every forward pass
