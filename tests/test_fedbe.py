@@ -1,12 +1,13 @@
 """FedBE: draws from the posterior over models, the ensemble, the sharpened teacher, whole rounds."""
 import copy
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from test_fedsdd import predictions, slow_distil
-from toys import federation, last, same, with_batchnorm
+from toys import constant, federation, last, same, samples, with_batchnorm
 
 from algorithms import fedavg, fedbe
 from algorithms.common import average_weights, stream
@@ -149,6 +150,15 @@ def test_ensemble_is_the_mean_of_average_clients_and_samples():
     assert metrics["ensemble_accuracy"] == accuracy(logits.mean(0), fed.test.labels)
 
 
+def test_the_ensemble_predicts_by_mean_logits_not_by_mean_probabilities():
+    """Class 0 wins, 10/3 to 2. It would lose by probabilities: two of three are sure of class 1."""
+    fed = federation(test=samples(6)._replace(labels=torch.zeros(6, dtype=torch.int64)))
+    average, *own = members = [{"architecture": "linear", "model": constant(*logits)}
+                               for logits in [(10., 0., 0.), (0., 3., 0.), (0., 3., 0.)]]
+    metrics = fedbe.evaluate(fed, {"server": average}, members)
+    assert metrics["ensemble_accuracy"] == 1
+
+
 def test_without_samples_the_ensemble_is_the_mean_of_clients_and_average():
     fed = federation(sizes=(5, 3, 4, 6))
     runs = [last(fedbe.run(fed, **QUICK, samples=0, posterior=posterior))[0] for posterior in ("gaussian", "dirichlet")]
@@ -180,18 +190,23 @@ def test_posteriors_and_rounds_draw_different_models():
     assert not np.array_equal(stream(0, "posterior", 1).random(3), stream(0, "posterior", 2).random(3))
 
 
-def test_with_distillation_the_average_learns_from_the_ensemble_and_the_next_round_begins_with_it():
+@pytest.mark.parametrize("posterior, draw", [
+    ({"posterior": "gaussian"}, fedbe.gaussian_sample),
+    ({"posterior": "dirichlet", "concentration": 9.0},
+     partial(fedbe.dirichlet_sample, concentration=9.0))])
+def test_with_distillation_the_average_learns_from_the_ensemble_and_the_next_round_begins_with_it(
+        posterior, draw):
     fed = federation(sizes=(5, 3, 4, 6))
     server = fedavg.start_server(fed, "linear")
     for t in (1, 2):
         own, rng = clients_of_round(fed, t, server), stream(0, "posterior", t)
         average = average_weights(own, [5, 3, 4, 6])
-        sampled = [fedbe.gaussian_sample(own, [5, 3, 4, 6], rng) for _ in range(2)]
+        sampled = [draw(own, [5, 3, 4, 6], rng) for _ in range(2)]
         member_logits = predictions(fed, [average, *own, *sampled], fed.public.images)
         mean = sum(logits.softmax(-1) for logits in member_logits) / 7
         teacher = (mean**2 / (mean**2).sum(-1, keepdim=True)).log()
         server = fedbe.distil(fed, t, server | {"model": average}, teacher, **SERVER)
-    metrics, state = last(fedbe.run(fed, **QUICK, distill=True, samples=2))
+    metrics, state = last(fedbe.run(fed, **QUICK, distill=True, samples=2, **posterior))
     for name, w in server["model"].items():
         assert torch.allclose(state["server"]["model"][name], w, atol=1e-5)
     assert metrics["teacher_forwards"] == 7 * 8

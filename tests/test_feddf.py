@@ -8,7 +8,8 @@ import pytest
 import torch
 from test_fedavg import slow_local_training
 from test_fedsdd import predictions, slow_distil
-from toys import federation, last, linear, same, samples, with_batchnorm, with_hidden_layer
+from toys import (constant, federation, last, linear, same, samples, with_batchnorm,
+                  with_hidden_layer)
 
 from algorithms import fedavg, feddf
 from algorithms.common import active_clients, average_weights, sample_clients, stream
@@ -195,6 +196,17 @@ def test_a_tie_is_nothing_new():
     assert steps == 1 + 3 and same(student, first)
 
 
+def test_a_student_that_is_wrong_at_every_look_is_that_of_the_first_look():
+    """All labels are 2, and class 2 starts and stays far below the others: accuracy 0."""
+    fed = federation(validation=samples(5)._replace(labels=torch.full((5,), 2)))
+    start = {"architecture": "linear", "model": constant(0., 0., -100.)}
+    teacher = torch.tensor([[1., 0., -100.]] * 8)
+    students, right = looks(fed, start, teacher, at=(2, 4, 6))
+    student, _ = feddf.distil(fed, 1, start, teacher,
+                              **{**DISTIL, "distill_steps": 6, "patience": 100})
+    assert right == [0, 0, 0] and same(student, students[0])
+
+
 def test_fewer_steps_than_a_look_still_return_a_student():
     fed = with_validation()
     start, teacher = fedavg.start_server(fed, fed.architecture[0]), torch.randn(8, 3)
@@ -301,6 +313,15 @@ def test_the_metrics_are_the_students_and_the_teachers():
     assert metrics["accuracy"] == metrics["server_accuracy"] == accuracy(student, fed.test.labels)
     assert metrics["ensemble_accuracy"] == accuracy(predictions(fed, uploads, fed.test.images).mean(0), fed.test.labels)
     assert metrics["bytes_up"] == metrics["bytes_down"] == 4 * weights_bytes(fed.client_model(0), 1) and metrics["steps"] == 5
+
+
+def test_the_ensemble_predicts_by_mean_logits_not_by_mean_probabilities():
+    """Class 0 wins, 10/3 to 2. It would lose by probabilities: two of three are sure of class 1."""
+    fed = federation(test=samples(6)._replace(labels=torch.zeros(6, dtype=torch.int64)))
+    uploads = {i: {"model": constant(*logits)}
+               for i, logits in enumerate([(10., 0., 0.), (0., 3., 0.), (0., 3., 0.)])}
+    state = {"global_models": [fedavg.start_server(fed, "linear")]}
+    assert feddf.evaluate(fed, state, uploads)["ensemble_accuracy"] == 1
 
 
 def test_uploads_that_are_not_finite_neither_count_nor_teach(teachers_of):

@@ -179,6 +179,14 @@ def test_eq4_below_a_millionth_of_a_nat_all_are_equally_certain():
     assert entropy_weights(logits, torch.tensor([[True], [True]])).flatten().tolist() == [.5, .5]
 
 
+def test_eq4_above_a_millionth_of_a_nat_the_more_certain_client_has_all_the_weight():
+    """1/H differs by more than 100,000, and exp(-100,000) is 0."""
+    logits = torch.tensor([[[16.5, 0.]], [[16., 0.]]], dtype=torch.float64)
+    H = entropy(logits).flatten().tolist()
+    assert 1e-6 < H[0] < H[1] < 2e-6 and 1 / H[0] - 1 / H[1] > 1e5
+    assert entropy_weights(logits, torch.tensor([[True], [True]])).flatten().tolist() == [1, 0]
+
+
 def test_eq4_against_a_slow_loop():
     logits, labels = random_logits(5, 12, 3), [0, 1, 2] * 4
     weights = entropy_weights(logits, reliable_clients(logits, torch.tensor(labels)))
@@ -732,6 +740,16 @@ def test_a_client_that_uploads_nan_is_never_trusted_and_counted():
         assert same([ours["server"], ours["pool"], ours["clients"][:3]], [theirs["server"], theirs["pool"], theirs["clients"]])
         assert (bad.get("bad_uploads"), good.get("bad_uploads")) == ((1, 0) if ours["round"] else (None, None))
     assert bad["effective_teachers"] == good["effective_teachers"] > 0
+
+
+def test_an_upload_is_bad_only_for_samples_that_were_requested():
+    """Clients 0, 1, 2 have nan on samples 1, 2, 3, of which 1 and 3 were requested."""
+    logits, requested = random_logits(3, 3, 3), torch.tensor([False, True, False, True])
+    logits[range(3), range(3)] = math.nan
+    pool = fedgems.Pool(torch.zeros(4, 3), torch.tensor([True, False, False, False]))
+    fusion = fedgems.Fusion({}, torch.zeros(4, 3), pool, torch.zeros(4, 4), requested)
+    rows, weights = torch.tensor([1, 2, 3]), torch.zeros(3, 3)
+    assert fedgems.fusion_metrics(labelled(), rows, logits, weights, fusion)["bad_uploads"] == 2
 
 
 def test_if_all_clients_upload_nan_the_server_learns_from_labels():

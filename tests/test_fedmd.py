@@ -235,6 +235,26 @@ def test_better_is_better_than_the_best_by_min_delta(told):
     assert told([.5, .49, .495, .5]) == 4
 
 
+@pytest.mark.parametrize("learn, settings, min_delta, patience", [
+    (fedmd_transfer.learn_public, {"transfer_public_epochs": 20, "transfer_public_batch_size": 5},
+     .005, 3),
+    (fedmd_transfer.learn_private, {"transfer_local_epochs": 20, "transfer_batch_size": 5},
+     .001, 10)])
+@pytest.mark.parametrize("share, best_epoch", [(.9, 1), (1.1, 2)])
+def test_each_stage_counts_growth_beyond_its_own_min_delta(monkeypatch, learn, settings, min_delta,
+                                                           patience, share, best_epoch):
+    """Accuracies .5, then .5 + share min_delta: the end is `patience` epochs after the best."""
+    fed, looks = joint(), []
+
+    def told(logits, labels):
+        looks.append(.5 + share * min_delta if looks else .5)
+        return looks[-1]
+    monkeypatch.setattr(fedmd_transfer, "accuracy", told)
+    learn(fed, 0, fed.client_model(0).state_dict(), **settings, kernel_l2=0.0, early_stopping=True,
+          new_optimizer=partial(torch.optim.SGD, lr=0.1))
+    assert len(looks) == best_epoch + patience
+
+
 def test_a_first_accuracy_of_zero_is_the_best_so_far(told):
     assert told([0.0] * 9, patience=4) == 1 + 4
 

@@ -460,14 +460,18 @@ def test_an_upload_is_left_out_for_a_single_infinity(run, value):
 
 
 @each([f for f in EXCHANGING if f is not fedgems.run])
-def test_whoever_is_left_out_the_mean_is_of_the_others(run):
-    """The first client's upload is lost: the same as if it had uploaded the mean of the others."""
+@pytest.mark.parametrize("lost", [1, 2])
+def test_whoever_is_left_out_the_mean_is_of_the_others(run, lost):
+    """The first are lost: the same as if they had uploaded the mean of the others, 2 or 1."""
     settings = {**QUICK[run], "rounds": 1, "optimizer": "sgd", **({"malicious_fraction": 0.0} if run is cronus.run else {})}
 
     def ends_with(upload):
-        return last(run(toy(run), **settings, attack=lambda uploads, ids, rows, t: torch.stack([upload(uploads), *uploads[1:]])))[1]
-    lost, mean = ends_with(lambda uploads: torch.full_like(uploads[0], math.nan)), ends_with(lambda uploads: uploads[1:].mean(0))
-    for a, b in zip(clients_of(lost), clients_of(mean), strict=True):
+        def replaced(uploads, ids, rows, t):
+            return torch.stack([upload(uploads[lost:])] * lost + [*uploads[lost:]])
+        return clients_of(last(run(toy(run), **settings, attack=replaced))[1])
+    without = ends_with(lambda others: torch.full_like(others[0], math.nan))
+    with_mean = ends_with(lambda others: others.mean(0))
+    for a, b in zip(without, with_mean, strict=True):
         assert torch.allclose(a["model"]["3.weight"], b["model"]["3.weight"], atol=1e-5)
 
 

@@ -195,6 +195,14 @@ def test_b40_equal_sizes_differ_by_at_most_one_also_with_fewer_than_ten_clients(
     assert max(sizes) - min(sizes) <= 1 and len(sizes) == num_clients
 
 
+def test_equal_deals_every_client_half_the_mean_size_before_the_cut():
+    """With alpha near 0 two clients get a class each: of 100 samples 25 are enough, not 24."""
+    parts = partition.dirichlet_equal(np.repeat([0, 1], [75, 25]), 2, 1e-9, rng())
+    assert [len(part) for part in parts] == [50, 50]
+    with pytest.raises(ValueError, match="gave each of 2 clients 25 samples"):
+        partition.dirichlet_equal(np.repeat([0, 1], [76, 24]), 2, 1e-9, rng())
+
+
 def test_equal_is_still_far_from_iid():
     """Mean squared deviation of class shares: many times that of iid parts of the same size."""
     def spread(parts):

@@ -89,6 +89,19 @@ def test_average_of_masked_models_by_hand():
     assert average["w"].dtype == torch.float32 and average["n"].dtype == torch.int64
 
 
+def test_a_weighted_model_is_sent_exactly_where_float32_would_round_it():
+    """3 (1 + 2^-23), in 2^-24ths: a whole number, between two float32 numbers that are 4 apart."""
+    states = [{"w": torch.tensor([1 + 2.0**-23])}, {"w": torch.tensor([0.0])}]
+    summed = sum(message["model.w"] for message in send(states, [3, 1], [4, 9])).item()
+    assert summed == 3 * (2**24 + 2) and (summed - 2) % 4 == 0
+
+
+def test_an_average_is_exact_where_float32_would_round_it():
+    """2^24 + 1 is no float32."""
+    states = [{"n": torch.tensor(2**24 + 1)}] * 2
+    assert average_of_masked(send(states, [1, 3], [4, 9]), like=states[0])["n"].item() == 2**24 + 1
+
+
 def test_average_agrees_with_the_plain_one_to_rounding():
     states = states_of(4)
     messages = send(states, [5, 3, 4, 6], [0, 1, 2, 3])

@@ -39,6 +39,11 @@ def with_hidden_layer(num_classes=3):
     return nn.Sequential(nn.Flatten(), nn.Linear(4, 2), nn.Tanh(), nn.Linear(2, num_classes))
 
 
+def constant(*logits):
+    """A state_dict of `linear` that gives every image these logits."""
+    return {"1.weight": torch.zeros(len(logits), 4), "1.bias": torch.tensor(logits)}
+
+
 def samples(count, num_classes=3, seed=0):
     """Random images whose class is where their mean lies, so that there is something to learn."""
     rng = np.random.default_rng(seed)
