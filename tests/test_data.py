@@ -243,7 +243,9 @@ def test_npz_that_is_not_there(tmp_path):
         data.load(tmp_path / "nothing.npz")
 
 
-@pytest.mark.parametrize("content", [b"", b"not a zip", pickle.dumps({"x_train": 1}), gzip.compress(b"x")])
+@pytest.mark.parametrize(
+    "content", [b"", b"not a zip", pickle.dumps({"x_train": 1}), gzip.compress(b"x")],
+    ids=["empty", "text", "pickle", "gzip"])        # not the bytes: gzip's hold the time
 def test_npz_that_is_no_zip(tmp_path, content):
     (tmp_path / "set.npz").write_bytes(content)
     with pytest.raises(ValueError, match="set.npz: not an .npz file, or cut short"):
