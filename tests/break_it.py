@@ -152,6 +152,10 @@ TABLE = {
          "test_fedavg.py::test_weight_decay_shrinks_the_weights_by_hand", "no weight decay"),
         ("weights_ledger([(model, len(active))], COPIES)", "weights_ledger([(model, len(fed.private))], COPIES)",
          "test_fedavg.py::test_bytes_of_a_round_are_what_the_messages_hold", "those who do not take part pay too"),
+        ("lr=lr, optimizer=optimizer,", "lr=lr,",
+         "test_command_line.py::"
+         "test_optimizer_and_weight_decay_reach_every_network[fedavg-amsgrad]",
+         "clients keep to SGD whatever is asked for"),
     ],
     "algorithms/fedprox.py": [
         ("return mu / 2 * squared_distance", "return mu * squared_distance",
@@ -167,6 +171,13 @@ TABLE = {
          "test_fedavg.py::test_proximal_term_gives_the_global_model_no_gradient", "the global model gets a gradient"),
         (' + proximal_term(model, server["model"], mu)', " + proximal_term(model, model.state_dict(), mu)",
          "test_fedavg.py::test_two_rounds_against_a_slow_loop[run-0.7]", "clients are held near themselves"),
+        ("if not uploads:", "if len(uploads) < 2:",
+         "test_fedavg.py::"
+         "test_a_federation_of_one_client_learns_as_that_client_does_alone[fedprox]",
+         "a lone client's model is not taken"),
+        ("optimizer=optimizer, weight_decay=weight_decay)", "optimizer=optimizer)",
+         "test_command_line.py::test_optimizer_and_weight_decay_reach_every_network[fedprox-sgd]",
+         "the weight decay stays in run"),
     ],
     "algorithms/scaffold.py": [
         ("grad - client_control + server_control", "grad + client_control - server_control",
@@ -207,6 +218,19 @@ TABLE = {
          "momentum, with which (x - y) / (K lr) is no gradient", "easyFL's SCAFFOLD"),
         ("COPIES = 2", "COPIES = 1",
          "test_scaffold.py::test_messages_are_twice_the_parameters", "controls travel for nothing"),
+        ("w.detach(), steps, lr)", "w, steps, lr)",
+         "test_scaffold.py::test_nothing_in_an_upload_holds_a_graph",
+         "controls drag their graph along"),
+        ('seeded(fed.seed, "local", t, i)', 'seeded(fed.seed, "local", i)',
+         "test_common.py::test_another_round_client_or_model_draws_other_dropout[scaffold-t]",
+         "the same dropout in every round"),
+        ('seeded(fed.seed, "local", t, i)', 'seeded(fed.seed, "local", t)',
+         "test_common.py::test_another_round_client_or_model_draws_other_dropout[scaffold-i]",
+         "the same dropout in every client"),
+        ("MIXED = False", "MIXED = True",
+         "test_command_line.py::"
+         "test_clients_may_have_different_networks_unless_one_model_goes_to_all[scaffold]",
+         "clients with different networks are let through"),
     ],
 
     # ------------------------------------------------------------------------------------ distillation on the server
@@ -246,6 +270,15 @@ TABLE = {
         ("            if cosine:", "            if not cosine:",
          "test_feddf.py::test_the_papers_own_student_against_a_slow_adam_with_cosine_rate_and_clipped_gradient",
          "the rate does not fall"),
+        ('seeded(fed.seed, "distil", t, first_client)', 'seeded(fed.seed, "distil", first_client)',
+         "test_common.py::test_another_round_client_or_model_draws_other_dropout[feddf-t]",
+         "the same dropout in every round"),
+        ('seeded(fed.seed, "distil", t, first_client)', 'seeded(fed.seed, "distil", t)',
+         "test_common.py::test_another_round_client_or_model_draws_other_dropout[feddf-i]",
+         "the same dropout in every network"),
+        ("lr=lr, optimizer=optimizer,", "lr=lr,",
+         "test_command_line.py::test_optimizer_and_weight_decay_reach_every_network[feddf-amsgrad]",
+         "clients keep to SGD whatever is asked for"),
     ],
     "algorithms/fedbe.py": [
         ("(p * (w[name] - mean).square() for p, w in zip(weights, state_dicts))",
@@ -277,6 +310,12 @@ TABLE = {
          "dirichlet_sample(client_states, sizes, rng)",
          "test_fedbe.py::test_with_distillation_the_average_learns_from_the_ensemble"
          "_and_the_next_round_begins_with_it", "the draw does not pass --concentration on"),
+        ('seeded(fed.seed, "distil", t)', 'seeded(fed.seed, "distil")',
+         "test_common.py::test_another_round_client_or_model_draws_other_dropout[fedbe-t]",
+         "the same dropout in every round"),
+        ("concentration: float = 1.0", "concentration: float = 2.0",
+         "test_command_line.py::test_defaults_are_the_papers[fedbe]",
+         "another Dirichlet distribution by default"),
     ],
     "algorithms/fedsdd.py": [
         ('stream(fed.seed, "mask", t, *pair)', 'stream(fed.seed, "mask", *pair)',
@@ -310,6 +349,12 @@ TABLE = {
          "test_fedsdd.py::test_distil_makes_exactly_the_steps_asked_for", "one step too many"),
         ("    model.train()", "    model.eval()",
          "test_fedsdd.py::test_distil_moves_the_students_running_statistics", "the student learns in eval mode"),
+        ('seeded(fed.seed, "distil", t, k)', 'seeded(fed.seed, "distil", k)',
+         "test_common.py::test_another_round_client_or_model_draws_other_dropout[fedsdd-t]",
+         "the same dropout in every round"),
+        ('seeded(fed.seed, "distil", t, k)', 'seeded(fed.seed, "distil", t)',
+         "test_common.py::test_another_round_client_or_model_draws_other_dropout[fedsdd-i]",
+         "the same dropout in every global model"),
     ],
     "algorithms/fedsdd_ablations.py": [
         ('if students != "none":', 'if students != "none" and t > warmup_rounds:',
@@ -365,6 +410,11 @@ TABLE = {
     "algorithms/fedmd_pooled.py": [
         ("Data(*(torch.cat(parts) for parts in zip(*fed.private)))", "fed.private[0]",
          "test_fedmd.py::test_pooled_is_public_training_and_then_epochs", "one party's data for everyone's"),
+        ("partial(OPTIMIZERS[optimizer], lr=lr, weight_decay=weight_decay)",
+         "partial(OPTIMIZERS['adam'], lr=lr, weight_decay=weight_decay)",
+         "test_command_line.py::"
+         "test_optimizer_and_weight_decay_reach_every_network[fedmd-pooled-sgd]",
+         "Adam whatever is asked for"),
     ],
     "algorithms/dsfl.py": [
         ("(client_probs.mean(0) / temperature).softmax(-1)", "(client_probs / temperature).softmax(-1).mean(0)",
@@ -379,6 +429,10 @@ TABLE = {
         ("if len(valid_probs):", "if len(valid_probs) > 1:",
          "test_logits.py::test_whoever_is_left_out_the_mean_is_of_the_others[2-dsfl-run]",
          "a single valid upload teaches nobody"),
+        ("MIXED = True", "MIXED = False",
+         "test_command_line.py::"
+         "test_clients_may_have_different_networks_unless_one_model_goes_to_all[dsfl]",
+         "clients with different networks are refused"),
     ],
     "algorithms/cronus.py": [
         ("kept = kept.scatter(0, farthest, False)", "kept = kept.clone()",
@@ -396,6 +450,13 @@ TABLE = {
         ("if len(valid_probs):", "if len(valid_probs) > 1:",
          "test_logits.py::test_whoever_is_left_out_the_mean_is_of_the_others[2-cronus-run]",
          "a single valid upload teaches nobody"),
+        ("@timed", "",
+         "test_runs.py::test_a_rounds_parts_are_timed_and_none_takes_longer_than_the_round[cronus]",
+         "the clients' second training is not timed"),
+        ("partial(OPTIMIZERS[optimizer], weight_decay=weight_decay)",
+         "partial(OPTIMIZERS['amsgrad'], weight_decay=weight_decay)",
+         "test_command_line.py::test_optimizer_and_weight_decay_reach_every_network[cronus-sgd]",
+         "Adam whatever is asked for"),
     ],
     "algorithms/fedgem.py": [
         ("teacher_logits = valid_logits.mean(0)", "teacher_logits = valid_logits.softmax(-1).mean(0)",
@@ -468,10 +529,22 @@ TABLE = {
         ("int(requested.sum()), len(fusion.requested)", "int(requested.sum()), int(requested.sum())",
          "test_communication.py::test_fedgems_pays_up_for_what_was_asked_and_down_for_everything",
          "only what was asked comes down"),
+        ('seeded(fed.seed, "server", t)', 'seeded(fed.seed, "server")',
+         "test_common.py::test_another_round_client_or_model_draws_other_dropout[fedgems-t]",
+         "the same dropout in every round"),
     ],
     "algorithms/fedgems_ablations.py": [
         ("~alone & pool.mask[rows] & self_distillation", "~alone & (pool.mask[rows] | correct) & self_distillation",
          "test_fedgems.py::test_ablations_move_samples_between_cases[self_training]", "the pool is filled before it is looked at"),
+        ('seeded(fed.seed, "server", t)', 'seeded(fed.seed, "server")',
+         "test_common.py::"
+         "test_another_round_client_or_model_draws_other_dropout[fedgems-ablations-t]",
+         "the same dropout in every round"),
+        ("partial(OPTIMIZERS[optimizer], weight_decay=weight_decay)",
+         "partial(OPTIMIZERS['amsgrad'], weight_decay=weight_decay)",
+         "test_command_line.py::"
+         "test_optimizer_and_weight_decay_reach_every_network[fedgems-ablations-sgd]",
+         "Adam whatever is asked for"),
     ],
 
     # --------------------------------------------------------------------------------------------- feature maps travel
@@ -505,6 +578,9 @@ TABLE = {
          "test_fedgkt.py::test_the_rate_falls_when_validation_stands_still", "the fallen rate does not reach the optimiser"),
         ("patience=lr_patience, threshold=0", "patience=lr_patience - 1, threshold=0",
          "test_fedgkt.py::test_the_rate_falls_when_validation_stands_still", "the rate falls a round early"),
+        ('seeded(fed.seed, "server", event)', 'seeded(fed.seed, "server")',
+         "test_common.py::test_another_round_client_or_model_draws_other_dropout[fedgkt-t]",
+         "the same dropout in every training of the server"),
     ],
     "algorithms/fedgkt_async.py": [
         ("if arrival == clock]", "if arrival == clock][:1]",
@@ -512,6 +588,9 @@ TABLE = {
         ("trainings * max(latencies)", "trainings * sum(latencies) / len(latencies)",
          "test_fedgkt.py::test_if_all_waited_each_round_would_take_as_long_as_its_slowest_client",
          "who waits for all waits for the mean"),
+        ('round((client["trainings"] + 1) * latency, 9)', '(client["trainings"] + 1) * latency',
+         "test_fedgkt.py::test_uploads_meet_although_their_moments_are_different_floats",
+         "uploads that arrive together miss each other"),
     ],
     "algorithms/fedgkt_features.py": [
         ("    model.eval()", "    model.eval(), torch.set_grad_enabled(True)",
@@ -533,6 +612,21 @@ TABLE = {
          "test_split_learning.py::test_eq12_is_what_the_metrics_of_a_round_add_up_to", "the download is forgotten"),
         ("state = copy.deepcopy(", "state = (",
          "test_split_learning.py::test_a_later_round_does_not_change_a_state", "a state that the next round changes"),
+        ('seeded(fed.seed, "local", t, i)', 'seeded(fed.seed, "local", i)',
+         "test_common.py::test_another_round_client_or_model_draws_other_dropout[split-learning-t]",
+         "the same dropout in every round"),
+        ('seeded(fed.seed, "local", t, i)', 'seeded(fed.seed, "local", t)',
+         "test_common.py::test_another_round_client_or_model_draws_other_dropout[split-learning-i]",
+         "the same dropout in every client"),
+        ("rounds: int = 200", "rounds: int = 100",
+         "test_command_line.py::test_defaults_are_the_papers[split-learning]",
+         "half of the paper's rounds by default"),
+        ("local_epochs: int = 1,", "local_epochs: int = 5,",
+         "test_command_line.py::test_defaults_are_the_papers[split-learning]",
+         "five passes a round by default"),
+        ("weight_decay: float = 1e-4", "weight_decay: float = 0.0",
+         "test_command_line.py::test_defaults_are_the_papers[split-learning]",
+         "no weight decay by default"),
     ],
     "algorithms/baselines.py": [
         ("(union(*fed.private), local_epochs)", "(fed.private[0], local_epochs)",
@@ -545,6 +639,10 @@ TABLE = {
          "test_baselines.py::test_centralized_is_one_long_training", "a new optimiser in every round"),
         ("fed.client_model(i, init=i)", "fed.client_model(i)",
          "test_baselines.py::test_clients_start_from_weights_of_their_own", "all clients start alike"),
+        ("MIXED = True", "MIXED = False",
+         "test_command_line.py::"
+         "test_clients_may_have_different_networks_unless_one_model_goes_to_all[centralized]",
+         "clients with different networks are refused"),
     ],
 
     # -------------------------------------------------------------------------------------------------------- attacks

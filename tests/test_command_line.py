@@ -9,7 +9,7 @@ from typing import Literal, get_args, get_origin
 import numpy as np
 import pytest
 import torch
-from toys import same
+from toys import labelled, linear, same
 
 import data
 import federation
@@ -172,6 +172,20 @@ def test_bad_input_is_one_line_and_status_2_and_nothing_on_disk(capsys, tmp_path
     assert not (tmp_path / "out").exists()
 
 
+ONE_NETWORK = {"fedavg", "fedprox", "scaffold", "fedbe", "split-learning"}   # one model goes to all
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_clients_may_have_different_networks_unless_one_model_goes_to_all(capsys, algo):
+    refusal = ""
+    try:
+        configure(parse(["--algo", algo, "--model", "cnn,mlp"]))
+    except SystemExit:
+        refusal = capsys.readouterr().err
+    assert bool(refusal) == (algo in ONE_NETWORK)
+    assert ("every client needs the same network" in refusal) == bool(refusal)
+
+
 def spoilt(**changes):
     made = {**arrays(), **changes}
     return {key: value for key, value in made.items() if value is not None}
@@ -232,43 +246,59 @@ def test_one_word_means_the_same_kind_of_thing_in_every_algorithm():
             assert kinds.setdefault(name, parameter.annotation) == parameter.annotation
 
 
-SDD = {"rounds": 100, "participation": 0.4, "local_epochs": 40, "batch_size": 64, "lr": 0.8, "K": 4, "mu": 0.001,
-       "distill_steps": 5000, "server_batch_size": 256, "server_lr": 0.1, "temperature": 4.0}
-GEMS = {"rounds": 200, "local_epochs": 1, "public_epochs": 1, "lr": 1e-3, "optimizer": "amsgrad", "weight_decay": 1e-4}
-GKT = {"rounds": 200, "local_epochs": 1, "server_epochs": 20, "batch_size": 256, "server_batch_size": 256, "lr": 1e-3,   # its code,
-       "server_lr": 1e-3, "optimizer": "amsgrad", "weight_decay": 1e-4, "temperature": 3.0, "server_distill": True,      # of 2020
-       "client_distill": True}
-PAPERS_DEFAULTS = {   # FedSDD section 4.1; FedGEMS Table 13
-    "fedavg": {"rounds": 100, "participation": 0.4, "local_epochs": 40, "batch_size": 64, "lr": 0.8, "optimizer": "sgd", "weight_decay": 0.0},
-    "fedprox": {"rounds": 100, "participation": 0.4, "local_epochs": 40, "batch_size": 64, "lr": 0.8, "mu": 0.001},
-    "scaffold": {"rounds": 100, "participation": 0.4, "local_epochs": 40, "batch_size": 64, "lr": 0.8, "global_lr": 1.0},
-    "fedsdd": SDD,
+LOCAL = {"rounds": 100, "participation": 0.4, "local_epochs": 40, "batch_size": 64, "lr": 0.8}
+PLAIN = {"optimizer": "sgd", "weight_decay": 0.0}
+SDD = {**LOCAL, "K": 4, "R": 1, "local": "fedavg", "mu": 0.001, "distill_steps": 5000,
+       "server_batch_size": 256, "server_lr": 0.1, "temperature": 4.0}
+ADAM = {"lr": 1e-3, "optimizer": "amsgrad", "weight_decay": 1e-4}
+GEMS = {**ADAM, "rounds": 200, "local_epochs": 1, "public_epochs": 1, "batch_size": 256}
+GEMS_SERVER = {"server_epochs": 1, "server_batch_size": 256, "server_lr": 1e-3, "epsilon": 0.75}
+ALONE = {name: value for name, value in GEMS.items() if name != "public_epochs"}
+GKT = {**ALONE, "server_epochs": 20, "server_batch_size": 256, "server_lr": 1e-3,
+       "server_optimizer": "amsgrad", "temperature": 3.0, "server_distill": True,
+       "client_distill": True, "lr_patience": 10, "common_start": True, "features": "float32"}
+MD = {"transfer_public_epochs": 20, "transfer_public_batch_size": 128, "early_stopping": True,
+      "lr": 1e-3, "optimizer": "adam", "weight_decay": 0.0, "kernel_l2": 1e-3}
+PAPERS_DEFAULTS = {   # every keyword of every algorithm
+    # FedSDD, section 4.1
+    "fedavg": {**LOCAL, **PLAIN},
+    "fedprox": {**LOCAL, **PLAIN, "mu": 0.001},
+    "scaffold": {**LOCAL, "global_lr": 1.0},
+    "fedsdd": {**SDD, "secure_sum": False},
     "fedsdd-ablations": {**SDD, "ensemble": "aggregated", "students": "main", "warmup_rounds": 0},
-    "feddf": {"rounds": 100, "participation": 0.4, "local_epochs": 40, "batch_size": 64, "lr": 0.1, "drop_worst": True,    # FedDF's code
-              "distill_steps": 10000, "server_lr": 1e-3, "server_optimizer": "adam", "cosine": True, "max_grad_norm": 5.0,
-              "temperature": 1.0, "patience": 1000, "check_every": 100},
-    "fedbe": {"rounds": 100, "participation": 0.4, "local_epochs": 40, "batch_size": 64, "lr": 0.8, "samples": 10, "distill": False},
-    "fedmd": {"rounds": 20, "transfer_public_epochs": 20, "transfer_public_batch_size": 128, "transfer_local_epochs": 25,  # FedMD's code,
-              "transfer_batch_size": 32, "subset_size": 5000, "public_epochs": 1, "public_batch_size": 256, "local_epochs": 4,    # CIFAR iid
-              "batch_size": 5, "lr": 1e-3, "optimizer": "adam", "weight_decay": 0.0, "kernel_l2": 1e-3, "consensus_weights": None},
-    "fedmd-pooled": {"rounds": 50, "batch_size": 32, "lr": 1e-3, "optimizer": "adam"},
-    "dsfl": {**GEMS, "rounds": 300, "server_epochs": 2, "batch_size": 64, "server_batch_size": 64, "temperature": 0.1, "aggregation": "era"},
-    "cronus": {**GEMS, "batch_size": 64},
-    "fedgem": {**GEMS, "server_epochs": 1, "batch_size": 256, "server_batch_size": 256, "epsilon": 0.75},
-    "fedgems": {**GEMS, "server_epochs": 1, "batch_size": 256, "server_batch_size": 256, "epsilon": 0.75},
-    "fedgems-ablations": {**GEMS, "server_epochs": 1, "batch_size": 256, "server_batch_size": 256, "epsilon": 0.75,
-                          "self_training": True, "self_distillation": True, "ensemble_distillation": True},
-    "public-private": {**GEMS, "batch_size": 256},
-    "fedgkt": GKT, "fedgkt-async": {**GKT, "latencies": None},
-    "split-learning": {"batch_size": 256, "lr": 1e-3, "optimizer": "amsgrad"},
-    **{algo: {"rounds": 200, "local_epochs": 1, "batch_size": 256, "lr": 1e-3, "optimizer": "amsgrad", "weight_decay": 1e-4}
-       for algo in ("standalone", "centralized", "centralized-all")},
+    # FedSDD, Table 5: ten samples, and the ensemble only predicts; gamma ~ Dir(1, ..., 1)
+    "fedbe": {**LOCAL, "posterior": "gaussian", "samples": 10, "concentration": 1.0,
+              "distill": False, "distill_steps": 5000, "server_batch_size": 256, "server_lr": 0.1},
+    # FedDF's public code
+    "feddf": {**LOCAL, **PLAIN, "lr": 0.1, "drop_worst": True, "distill_steps": 10000,
+              "server_batch_size": 128, "server_lr": 1e-3, "server_optimizer": "adam",
+              "cosine": True, "max_grad_norm": 5.0, "temperature": 1.0, "patience": 1000,
+              "check_every": 100},
+    # FedMD's public code, CIFAR iid
+    "fedmd": {**MD, "rounds": 20, "transfer_local_epochs": 25, "transfer_batch_size": 32,
+              "subset_size": 5000, "public_epochs": 1, "public_batch_size": 256,
+              "local_epochs": 4, "batch_size": 5, "consensus_weights": None},
+    "fedmd-pooled": {**MD, "rounds": 50, "batch_size": 32},
+    # FedGEMS, Table 13 and section 4
+    "dsfl": {**GEMS, "rounds": 300, "server_epochs": 2, "batch_size": 64, "server_batch_size": 64,
+             "server_lr": 1e-3, "temperature": 0.1, "aggregation": "era"},
+    "cronus": {**GEMS, "batch_size": 64, "malicious_fraction": 0.1},
+    "fedgem": {**GEMS, **GEMS_SERVER},
+    "fedgems": {**GEMS, **GEMS_SERVER},
+    "fedgems-ablations": {**GEMS, **GEMS_SERVER, "self_training": True, "self_distillation": True,
+                          "ensemble_distillation": True},
+    "public-private": GEMS,
+    **dict.fromkeys(("standalone", "centralized", "centralized-all"), ALONE),
+    # FedGKT's public code of 2020, iid
+    "fedgkt": {**GKT, "participation": 1.0},
+    "fedgkt-async": {**GKT, "latencies": None},
+    "split-learning": ALONE,
 }
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_defaults_are_the_papers(algo):
-    assert PAPERS_DEFAULTS[algo].items() <= {name: p.default for name, p in keywords(algo).items()}.items()
+    assert {name: p.default for name, p in keywords(algo).items()} == PAPERS_DEFAULTS[algo]
 
 
 SIBLINGS = {"fedsdd-ablations": "fedsdd", "fedgems-ablations": "fedgems", "fedgkt-async": "fedgkt"}
@@ -578,22 +608,13 @@ def test_a_run_prints_a_line_per_round_and_keeps_what_it_measured(capsys, npz, t
     assert not any(key.endswith("_seconds") for row in rows for key in row)
     for row in rows:
         assert f"{row['round']:>3}/2" in printed and f"{row['accuracy']:.4f}" in printed
-    assert "local_epochs 1 (40)" in printed and "distill_steps 2 (5000)" in printed and "mu" not in printed.split("\nfedsdd, seed")[0]
+    assert "local_epochs 1 (40)" in printed and "distill_steps 2 (5000)" in printed
+    [changed] = [line for line in printed.splitlines() if line.startswith("fedsdd: not the paper")]
+    assert "mu" not in changed
 
 
 def seconds_kept(folder):
     return [json.loads(line) for line in (folder / "timing.jsonl").read_text().splitlines()]
-
-
-@pytest.mark.parametrize("algo", ["fedavg", "fedsdd"])
-def test_the_seconds_of_collecting_and_evaluating_are_kept(npz, tmp_path, algo):
-    more = SHORT_SDD if algo == "fedsdd" else SHORT
-    main(["--algo", algo, "--dataset", npz, *TINY, *more, "--out", str(tmp_path / "out")])
-    timings = seconds_kept(tmp_path / "out")
-    assert {"round", "round_seconds", "evaluate_seconds"} <= timings[0].keys()
-    for timing in timings[1:]:
-        assert {"round_seconds", "collect_seconds", "evaluate_seconds"} <= timing.keys()
-        assert all(0 <= x <= timing["round_seconds"] + 0.01 for key, x in timing.items() if key.endswith("_seconds"))
 
 
 def test_the_seconds_of_a_round_are_those_of_its_own_timed_functions_and_of_its_metrics(with_toy, npz, tmp_path):
@@ -606,6 +627,57 @@ def test_the_seconds_of_a_round_are_those_of_its_own_timed_functions_and_of_its_
     assert 0.01 <= timings[0]["pretrain_seconds"] <= timings[0]["round_seconds"]
     rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert rows == [{"round": t, "accuracy": 0.5} for t in range(3)]
+
+
+class Scaled(torch.nn.Module):
+    """A feature map as large as an image, three of whose numbers are the logits."""
+
+    def __init__(self, num_classes):
+        super().__init__()
+        self.scale = torch.nn.Linear(2, 2)
+
+    def extract(self, images):
+        return self.scale(images)
+
+    def classify(self, features):
+        return features.flatten(1)[:, :3]
+
+    def forward(self, images):
+        return self.classify(self.extract(images))
+
+
+def models_in(state):
+    """The state_dicts of all networks in a state, in order."""
+    for key, value in state.items() if isinstance(state, dict) else enumerate(state):
+        if key == "model":
+            yield value
+        elif isinstance(value, dict | list):
+            yield from models_in(value)
+
+
+ONE_STEP = {   # with one step in each training, but for Adam's second one
+    "rounds": 1, "participation": 1.0, "batch_size": 8, "server_batch_size": 8, "local_epochs": 1,
+    "server_epochs": 1, "distill_steps": 1, "lr": 1e-6, "server_lr": 1e-6, "weight_decay": 1e6,
+    "transfer_public_epochs": 0, "transfer_local_epochs": 0, "early_stopping": False,
+    "subset_size": None, "kernel_l2": 0.0, "drop_worst": False, "patience": None,
+    "lr_patience": None, "latencies": (1.0, 1.0, 1.0)}
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "amsgrad"])
+@pytest.mark.parametrize("algo", [algo for algo in ALGORITHMS if "weight_decay" in keywords(algo)])
+def test_optimizer_and_weight_decay_reach_every_network(algo, optimizer):
+    """A penalty of 1 / lr. By SGD nothing is left of w: w - lr (g + w / lr) = -lr g. By Adam, which
+    divides the gradient by its size, w moves by about lr in a step, and 1e-4 is a hundred lr."""
+    settings = {**ONE_STEP, "optimizer": optimizer, "server_optimizer": optimizer}
+    settings = {name: value for name, value in settings.items() if name in keywords(algo)}
+    fed = labelled(sizes=(5, 3, 4), network=Scaled, server=linear)
+    states = [state for metrics, state in ALGORITHMS[algo](fed, **settings) if metrics is not None]
+    start, end = (list(models_in(state)) for state in (states[0], states[-1]))
+    assert len(start) == len(end) > 0
+    for before, after in zip(start, end):
+        for name, w in before.items():
+            expected = torch.zeros_like(w) if optimizer == "sgd" else w
+            assert torch.allclose(after[name], expected, rtol=0, atol=1e-4)
 
 
 def test_several_runs_have_a_folder_each_and_a_mean_with_standard_deviation(capsys, npz, tmp_path):

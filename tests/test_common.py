@@ -1,17 +1,30 @@
 """Streams, clients in parallel, batches, prediction, KL and averaging."""
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from toys import federation, linear, same, with_batchnorm, with_dropout
+from toys import federation, linear, same, samples, with_batchnorm, with_dropout
 from torch import nn
 
-from algorithms import common
+from algorithms import (
+    common,
+    fedavg,
+    fedbe,
+    feddf,
+    fedgems,
+    fedgems_ablations,
+    fedgkt,
+    fedprox,
+    fedsdd,
+    scaffold,
+    split_learning,
+)
 from algorithms.common import Trained, count_active, is_finite, run_clients, sample_clients, seeded, stream, timed, to_device
 from algorithms.equations import average_weights, distillation_loss, kl_divergence
 from algorithms.evaluation import accuracy, disagreement
-from algorithms.training import batches, forward, predict_logits, predict_members
+from algorithms.training import batches, forward, predict_logits, predict_members, snapshot
 
 
 def logits_of(*rows):
@@ -180,6 +193,74 @@ def test_seeded_blocks_repeat_and_differ_by_key():
             return torch.randn(3)
     assert torch.equal(draw(0, "init", 1), draw(0, "init", 1))
     assert not torch.equal(draw(0, "init", 1), draw(0, "init", 2)) and not torch.equal(draw(0, "init", 1), draw(1, "init", 1))
+
+
+EIGHT = {"local_epochs": 8, "batch_size": 1, "lr": 0.1}         # steps, as below
+DISTIL = {"distill_steps": 8, "server_batch_size": 1, "server_lr": 0.1}
+DF = {"server_optimizer": "sgd", "cosine": False, "max_grad_norm": None, "patience": None,
+      "check_every": 1, "temperature": 1.0}
+GEMS = {"server_epochs": 8, "batch_size": 1, "epsilon": 0.75}
+GKT = {"server_epochs": 8, "server_batch_size": 1, "temperature": 3.0, "server_distill": True}
+SGD = partial(torch.optim.SGD, lr=0.1)
+TEACHER = torch.tensor([[1., 0., -1.]])
+
+
+def start(fed, i=0):
+    return fedavg.start_server(fed, fed.architecture[i])
+
+
+def split(fed, i, t):
+    with seeded(0, "edge"):
+        edge = nn.Conv2d(1, 1, 1)
+    edge.extract = edge.forward
+    stacked = split_learning.Stacked(edge, fed.server_model())
+    split_learning.train_split(fed, i, t, stacked, SGD(edge.parameters()),
+                               SGD(stacked.server.parameters()), local_epochs=8, batch_size=1)
+    return stacked.state_dict()
+
+
+def select(module, fed, t, **more):
+    pool = fedgems.Pool(torch.zeros(1, 3), torch.zeros(1, dtype=torch.bool))
+    return module.train_server(fed, t, snapshot(fed.server_model()), pool, torch.tensor([0]),
+                               TEACHER, torch.tensor([True]), new_optimizer=SGD, **GEMS, **more)
+
+
+DRAWS_DROPOUT = {   # its round (or event) t, and i, its client or global model, if it has one
+    "fedavg": lambda fed, t, i: fedavg.train_client(fed, i, t, start(fed), **EIGHT),
+    "fedprox": lambda fed, t, i: fedprox.train_client(fed, i, t, start(fed), mu=0.0, **EIGHT),
+    "scaffold": lambda fed, t, i: scaffold.train_client(
+        fed, i, t, scaffold.start_server(fed, "one"), **EIGHT),
+    "split-learning": lambda fed, t, i: split(fed, i, t),
+    "fedsdd": lambda fed, t, i: fedsdd.distil(
+        fed, t, i, start(fed), TEACHER, temperature=4.0, **DISTIL),
+    "feddf": lambda fed, t, i: feddf.distil(
+        fed, t, start(fed, i), TEACHER, **DISTIL, **DF).student["model"],
+    "fedbe": lambda fed, t: fedbe.distil(fed, t, start(fed), TEACHER, **DISTIL),
+    "fedgkt": lambda fed, t: fedgkt.train_server(
+        fed, t, snapshot(fed.server_model()), {0: fedgkt.Upload(fed.public.images, TEACHER)},
+        new_optimizer=SGD, **GKT),
+    "fedgems": lambda fed, t: select(fedgems, fed, t),
+    "fedgems-ablations": lambda fed, t: select(
+        fedgems_ablations, fed, t, self_training=True, self_distillation=True,
+        ensemble_distillation=True),
+}
+WITHOUT_I = ("fedbe", "fedgkt", "fedgems", "fedgems-ablations")
+KEYS = [*((name, "t") for name in DRAWS_DROPOUT),
+        *((name, "i") for name in DRAWS_DROPOUT if name not in WITHOUT_I)]
+
+
+@pytest.mark.parametrize("name, key", KEYS, ids=map("-".join, KEYS))
+def test_another_round_client_or_model_draws_other_dropout(name, key):
+    """All data is one sample, so that without dropout another t or i changes nothing at all."""
+    first, other = ((1, 0), (2, 0) if key == "t" else (1, 1))
+    if name in WITHOUT_I:
+        first, other = first[:1], other[:1]
+    train, sample = DRAWS_DROPOUT[name], samples(1)
+    for network, changes in [(linear, False), (with_dropout, True)]:
+        fed = federation((1, 1), network, server=network, private=[sample] * 2, public=sample,
+                         architecture=["one", "other"])
+        assert same(train(fed, *first), train(fed, *first))
+        assert same(train(fed, *first), train(fed, *other)) is not changes
 
 
 # --------------------------------------------------------------------------------------------------------------- clients

@@ -4,13 +4,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from toys import federation, last, linear, same, with_batchnorm, with_dropout
+from toys import federation, last, linear, same, samples, with_batchnorm, with_dropout
 
 import algorithms.fedavg as fedavg
-from algorithms import fedprox, scaffold
+from algorithms import fedbe, feddf, fedprox, fedsdd, scaffold
 from algorithms.common import sample_clients, stream
 from algorithms.equations import average_weights
-from algorithms.training import batches
+from algorithms.evaluation import accuracy
+from algorithms.training import batches, predict_members
 from communication import buffers_bytes, weights_bytes
 
 QUICK = {"rounds": 2, "participation": 0.5, "local_epochs": 2, "batch_size": 2, "lr": 0.1}
@@ -74,6 +75,32 @@ def test_one_client_and_one_group_is_that_clients_model():
     server = fedavg.start_server(fed, fed.architecture[0])
     upload = fedavg.train_client(fed, 0, 1, server, local_epochs=1, batch_size=2, lr=0.1)
     assert same(fedavg.aggregate(fed, server, {0: upload}), {"architecture": "linear", "model": dict(upload["model"])})
+
+
+DISTIL = {"distill_steps": 3, "server_batch_size": 4, "server_lr": 0.1}
+
+
+@pytest.mark.parametrize("module, more", [
+    (fedavg, {}), (fedprox, {"mu": 0.0}), (scaffold, {}), (fedbe, {"posterior": "gaussian"}),
+    (fedbe, {"posterior": "dirichlet"}), (fedsdd, {"K": 1, **DISTIL}),
+    (feddf, {"server_optimizer": "sgd", **DISTIL})],
+    ids=["fedavg", "fedprox", "scaffold", "gaussian", "dirichlet", "fedsdd", "feddf"])
+def test_a_federation_of_one_client_learns_as_that_client_does_alone(module, more):
+    """The default share of one client is one; a lone client's control corrects nothing, its
+    posterior is a point, and its ensemble teaches it what it says itself."""
+    fed = federation(sizes=(5,), validation=samples(20))
+    local, own = {"local_epochs": 2, "batch_size": 2, "lr": 0.1}, fedavg.start_server(fed, "linear")
+    for t in (1, 2):
+        own = own | {"model": fedavg.train_client(fed, 0, t, own, **local)["model"]}
+    metrics, state = last(module.run(fed, rounds=2, **local, **more))
+    [found] = state.get("global_models") or [state["server"]]
+    for name, w in own["model"].items():
+        assert torch.allclose(found["model"][name], w, atol=1e-5)
+    [logits] = predict_members(fed, [own], fed.test.images)
+    expected = {"accuracy": accuracy(logits, fed.test.labels), "bad_uploads": 0}
+    if "ensemble_accuracy" in module.COLUMNS:
+        expected["ensemble_accuracy"] = expected["accuracy"]
+    assert metrics | expected == metrics and not metrics.get("disagreement")
 
 
 def test_training_changes_neither_what_the_server_sent_nor_the_data():

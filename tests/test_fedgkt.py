@@ -587,6 +587,13 @@ def test_who_is_ten_times_as_fast_is_answered_ten_times_as_often(monkeypatch):
     assert trainings(state) == [20, 2] and (metrics["answers_min"], metrics["answers_max"]) == (2, 20)
 
 
+def test_uploads_meet_although_their_moments_are_different_floats():
+    """After three trainings of 0.1 and one of 0.3."""
+    assert 3 * 0.1 != 1 * 0.3
+    _, group = fedgkt_async.next_arrivals([{"trainings": 2}, {"trainings": 0}], (0.1, 0.3))
+    assert group == [0, 1]
+
+
 def test_latencies_are_drawn_once_from_the_seed():
     """From 1 to 10. A client alone has its latency in every round; of many the slowest, for which all would wait, is slower."""
     def slowest(seed, **changes):

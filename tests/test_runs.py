@@ -51,12 +51,18 @@ def files(folder):
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(npz, tmp_path_factory):
-    """metrics.jsonl of every algorithm, run alone, in one process, from start to end."""
+def finished(npz, tmp_path_factory):
+    """A folder with a run of every algorithm, alone, in one process, from start to end."""
     folder = tmp_path_factory.mktemp("uninterrupted")
     for algo in ALGORITHMS:
         main(command(algo, npz, "--out", folder / algo))
-    return {algo: (folder / algo / "metrics.jsonl").read_bytes() for algo in ALGORITHMS}
+    return folder
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(finished):
+    """metrics.jsonl of every algorithm."""
+    return {algo: (finished / algo / "metrics.jsonl").read_bytes() for algo in ALGORITHMS}
 
 
 def fresh(code, *arguments):
@@ -68,6 +74,31 @@ def under_torchrun(processes, *argv):
                            "fedkd_minimal.py", *map(str, argv)], cwd=ROOT, capture_output=True, text=True, timeout=170)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+# -------------------------------------------------------------------------------------- the seconds
+
+TIMED = {   # beside the evaluation, which every algorithm has
+    **dict.fromkeys(("fedavg", "fedprox", "scaffold", "fedbe"), {"collect"}),
+    "feddf": {"collect", "distil"},
+    **dict.fromkeys(("fedsdd", "fedsdd-ablations"), {"collect", "distil", "evaluate_ensemble"}),
+    "fedmd": {"collect_logits"}, "fedmd-pooled": set(),
+    **dict.fromkeys(("dsfl", "cronus"), {"collect_logits", "distil"}),
+    **dict.fromkeys(("fedgem", "fedgems", "fedgems-ablations"), {"collect_logits", "train_server"}),
+    **dict.fromkeys(("fedgkt", "fedgkt-async"), {"collect", "train_server"}),
+    "split-learning": {"train_split"},
+    **dict.fromkeys(("standalone", "public-private", "centralized", "centralized-all"), set())}
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_a_rounds_parts_are_timed_and_none_takes_longer_than_the_round(algo, finished):
+    lines = (finished / algo / "timing.jsonl").read_text().splitlines()
+    timings = [json.loads(line) for line in lines]
+    assert [timing.pop("round") for timing in timings] == list(range(6))
+    for t, timing in enumerate(timings):
+        parts = {"round", "evaluate"} | (TIMED[algo] if t else set())
+        assert timing.keys() == {f"{part}_seconds" for part in parts}
+        assert all(0 <= seconds <= timing["round_seconds"] + 0.01 for seconds in timing.values())
 
 
 # --------------------------------------------------------------------------------------------------------- the same bytes

@@ -113,6 +113,13 @@ def test_controls_hold_parameters_only():
     assert server["control"].keys() == names and all(control.keys() == names for control in server["client_controls"].values())
 
 
+def test_nothing_in_an_upload_holds_a_graph():
+    fed = federation(network=with_batchnorm)
+    upload = scaffold.train_client(fed, 0, 1, scaffold.start_server(fed, "with_batchnorm"), **LOCAL)
+    assert upload.keys() == {"model", "control_change", "client_control"}
+    assert not any(w.requires_grad for w in tensors(upload))
+
+
 def test_buffers_are_averaged_as_in_fedavg():
     fed = federation(sizes=(5, 3), network=with_batchnorm)
     server = scaffold.start_server(fed, fed.architecture[0])
