@@ -30,8 +30,8 @@ Algorithm 1 of the paper, which does not number its lines:
 
 Kept for the next round are the K global models after line 10 (for SCAFFOLD with their controls) and
 the ring: for each of the last R rounds the mean logits of its K averaged models on the public
-images. A past round's models and the public images never change, so their logits replace the
-models, and teachers predict K x N images a round for any R.
+images (test_ring: on the test images, for the metrics). A past round's models and the images never
+change, so their logits replace the models: teachers predict K x N images a round for any R.
 
 With different networks (section A.5) there are K global models of each, one of them a main model; k
 counts over all of them, and all are in the ensemble. --secure-sum (section 3.2): secure_sum.py;
