@@ -2,8 +2,8 @@
 
 Cheng et al., "FedGEMS: Federated Learning of Larger Server Models via Selective Knowledge Fusion",
 arXiv:2110.11027.
-What travels: logits, up of the public samples that the server requests, down of all. Public data:
-labeled, on the server and on every client. Clients and server may have any networks.
+What travels: logits; up, of the public samples that the server requests; down, of all of them.
+Public data: labeled, on the server and on every client. All may have different networks.
 Run:   python fedkd_minimal.py --algo fedgems
 
 Paper              here                         shape         note
@@ -29,7 +29,7 @@ requested; in this simulation clients predict all of them, and bytes count the r
 
 Where the paper is silent or contradicts itself, or we differ:
 D1  section 3.2's order, private training first [test_a_round_is_the_papers_algorithm]
-D2  the softmax of Eq. (4) is over reliable clients [test_eq4_unreliable_client_gets_exactly_zero]
+D2  Eq. (4)'s softmax is over reliable clients [test_eq4_unreliable_client_gets_exactly_zero]
 D3  H is at least 1e-6: 1/H stays finite [test_eq4_certain_clients_share_equally]
 D4  no client is right: cross-entropy alone [test_nobody_right_is_plain_cross_entropy]
 D5  the pool keeps the logits that were checked; Alg. 1, line 7 stores those of the round before

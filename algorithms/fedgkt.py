@@ -188,17 +188,18 @@ def start(fed, server_lr, common_start):
     return server, clients, [None] * len(clients)
 
 
-def ledger(fed, clients, group, answered, dtype):
+def ledger(fed, clients, group, answered, feature_numbers, dtype):
     """Bytes of a round, uploads that were not valid, trainings of a client so far.
 
     group, answered    clients that uploaded, and those whose upload was valid
+    feature_numbers    numbers in a feature map, of type dtype
     """
     trainings = [client["trainings"] for client in clients]
     num_samples, num_answered = (sum(len(fed.private[i].labels) for i in ids)
                                  for ids in (group, answered))
     return {"bad_uploads": len(group) - len(answered),
             "answers_min": min(trainings), "answers_max": max(trainings),
-            **features_ledger(num_samples, num_answered, feature_map(fed).numel(), fed.num_classes,
+            **features_ledger(num_samples, num_answered, feature_numbers, fed.num_classes,
                               dtype.itemsize)}
 
 
@@ -233,7 +234,7 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local
     attack               attack.samples([n_i, ...] of each client, client ids, t) -> the same:
                          replaces the uploads of the malicious clients
     """
-    dtype = getattr(torch, features)
+    dtype, feature_numbers = getattr(torch, features), feature_map(fed).numel()
     check(fed, lr_patience, dtype)
     training = dict(local_epochs=local_epochs, batch_size=batch_size, temperature=temperature,
                     new_optimizer=partial(OPTIMIZERS[optimizer], lr=lr, weight_decay=weight_decay),
@@ -261,5 +262,6 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local
             server = reduce_on_plateau(fed, server, clients, new_optimizer, lr_patience)
 
         state = {"round": t, "server": server, "clients": clients, "server_logits": server_logits}
-        metrics = {**evaluate(fed, state), **ledger(fed, clients, active, list(answers), dtype)}
+        metrics = {**evaluate(fed, state),
+                   **ledger(fed, clients, active, list(answers), feature_numbers, dtype)}
         yield metrics, state

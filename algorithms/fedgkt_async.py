@@ -28,8 +28,8 @@ from typing import Literal
 import torch
 
 from algorithms.common import stream
-from algorithms.fedgkt import (announcement, check, collect, evaluate, ledger,  # noqa: F401
-                               reduce_on_plateau, start, train_server)
+from algorithms.fedgkt import (announcement, check, collect, evaluate,  # noqa: F401
+                               feature_map, ledger, reduce_on_plateau, start, train_server)
 from algorithms.training import OPTIMIZERS, Optimizer
 
 PUBLIC = "none"
@@ -95,7 +95,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, server_epo
     latencies            simulated time from the server's answer to a client's next upload; none:
                          drawn from 1 to 10
     """
-    dtype = getattr(torch, features)
+    dtype, feature_numbers = getattr(torch, features), feature_map(fed).numel()
     check(fed, lr_patience, dtype)
     latencies = check_latencies(fed, latencies)
     training = dict(local_epochs=local_epochs, batch_size=batch_size, temperature=temperature,
@@ -132,5 +132,5 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, server_epo
         trainings = sum(client["trainings"] for client in clients) / len(clients)
         metrics = {**evaluate(fed, state), "clock": clock,
                    "clock_if_all_wait": trainings * max(latencies),
-                   **ledger(fed, clients, arrived, answered, dtype)}
+                   **ledger(fed, clients, arrived, answered, feature_numbers, dtype)}
         yield metrics, state

@@ -41,8 +41,8 @@ Where the paper is silent or we differ:
 D1  Eq. (4) read literally is KL(student || teacher); we take KL(teacher || student) of Hinton, whom
     the paper cites, with his factor temperature²
     [test_eq4_is_temperature_squared_kl_from_the_teacher]
-D2  the ensemble starts with fewer rounds [test_eq5_first_rounds_use_the_rounds_there_are]
-D3  K need not divide the active clients [test_group_clients_gives_the_first_groups_the_remainder]
+D2  the first ensembles have fewer than R rounds [test_eq5_first_rounds_use_the_rounds_there_are]
+D3  groups may differ by one client [test_group_clients_gives_the_first_groups_the_remainder]
 D4  the student's BatchNorm is in train mode [test_distil_moves_the_students_running_statistics]
 D5  SCAFFOLD: a server control per global model, a client control per (client, global model)
     [test_scaffold_controls_belong_to_one_global_model]
