@@ -26,7 +26,7 @@ logits of its own samples, for its next training. In fedgkt_async.py the server 
 Where the paper is silent or we differ:
 D1  logits are kept by sample row; the public code keeps them by batch number and shuffles between,
     a mistake: its clients learn from the logits of other images
-    [test_permuting_a_clients_rows_permutes_its_server_logits]
+    [test_server_logits_follow_a_clients_rows]
 D2  features and logits are of clean images, a client may train on augmented ones
     [test_extraction_is_of_clean_images]
 D3  clients of one architecture start from the same weights, which depend on the seed alone

@@ -1,31 +1,31 @@
-"""FedGKT: feature maps up, logits both ways; whole runs, synchronous and not, against Algorithm 1, sample by sample."""
+"""FedGKT: feature maps up, logits both ways; whole runs, synchronous and not, by slow loops."""
+import contextlib
 import copy
 import dataclasses
 import functools
-import heapq
-import inspect
 import itertools
 import math
+import types
 
 import numpy as np
 import pytest
 import torch
-from test_logits import equal, slow_softmax, through_a_file
-from toys import federation, last, linear, same, samples
+from toys import federation, last, linear, same, samples, slow_softmax
 from torch import nn
 
-import runs
-from algorithms import common, fedgkt, fedgkt_async, fedgkt_features
+from algorithms import fedgkt, fedgkt_async, fedgkt_features
 from algorithms.common import Data, sample_clients, stream, tensors
 from algorithms.fedgkt import client_loss, server_loss
 from algorithms.fedgkt_features import extract
-from algorithms.training import OPTIMIZERS, batches
+from algorithms.training import batches
 from communication import features_bytes
 
 NUMBERS = 5          # in a feature map: neither the classes (3) nor the pixels (4)
 SIZES = (5, 3, 4)
-QUICK = {"rounds": 2, "local_epochs": 2, "server_epochs": 2, "batch_size": 2, "server_batch_size": 3, "lr": 0.1, "server_lr": 0.05,
-         "optimizer": "sgd", "server_optimizer": "sgd", "weight_decay": 0.01, "temperature": 2.0, "lr_patience": None}
+QUICK = {"rounds": 2, "local_epochs": 2, "server_epochs": 2, "batch_size": 2,
+         "server_batch_size": 3, "lr": 0.1, "server_lr": 0.05, "optimizer": "sgd",
+         "server_optimizer": "sgd", "weight_decay": 0.01, "temperature": 2.0, "lr_patience": None}
+RUNS = (fedgkt.run, fedgkt_async.run)
 
 
 class Edge(nn.Module):
@@ -57,30 +57,20 @@ class EdgeWithBatchNorm(Edge):
         return self.bn(super().extract(images))
 
 
-class DeepEdge(Edge):
-    """Another network with the same feature map."""
-
-    def __init__(self, num_classes=3):
-        super().__init__(num_classes)
-        self.hidden = nn.Linear(NUMBERS, NUMBERS)
-
-    def classify(self, features):
-        return self.classifier(self.hidden(features.flatten(1)).tanh())
-
-
 def linear_server(num_classes=3):
     return nn.Sequential(nn.Flatten(), nn.Linear(NUMBERS, num_classes))
 
 
 def layered_server(num_classes=3):
     """What eval mode is needed for: running statistics and dropout."""
-    return nn.Sequential(nn.BatchNorm2d(NUMBERS), nn.Flatten(), nn.Dropout(0.3), nn.Linear(NUMBERS, num_classes))
+    return nn.Sequential(nn.BatchNorm2d(NUMBERS), nn.Flatten(), nn.Dropout(0.3),
+                         nn.Linear(NUMBERS, num_classes))
 
 
 def toy(sizes=SIZES, network=Edge, server=linear_server, num_classes=3, **changes):
     """The federation of `toys` with networks cut in two, and a validation set."""
-    return federation(sizes, network, num_classes=num_classes, server=server,
-                      **{"public": None, "validation": samples(20, num_classes, seed=3), **changes})
+    settings = {"public": None, "validation": samples(20, num_classes, seed=3), **changes}
+    return federation(sizes, network, num_classes=num_classes, server=server, **settings)
 
 
 def finished(fed, **changes):
@@ -98,41 +88,58 @@ def trainings(state):
     return [client["trainings"] for client in state["clients"]]
 
 
-def watched(monkeypatch, name, module=fedgkt):
-    """A function's calls, from now on, where this module makes them: [(arguments, what it returned)]."""
-    calls, original = [], getattr(module, name)
-
-    def watcher(*args, **keywords):
-        returned = original(*args, **keywords)
-        calls.append((args, returned))
-        return returned
-    monkeypatch.setattr(module, name, watcher)
-    return calls
+@torch.no_grad()
+def check_accuracies(fed, metrics, state):
+    """Mean, least and largest over the clients: their extractor with the server behind it."""
+    server, stacked, own = loaded(fed.server_model(), state["server"]), [], []
+    for i, client in enumerate(state["clients"]):
+        model = loaded(fed.client_model(i), client)
+        features = model.extract(fed.test.images)
+        for found, logits in ((stacked, server(features)), (own, model.classify(features))):
+            found.append((logits.argmax(1) == fed.test.labels).float().mean().item())
+    assert metrics["accuracy"] == pytest.approx(sum(stacked) / len(stacked))
+    assert metrics["edge_accuracy"] == pytest.approx(sum(own) / len(own))
+    assert (metrics["accuracy_min"], metrics["accuracy_max"]) == (min(stacked), max(stacked))
 
 
 def uploads_of(monkeypatch, module=fedgkt):
     """What the server trains on, from now on: [{client: (features, logits)}] of each event."""
-    calls = watched(monkeypatch, "train_server", module)
-    return lambda: [args[3] for args, _ in calls]
+    uploads, original = [], module.train_server
+
+    def watcher(*args, **keywords):
+        uploads.append(args[3])
+        return original(*args, **keywords)
+    monkeypatch.setattr(module, "train_server", watcher)
+    return lambda: uploads
 
 
-# ------------------------------------------------------------------------------- slow: Algorithm 1, number by number
+# ------------------------------------------------------ slow: Algorithm 1, number by number
+
+SLOW_OPTIMIZERS = {
+    "sgd": torch.optim.SGD, "amsgrad": functools.partial(torch.optim.Adam, amsgrad=True),
+    "nesterov": functools.partial(torch.optim.SGD, momentum=0.9, nesterov=True)}
+
 
 def slow_layers(*layers):
     """[weight, bias, weight, bias, ...] of linear layers, in double precision."""
-    return [w.detach().double().clone().requires_grad_() for layer in layers for w in (layer.weight, layer.bias)]
+    return [w.detach().double().clone().requires_grad_()
+            for layer in layers for w in (layer.weight, layer.bias)]
 
 
 def slow_values(layers, x):
-    """What goes into each layer, and what comes out of the last: of an edge [image, feature map, logits]."""
+    """What goes into each layer, and what comes out: of an edge [image, feature map, logits]."""
     values = [x]
     for weight, bias in zip(layers[::2], layers[1::2]):
-        values.append([sum(w * v for w, v in zip(row, values[-1])) + b for row, b in zip(weight.tolist(), bias.tolist())])
+        values.append([sum(w * v for w, v in zip(row, values[-1])) + b
+                       for row, b in zip(weight.tolist(), bias.tolist())])
     return values
 
 
 def slow_slope(z, label, teacher, temperature):
-    """d/dz of - ln p_label + T² KL(softmax(teacher / T) || softmax(z / T)): p - [c is the label] + T (q - p_teacher)."""
+    """p - [c is the label] + T (q - p_teacher), q and p_teacher softened.
+
+    d/dz of - ln p_label + T² KL(softmax(teacher / T) || softmax(z / T)).
+    """
     slope = [p - (c == label) for c, p in enumerate(slow_softmax(z))]
     if teacher is not None:
         q, p = (slow_softmax([v / temperature for v in logits]) for logits in (z, teacher))
@@ -140,34 +147,38 @@ def slow_slope(z, label, teacher, temperature):
     return slope
 
 
-def slow_step(layers, update, xs, labels, teachers, temperature):
-    """A step of `update` on the mean loss over a batch of one or more linear layers: backpropagation written out."""
+def slow_step(layers, update, batch, temperature):
+    """A step of `update` on the mean loss over a batch [(x, label, teacher)] of linear layers."""
     grads = [torch.zeros_like(w).tolist() for w in layers]
-    for x, label, teacher in zip(xs, labels, teachers, strict=True):
+    for x, label, teacher in batch:
         values = slow_values(layers, x)
-        delta = [s / len(xs) for s in slow_slope(values[-1], label, teacher, temperature)]
-        for k in reversed(range(len(layers) // 2)):
+        delta = [s / len(batch) for s in slow_slope(values[-1], label, teacher, temperature)]
+        for k in reversed(range(len(layers) // 2)):                          # backpropagation
             for c, d in enumerate(delta):
                 grads[2 * k + 1][c] += d
                 for j, v in enumerate(values[k]):
                     grads[2 * k][c][j] += d * v
             weight = layers[2 * k].tolist()
-            delta = [sum(weight[c][j] * d for c, d in enumerate(delta)) for j in range(len(values[k]))]
+            delta = [sum(weight[c][j] * d for c, d in enumerate(delta))
+                     for j in range(len(values[k]))]
     for w, grad in zip(layers, grads):
         w.grad = torch.tensor(grad, dtype=torch.float64)
     update.step()
 
 
-SLOW_OPTIMIZERS = {"sgd": torch.optim.SGD, "amsgrad": functools.partial(torch.optim.Adam, amsgrad=True)}
+def slow_fedgkt(fed, events, server_distill=True, client_distill=True, **changes):
+    """(clients, the server, each client's server logits [n][C] or None) after the events.
 
-
-def slow_fedgkt(fed, events, *, local_epochs, server_epochs, batch_size, server_batch_size, lr, server_lr, optimizer, server_optimizer,
-                weight_decay, temperature, server_distill=True, client_distill=True):
-    """(clients, the server, each client's server logits [n][C] or None) after events, each a group of clients that is answered."""
+    An event is a group of clients that train, upload and are answered.
+    """
+    use = types.SimpleNamespace(**{**QUICK, **changes})
     edges = [fed.client_model(i) for i in range(len(fed.private))]
-    clients, server = [slow_layers(edge.stem, edge.classifier) for edge in edges], slow_layers(fed.server_model()[1])
-    updates = [SLOW_OPTIMIZERS[optimizer](client, lr=lr, weight_decay=weight_decay) for client in clients]
-    server_update = SLOW_OPTIMIZERS[server_optimizer](server, lr=server_lr, weight_decay=weight_decay)
+    clients = [slow_layers(edge.stem, edge.classifier) for edge in edges]
+    server = slow_layers(fed.server_model()[1])
+    *updates, server_update = [
+        SLOW_OPTIMIZERS[name](layers, lr=lr, weight_decay=use.weight_decay) for name, layers, lr in
+        [*((use.optimizer, client, use.lr) for client in clients),
+         (use.server_optimizer, server, use.server_lr)]]
     answers, trained = [None] * len(clients), [0] * len(clients)
     images = [[image.flatten().tolist() for image in private.images] for private in fed.private]
     labels = [private.labels.tolist() for private in fed.private]
@@ -175,732 +186,361 @@ def slow_fedgkt(fed, events, *, local_epochs, server_epochs, batch_size, server_
         sent = {}
         for i in group:
             trained[i] += 1
-            teachers = answers[i] if client_distill and answers[i] else [None] * len(labels[i])
-            for rows in batches(len(labels[i]), batch_size, local_epochs, stream(fed.seed, "local", trained[i], i)):
-                slow_step(clients[i], updates[i], *([values[n] for n in rows] for values in (images[i], labels[i], teachers)), temperature)
-            sent[i] = [slow_values(clients[i], x)[1:] for x in images[i]]                # of each sample: feature map, logits
+            taught = client_distill and answers[i]
+            teachers = answers[i] if taught else [None] * len(labels[i])
+            for rows in batches(len(labels[i]), use.batch_size, use.local_epochs,
+                                stream(fed.seed, "local", trained[i], i)):
+                batch = [(images[i][n], labels[i][n], teachers[n]) for n in rows]
+                slow_step(clients[i], updates[i], batch, use.temperature)
+            sent[i] = [slow_values(clients[i], x)[1:] for x in images[i]]    # feature map, logits
         rng = stream(fed.seed, "server", event)
-        for _ in range(server_epochs):
+        for _ in range(use.server_epochs):
             for i in group:
-                for rows in batches(len(labels[i]), server_batch_size, 1, rng):
-                    slow_step(server, server_update, [sent[i][n][0] for n in rows], [labels[i][n] for n in rows],
-                              [sent[i][n][1] if server_distill else None for n in rows], temperature)
+                for rows in batches(len(labels[i]), use.server_batch_size, 1, rng):
+                    batch = [(h, labels[i][n], z if server_distill else None)
+                             for n, (h, z) in ((n, sent[i][n]) for n in rows)]
+                    slow_step(server, server_update, batch, use.temperature)
         for i in group:
             answers[i] = [slow_values(server, h)[-1] for h, _ in sent[i]]
     return clients, server, answers
 
 
-def slow_accuracies(fed, clients, server):
-    """Of each client: how many test samples its extractor with the server behind it, and its own network, get right."""
-    stacked, own = [], []
-    for client in clients:
-        outputs = [slow_values(client, image.flatten().tolist()) for image in fed.test.images]
-        behind = [slow_values(server, h)[-1] for _, h, _ in outputs]
-        for hits, logits in ((stacked, behind), (own, [z for *_, z in outputs])):
-            hits.append(sum(z.index(max(z)) == y for z, y in zip(logits, fed.test.labels.tolist())) / len(fed.test.labels))
-    return stacked, own
-
-
-def close_to(model_state, layers, names, atol=1e-5):
-    return all(np.allclose(model_state[name], w.detach(), atol=atol) for name, w in zip(names, layers, strict=True))
-
-
 def check(state, clients, server, answers, atol=1e-5):
     """A state's networks and server logits are those of the slow run."""
-    for learner, client in zip(state["clients"], clients, strict=True):
-        assert close_to(learner["model"], client, ("stem.weight", "stem.bias", "classifier.weight", "classifier.bias"), atol)
-    assert close_to(state["server"]["model"], server, ("1.weight", "1.bias"), atol)
+    for learner, layers in zip([*state["clients"], state["server"]], [*clients, server]):
+        for w, slow in zip(learner["model"].values(), layers, strict=True):
+            assert np.allclose(w, slow.detach(), atol=atol)
     for ours, expected in zip(state["server_logits"], answers, strict=True):
         assert ours is expected is None or np.allclose(ours, expected, atol=10 * atol)
 
 
-def slow_settings(**changes):
-    return {name: value for name, value in {**QUICK, **changes}.items() if name not in ("rounds", "lr_patience")}
+# ------------------------------------------------------------------------------ the losses
 
-
-# ------------------------------------------------------------------------------------------------------------ the losses
-
-T = 2.0
-
-
-def softened(*probs):
-    """Logits whose softmax at temperature T is the given probabilities; their softmax at 1 is their squares, scaled."""
-    return T * torch.tensor(probs, dtype=torch.float64).log()
-
-
-STUDENT, TEACHER, LABELS = softened([.6, .4], [.3, .7]), softened([.8, .2], [.5, .5]), torch.tensor([0, 0])
-CE = (-math.log(.6**2 / (.6**2 + .4**2)) - math.log(.3**2 / (.3**2 + .7**2))) / 2
-TAUGHT = (.8 * math.log(.8 / .6) + .2 * math.log(.2 / .4) + .5 * math.log(.5 / .3) + .5 * math.log(.5 / .7)) / 2
-losses = pytest.mark.parametrize("loss", [server_loss, client_loss], ids=["server", "client"])
+T, LABELS = 3.0, torch.tensor([0, 0])
+# Logits whose softmax at temperature T are these numbers; at 1 their T-th powers, scaled.
+STUDENT, TEACHER = (T * torch.tensor(probs, dtype=torch.float64).log() for probs in
+                    ([[.6, .4], [.3, .7]], [[.8, .2], [.5, .5]]))
+CE = (-math.log(.6**3 / (.6**3 + .4**3)) - math.log(.3**3 / (.3**3 + .7**3))) / 2
+KL = (.8 * math.log(.8 / .6) + .2 * math.log(.2 / .4)                  # of the first sample
+      + .5 * math.log(.5 / .3) + .5 * math.log(.5 / .7)) / 2           # of the second
 
 
 def test_eq6_by_hand():
-    """Temperature² times the divergence of the server from the sample's one client, mean over the batch; the client is the teacher."""
-    assert server_loss(STUDENT, LABELS, TEACHER, T).item() == pytest.approx(CE + T**2 * TAUGHT, abs=1e-12)
+    """CE and T² times the divergence from the sample's one client, or CE alone; mean over both."""
+    for distill, expected in ((True, CE + 3**2 * KL), (False, CE)):
+        loss = server_loss(STUDENT, LABELS, TEACHER, T, distill)
+        assert loss.item() == pytest.approx(expected, abs=1e-12)
 
 
 def test_eq7_by_hand():
-    """The same with the server as the teacher."""
-    assert client_loss(STUDENT, LABELS, TEACHER, T).item() == pytest.approx(CE + T**2 * TAUGHT, abs=1e-12)
+    """The same with the server as the teacher; before its first answer CE alone."""
+    for teacher, expected in ((TEACHER, CE + 3**2 * KL), (None, CE)):
+        assert client_loss(STUDENT, LABELS, teacher, T).item() == pytest.approx(expected, abs=1e-12)
 
 
-def random_logits(n=6, classes=4, seed=0):
-    return torch.randn(n, classes, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 3
+# ------------------------------------------------------------------------------ extraction
 
-
-@losses
-@pytest.mark.parametrize("temperature", [1.0, 3.0])
-def test_eq6_and_eq7_by_slow_loop(loss, temperature):
-    student, teacher, labels = random_logits(), random_logits(seed=1), torch.tensor([0, 3, 1, 1, 2, 0])
-    total = 0.0
-    for z, z_teacher, y in zip(student.tolist(), teacher.tolist(), labels.tolist()):
-        p, q = (slow_softmax([v / temperature for v in logits]) for logits in (z_teacher, z))
-        total += -math.log(slow_softmax(z)[y]) + temperature**2 * sum(a * math.log(a / b) for a, b in zip(p, q))
-    assert loss(student, labels, teacher, temperature).item() == pytest.approx(total / 6, abs=1e-12)
-
-
-def test_eq7_before_the_servers_first_answer_is_cross_entropy_alone():
-    assert client_loss(STUDENT, LABELS, None, T).item() == pytest.approx(CE, abs=1e-12)
-
-
-def test_eq6_without_distillation_is_cross_entropy_alone():
-    assert server_loss(STUDENT, LABELS, TEACHER, T, distill=False).item() == pytest.approx(CE, abs=1e-12)
-
-
-@losses
-def test_b5_who_agrees_with_the_teacher_pays_cross_entropy_alone(loss):
-    assert loss(STUDENT, LABELS, STUDENT.clone(), T).item() == pytest.approx(CE, abs=1e-12)
-
-
-@losses
-def test_gradient_goes_to_the_student_alone(loss):
-    student, teacher = random_logits().requires_grad_(), random_logits(seed=1).requires_grad_()
-    labels = torch.tensor([0, 3, 1, 1, 2, 0])
-    assert torch.autograd.gradcheck(lambda z: loss(z, labels, teacher, 3.0), student)
-    loss(student, labels, teacher, 3.0).backward()
-    assert teacher.grad is None
-    slopes = [slow_slope(z, y, z_teacher, 3.0) for z, z_teacher, y in zip(student.tolist(), teacher.tolist(), labels.tolist())]
-    assert np.allclose(student.grad, np.array(slopes) / 6, atol=1e-12)
-
-
-@losses
-def test_a_permutation_of_classes_or_samples_and_a_shift_of_logits_change_no_loss(loss):
-    student, teacher, labels = random_logits(), random_logits(seed=1), torch.tensor([0, 3, 1, 1, 2, 0])
-    expected, classes, order = loss(student, labels, teacher, 3.0), torch.tensor([2, 0, 3, 1]), torch.tensor([5, 2, 0, 1, 4, 3])
-    renamed = torch.tensor([classes.tolist().index(y) for y in labels.tolist()])
-    assert torch.allclose(loss(student[:, classes], renamed, teacher[:, classes], 3.0), expected)
-    assert torch.allclose(loss(student[order], labels[order], teacher[order], 3.0), expected)
-    assert torch.allclose(loss(student + random_logits(6, 1, seed=2), labels, teacher + random_logits(6, 1, seed=3), 3.0), expected)
-
-
-@losses
-def test_logits_of_ten_thousand_give_a_finite_loss(loss):
-    """The student is sure and right, the teacher sure of the other class: T² (0 - (-20,000 / T)), as softmax rounds to 1 and 0."""
-    student, teacher = torch.tensor([[1e4, -1e4]]), torch.tensor([[-1e4, 1e4]])
-    assert loss(student, torch.tensor([0]), teacher, 4.0).item() == 0 + 4**2 * (2e4 / 4)
-
-
-@losses
-def test_a_loss_changes_no_input(loss):
-    arguments = random_logits(), torch.tensor([0, 3, 1, 1, 2, 0]), random_logits(seed=1)
-    before = copy.deepcopy(arguments)
-    loss(*arguments, 3.0)
-    assert same(arguments, before)
-
-
-# ------------------------------------------------------------------------------------------------------------ extraction
-
-def trained_client(fed, i=0, **changes):
-    """(features, logits, the client) after its first training."""
-    settings = {**QUICK, **changes}
-    new_optimizer = functools.partial(OPTIMIZERS[settings["optimizer"]], lr=settings["lr"], weight_decay=settings["weight_decay"])
-    client = {"model": fed.client_model(i).state_dict(), "optimizer": None, "trainings": 0}
-    upload, client = fedgkt.train_client(fed, i, client, None, local_epochs=settings["local_epochs"], batch_size=settings["batch_size"],
-                                         new_optimizer=new_optimizer, temperature=settings["temperature"], client_distill=True,
-                                         dtype=torch.float32)
-    assert client["trainings"] == 1
-    return *upload, client
-
-
-def batchnorm_features(client, images):
-    """Of `EdgeWithBatchNorm`, with its running statistics, by the formula."""
-    w = client["model"]
-    h = images.flatten(1) @ w["stem.weight"].T + w["stem.bias"]
-    return (h - w["bn.running_mean"]) / (w["bn.running_var"] + 1e-5).sqrt() * w["bn.weight"] + w["bn.bias"]
-
-
-def test_extraction_is_of_clean_images():
-    """Training sees images + 100, extraction the images themselves, with the weights after training, in eval mode."""
-    fed = toy(network=EdgeWithBatchNorm, augment=lambda images, rng: images + 100)
-    features, logits, client = trained_client(fed, lr=1e-4)
-    expected = batchnorm_features(client, fed.private[0].images)
-    assert torch.allclose(features.flatten(1), expected, rtol=1e-4, atol=1e-4)
-    assert torch.allclose(logits, expected @ client["model"]["classifier.weight"].T + client["model"]["classifier.bias"], atol=1e-3)
-    assert not torch.allclose(client["model"]["bn.running_mean"], trained_client(toy(network=EdgeWithBatchNorm), lr=1e-4)[2]["model"]["bn.running_mean"])
-
-
-def test_extraction_is_with_the_weights_after_training():
-    fed = toy()
-    features, logits, client = trained_client(fed)
-    model, start = loaded(fed.client_model(0), client), fed.client_model(0)
-    images = fed.private[0].images
-    assert torch.equal(features, model.extract(images)) and torch.allclose(logits, model(images), atol=1e-6)
-    assert not torch.allclose(features, start.extract(images), atol=1e-2)
-
-
-def test_b15_extraction_holds_no_graph():
-    model = EdgeWithBatchNorm()
-    for value in extract(toy(), model, samples(7).images):
-        assert not value.requires_grad and value.grad_fn is None
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_extraction_is_in_eval_mode_and_leaves_batchnorm_and_the_mode_alone(training):
-    """An image's map does not depend on the others': it is that of the running statistics."""
-    model, images = EdgeWithBatchNorm().train(training), samples(7).images
-    with torch.no_grad():
-        model.bn.running_mean += 3
-        model.bn.running_var *= 2
-    before = copy.deepcopy(model.state_dict())
-    features, logits = extract(toy(), model, images)
-    assert torch.allclose(features.flatten(1), batchnorm_features({"model": model.state_dict()}, images), atol=1e-5)
-    assert torch.allclose(extract(toy(), model, images[2:3])[0], features[2:3], atol=1e-6)
-    assert same(dict(model.state_dict()), dict(before)) and model.training == model.bn.training == training
-
-
-@pytest.mark.parametrize("batch_size", [1, 3, 7])
-def test_b3_extraction_keeps_every_row_in_its_place_whatever_the_batches(batch_size, monkeypatch):
-    monkeypatch.setattr(fedgkt_features, "CHUNK", batch_size)
-    model, images = Edge(), samples(7).images
-    features, logits = extract(toy(), model, images)
-    assert features.shape == (7, NUMBERS, 1, 1) and logits.shape == (7, 3)
-    for n in range(7):
-        h, z = extract(toy(), model, images[n:n + 1])
-        assert torch.allclose(features[n], h[0], atol=1e-6) and torch.allclose(logits[n], z[0], atol=1e-6)
-
-
-def test_features_may_be_bfloat16_and_logits_are_float32_of_the_unrounded_map():
-    model, images = Edge(), samples(7).images
-    (full, logits), (half, same_logits) = (extract(toy(), model, images, dtype) for dtype in (torch.float32, torch.bfloat16))
-    assert half.dtype == torch.bfloat16 and torch.equal(half, full.bfloat16()) and not torch.equal(half.float(), full)
-    assert logits.dtype == same_logits.dtype == torch.float32 and torch.equal(logits, same_logits)
-
-
-def test_features_in_bfloat16_are_what_the_server_trains_on(monkeypatch):
+def test_extraction_is_of_clean_images(monkeypatch):
+    """With the weights after training, in eval mode; training itself sees other images."""
     uploads = uploads_of(monkeypatch)
-    (full, _), (half, _) = (finished(toy(), rounds=1, features=dtype) for dtype in ("float32", "bfloat16"))
+    fed = toy(network=EdgeWithBatchNorm)
+    augmented = dataclasses.replace(fed, augment=lambda images, rng: images + 3)
+    states = [finished(f, rounds=1)[1] for f in (fed, augmented)]
+    for state, sent in zip(states, uploads(), strict=True):
+        for i, (features, logits) in sent.items():
+            model, images = loaded(fed.client_model(i), state["clients"][i]), fed.private[i].images
+            assert torch.allclose(features, model.extract(images), atol=1e-4)
+            assert torch.allclose(logits, model(images), atol=1e-4)
+    assert not any(torch.allclose(a["model"]["bn.running_mean"], b["model"]["bn.running_mean"])
+                   for a, b in zip(*(state["clients"] for state in states)))
+
+
+@pytest.mark.parametrize("training, amp", [(True, False), (False, False), (True, True)])
+def test_b3_b15_extraction_is_by_row_and_holds_no_graph(training, amp, monkeypatch):
+    """The network stays as it was; under amp maps are computed in bfloat16, kept in float32."""
+    monkeypatch.setattr(fedgkt_features, "CHUNK", 4)
+    model, images = EdgeWithBatchNorm(), samples(7).images
+    model(images)                                                   # fills its running statistics
+    before, expected = copy.deepcopy(model.state_dict()), copy.deepcopy(model).eval()
+    features, logits = extract(toy(amp=amp), model.train(training), images)
+    atol = .1 if amp else 1e-6
+    assert torch.allclose(features, expected.extract(images), atol=atol)
+    assert torch.allclose(logits, expected(images), atol=atol)
+    assert torch.equal(features, features.bfloat16().float()) == amp
+    assert features.dtype == logits.dtype == torch.float32
+    assert not features.requires_grad and not logits.requires_grad
+    assert same(dict(model.state_dict()), dict(before))
+    assert model.training == model.bn.training == training
+
+
+def test_bfloat16_rounds_the_maps_that_are_sent_and_not_the_logits(monkeypatch):
+    uploads = uploads_of(monkeypatch)
+    (full, _), (half, _) = (finished(toy(), rounds=1, features=features)
+                            for features in ("float32", "bfloat16"))
     sent, rounded = uploads()
     for i in range(3):
-        assert rounded[i][0].dtype == torch.bfloat16 and torch.equal(rounded[i][0], sent[i][0].bfloat16())
-        assert rounded[i][1].dtype == torch.float32 and torch.equal(rounded[i][1], sent[i][1])
+        assert same(rounded[i], (sent[i].features.bfloat16(), sent[i].logits))
+        assert sent[i].features.dtype == sent[i].logits.dtype == torch.float32
     assert 2 * half["bytes_up"] == full["bytes_up"]
-    assert all(half[key] == full[key] for key in ("bytes_down", "bytes_up_logits", "bytes_up_labels"))
 
 
-def test_under_amp_maps_are_computed_in_bfloat16_and_kept_in_the_type_asked_for():
-    model, images = Edge(), samples(7).images
-    features, logits = extract(toy(amp=True), model, images)
-    plain, _ = extract(toy(), model, images)
-    assert features.dtype == logits.dtype == torch.float32 and torch.equal(features, features.bfloat16().float())
-    assert not torch.equal(features, plain) and torch.allclose(features, plain, rtol=.05, atol=.05)
+# ---------------------------------------------------------------- whole rounds, synchronous
 
-
-# ---------------------------------------------------------------------------------------------- whole rounds, synchronous
-
-@pytest.mark.parametrize("settings", [{}, {"optimizer": "amsgrad", "lr": 0.01}, {"server_optimizer": "amsgrad", "server_lr": 0.01},
-                                      {"temperature": 3.0, "local_epochs": 1, "server_epochs": 3}])
+@pytest.mark.parametrize("settings", [
+    {"optimizer": "amsgrad", "lr": .01, "server_optimizer": "nesterov", "server_lr": .02},
+    {"temperature": 3.0, "local_epochs": 1, "server_epochs": 3}])
 def test_two_rounds_against_algorithm_1(settings):
     fed = toy()
-    clients, server, answers = slow_fedgkt(fed, [(0, 1, 2)] * 2, **slow_settings(**settings))
     metrics, state = finished(fed, **settings)
-    check(state, clients, server, answers)
-    stacked, own = slow_accuracies(fed, clients, server)
-    assert (metrics["accuracy"], metrics["edge_accuracy"]) == (pytest.approx(sum(stacked) / 3), pytest.approx(sum(own) / 3))
-    assert (metrics["accuracy_min"], metrics["accuracy_max"]) == (pytest.approx(min(stacked)), pytest.approx(max(stacked)))
-    numbers = 5 + 3 + 4
+    check(state, *slow_fedgkt(fed, [(0, 1, 2)] * 2, **settings))
+    check_accuracies(fed, metrics, state)
+    n = 5 + 3 + 4
     assert {key: value for key, value in metrics.items() if key.startswith("bytes")} == {
-        "bytes_up": 4 * NUMBERS * numbers, "bytes_down": 4 * 3 * numbers, "bytes_up_logits": 4 * 3 * numbers, "bytes_up_labels": 4 * numbers}
-    assert metrics["answers_min"] == metrics["answers_max"] == 2
-    assert metrics["bad_uploads"] == 0 and trainings(state) == [2, 2, 2] and state["round"] == 2
+        "bytes_up": 4 * NUMBERS * n, "bytes_down": 4 * 3 * n, "bytes_up_logits": 4 * 3 * n,
+        "bytes_up_labels": 4 * n}
+    assert metrics["bytes_up"] + metrics["bytes_down"] == features_bytes(n, NUMBERS, 3)   # Eq. (13)
+    assert metrics["answers_min"] == metrics["answers_max"] == 2 and metrics["bad_uploads"] == 0
+    assert trainings(state) == [2, 2, 2] and state["round"] == 2
+    assert metrics["server_lr"] == settings.get("server_lr", .05)               # without patience
 
 
 def test_participation_below_1_against_algorithm_1():
-    """A client's server logits stay its own until it is there again; its batches are those of its own n-th training."""
-    fed, sizes = toy(sizes=(5, 3, 4, 2)), (5, 3, 4, 2)
-    groups = [sample_clients(4, .5, stream(0, "active", t)) for t in range(1, 6)]
-    assert len({tuple(group) for group in groups}) > 2 and max(sum(i in group for group in groups) for i in range(4)) < 5
-    rounds = list(fedgkt.run(fed, **{**QUICK, "rounds": 5}, participation=.5))[1:]
-    for (metrics, _), group in zip(rounds, groups, strict=True):
+    """Who is absent keeps its network and its server logits; batches are of its n-th training."""
+    sizes = (5, 3, 4, 2)
+    fed, groups = toy(sizes), [sample_clients(4, .5, stream(0, "active", t)) for t in range(1, 6)]
+    assert len({tuple(group) for group in groups}) > 2 and not set.intersection(*map(set, groups))
+    rounds = list(fedgkt.run(fed, **{**QUICK, "rounds": 5}, participation=.5))
+    for group, ((_, before), (metrics, after)) in zip(groups, itertools.pairwise(rounds)):
         assert metrics["bytes_up"] == 4 * NUMBERS * sum(sizes[i] for i in group)
-    check(rounds[-1][1], *slow_fedgkt(fed, groups, **slow_settings()), atol=1e-4)
-
-
-def test_who_does_not_take_part_keeps_its_network_and_its_server_logits():
-    fed = toy(sizes=(5, 3, 4, 2), network=EdgeWithBatchNorm)
-    states = [copy.deepcopy(state) for _, state in fedgkt.run(fed, **{**QUICK, "rounds": 4}, participation=.5)]
-    for t, (before, after) in enumerate(itertools.pairwise(states), start=1):
-        there = sample_clients(4, .5, stream(0, "active", t))
-        for i in range(4):
-            unchanged = [same(before[key][i], after[key][i]) for key in ("clients", "server_logits")]
-            assert unchanged == [i not in there] * 2 and trainings(after)[i] == trainings(before)[i] + (i in there)
+        for key in ("clients", "server_logits"):
+            assert [same(a, b) for a, b in zip(before[key], after[key])] == [
+                i not in group for i in range(4)]
+    check(rounds[-1][1], *slow_fedgkt(fed, groups), atol=1e-4)
 
 
 def test_table_2_switches():
-    """None, S->E and S<->E, and the fourth: who learns from whose logits, each against Algorithm 1."""
+    """None, S->E and S<->E, and the fourth: who learns from whose logits."""
     fed, seen = toy(), []
-    for server_distill, client_distill in itertools.product((False, True), repeat=2):
-        switches = {"server_distill": server_distill, "client_distill": client_distill}
-        _, state = finished(fed, **switches)
-        check(state, *slow_fedgkt(fed, [(0, 1, 2)] * 2, **slow_settings(**switches)))
-        seen.append((state["clients"][0]["model"]["stem.weight"], state["server"]["model"]["1.weight"]))
-    assert not any(torch.allclose(a[0], b[0], atol=1e-4) or torch.allclose(a[1], b[1], atol=1e-4)
-                   for a, b in itertools.combinations(seen[1:], 2))
+    for server, client in itertools.product((False, True), repeat=2):
+        _, state = finished(fed, server_distill=server, client_distill=client)
+        check(state, *slow_fedgkt(fed, [(0, 1, 2)] * 2, server, client))
+        seen.append(state["server_logits"][0])
+    assert not any(torch.allclose(a, b, atol=1e-3) for a, b in itertools.combinations(seen, 2))
 
 
-def test_in_the_first_round_there_are_no_server_logits():
-    """Clients that would learn from them and clients that would not are the same after round 1, not after round 2."""
-    fed = toy()
-    both, alone = ([state for _, state in fedgkt.run(fed, **QUICK, client_distill=on)] for on in (True, False))
-    assert both[0]["server_logits"] == [None] * 3 and all(logits is not None for logits in both[1]["server_logits"])
-    assert same(both[1], alone[1])
-    assert not any(same(a["model"], b["model"]) for a, b in zip(both[2]["clients"], alone[2]["clients"]))
-
-
-def test_permuting_a_clients_rows_permutes_its_server_logits():
-    """With batches that hold all rows of a client the order is of no matter to a step: logits stay with their samples."""
+def test_server_logits_follow_a_clients_rows():
+    """Batches that hold all rows of a client do not depend on the order: logits stay in place."""
     fed, order = toy(), torch.tensor([3, 1, 4, 0, 2])
-    private = [Data(fed.private[0].images[order], fed.private[0].labels[order]), *fed.private[1:]]
-    settings = {"rounds": 3, "batch_size": 5, "server_batch_size": 5}
-    (_, ours), (_, permuted) = finished(fed, **settings), finished(dataclasses.replace(fed, private=private), **settings)
-    assert torch.allclose(ours["server_logits"][0][order], permuted["server_logits"][0], atol=1e-4)
-    assert (ours["server_logits"][0][order] - ours["server_logits"][0]).abs().max() > .1
-    for a, b in zip([*ours["clients"], ours["server"]], [*permuted["clients"], permuted["server"]], strict=True):
-        assert all(torch.allclose(a["model"][name], b["model"][name], atol=1e-4) for name in a["model"])
+    private = [Data(*(part[order] for part in fed.private[0])), *fed.private[1:]]
+    (_, ours), (_, permuted) = (
+        finished(f, rounds=3, batch_size=5, server_batch_size=5)
+        for f in (fed, dataclasses.replace(fed, private=private)))
+    logits = ours["server_logits"][0]
+    assert torch.allclose(logits[order], permuted["server_logits"][0], atol=1e-4)
+    assert (logits[order] - logits).abs().max() > .1
 
 
-def test_initial_weights_depend_on_the_seed_alone():
-    """All clients begin with the same weights, or each with its own, drawn anew; no data and no other setting has a part in them."""
+@pytest.mark.parametrize("run", RUNS)
+def test_initial_weights_depend_on_the_seed_alone(run):
+    """All clients start from the same weights, or each from its own; no data has a part in it."""
     def start(common=True, **changes):
-        return next(fedgkt.run(toy(**changes), **QUICK, common_start=common))[1]
-    state, other, own = start(), start(seed=1), start(common=False)
-    for i in range(3):
-        assert same(dict(state["clients"][i]["model"]), dict(toy().client_model(i).state_dict()))
-        assert same(dict(own["clients"][i]["model"]), dict(toy().client_model(i, init=i).state_dict()))
-    assert same(dict(state["server"]["model"]), dict(toy().server_model().state_dict())) and same(state["server"], own["server"])
-    assert same(state["clients"][0], state["clients"][1]) and same(state["clients"][0], state["clients"][2])
-    assert not any(same(a["model"], b["model"]) for a, b in itertools.combinations(own["clients"], 2))
-    assert same(state, start(private=[samples(n, seed=7 + n) for n in SIZES])) and all(client["optimizer"] is None for client in state["clients"])
-    assert not any(same(a["model"], b["model"]) for a, b in zip([*state["clients"], state["server"]], [*other["clients"], other["server"]]))
+        metrics, state = next(run(toy(**changes), **QUICK, common_start=common))
+        assert state["round"] == 0 and metrics["server_lr"] == QUICK["server_lr"]
+        assert metrics.get("clock", 0) == metrics.get("clock_if_all_wait", 0) == 0
+        assert state["server_logits"] == [None] * 3 and "bytes_up" not in metrics
+        return [dict(learner["model"]) for learner in [state["server"], *state["clients"]]]
+    server, *edges = [dict(model.state_dict()) for model in
+                      [toy().server_model(), *(toy().client_model(i, init=i) for i in range(3))]]
+    assert same(start(), [server, *[edges[0]] * 3])
+    assert same(start(common=False), [server, *edges])
+    assert same(start(), start(private=[samples(n, seed=7 + n) for n in SIZES]))
+    assert not any(same(a, b) for a, b in zip(start(), start(seed=1)))
 
 
-@pytest.mark.parametrize("server_batch_size", [1, 3, 100])
-def test_server_logits_are_of_the_trained_server(server_batch_size):
-    """One pass in eval mode after the last epoch, over the maps that were sent: what the state's networks say, row by row."""
+def test_server_logits_are_of_the_trained_server():
+    """In eval mode after the last epoch, of the maps that were sent, row by row."""
     fed = toy(network=EdgeWithBatchNorm, server=layered_server)
-    _, state = finished(fed, server_batch_size=server_batch_size)
+    metrics, state = finished(fed)
     server = loaded(fed.server_model(), state["server"])
     for i, (images, _) in enumerate(fed.private):
         with torch.no_grad():
             expected = server(loaded(fed.client_model(i), state["clients"][i]).extract(images))
         assert torch.allclose(state["server_logits"][i], expected, atol=1e-5)
+    check_accuracies(fed, metrics, state)
+    steps = 2 * 2 * (2 + 1 + 2)                       # rounds, E_s, ceil(n_i / 3)
+    assert state["server"]["model"]["0.num_batches_tracked"].item() == steps
+    assert not any(value.requires_grad for value in tensors(state))
 
 
-def test_the_servers_running_statistics_are_of_the_maps_it_trains_on():
-    """Each batch once in each epoch: a counter of ceil(n_i / B) E_s steps."""
-    _, state = finished(toy(server=layered_server), rounds=1, server_epochs=4)
-    assert state["server"]["model"]["0.num_batches_tracked"].item() == 4 * (2 + 1 + 2)
+# ---------------------------------------------------------------------------- asynchronous
+
+def test_equal_latencies_are_synchronous():
+    """Bit for bit; the clock shows rounds of one latency."""
+    fed, changes = toy(network=EdgeWithBatchNorm), {**QUICK, "rounds": 4, "lr_patience": 1}
+    both = zip(fedgkt.run(fed, **changes), fedgkt_async.run(fed, **changes, latencies=(2.5,) * 3),
+               strict=True)
+    for t, ((metrics, state), found) in enumerate(both):
+        clock = {"clock": t * 2.5}
+        expected = metrics | clock | {"clock_if_all_wait": t * 2.5}, state | clock | {"event": t}
+        assert same(found, expected)
 
 
-def test_nothing_in_a_state_or_an_upload_holds_a_graph(monkeypatch):
-    uploads = uploads_of(monkeypatch)
-    _, state = finished(toy(network=EdgeWithBatchNorm, server=layered_server), optimizer="amsgrad")
-    assert not any(value.requires_grad for value in tensors([state, *uploads()]))
+def test_asynchronous_rounds_against_algorithm_1(monkeypatch):
+    """A round has at least three uploads; if all waited, each training would take 0.4.
 
-
-def test_clients_may_have_different_networks_with_one_feature_map():
-    fed = toy(network=(Edge, DeepEdge, EdgeWithBatchNorm))
-    metrics, state = finished(fed)
-    for i in range(3):
-        before, after = fed.client_model(i).state_dict(), state["clients"][i]["model"]
-        assert before.keys() == after.keys() and not any(torch.equal(before[name], after[name]) for name in before)
-    assert metrics["bad_uploads"] == 0
-
-
-@pytest.mark.parametrize("sizes", [(1, 2), (6,)])
-def test_a_client_may_hold_a_single_sample_or_be_alone(sizes):
-    """With BatchNorm over maps of 1 x 1, where one sample has no variance."""
-    metrics, state = finished(toy(sizes=sizes, network=EdgeWithBatchNorm, server=layered_server), server_batch_size=2)
-    assert metrics["bad_uploads"] == 0 and all(torch.isfinite(logits).all() for logits in state["server_logits"]) and runs.dumps(metrics)
-
-
-# ---------------------------------------------------------------------------------------------------------- asynchronous
-
-@pytest.mark.parametrize("settings", [{}, {"network": EdgeWithBatchNorm, "server": layered_server}])
-def test_equal_latencies_are_synchronous(settings):
-    """Bit for bit; the clock, which the synchronous algorithm does not have, is that of rounds of one latency."""
-    fed, changes = toy(**settings), {**QUICK, "rounds": 4, "lr_patience": 1}
-    together, one_by_one = list(fedgkt.run(fed, **changes)), list(fedgkt_async.run(fed, **changes, latencies=(2.5,) * 3))
-    own, clocks = ("event", "clock", "clock_if_all_wait"), []
-    for t, found in enumerate(one_by_one):
-        clocks.append([{key: value for key, value in part.items() if key in own} for part in found])
-        one_by_one[t] = tuple({key: value for key, value in part.items() if key not in own} for part in found)
-    assert equal(together, one_by_one)
-    assert clocks == [[{"clock": t * 2.5, "clock_if_all_wait": t * 2.5}, {"event": t, "clock": t * 2.5}] for t in range(5)]
-
-
-def slow_arrivals(latencies, rounds):
-    """[[(moment, who arrives then), ...] of each round]: who is answered at a moment is back a latency later."""
-    queue, arrivals = [(latency, i) for i, latency in enumerate(latencies)], []
-    heapq.heapify(queue)
-    for _ in range(rounds):
-        arrivals.append([])
-        while sum(len(group) for _, group in arrivals[-1]) < len(latencies):
-            moment, group = queue[0][0], []
-            while queue[0][0] == moment:
-                group.append(queue[0][1])
-                heapq.heapreplace(queue, (moment + latencies[queue[0][1]], queue[0][1]))
-            arrivals[-1].append((moment, group))
-    return arrivals
-
-
-@pytest.mark.parametrize("latencies", [(1., 2.5, 4.), (4., 1.5, 1.), (3., 3., 1.)])
-def test_asynchronous_rounds_against_a_slow_queue(latencies):
-    """Moments and groups in order, and after three rounds the networks and logits of Algorithm 1 on those groups."""
-    fed, arrivals = toy(), slow_arrivals(latencies, 3)
-    rounds = list(fedgkt_async.run(fed, **{**QUICK, "rounds": 3}, latencies=latencies))[1:]
-    for t, (metrics, state) in enumerate(rounds, start=1):
-        groups = [group for events in arrivals[:t] for _, group in events]
-        answers = [sum(i in group for group in groups) for i in range(3)]
-        assert metrics["clock"] == state["clock"] == arrivals[t - 1][-1][0] and trainings(state) == answers
-        assert (metrics["answers_min"], metrics["answers_max"]) == (min(answers), max(answers)) and state["event"] == len(groups)
-        assert metrics["bytes_up"] == 4 * NUMBERS * sum(SIZES[i] for _, group in arrivals[t - 1] for i in group)
-        assert metrics["clock_if_all_wait"] == pytest.approx(sum(answers) / 3 * max(latencies))
-    check(rounds[-1][1], *slow_fedgkt(fed, groups, **slow_settings()), atol=1e-4)
-
-
-def test_who_is_ten_times_as_fast_is_answered_ten_times_as_often(monkeypatch):
-    """Alone at 1, 2, ..., 9, together with the slow one at 10; and so on."""
-    uploads = uploads_of(monkeypatch, fedgkt_async)
-    rounds = fedgkt_async.run(toy(sizes=(5, 3)), **{**QUICK, "rounds": 100}, latencies=(1., 10.))
-    metrics, state = next((metrics, state) for metrics, state in rounds if state["clock"] == 20)
-    assert [sorted(who) for who in uploads()] == ([[0]] * 9 + [[0, 1]]) * 2
-    assert trainings(state) == [20, 2] and (metrics["answers_min"], metrics["answers_max"]) == (2, 20)
-
-
-def test_uploads_meet_although_their_moments_are_different_floats():
-    """After three trainings of 0.1 and one of 0.3."""
-    assert 3 * 0.1 != 1 * 0.3
-    _, group = fedgkt_async.next_arrivals([{"trainings": 2}, {"trainings": 0}], (0.1, 0.3))
-    assert group == [0, 1]
+    Uploads meet although their moments are different floats, as 3 * 0.1 and 2 * 0.15.
+    """
+    fed, uploads = toy(), uploads_of(monkeypatch, fedgkt_async)
+    _, *rounds = fedgkt_async.run(fed, **{**QUICK, "rounds": 3}, latencies=(.4, .15, .1))
+    groups = [[2], [1], [2],                                                # at .1, .15, .2
+              [1, 2], [0, 2],                                               # at .3, .4
+              [1], [2], [1, 2]]                                             # at .45, .5, .6
+    assert [sorted(event) for event in uploads()] == groups
+    for (metrics, state), clock, events, answers, sent in zip(
+            rounds, (.2, .4, .6), (3, 5, 8), ([0, 1, 2], [1, 2, 4], [1, 4, 6]),
+            (4 + 3 + 4, (3 + 4) + (5 + 4), 3 + 4 + (3 + 4)), strict=True):
+        assert metrics["clock"] == state["clock"] == clock and state["event"] == events
+        assert trainings(state) == answers and metrics["bytes_up"] == 4 * NUMBERS * sent
+        assert (metrics["answers_min"], metrics["answers_max"]) == (min(answers), max(answers))
+        assert metrics["clock_if_all_wait"] == pytest.approx(sum(answers) / 3 * .4)
+    check(rounds[-1][1], *slow_fedgkt(fed, groups), atol=1e-4)
 
 
 def test_latencies_are_drawn_once_from_the_seed():
-    """From 1 to 10. A client alone has its latency in every round; of many the slowest, for which all would wait, is slower."""
-    def slowest(seed, **changes):
-        settings = {**QUICK, "local_epochs": 1, "server_epochs": 1}
-        rounds = list(fedgkt_async.run(toy(seed=seed, **changes), **settings))[1:]
-        found = {round(metrics["clock_if_all_wait"] * len(trainings(state)) / sum(trainings(state)), 9) for metrics, state in rounds}
-        assert len(rounds) == 2 and len(found) == 1
-        return rounds[0][0]["clock"], *found
-    drawn = [slowest(seed) for seed in range(5)]
-    assert slowest(0) == drawn[0] and all(len(set(values)) == 5 for values in zip(*drawn))
-    assert all(1 <= value <= 10 for values in drawn for value in values)
-    for seed in range(3):
-        clock, alone = slowest(seed, sizes=(2,))
-        assert clock == alone < slowest(seed, sizes=(2,) * 8)[1]
+    """Uniformly from 1 to 10."""
+    drawn, other = (fedgkt_async.check_latencies(toy(sizes=(1,) * 50, seed=seed), None)
+                    for seed in (0, 1))
+    assert 1 <= min(drawn) < 2 and 9 < max(drawn) <= 10 and not set(drawn) & set(other)
+    [latency] = fedgkt_async.check_latencies(toy(sizes=(2,)), None)
+    clocks = [metrics["clock"] for metrics, _ in fedgkt_async.run(toy(sizes=(2,)), **QUICK)]
+    assert clocks == pytest.approx([0, latency, 2 * latency])
 
 
-def test_if_all_waited_each_round_would_take_as_long_as_its_slowest_client():
-    """As many rounds of all three as there have been trainings; at moment 4 the fourth, second and first training are over."""
-    rounds = fedgkt_async.run(toy(), **{**QUICK, "rounds": 100}, latencies=(1., 2., 4.))
-    metrics, state = next((metrics, state) for metrics, state in rounds if state["clock"] == 4)
-    assert trainings(state) == [4, 2, 1] and metrics["clock_if_all_wait"] == pytest.approx((4 + 2 + 1) / 3 * 4)
-    metrics, state = last(fedgkt_async.run(toy(), **QUICK, latencies=(3., 3., 3.)))
-    assert metrics["clock_if_all_wait"] == metrics["clock"] == 3 + 3
-
-
-# ------------------------------------------------------------------------------------------------------- the server's rate
+# ----------------------------------------------------------------------- the server's rate
 
 WAVERING = {"lr": 0.05, "server_lr": 0.3, "rounds": 12, "server_epochs": 1}
 
 
-def validation_accuracy(fed, state, data):
-    """Mean over the clients of their extractor with the server's network behind it."""
-    server, hits = loaded(fed.server_model(), state["server"]), []
-    for i, client in enumerate(state["clients"]):
-        with torch.no_grad():
-            predicted = server(loaded(fed.client_model(i), client).extract(data.images)).argmax(1)
-        hits.append((predicted == data.labels).float().mean().item())
-    return sum(hits) / len(hits)
-
-
-@pytest.mark.parametrize("lr_patience", [1, 2])
-def test_the_rate_falls_when_validation_stands_still(lr_patience, monkeypatch):
-    """By the rule of torch's ReduceLROnPlateau, which the public code uses too, but on the server's validation set."""
-    fed, calls = toy(), watched(monkeypatch, "train_server")
-    rounds = list(fedgkt.run(fed, **{**QUICK, **WAVERING, "lr_patience": lr_patience}))
-    update = torch.optim.SGD([torch.zeros(1)], lr=0.3)
-    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(update, mode="max", factor=0.1, patience=lr_patience, threshold=0, eps=0)
-    rates, best, stale, rate = [], -1.0, 0, 0.3
-    for (metrics, state), (_, (stepped, _)) in zip(rounds[1:], calls, strict=True):
-        [group] = stepped["optimizer"]["param_groups"]
-        assert group["lr"] == ([0.3] + rates)[-1]                              # this round's steps are at the rate before it
-        reached = validation_accuracy(fed, state, fed.validation)
-        plateau.step(reached)
-        best, stale = (reached, 0) if reached > best else (best, stale + 1)    # the rule written out
-        rate, stale = (rate / 10, 0) if stale > lr_patience else (rate, stale)
+@pytest.mark.parametrize("lr_patience, server_lr", [(1, .3), (2, .3), (1, 1e-9)])
+def test_the_rate_falls_when_validation_stands_still(lr_patience, server_lr):
+    """To a tenth after more than `lr_patience` rounds without a better validation accuracy."""
+    rates, best, stale = [server_lr], -1.0, 0
+    fed = toy(test=toy().validation)                        # so that the metrics show its accuracy
+    settings = {**QUICK, **WAVERING, "lr_patience": lr_patience, "server_lr": server_lr}
+    for metrics, state in list(fedgkt.run(fed, **settings))[1:]:
+        reached = metrics["accuracy"]
+        best, stale = (reached, 0) if reached > best else (best, stale + 1)
+        falls, stale = stale > lr_patience, stale if stale <= lr_patience else 0
         [group] = state["server"]["optimizer"]["param_groups"]
-        assert metrics["server_lr"] == state["server"]["lr"] == group["lr"] == pytest.approx(update.param_groups[0]["lr"], rel=1e-12)
-        assert metrics["server_lr"] == pytest.approx(rate, rel=1e-12)
+        assert metrics["server_lr"] == state["server"]["lr"] == group["lr"]
+        assert metrics["server_lr"] == pytest.approx(rates[-1] / (10 if falls else 1), rel=1e-12)
         rates.append(metrics["server_lr"])
-    assert 1 < len(set(rates)) < len(rates) - 2 and rates[0] == 0.3
+    assert 1 < len(set(rates)) < len(rates) - 2 and rates[1] == server_lr
 
 
-def test_b8_the_test_set_has_no_part_in_the_rate_nor_in_any_network():
-    fed = toy()
-    settings = {**WAVERING, "lr_patience": 1}
-    (_, ours), (_, other) = (finished(f, **settings) for f in (fed, dataclasses.replace(fed, test=samples(30, seed=11))))
+def test_b8_the_test_set_does_not_move_the_rate():
+    (_, ours), (_, other) = (finished(fed, **WAVERING, lr_patience=1)
+                             for fed in (toy(), toy(test=samples(30, seed=11))))
     assert same(ours, other)
 
 
-def test_without_patience_the_rate_stays_and_no_validation_set_is_needed():
-    metrics, _ = finished(toy(validation=None), rounds=4, server_lr=1e-9, lr=1e-9)
-    assert metrics["server_lr"] == 1e-9
-    assert finished(toy(), rounds=4, server_lr=1e-9, lr=1e-9, lr_patience=1)[0]["server_lr"] == pytest.approx(1e-10)
+# ----------------------------------------------------------------- uploads not to be used
 
+def spoilt(who, part, value, since=1):
+    """An attack that puts a value into the features or logits of some, from an event on."""
+    parts = itertools.cycle(("features", "logits"))               # in this order it is called
 
-# ------------------------------------------------------------------------------------------------- uploads not to be used
-
-class Spoilt:
-    """Stands where an attack would: puts a value into what some clients send, from an event on."""
-
-    def __init__(self, who, what, value, since=1):
-        self.who, self.what, self.value, self.since, self.calls = who, what, value, since, 0
-
-    def samples(self, uploads, client_ids, t):
-        """Called for the feature maps, then for the logits."""
-        part, self.calls = ("features", "logits")[self.calls % 2], self.calls + 1
-        if part != self.what or t < self.since:
+    def attack(uploads, client_ids, t):
+        if next(parts) != part or t < since:
             return uploads
-        uploads = [own.clone() for own in uploads]
-        for j, i in enumerate(client_ids):
-            if i in self.who:
-                uploads[j][-1] = self.value
-        return uploads
+        return [torch.cat([own[:-1], torch.full_like(own[-1:], value)]) if i in who else own
+                for own, i in zip(uploads, client_ids)]
+    return types.SimpleNamespace(samples=attack)
 
 
-@pytest.mark.parametrize("what", ["features", "logits"])
-@pytest.mark.parametrize("value", [math.nan, math.inf, -1e30])
-def test_non_finite_features_are_left_out(what, value):
-    """The server learns from the others as if the client were not there; the client trains on and keeps its old server logits."""
-    fed = toy()
-    (_, first), (metrics, state) = list(fedgkt.run(fed, **QUICK, attack=Spoilt([1], what, value, since=2)))[1:]
-    _, server, answers = slow_fedgkt(fed, [(0, 1, 2), (0, 2)], **slow_settings())
-    clients, _, _ = slow_fedgkt(fed, [(0, 1, 2)] * 2, **slow_settings())
+@pytest.mark.parametrize("part, value", [("features", math.nan), ("logits", -1e30)])
+def test_non_finite_features_are_left_out(part, value):
+    """The server learns from the others alone; the client keeps its old server logits."""
+    fed, attack = toy(), spoilt([1], part, value, since=2)
+    (_, first), (metrics, state) = list(fedgkt.run(fed, **QUICK, attack=attack))[1:]
+    _, server, answers = slow_fedgkt(fed, [(0, 1, 2), (0, 2)])
+    clients, _, _ = slow_fedgkt(fed, [(0, 1, 2)] * 2)         # its local training counts
     check(state, clients, server, answers)
-    assert torch.equal(state["server_logits"][1], first["server_logits"][1]) and metrics["bad_uploads"] == 1 and trainings(state) == [2, 2, 2]
-    sizes = [len(private.labels) for private in fed.private]
-    assert metrics["bytes_down"] == 4 * fed.num_classes * (sizes[0] + sizes[2])             # the client left out is not answered
+    assert torch.equal(state["server_logits"][1], first["server_logits"][1])
+    assert metrics["bad_uploads"] == 1 and trainings(state) == [2, 2, 2]
+    assert metrics["bytes_down"] == 4 * fed.num_classes * (5 + 4)         # no answer to client 1
 
 
-def test_without_any_finite_upload_the_server_stays_and_the_run_goes_on():
-    rounds = list(fedgkt.run(toy(), **QUICK, attack=Spoilt(range(3), "features", math.nan)))
-    for metrics, state in rounds[1:]:
-        assert same(state["server"], rounds[0][1]["server"]) and state["server_logits"] == [None] * 3
-        assert metrics["bad_uploads"] == 3 and runs.dumps(metrics)
+def test_without_any_finite_upload_the_server_stays():
+    attack = spoilt(range(3), "features", math.nan)
+    (_, start), _, (metrics, state) = fedgkt.run(toy(), **QUICK, attack=attack)
+    assert same(state["server"], start["server"]) and state["server_logits"] == [None] * 3
+    assert metrics["bad_uploads"] == 3
 
 
-@pytest.mark.parametrize("run", [fedgkt.run, functools.partial(fedgkt_async.run, latencies=(2.,) * 3)], ids=["synchronous", "asynchronous"])
-def test_a_client_whose_network_is_spoilt_takes_nobody_down(run):
-    fed = toy()
-    fed.private[1].images[0, 0, 0, 0] = math.nan
-    metrics, state = last(run(fed, **QUICK))
-    assert metrics["bad_uploads"] == 1 and runs.dumps(metrics)
-    assert all(torch.isfinite(w).all() for i in (0, 2) for w in state["clients"][i]["model"].values())
-    assert all(torch.isfinite(w).all() for w in state["server"]["model"].values()) and state["server_logits"][1] is None
-
-
-# -------------------------------------------------------------------------------------------------------- the same bytes
-
-KINDS = {"synchronous": {}, "some": {"participation": .5}, "asynchronous": {"latencies": (1., 2.5, 4.)},
-         "bfloat16": {"features": "bfloat16"}}
-RUNS = dict.fromkeys(KINDS, fedgkt.run) | {"asynchronous": fedgkt_async.run}
-each_kind = pytest.mark.parametrize("kind", KINDS)
-
-
-def layered():
-    return toy(network=(EdgeWithBatchNorm, DeepEdge, Edge), server=layered_server)
-
-
-@functools.cache
-def whole(kind):
-    """A run with all that a round may stumble over, made once for many tests: (its settings, [(metrics, state, a copy of then)])."""
-    settings = {**QUICK, "rounds": 4, "optimizer": "amsgrad", "server_optimizer": "nesterov", "lr_patience": 1, "server_lr": .2, **KINDS[kind]}
-    return settings, [(metrics, state, copy.deepcopy(state)) for metrics, state in RUNS[kind](layered(), **settings)]
-
-
-@each_kind
-def test_every_state_is_all_that_the_next_rounds_need(kind):
-    """Through a file: from every round the next one, and from the first all that follow."""
-    settings, rounds = whole(kind)
-    assert [state["round"] for _, state, _ in rounds] == list(range(5))
-    for (_, _, state), expected in itertools.pairwise(rounds):
-        assert equal([next(RUNS[kind](layered(), through_a_file(state), **settings))], [expected])
-    assert equal(RUNS[kind](layered(), through_a_file(rounds[1][2]), **settings), rounds[2:])
-
-
-@each_kind
-def test_a_later_round_does_not_change_a_state(kind):
-    settings, rounds = whole(kind)
-    assert all(same(state, then) for _, state, then in rounds)
-    list(RUNS[kind](layered(), rounds[2][1], **settings))
-    assert same(rounds[2][1], rounds[2][2])
-
-
-@each_kind
-def test_the_same_seed_gives_the_same_bytes_with_clients_in_any_order(kind, monkeypatch):
-    settings, rounds = whole(kind)
-    for module in (common, fedgkt_features):
-        monkeypatch.setattr(module, "in_parallel", lambda fn, ids, device: [fn(i) for i in ids[::-1]][::-1])
-    assert equal(RUNS[kind](layered(), **settings), rounds)
-
-
-def test_another_seed_trains_every_client_and_the_server_otherwise():
-    """Also where each begins with the same weights."""
-    settings, rounds = whole("synchronous")
-    _, state = next(fedgkt.run(dataclasses.replace(layered(), seed=1), rounds[1][1], **settings))
-    pairs = zip([*state["clients"], state["server"]], [*rounds[2][1]["clients"], rounds[2][1]["server"]], strict=True)
-    assert not any(same(dict(a["model"]), dict(b["model"])) for a, b in pairs)
-
-
-def test_a_run_does_not_change_the_federation():
-    fed, untouched = layered(), layered()
-    finished(fed)
-    assert all(same(getattr(fed, name), getattr(untouched, name)) for name in ("private", "test", "validation"))
-
-
-# ------------------------------------------------------------------------------------------------------------ the metrics
-
-@each_kind
-def test_accuracies_are_of_what_the_state_holds(kind):
-    """Mean, least and largest of each client's extractor with the server behind it; the edge networks alone, apart."""
-    fed = layered()
-    for metrics, state, _ in whole(kind)[1]:
-        server, stacked, own = loaded(fed.server_model(), state["server"]), [], []
-        for i, client in enumerate(state["clients"]):
-            model = loaded(fed.client_model(i), client)
-            with torch.no_grad():
-                features = model.extract(fed.test.images)
-                for hits, logits in ((stacked, server(features)), (own, model.classify(features))):
-                    hits.append((logits.argmax(1) == fed.test.labels).float().mean().item())
-        assert metrics["accuracy"] == pytest.approx(sum(stacked) / 3) and metrics["edge_accuracy"] == pytest.approx(sum(own) / 3)
-        assert (metrics["accuracy_min"], metrics["accuracy_max"]) == (min(stacked), max(stacked))
-
+# ------------------------------------------------------------ the metrics, what is refused
 
 def test_b4_accuracy_counts_samples_not_batches():
-    """101 test samples, of which only the last, in a batch of its own, is of class 1; a network that always says class 1."""
-    fed = toy(test=Data(samples(fedgkt_features.CHUNK + 1).images, torch.tensor([0] * fedgkt_features.CHUNK + [1])))
+    """Of 101 test samples only the last, in a batch of its own, is of the class always said."""
+    chunk = fedgkt_features.CHUNK
+    fed = toy(test=Data(samples(chunk + 1).images, torch.tensor([0] * chunk + [1])))
     model, server = fed.client_model(0), fed.server_model()
     for layer in (model.classifier, server[1]):
         nn.init.zeros_(layer.weight)
         layer.bias.data = torch.tensor([0., 1., 0.])
-    scores = fedgkt_features.stacked_scores(fed, [{"model": model.state_dict()}], {"model": server.state_dict()}, fed.test)
+    scores = fedgkt_features.stacked_scores(fed, [{"model": model.state_dict()}],
+                                            {"model": server.state_dict()}, fed.test)
     assert scores == [(pytest.approx(1 / 101), pytest.approx(1 / 101))]
 
 
-def test_metrics_are_numbers_and_never_nan():
-    for kind in KINDS:
-        for metrics, *_ in whole(kind)[1]:
-            assert runs.dumps(metrics) and all(type(value) in (int, float) for value in metrics.values())
-
-
-def test_round_0_is_the_untrained_start():
-    for run in (fedgkt.run, fedgkt_async.run):
-        metrics, state = next(run(toy(), **QUICK))
-        assert state["round"] == 0 and metrics["server_lr"] == 0.05 and not any(key.startswith("bytes") for key in metrics)
-        assert [metrics[key] for key in ("clock", "clock_if_all_wait") if key in metrics] == [0, 0] * (run is fedgkt_async.run)
-
-
-def test_eq13_is_what_the_metrics_of_a_round_add_up_to():
-    metrics, _ = finished(toy(), rounds=1)
-    assert metrics["bytes_up"] + metrics["bytes_down"] == features_bytes(5 + 3 + 4, NUMBERS, 3)
-
-
-# ------------------------------------------------------------------------------------------------------- what is refused
-
-def refused(fed, message, functions=(fedgkt.run, fedgkt_async.run), **changes):
+def refused(fed, message, runs=RUNS, **changes):
     """Before anything is computed: there is not even a first row."""
-    for run in functions:
+    for run in runs:
         with pytest.raises(ValueError, match=message) as error:
             next(run(fed, **{**QUICK, **changes}))
         assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("network", [linear, (Edge, linear)])
-def test_a_network_without_a_feature_map_is_refused(network):
-    refused(toy(network=network), "linear has no feature map to send: an edge network such as gkt_edge has")
-
-
-def narrower(num_classes=3):
-    return nn.Sequential(nn.Flatten(), nn.Linear(NUMBERS - 1, num_classes))
-
-
-def test_a_server_that_cannot_read_the_feature_map_is_refused():
-    refused(toy(server=narrower), r"server's network cannot read the \[5, 1, 1\] feature maps of Edge: gkt_server55")
-
-
-class WiderEdge(Edge):
-    def __init__(self, num_classes=3):
-        super().__init__(num_classes, numbers=NUMBERS + 1)
-
-
-def test_a_server_that_cannot_read_the_map_of_another_client_is_refused():
-    refused(toy(network=(Edge, Edge, WiderEdge)), "feature map.* WiderEdge")
-
-
-@pytest.mark.parametrize("latencies", [(1., 2.), (1., 2., 3., 4.), (1., 0., 2.), (1., 2., -1.)])
-def test_latencies_are_a_time_for_each_client(latencies):
-    refused(toy(), "--latencies needs a time greater than 0 for each of 3 clients", [fedgkt_async.run], latencies=latencies)
-
-
-@pytest.mark.parametrize("run, excluded", [(fedgkt_async.run, {"participation": .5}),
-                                           (fedgkt_async.run, {"attack": Spoilt([1], "logits", 0.0)}),
-                                           (fedgkt.run, {"latencies": (1., 2., 3.)})])
-def test_asynchronous_with_some_clients_is_refused(run, excluded):
-    """Who arrives alone has nobody to imitate, and whoever waits for all has no latencies: there are no such keywords."""
-    assert not set(excluded) & set(inspect.signature(run).parameters)
-    with pytest.raises(TypeError, match=f"unexpected keyword argument '{next(iter(excluded))}'"):
-        run(toy(), **QUICK, **excluded)
-
-
-def test_patience_without_a_validation_set_is_refused():
-    refused(toy(validation=None), "needs a validation set for --lr-patience", lr_patience=1)
+@pytest.mark.parametrize("runs, federation, settings, message", [
+    (RUNS, {"network": linear}, {}, "linear has no feature map"),
+    (RUNS, {"network": (Edge, linear)}, {}, "linear has no feature map"),
+    (RUNS, {"network": (Edge, lambda classes: Edge(classes, 6))}, {},
+     r"cannot read the \[6, 1, 1\] feature maps of <lambda>"),
+    (RUNS, {"validation": None}, {"lr_patience": 1}, "needs a validation set for --lr-patience"),
+    *((RUNS[1:], {}, {"latencies": latencies}, "--latencies .* greater than 0 .* 3 clients")
+      for latencies in [(1., 2.), (1., 2., 3., 4.), (1., 0., 2.)])])
+def test_what_does_not_fit_together_is_refused(runs, federation, settings, message):
+    refused(toy(**federation), message, runs, **settings)
 
 
 @pytest.mark.parametrize("features, size", [("float32", 4), ("bfloat16", 2)])
 def test_feature_maps_that_do_not_fit_in_memory_are_refused(monkeypatch, features, size):
-    """Before anything is trained; those that just fit are not."""
+    """Those that just fit are not."""
     needed = size * NUMBERS * (5 + 3 + 4)
     monkeypatch.setattr(fedgkt_features, "available_memory", lambda device: needed - 1)
     refused(toy(), "--features bfloat16 halves them", features=features)
     monkeypatch.setattr(fedgkt_features, "available_memory", lambda device: needed)
-    for run in (fedgkt.run, fedgkt_async.run):
-        assert last(run(toy(), **QUICK, features=features))[1]["round"] == 2
+    assert all(next(run(toy(), **QUICK, features=features)) for run in RUNS)
 
 
 @pytest.mark.parametrize("linux", [True, False])
-def test_available_memory_is_some_and_at_most_all_there_is(linux, monkeypatch):
-    """A system without /proc/meminfo, as a laptop may be, has at least its size."""
-    if not linux:
-        monkeypatch.setattr(fedgkt_features.os.path, "exists", lambda path: False)
-    total = fedgkt_features.os.sysconf("SC_PHYS_PAGES") * fedgkt_features.os.sysconf("SC_PAGE_SIZE")
+def test_available_memory_is_at_most_all_there_is(linux, monkeypatch):
+    """Linux counts in kB. A system without /proc/meminfo, as a laptop may be, tells its size."""
+    monkeypatch.setattr(fedgkt_features.os.path, "exists", lambda path: linux)
+    if linux:
+        lines = ["MemFree: 2048 kB\n", "MemAvailable:    3000 kB\n"]
+        monkeypatch.setattr(fedgkt_features, "open", lambda path: contextlib.nullcontext(lines),
+                            raising=False)
+        assert fedgkt_features.available_memory(torch.device("cpu")) == 3000 * 1024
+        monkeypatch.undo()
+    total = math.prod(map(fedgkt_features.os.sysconf, ("SC_PHYS_PAGES", "SC_PAGE_SIZE")))
     free = fedgkt_features.available_memory(torch.device("cpu"))
     assert 2**20 < free <= total and (linux or free == total)
 
 
-def test_what_is_said_before_a_run_is_the_memory_of_all_maps():
+@pytest.mark.parametrize("module", [fedgkt, fedgkt_async])
+def test_the_announcement_tells_the_memory_of_all_maps(module):
     fed = toy(sizes=(40_000, 2**16 - 40_000))
-    for module in (fedgkt, fedgkt_async):
-        said = module.announcement(fed, {"features": "float32"})
-        assert said == f"the feature maps of 65536 samples, 5 numbers each, take {5 * 4 / 16:.1f} MiB"
-        assert module.announcement(fed, {"features": "bfloat16"}).endswith(f"take {5 * 2 / 16:.1f} MiB")
+    said = module.announcement(fed, {"features": "float32"})
+    assert said == f"the feature maps of 65536 samples, 5 numbers each, take {5 * 4 / 16:.1f} MiB"
+    assert module.announcement(fed, {"features": "bfloat16"}).endswith(f"{5 * 2 / 16:.1f} MiB")

@@ -1,23 +1,19 @@
-"""Small federations whose rounds can be followed by hand: linear networks on a few images of 1 x 2 x 2."""
+"""Small federations whose rounds can be followed by hand, with linear networks and images of
+1 x 2 x 2; slow training, one number at a time; small data sets."""
 import dataclasses
+import io
+import math
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
 from algorithms.common import Data, Federation, seeded
+from algorithms.training import batches
+from fedkd_minimal import main
 
 SHAPE = (1, 2, 2)
-EQUATIONS = (    # the functions that carry an equation: each can be copied alone, and none can change unnoticed
-    "equations.kl_divergence", "equations.distillation_loss", "equations.average_weights", "fedprox.proximal_term",
-    "scaffold.corrected_gradient", "scaffold.updated_client_control", "feddf.drop_worst", "fedbe.gaussian_sample",
-    "fedbe.dirichlet_sample", "fedsdd.group_clients", "fedsdd.ensemble_logits", "fedmd.consensus", "fedmd.digest_loss",
-    "equations.soft_cross_entropy", "dsfl.entropy_reduction", "cronus.robust_mean", "fedgems.entropy", "fedgems.reliable_clients",
-    "fedgems.entropy_weights", "fedgems.fuse_logits", "fedgems.server_loss", "fedgems.client_loss", "fedgkt.server_loss", "fedgkt.client_loss",
-    "attacks.paf", "attacks.lie", "attacks.ofom", "attacks.lie_z", "partition.iid", "partition.dirichlet",
-    "partition.dirichlet_balanced", "partition.dirichlet_equal", "partition.by_writer", "partition.few_per_class",
-    "partition.by_subclass", "partition.fedgkt_table6", "communication.weights_bytes", "communication.logits_bytes",
-    "communication.features_bytes", "communication.split_learning_bytes")
 
 
 def linear(num_classes=3):
@@ -26,7 +22,7 @@ def linear(num_classes=3):
 
 
 def with_batchnorm(num_classes=3):
-    """A network with running statistics and a counter: buffers 0.running_mean [1], 0.running_var, 0.num_batches_tracked."""
+    """With buffers 0.running_mean [1], 0.running_var and the counter 0.num_batches_tracked."""
     return nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(4, num_classes))
 
 
@@ -52,8 +48,9 @@ def samples(count, num_classes=3, seed=0):
     return Data(torch.tensor(images, dtype=torch.float32), torch.tensor(labels))
 
 
-def federation(sizes=(5, 3, 4, 6), network=linear, seed=0, num_public=8, num_classes=3, server=with_hidden_layer, **changes):
-    """One client per entry of sizes, holding that many samples; client i has network i mod len, if there are several."""
+def federation(sizes=(5, 3, 4, 6), network=linear, seed=0, num_public=8, num_classes=3,
+               server=with_hidden_layer, **changes):
+    """A client with so many samples for each of sizes; of several networks it has i mod len."""
     networks = network if isinstance(network, tuple) else (network,)
     own = [networks[i % len(networks)] for i in range(len(sizes))]
 
@@ -66,10 +63,12 @@ def federation(sizes=(5, 3, 4, 6), network=linear, seed=0, num_public=8, num_cla
             return server(num_classes)
 
     return Federation(**{
-        "private": [samples(size, num_classes, seed=100 + i) for i, size in enumerate(sizes)], "test": samples(40, num_classes, 1),
+        "private": [samples(size, num_classes, seed=100 + i) for i, size in enumerate(sizes)],
+        "test": samples(40, num_classes, 1),
         "num_classes": num_classes, "client_model": client_model, "server_model": server_model,
         "architecture": [make.__name__ for make in own], "seed": seed,
-        "device": torch.device("cpu"), "public": Data(samples(num_public, num_classes, 2).images, None), **changes})
+        "device": torch.device("cpu"),
+        "public": Data(samples(num_public, num_classes, 2).images, None), **changes})
 
 
 def labelled(**changes):
@@ -97,3 +96,98 @@ def last(generator):
     """The (metrics, state) of the last round."""
     *_, result = generator
     return result
+
+
+def arrays(num_train=96, num_test=40, num_classes=3, shape=(8, 8)):
+    """What a .npz data set holds: noisy images whose brightness tells the class."""
+    rng = np.random.default_rng(0)
+    made = {}
+    for part, size in [("train", num_train), ("test", num_test)]:
+        y = np.arange(size) % num_classes
+        noise = rng.integers(0, 80, (size, *shape))
+        x = np.clip(60 * y.reshape(-1, *[1] * len(shape)) + noise, 0, 255)
+        made |= {f"x_{part}": x.astype(np.uint8), f"y_{part}": y}
+    return made
+
+
+def refused(capsys, argv, *words, run=main):
+    """The command ends with status 2 and one line on standard error, which holds the words."""
+    with pytest.raises(SystemExit) as stop:
+        run([str(x) for x in argv])
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and error.count("\n") == 1, error
+    assert error.startswith("fedkd_minimal.py: error: "), error
+    for word in words:
+        assert str(word) in error, error
+    return error
+def equal(rounds, expected):
+    """True if two lists of (metrics, state) are equal bit for bit."""
+    return all(same(a[1], b[1]) and a[0] == b[0] for a, b in zip(rounds, expected, strict=True))
+
+
+def through_a_file(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    return torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+
+
+# ------------------- slow rounds: softmax regression, one sample and one number at a time
+
+def slow_learner(model):
+    """The weights [C, 4] and the biases [C] of a linear network, in double precision."""
+    return [w.detach().double().clone().requires_grad_() for w in (model[1].weight, model[1].bias)]
+
+
+def slow_logits(learner, images):
+    """[N][C]"""
+    weight, bias = (w.tolist() for w in learner)
+    return [[sum(w * x for w, x in zip(row, image.flatten().tolist())) + b
+             for row, b in zip(weight, bias)] for image in images]
+
+
+def slow_softmax(z):
+    exponentials = [math.exp(v - max(z)) for v in z]
+    return [e / sum(exponentials) for e in exponentials]
+
+
+def slow_accuracy(learner, data):
+    hits = [z.index(max(z)) == y
+            for z, y in zip(slow_logits(learner, data.images), data.labels.tolist())]
+    return sum(hits) / len(hits)
+
+
+def slow_training(learner, update, images, slope, *, epochs, batch_size, rng, kernel_l2=0.0):
+    """Steps of `update` on the mean over each batch of losses of single samples.
+
+    slope(n, z)    the derivative of sample n's loss by its logits z
+    """
+    for rows in batches(len(images), batch_size, epochs, rng):
+        num_classes = len(learner[1])
+        by_weight, by_bias = [[0.0] * 4 for _ in range(num_classes)], [0.0] * num_classes
+        for n in rows.tolist():
+            x, [z] = images[n].flatten().tolist(), slow_logits(learner, images[n:n + 1])
+            for c, s in enumerate(slope(n, z)):
+                by_bias[c] += s / len(rows)
+                for d in range(4):
+                    by_weight[c][d] += s * x[d] / len(rows)
+        for c, row in enumerate(learner[0].tolist()):
+            for d, w in enumerate(row):
+                by_weight[c][d] += kernel_l2 * 2 * w
+        for w, slopes in zip(learner, (by_weight, by_bias)):
+            w.grad = torch.tensor(slopes, dtype=torch.float64)
+        update.step()
+
+
+def towards_labels(labels):
+    """Of cross-entropy: p - [c is the label]."""
+    return lambda n, z: [p - (c == int(labels[n])) for c, p in enumerate(slow_softmax(z))]
+
+
+def towards_probs(targets):
+    """Of - sum_c y_c ln q_c: q_c sum_k y_k - y_c."""
+    return lambda n, z: [q * sum(targets[n]) - y for q, y in zip(slow_softmax(z), targets[n])]
+
+
+def close(model_state, learner, atol=1e-5):
+    return all(np.allclose(model_state[name].numpy(), w.detach().numpy(), atol=atol)
+               for name, w in zip(("1.weight", "1.bias"), learner))

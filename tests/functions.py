@@ -1,0 +1,162 @@
+"""The functions that carry an equation, each with inputs: each can be copied alone, and none can
+change unnoticed."""
+import importlib
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+from toys import linear, same, with_batchnorm, with_hidden_layer
+
+from algorithms.common import seeded
+
+ROOT = Path(__file__).parent.parent
+
+
+def module_of(name):
+    """"fedsdd.group_clients" -> the module fedsdd, which is in algorithms/ or at the top."""
+    stem = name.split(".")[0]
+    is_algorithm = (ROOT / "algorithms" / f"{stem}.py").exists()
+    return importlib.import_module(f"algorithms.{stem}" if is_algorithm else stem)
+
+
+def own(name):
+    return getattr(module_of(name), name.split(".")[1])
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def probs(*shape, seed=0):
+    return (2 * normal(*shape, seed=seed)).softmax(-1)
+
+
+def classes(count=300, num_classes=5, seed=0):
+    return np.random.default_rng(seed).integers(num_classes, size=count)
+
+
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+def network(make, seed=0):
+    """With statistics and counters that differ from seed to seed."""
+    with seeded(seed, "carried"):
+        model = make()
+    for name, buffer in model.named_buffers():
+        buffer.copy_(torch.tensor(5 + seed) if name.endswith("tracked")
+                     else normal(*buffer.shape, seed=seed).abs())
+    return model
+
+
+def models(make):
+    """Three of one architecture; the second has the largest counter."""
+    return [network(make, seed).state_dict() for seed in (1, 2, 0)]
+
+
+def spoilt(values, *places):
+    """A copy with nan in these places."""
+    values = values.clone()
+    for place in places:
+        values[place] = math.nan
+    return values
+
+
+RIGHT = torch.tensor([[1, 0, 1, 1, 0], [1, 0, 0, 1, 1], [0, 0, 0, 1, 1], [1, 0, 1, 0, 1]]).bool()
+TAUGHT = torch.tensor([True, False, True, False, True])       # nobody is right on the second sample
+LABELS = torch.tensor([2, 0, 1, 1, 0])
+
+INPUTS = {      # name: makes the arguments of one call or several, new each time: rngs start anew
+    "equations.kl_divergence": lambda: [
+        (normal(5, 3), normal(5, 3, seed=1), *T) for T in ((), (3.0,))],
+    "equations.distillation_loss": lambda: [
+        (normal(5, 3), normal(5, 3, seed=1), *T) for T in ((), (3.0,))],
+    "equations.soft_cross_entropy": lambda: [(normal(5, 3), probs(5, 3, seed=1))],
+    "equations.average_weights": lambda: [
+        (models(make), [1, 4, 3]) for make in (linear, with_hidden_layer, with_batchnorm)],
+    "fedprox.proximal_term": lambda: [
+        (network(with_batchnorm), network(with_batchnorm, 1).state_dict(), 0.3)],
+    "scaffold.corrected_gradient": lambda: [tuple(normal(3, 4, seed=i) for i in range(3))],
+    "scaffold.updated_client_control": lambda: [
+        (*(normal(3, 4, seed=i) for i in range(4)), 7, 0.1)],
+    "feddf.drop_worst": lambda: [
+        ([0.11, 0.12, 0.5], 10), (torch.tensor([0.11, 0.1, 0.02]), 10)],
+    "fedbe.gaussian_sample": lambda: [(models(with_batchnorm), [1, 4, 3], rng())],
+    "fedbe.dirichlet_sample": lambda: [
+        (models(with_batchnorm), [1, 4, 3], rng(), *more) for more in ((), (0.3,))],
+    "fedsdd.group_clients": lambda: [([9, 2, 5, 11, 4, 0, 7, 3], 3, rng())],
+    "fedsdd.ensemble_logits": lambda: [(normal(4, 5, 3),)],
+    "fedmd.consensus": lambda: [(normal(4, 5, 3),), (normal(4, 5, 3), [2, 0, 1, 5])],
+    "fedmd.digest_loss": lambda: [(normal(5, 3), normal(5, 3, seed=1))],
+    "dsfl.entropy_reduction": lambda: [(probs(4, 5, 3), *T) for T in ((), (0.5,))],
+    "cronus.robust_mean": lambda: [
+        (probs(10, 6, 4), 0.3), (probs(5, 6, 8), 0.4), (probs(5, 6, 4), 0.0)],
+    "fedgems.entropy": lambda: [
+        (normal(4, 5, 3),), (torch.tensor([[[1e4, 0., -1e4], [1., 0., 2.]]]),)],
+    "fedgems.reliable_clients": lambda: [(spoilt(normal(4, 5, 3), (0, 0, 2), (3, 3)), LABELS)],
+    "fedgems.entropy_weights": lambda: [(spoilt(normal(4, 5, 3), (2, 0)), RIGHT)],
+    "fedgems.fuse_logits": lambda: [
+        (spoilt(normal(4, 5, 3), (2, 0)), RIGHT / RIGHT.sum(0).clamp(min=1) * 1.0)],
+    "fedgems.server_loss": lambda: [
+        (normal(5, 3), LABELS, spoilt(normal(5, 3, seed=1), 1), TAUGHT, 0.6)],
+    "fedgems.client_loss": lambda: [(normal(5, 3), LABELS, normal(5, 3, seed=1), 0.6)],
+    "fedgkt.server_loss": lambda: [
+        (normal(5, 3), LABELS, normal(5, 3, seed=1), 3.0, *flag) for flag in ((), (False,))],
+    "fedgkt.client_loss": lambda: [
+        (normal(5, 3), LABELS, z, 3.0) for z in (normal(5, 3, seed=1), None)],
+    "attacks.paf": lambda: [(normal(4, 5, 3), normal(5, 3, seed=1))],
+    "attacks.lie": lambda: [(normal(4, 5, 3), 1.5)],
+    "attacks.ofom": lambda: [(normal(4, 5, 3), normal(5, 3, seed=1))],
+    "attacks.lie_z": lambda: [(50, 12), (16, 1), (8, 7)],
+    "partition.iid": lambda: [(classes(), 7, rng())],
+    "partition.dirichlet": lambda: [(classes(), 6, 0.3, rng(seed)) for seed in range(3)],
+    "partition.dirichlet_balanced": lambda: [
+        (classes(), 6, 0.3, rng()), (classes(30), 3, 1e-4, rng(1), 1)],
+    "partition.dirichlet_equal": lambda: [
+        (classes(), 6, 0.3, rng()), (classes(400), 23, 0.3, rng())],
+    "partition.by_writer": lambda: [(classes(60, 9), 4, rng())],
+    "partition.few_per_class": lambda: [(classes(), 4, 3, rng())],
+    "partition.by_subclass": lambda: [
+        (classes(), classes(300, 3, seed=1) + 10 * classes(), n, rng()) for n in (2, 5)],
+    "partition.fedgkt_table6": lambda: [(classes(2000, 10), 16, rng())],
+    "communication.weights_bytes": lambda: [
+        (network(with_batchnorm), 3, *more) for more in ((), (2, 8))],
+    "communication.logits_bytes": lambda: [(1500, 10, 8)],
+    "communication.features_bytes": lambda: [
+        (1500, 16 * 8 * 8, 10, *more) for more in ((), (2,))],
+    "communication.split_learning_bytes": lambda: [(1500, 16 * 8 * 8)]}
+EQUATIONS = tuple(INPUTS)
+
+ERRORS = {      # the same for what is refused
+    "equations.average_weights": lambda: (models(linear), [1, 4]),
+    "fedsdd.group_clients": lambda: ([1, 2], 3, rng()),
+    "fedmd.consensus": lambda: (normal(4, 5, 3), [0, 0, 0, 0]),
+    "partition.iid": lambda: (classes(5), 6, rng()),
+    "partition.dirichlet": lambda: (classes(30), 3, 0.01, rng(), 10),
+    "partition.by_writer": lambda: (classes(60, 9), 10, rng()),
+    "partition.dirichlet_balanced": lambda: (classes(30), 6, 0.0, rng(), 1),
+    "partition.few_per_class": lambda: (classes(), 4, 30, rng()),
+    "partition.dirichlet_equal": lambda: (classes(30), 0, 0.3, rng()),
+    "partition.fedgkt_table6": lambda: (classes(), 16, rng()),
+    "partition.by_subclass": lambda: (classes(9), classes(9, 2, seed=1), 9, rng())}
+
+
+def results(function, name):
+    return [function(*arguments) for arguments in INPUTS[name]()]
+
+
+def identical(a, b):
+    """Of one type, and equal bit for bit; nan is equal to nan."""
+    if isinstance(a, torch.nn.Module):
+        return same(dict(a.state_dict()), dict(b.state_dict()))
+    if isinstance(a, torch.Tensor) and a.is_floating_point():
+        return a.dtype == b.dtype and torch.equal(a.isnan(), b.isnan()) and torch.equal(
+            a.nan_to_num(), b.nan_to_num())
+    if isinstance(a, np.ndarray):
+        return isinstance(b, np.ndarray) and a.dtype == b.dtype and np.array_equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(identical(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return type(a) is type(b) and len(a) == len(b) and all(map(identical, a, b))
+    return isinstance(a, np.random.Generator) or type(a) is type(b) and same(a, b)
