@@ -838,7 +838,7 @@ def main(argv=None):
 
     start, count = time.perf_counter(), Counter()
     os.environ.update(OMP_NUM_THREADS="1", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", PYTEST_ADDOPTS="")
-    import numpy, torch._dynamo  # noqa: E401, F401     once for all; first optimizers need the second
+    import numpy, torch._dynamo  # noqa: E401, F401    once for all; a first optimizer needs both
     with tempfile.TemporaryDirectory() as folder:
         copies = [shutil.copytree(ROOT, f"{folder}/{k}", ignore=others) for k in range(WORKERS)]
         child, read = fork(copies[0], sorted({f"tests/{m.test}" for m in chosen}))
