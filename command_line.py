@@ -145,6 +145,8 @@ COMMON_FLAGS = [   # (name, annotation or argparse's options, help); DEFAULTS gi
     ("validation", float, "share of the training images that the server holds for validation "
      "(default: 0.1 if an algorithm needs validation images, otherwise none)"),
     ("augment", bool, "train on randomly cropped and flipped images"),
+    ("lr_patience", int | None, "learning rates fall to a tenth after more than so many rounds "
+     "without a better validation accuracy (default none: they stay)"),
     ("attack", {"choices": attacks.ATTACKS}, "how some clients poison uploads (default none)"),
     ("attackers", int, "number of malicious clients (default 1, with ofom 2)"),
     ("attack_scale", float, "strength of paf and ofom, in standard deviations (default 10)"),

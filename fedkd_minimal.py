@@ -28,6 +28,7 @@ import runs
 from algorithms import ALGORITHMS
 from algorithms.common import run_clients, stream, timed
 from command_line import fail, flag_name, keywords, module_constant, module_of, parse
+from plateau import with_plateau
 from presets import DEFAULTS, PAPER, QUICK_START
 from report import describe, heading, rank, round_line, say, summary
 
@@ -45,7 +46,9 @@ def configure(given):
         fail(problem)
     settings = {algo: {name: given.get(name, preset.get(algo, {}).get(name, parameter.default))
                        for name, parameter in keywords(algo).items()} for algo in algos}
-    if flags["validation"] is None and any(map(uses_validation, algos, settings.values())):
+    needs_validation = [*map(uses_validation, algos, settings.values()),
+                        flags["lr_patience"] is not None]
+    if flags["validation"] is None and any(needs_validation):
         flags["validation"] = 0.1
     return {"algo": algos, "seeds": given.get("seeds", [0]), "flags": flags, "settings": settings}
 
@@ -104,6 +107,11 @@ def problems(given, preset, flags):
     if one_network and len(set(flags["model"])) > 1:
         yield (f"{', '.join(one_network)}: every client needs the same network, "
                f"not {', '.join(flags['model'])}")
+
+    kept = [algo for algo in algos if not module_constant(algo, "PLATEAU")]
+    if kept and flags["lr_patience"] is not None:
+        falling = ", ".join(algo for algo in ALGORITHMS if module_constant(algo, "PLATEAU"))
+        yield f"--lr-patience: {kept[0]} keeps its learning rates; they may fall in {falling}"
 
     for name in ("attackers", "attack_scale", "attack_z"):
         if name in given and flags["attack"] is None:
@@ -183,8 +191,12 @@ def start(algo, fed, state, config):
         keyword["attack"] = attacks.build(
             flags["attack"], partial(stream, fed.seed), len(fed.private), flags["attackers"],
             flags["attack_scale"], flags["attack_z"])
+    run = ALGORITHMS[algo]
+    if flags["lr_patience"] is not None:
+        run = with_plateau(run, module_of(algo).evaluate, module_constant(algo, "PLATEAU"),
+                           flags["lr_patience"])
     fed = federation.restrict_public(fed, module_constant(algo, "PUBLIC"))
-    return ALGORITHMS[algo](fed, state, **config["settings"][algo], **keyword)
+    return run(fed, state, **config["settings"][algo], **keyword)
 
 
 def run_one(algo, fed, config, folder, checkpoint):

@@ -25,11 +25,13 @@ import torch
 
 from algorithms.common import Data, by_architecture, in_parallel, run_clients, timed
 from algorithms.evaluation import client_metrics, score, server_metrics
-from algorithms.training import OPTIMIZERS, Optimizer, restore, snapshot, train_with_labels
+from algorithms.training import (OPTIMIZERS, Optimizer, network, restore, snapshot,
+                                 train_with_labels)
 
 PUBLIC = {"standalone": "labelled", "centralized": "none", "centralized_all": "labelled",
           "public_private": "labelled"}
 MIXED = True    # may clients have different networks?
+PLATEAU = ("lr",)    # what --lr-patience reduces
 COLUMNS = ("server_accuracy", "client_accuracy", "client_accuracy_min", "client_accuracy_max")
 
 
@@ -48,16 +50,15 @@ def train_network(fed, t, name, saved, model, data, *, batch_size, new_optimizer
 
 
 @timed
-def evaluate(fed, saved, networks):
-    """Test accuracy of the clients, and of the server, the headline where it has a network.
-
-    saved    {name: snapshot} of the networks
-    """
+def evaluate(fed, state):
+    """Test accuracy of the clients, and of the server, the headline where it has a network."""
     def network_score(name):
-        networks[name].load_state_dict(saved[name]["model"])
-        return score(fed, networks[name])
+        model = fed.client_model(name) if isinstance(name, int) else network(fed, name)
+        model.load_state_dict(saved[name]["model"])
+        return score(fed, model)
 
-    names = [name for name in networks if name != "server"]
+    saved = state["networks"]
+    names = [name for name in saved if name != "server"]
     scores = dict(zip(names, in_parallel(network_score, names, fed.device)))
     metrics = client_metrics([scores.get(i, scores.get(architecture))
                               for i, architecture in enumerate(fed.architecture)])
@@ -76,7 +77,7 @@ def train_alone(fed, state, networks, data, *, rounds, batch_size, lr, optimizer
     if state is None:
         saved = {name: snapshot(model) for name, model in networks.items()}
         state = {"round": 0, "networks": saved}
-        yield evaluate(fed, saved, networks), state
+        yield evaluate(fed, state), state
     saved = state["networks"]
     for t in range(state["round"] + 1, rounds + 1):
         trained = run_clients(lambda name: train_network(
@@ -84,8 +85,8 @@ def train_alone(fed, state, networks, data, *, rounds, batch_size, lr, optimizer
             new_optimizer=new_optimizer), list(networks), fed.device)
         saved = dict(zip(networks, trained))
 
-        metrics = {**evaluate(fed, saved, networks), "bytes_up": 0, "bytes_down": 0}
-        yield metrics, {"round": t, "networks": saved}
+        state = {"round": t, "networks": saved}
+        yield {**evaluate(fed, state), "bytes_up": 0, "bytes_down": 0}, state
 
 
 def client_networks(fed):

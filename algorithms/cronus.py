@@ -34,16 +34,18 @@ from functools import partial
 
 import torch
 
+from algorithms import evaluation
 from algorithms.common import Trained, collect_logits, finite, run_clients, timed
 from algorithms.equations import soft_cross_entropy
-from algorithms.evaluation import evaluate
 from algorithms.training import (OPTIMIZERS, Optimizer, predict_logits, restore, snapshot, train,
                                  train_with_labels)
 from communication import logits_ledger
 
 PUBLIC = "unlabelled"
 MIXED = True    # may clients have different networks?
+PLATEAU = ("lr",)    # what --lr-patience reduces
 COLUMNS = ("client_accuracy", "client_accuracy_min", "client_accuracy_max")
+evaluate = partial(evaluation.evaluate, headline="client_accuracy")
 
 
 def robust_mean(client_probs, malicious_fraction):
@@ -133,7 +135,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
     rows = torch.arange(num_public, device=fed.device)                           # [N]
     if state is None:
         state = {"round": 0, "clients": [snapshot(fed.client_model(i, init=i)) for i in ids]}
-        yield evaluate(fed, state, headline="client_accuracy"), state
+        yield evaluate(fed, state), state
     clients = state["clients"]
     for t in range(state["round"] + 1, rounds + 1):
         # Clients train on their own data, and upload their probabilities of the public samples.
@@ -148,7 +150,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
                 keys=("public", t, i), **at_client), ids, fed.device)
 
         state = {"round": t, "clients": clients}
-        metrics = {**evaluate(fed, state, trained, headline="client_accuracy"),
+        metrics = {**evaluate(fed, state, trained),
                    "bad_uploads": len(ids) - len(valid_probs),
                    **logits_ledger(len(ids), fed.num_classes, up=num_public, down=num_public)}
         yield metrics, state

@@ -29,16 +29,18 @@ from typing import Literal
 
 import torch
 
+from algorithms import evaluation
 from algorithms.common import Trained, collect_logits, finite, run_clients, timed
 from algorithms.equations import soft_cross_entropy
-from algorithms.evaluation import evaluate
 from algorithms.training import (OPTIMIZERS, Optimizer, predict_logits, restore, snapshot, train,
                                  train_with_labels)
 from communication import logits_ledger
 
 PUBLIC = "unlabelled"
 MIXED = True    # may clients have different networks?
+PLATEAU = ("lr", "server_lr")    # what --lr-patience reduces
 COLUMNS = ("client_accuracy", "server_accuracy")
+evaluate = partial(evaluation.evaluate, headline="client_accuracy")
 
 
 def entropy_reduction(client_probs, temperature=0.1):
@@ -107,7 +109,7 @@ def run(fed, state=None, *, rounds: int = 300, local_epochs: int = 1, public_epo
     if state is None:
         state = {"round": 0, "clients": [snapshot(fed.client_model(i, init=i)) for i in ids],
                  "server": snapshot(fed.server_model())}
-        yield evaluate(fed, state, headline="client_accuracy"), state
+        yield evaluate(fed, state), state
     clients, server = state["clients"], state["server"]
     for t in range(state["round"] + 1, rounds + 1):
         # Clients train on their own data, and upload their probabilities of the public samples.
@@ -126,7 +128,7 @@ def run(fed, state=None, *, rounds: int = 300, local_epochs: int = 1, public_epo
                 keys=("public", t, i), **at_client), ids, fed.device)
 
         state = {"round": t, "clients": clients, "server": server}
-        metrics = {**evaluate(fed, state, trained, headline="client_accuracy"),
+        metrics = {**evaluate(fed, state, trained),
                    "bad_uploads": len(ids) - len(valid_probs),
                    **logits_ledger(len(ids), fed.num_classes, up=num_public, down=num_public)}
         yield metrics, state

@@ -28,6 +28,7 @@ from communication import weights_ledger
 
 PUBLIC = "none"
 MIXED = False   # may clients have different networks?
+PLATEAU = ("lr",)    # what --lr-patience reduces
 COLUMNS = ("accuracy",)
 COPIES = 1      # tensors of the size of the parameters in each message: a model
 

@@ -54,6 +54,7 @@ from communication import weights_ledger
 PUBLIC = "unlabelled"
 VALIDATION = ("drop_worst", "patience")     # keywords that need the server's validation set
 MIXED = True    # may clients have different networks?
+PLATEAU = ("lr", "server_lr")    # what --lr-patience reduces
 COLUMNS = ("accuracy", "ensemble_accuracy", "disagreement", "teacher_forwards", "dropped", "steps")
 REFUSED_FLAGS = {"secure_sum": "its teachers are the clients' own models, so the server must see "
                                "them one by one, and a secure sum hides them; fedsdd can, whose "

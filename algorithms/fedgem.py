@@ -24,15 +24,17 @@ from functools import partial
 
 import torch
 
+from algorithms import evaluation
 from algorithms.common import collect_logits, finite, run_clients, timed
-from algorithms.evaluation import evaluate
 from algorithms.fedgems import distil_client, server_loss, train_client
 from algorithms.training import OPTIMIZERS, Optimizer, predict_logits, restore, snapshot, train
 from communication import logits_ledger
 
 PUBLIC = "labelled"
 MIXED = True    # may clients have different networks?
+PLATEAU = ("lr", "server_lr")    # what --lr-patience reduces
 COLUMNS = ("server_accuracy", "client_accuracy")
+evaluate = partial(evaluation.evaluate, headline="server_accuracy")
 
 
 @timed
@@ -78,7 +80,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
     if state is None:
         state = {"round": 0, "clients": [snapshot(fed.client_model(i, init=i)) for i in ids],
                  "server": snapshot(fed.server_model())}
-        yield evaluate(fed, state, headline="server_accuracy"), state
+        yield evaluate(fed, state), state
     clients, server = state["clients"], state["server"]
     for t in range(state["round"] + 1, rounds + 1):
         # Clients train on their own data, and upload their logits of all public samples.
@@ -97,7 +99,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
             **at_client), ids, fed.device)
 
         state = {"round": t, "clients": clients, "server": server}
-        metrics = {**evaluate(fed, state, trained, headline="server_accuracy"),
+        metrics = {**evaluate(fed, state, trained),
                    "bad_uploads": len(ids) - len(valid_logits),
                    **logits_ledger(len(ids), fed.num_classes, up=num_public, down=num_public)}
         yield metrics, state

@@ -48,17 +48,19 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from algorithms import evaluation
 from algorithms.common import Trained, collect_logits, is_finite, run_clients, seeded, stream, timed
 from algorithms.equations import kl_divergence
-from algorithms.evaluation import evaluate
 from algorithms.training import (OPTIMIZERS, Optimizer, batches, forward, predict_logits, restore,
                                  snapshot, train, train_with_labels)
 from communication import logits_ledger
 
 PUBLIC = "labelled"
 MIXED = True    # may clients have different networks?
+PLATEAU = ("lr", "server_lr")    # what --lr-patience reduces
 CASES = ("self_training", "self_distillation", "ensemble_distillation", "nobody_right")
 COLUMNS = ("server_accuracy", "client_accuracy", *CASES)
+evaluate = partial(evaluation.evaluate, headline="server_accuracy")
 
 
 def entropy(logits):
@@ -239,7 +241,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
                  "server": snapshot(fed.server_model()),
                  "pool": {"logits": torch.zeros(len(labels), fed.num_classes, device=fed.device),
                           "mask": torch.zeros_like(labels, dtype=torch.bool)}}
-        yield {**evaluate(fed, state, headline="server_accuracy"), "pool": 0.0}, state
+        yield {**evaluate(fed, state), "pool": 0.0}, state
     clients, server, pool = state["clients"], state["server"], Pool(**state["pool"])
     for t in range(state["round"] + 1, rounds + 1):                          # Alg. 1, line 2
         # Clients train on their own data, and predict the samples that the server may request.
@@ -264,6 +266,6 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
             epsilon=epsilon, **at_client), ids, fed.device)
 
         state = {"round": t, "clients": clients, "server": server, "pool": pool._asdict()}
-        metrics = {**evaluate(fed, state, trained, headline="server_accuracy"),
+        metrics = {**evaluate(fed, state, trained),
                    **fusion_metrics(fed, rows, client_logits, weights, fusion)}
         yield metrics, state

@@ -26,8 +26,8 @@ from functools import partial
 
 import torch
 
+from algorithms import evaluation
 from algorithms.common import collect_logits, run_clients, seeded, stream, timed
-from algorithms.evaluation import evaluate
 from algorithms.fedgems import (CASES, Fusion, Pool, distil_client, entropy_weights, fuse_logits,
                                 fusion_metrics, reliable_clients, server_loss, train_client)
 from algorithms.training import (OPTIMIZERS, Optimizer, batches, forward, predict_logits, restore,
@@ -35,7 +35,9 @@ from algorithms.training import (OPTIMIZERS, Optimizer, batches, forward, predic
 
 PUBLIC = "labelled"
 MIXED = True    # may clients have different networks?
+PLATEAU = ("lr", "server_lr")    # what --lr-patience reduces
 COLUMNS = ("server_accuracy", "client_accuracy", *CASES)
+evaluate = partial(evaluation.evaluate, headline="server_accuracy")
 
 
 @timed
@@ -116,7 +118,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
                  "server": snapshot(fed.server_model()),
                  "pool": {"logits": torch.zeros(len(labels), fed.num_classes, device=fed.device),
                           "mask": torch.zeros_like(labels, dtype=torch.bool)}}
-        yield {**evaluate(fed, state, headline="server_accuracy"), "pool": 0.0}, state
+        yield {**evaluate(fed, state), "pool": 0.0}, state
     clients, server, pool = state["clients"], state["server"], Pool(**state["pool"])
     for t in range(state["round"] + 1, rounds + 1):                          # Alg. 1, line 2
         # Clients train on their own data, and predict the samples that the server may request.
@@ -146,6 +148,6 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
             epsilon=epsilon, **at_client), ids, fed.device)
 
         state = {"round": t, "clients": clients, "server": server, "pool": pool._asdict()}
-        metrics = {**evaluate(fed, state, trained, headline="server_accuracy"),
+        metrics = {**evaluate(fed, state, trained),
                    **fusion_metrics(fed, rows, client_logits, weights, fusion)}
         yield metrics, state

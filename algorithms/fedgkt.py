@@ -49,7 +49,6 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from algorithms.common import (Trained, is_finite, run_clients, sample_clients, seeded, stream,
                                timed)
@@ -61,8 +60,8 @@ from algorithms.training import (OPTIMIZERS, Optimizer, batches, forward, predic
 from communication import features_ledger
 
 PUBLIC = "none"
-VALIDATION = ("lr_patience",)               # keywords that need the server's validation set
 MIXED = True    # may clients have different networks?
+PLATEAU = ("server_lr",)    # what --lr-patience reduces
 COLUMNS = ("accuracy", "accuracy_min", "accuracy_max", "edge_accuracy")
 
 
@@ -149,40 +148,20 @@ def train_server(fed, event, server, uploads, *, server_epochs, server_batch_siz
                     optimizer.step()                                         # Alg. 1, line 10
     answers = {i: predict_logits(fed, model, features.float(), CHUNK)        # Alg. 1, line 11-12
                for i, (features, _) in uploads.items()}                      # z_s* of Eq. (11)
-    return server | snapshot(model, optimizer), answers
-
-
-def reduce_on_plateau(fed, server, clients, new_optimizer, lr_patience):
-    """The server with a tenth of its learning rate if the validation accuracy stopped growing."""
-    model = fed.server_model()
-    optimizer = restore(server, model, new_optimizer)
-    plateau = ReduceLROnPlateau(optimizer, mode="max", patience=lr_patience, threshold=0, eps=0)
-    plateau.load_state_dict(server["plateau"] or plateau.state_dict())
-    scores = stacked_scores(fed, clients, server, fed.validation)
-    plateau.step(sum(score.stacked for score in scores) / len(scores))
-    return snapshot(model, optimizer) | {"plateau": plateau.state_dict(),
-                                         "lr": optimizer.param_groups[0]["lr"]}
+    return snapshot(model, optimizer), answers
 
 
 @timed
 def evaluate(fed, state):
-    """Test accuracy of the clients, and of their edge networks alone; the server's rate."""
+    """Test accuracy of the clients, and of their edge networks alone."""
     stacked, edge = zip(*stacked_scores(fed, state["clients"], state["server"], fed.test))
     return {"accuracy": sum(stacked) / len(stacked), "accuracy_min": min(stacked),
-            "accuracy_max": max(stacked), "edge_accuracy": sum(edge) / len(edge),
-            "server_lr": state["server"]["lr"]}
+            "accuracy_max": max(stacked), "edge_accuracy": sum(edge) / len(edge)}
 
 
-def check(fed, lr_patience, dtype):
-    """Raises ValueError if the validation set or memory for the feature maps is missing."""
-    if lr_patience is not None and fed.validation is None:
-        raise ValueError("fedgkt needs a validation set for --lr-patience")
-    check_memory(fed, dtype)
-
-
-def start(fed, server_lr, common_start):
+def start(fed, common_start):
     """(the server, the clients, the server's logits) before round 1: snapshots and None."""
-    server = snapshot(fed.server_model()) | {"lr": server_lr, "plateau": None}
+    server = snapshot(fed.server_model())
     clients = [snapshot(fed.client_model(i, init=0 if common_start else i)) | {"trainings": 0}
                for i in range(len(fed.private))]
     return server, clients, [None] * len(clients)
@@ -208,7 +187,7 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local
         lr: float = 1e-3, server_lr: float = 1e-3, optimizer: Optimizer = "amsgrad",
         server_optimizer: Optimizer = "amsgrad", weight_decay: float = 1e-4,
         temperature: float = 3.0, server_distill: bool = True, client_distill: bool = True,
-        lr_patience: int | None = 10, common_start: bool = True,
+        common_start: bool = True,
         features: Literal["float32", "bfloat16"] = "float32", attack=None):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
@@ -219,15 +198,13 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local
     batch_size           batch size of a client
     server_batch_size    batch size of the server
     lr                   learning rate of a client
-    server_lr            learning rate of the server at the start
+    server_lr            learning rate of the server
     optimizer            optimizer of a client, kept over the rounds
     server_optimizer     optimizer of the server, kept over the rounds
     weight_decay         L2 penalty of these optimizers
     temperature          softens teacher and student in both losses
     server_distill       the server learns from the clients' logits too
     client_distill       the clients learn from the server's logits too
-    lr_patience          the server's learning rate falls to a tenth after more than so many rounds
-                         without a better validation accuracy; none: it stays
     common_start         clients of one architecture start from the same weights, so that their
                          feature maps are alike
     features             number type in which feature maps are sent and kept
@@ -235,7 +212,7 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local
                          replaces the uploads of the malicious clients
     """
     dtype, feature_numbers = getattr(torch, features), feature_map(fed).numel()
-    check(fed, lr_patience, dtype)
+    check_memory(fed, dtype)
     training = dict(local_epochs=local_epochs, batch_size=batch_size, temperature=temperature,
                     new_optimizer=partial(OPTIMIZERS[optimizer], lr=lr, weight_decay=weight_decay),
                     client_distill=client_distill, dtype=dtype)
@@ -243,7 +220,7 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local
                            temperature=temperature, server_distill=server_distill)
     new_optimizer = partial(OPTIMIZERS[server_optimizer], lr=server_lr, weight_decay=weight_decay)
     if state is None:
-        server, clients, server_logits = start(fed, server_lr, common_start)
+        server, clients, server_logits = start(fed, common_start)
         state = {"round": 0, "server": server, "clients": clients, "server_logits": server_logits}
         yield evaluate(fed, state), state
     server, clients, server_logits = state["server"], state["clients"], state["server_logits"]
@@ -258,8 +235,6 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local
         server_logits = [answers.get(i, z)                                   # Alg. 1, line 14-15
                          for i, z in enumerate(server_logits)]
         del uploads                  # frees all feature maps before the next round makes new ones
-        if lr_patience is not None:
-            server = reduce_on_plateau(fed, server, clients, new_optimizer, lr_patience)
 
         state = {"round": t, "server": server, "clients": clients, "server_logits": server_logits}
         metrics = {**evaluate(fed, state),

@@ -28,13 +28,13 @@ from typing import Literal
 import torch
 
 from algorithms.common import stream
-from algorithms.fedgkt import (announcement, check, collect, evaluate,  # noqa: F401
-                               feature_map, ledger, reduce_on_plateau, start, train_server)
+from algorithms.fedgkt import (announcement, check_memory, collect, evaluate,  # noqa: F401
+                               feature_map, ledger, start, train_server)
 from algorithms.training import OPTIMIZERS, Optimizer
 
 PUBLIC = "none"
-VALIDATION = ("lr_patience",)               # keywords that need the server's validation set
 MIXED = True    # may clients have different networks?
+PLATEAU = ("server_lr",)    # what --lr-patience reduces
 COLUMNS = ("accuracy", "accuracy_min", "accuracy_max", "edge_accuracy", "clock",
            "clock_if_all_wait")
 
@@ -70,7 +70,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, server_epo
         lr: float = 1e-3, server_lr: float = 1e-3, optimizer: Optimizer = "amsgrad",
         server_optimizer: Optimizer = "amsgrad", weight_decay: float = 1e-4,
         temperature: float = 3.0, server_distill: bool = True, client_distill: bool = True,
-        lr_patience: int | None = 10, common_start: bool = True,
+        common_start: bool = True,
         features: Literal["float32", "bfloat16"] = "float32"):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
@@ -80,15 +80,13 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, server_epo
     batch_size           batch size of a client
     server_batch_size    batch size of the server
     lr                   learning rate of a client
-    server_lr            learning rate of the server at the start
+    server_lr            learning rate of the server
     optimizer            optimizer of a client, kept over the rounds
     server_optimizer     optimizer of the server, kept over the rounds
     weight_decay         L2 penalty of these optimizers
     temperature          softens teacher and student in both losses
     server_distill       the server learns from the clients' logits too
     client_distill       the clients learn from the server's logits too
-    lr_patience          the server's learning rate falls to a tenth after more than so many rounds
-                         without a better validation accuracy; none: it stays
     common_start         clients of one architecture start from the same weights, so that their
                          feature maps are alike
     features             number type in which feature maps are sent and kept
@@ -96,7 +94,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, server_epo
                          drawn from 1 to 10
     """
     dtype, feature_numbers = getattr(torch, features), feature_map(fed).numel()
-    check(fed, lr_patience, dtype)
+    check_memory(fed, dtype)
     latencies = check_latencies(fed, latencies)
     training = dict(local_epochs=local_epochs, batch_size=batch_size, temperature=temperature,
                     new_optimizer=partial(OPTIMIZERS[optimizer], lr=lr, weight_decay=weight_decay),
@@ -105,7 +103,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, server_epo
                            temperature=temperature, server_distill=server_distill)
     new_optimizer = partial(OPTIMIZERS[server_optimizer], lr=server_lr, weight_decay=weight_decay)
     if state is None:
-        server, clients, server_logits = start(fed, server_lr, common_start)
+        server, clients, server_logits = start(fed, common_start)
         state = {"round": 0, "server": server, "clients": clients, "server_logits": server_logits,
                  "event": 0, "clock": 0.0}
         yield {**evaluate(fed, state), "clock": 0.0, "clock_if_all_wait": 0.0}, state
@@ -124,8 +122,6 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, server_epo
             server_logits = [answers.get(i, z) for i, z in enumerate(server_logits)]
             arrived, answered = arrived + group, answered + list(answers)
             del uploads              # frees all feature maps before the next event makes new ones
-        if lr_patience is not None:
-            server = reduce_on_plateau(fed, server, clients, new_optimizer, lr_patience)
 
         state = {"round": t, "server": server, "clients": clients, "server_logits": server_logits,
                  "event": event, "clock": clock}

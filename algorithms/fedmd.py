@@ -52,6 +52,7 @@ from communication import logits_ledger
 PUBLIC = "joint"
 VALIDATION = ("early_stopping",)            # keywords that need the task's validation set
 MIXED = True    # may clients have different networks?
+PLATEAU = ("lr",)    # what --lr-patience reduces
 COLUMNS = ("client_accuracy", "client_accuracy_min", "client_accuracy_max", "gain")
 
 
@@ -119,9 +120,9 @@ def transfer(fed, state, public_stage, private_stage):
     models = run_clients(lambda i: learn_private(fed, i, models[i], **private_stage), ids,
                          fed.device)
     parties = [{"model": model_state, "digest": None, "revisit": None} for model_state in models]
-    metrics = evaluate(fed, parties)
-    start = [metrics[f"client_accuracy_{i}"] for i in ids]
-    state = {"round": 0, "parties": parties, "start": start}
+    state = {"round": 0, "parties": parties, "start": None}
+    metrics = evaluate(fed, state)
+    state["start"] = [metrics[f"client_accuracy_{i}"] for i in ids]
     yield metrics, state
     return state
 
@@ -152,11 +153,12 @@ def digest_and_revisit(fed, i, t, party, rows, consensus_logits, *, public_epoch
 
 
 @timed
-def evaluate(fed, parties, start=None):
-    """Each party's test accuracy, their mean, and the mean gain since the transfer, `start` [M]."""
-    scores = client_scores(fed, parties)
+def evaluate(fed, state):
+    """Each party's test accuracy, their mean, and the mean gain since the transfer."""
+    scores = client_scores(fed, state["parties"])
     metrics, accuracies = client_metrics(scores), [score.test for score in scores]
-    gains = [after - before for after, before in zip(accuracies, start or accuracies, strict=True)]
+    start = state["start"] or accuracies                                         # [M]
+    gains = [after - before for after, before in zip(accuracies, start, strict=True)]
     return {"accuracy": metrics["client_accuracy"], **metrics, "gain": sum(gains) / len(gains),
             **{f"client_accuracy_{i}": x for i, x in enumerate(accuracies)}}
 
@@ -228,7 +230,7 @@ def run(fed, state=None, *, rounds: int = 20, transfer_public_epochs: int = 20,
             **training), ids, fed.device)
 
         state = {"round": t, "parties": parties, "start": start}
-        metrics = {**evaluate(fed, parties, start), "bad_uploads": len(ids) - num_valid,
+        metrics = {**evaluate(fed, state), "bad_uploads": len(ids) - num_valid,
                    **logits_ledger(len(ids), fed.num_classes, up=len(rows), down=len(rows),
                                    indices=len(rows))}
         yield metrics, state

@@ -73,11 +73,16 @@ def snapshot(model, optimizer=None):
 
 
 def restore(saved, model, new_optimizer):
-    """Loads a snapshot into `model`; returns its optimizer, made by new_optimizer(parameters)."""
+    """Loads a snapshot into `model`; returns its optimizer, made by new_optimizer(parameters).
+
+    Its learning rate is that of new_optimizer: a rate may fall from round to round.
+    """
     model.load_state_dict(saved["model"])
     optimizer = new_optimizer(model.parameters())
+    lr = optimizer.param_groups[0]["lr"]
     if saved["optimizer"] is not None:
         optimizer.load_state_dict(copy.deepcopy(saved["optimizer"]))     # its steps are in place
+        optimizer.param_groups[0]["lr"] = lr
     return optimizer
 
 

@@ -1,0 +1,47 @@
+"""Learning rates that fall on a plateau: --lr-patience, for any algorithm whose paper does so.
+
+FedGKT (Table 10) and FedGEMS (section 4.1) reduce the rate when accuracy stops growing. It is no
+line of their algorithms, so it stands outside the loops: an algorithm's run goes on from its own
+state round by round, each time with the rates of that round.
+
+Where the papers are silent or we differ:
+D1  accuracy is that of the algorithm's headline on the validation set, which is held out of the
+    private data of all algorithms side by side; public code looks at the test set
+D2  a rate falls to a tenth after more than `lr_patience` rounds without a better accuracy; the
+    module constant PLATEAU names the rates: FedGKT's code reduces the server's alone
+"""
+import dataclasses
+
+import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+
+def with_plateau(run, evaluate, rates, patience):
+    """An algorithm like `run` whose learning rates fall on a plateau of validation accuracy.
+
+    run         the algorithm, a generator of (metrics, state)
+    evaluate    evaluate(fed, state) -> metrics with "accuracy"
+    rates       the names of the keywords that fall, for example ("lr", "server_lr")
+    patience    rounds without a better accuracy that are borne
+    raises      ValueError without a validation set
+    """
+    def reduced(fed, state=None, *, rounds, **settings):
+        if fed.validation is None:
+            raise ValueError("--lr-patience needs a validation set: --validation SHARE")
+        on_validation = dataclasses.replace(fed, test=fed.validation, public_test=None)
+        factor = torch.optim.SGD([torch.zeros(1)], lr=1.0)         # its rate multiplies the rates
+        plateau = ReduceLROnPlateau(factor, mode="max", patience=patience, threshold=0, eps=0)
+        if state is not None and "plateau" in state:
+            plateau.load_state_dict(state["plateau"])
+            factor.param_groups[0]["lr"] = plateau.get_last_lr()[0]
+        while state is None or state["round"] < rounds:
+            now = {name: settings[name] * factor.param_groups[0]["lr"] for name in rates}
+            t = 0 if state is None or state["round"] < 0 else state["round"] + 1
+            for metrics, state in run(fed, state, rounds=t, **settings | now):
+                if metrics is not None:
+                    if t:
+                        plateau.step(evaluate(on_validation, state)["accuracy"])
+                    metrics = metrics | now
+                yield metrics, state | {"plateau": plateau.state_dict()}
+
+    return reduced
