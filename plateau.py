@@ -35,13 +35,12 @@ def with_plateau(run, evaluate, rates, patience):
             plateau.load_state_dict(state["plateau"])
             factor.param_groups[0]["lr"] = plateau.get_last_lr()[0]
         while state is None or state["round"] < rounds:
-            now = {name: settings[name] * factor.param_groups[0]["lr"] for name in rates}
             t = 0 if state is None or state["round"] < 0 else state["round"] + 1
-            for metrics, state in run(fed, state, rounds=t, **settings | now):
-                if metrics is not None:
-                    if t:
-                        plateau.step(evaluate(on_validation, state)["accuracy"])
-                    metrics = metrics | now
-                yield metrics, state | {"plateau": plateau.state_dict()}
+            now = {name: settings[name] * factor.param_groups[0]["lr"] for name in rates}
+            one_round = run(fed, state, rounds=t, **settings | now)
+            for metrics, state in one_round:         # with checkpoints of a phase before round 0
+                if metrics is not None and t > 0:
+                    plateau.step(evaluate(on_validation, state)["accuracy"])
+                yield metrics and metrics | now, state | {"plateau": plateau.state_dict()}
 
     return reduced

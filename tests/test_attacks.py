@@ -276,7 +276,7 @@ SETTINGS = {    # of all algorithms, each of which takes its own
     **LOCAL, "rounds": 2, "participation": 0.6, "mu": 0.1, "K": 2, "R": 2, "distill_steps": 1,
     "server_epochs": 1, "server_batch_size": 4, "server_lr": 0.1, "patience": None,
     "drop_worst": False, "transfer_public_epochs": 1, "transfer_local_epochs": 1,
-    "early_stopping": False, "subset_size": 7, "lr_patience": None}
+    "early_stopping": False, "subset_size": 7}
 
 
 def attacked_run(algo, fed, **changes):

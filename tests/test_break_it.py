@@ -20,7 +20,7 @@ def test_every_file_of_algorithms_and_every_function_with_an_equation_has_one():
     functions = {f"{Path(m.file).stem}.{place_of(m)[1]}" for m in MUTANTS}
     expected = {f"algorithms/{path.name}" for path in (ROOT / "algorithms").glob("*.py")}
     assert files == expected - {"algorithms/__init__.py"} | {
-        "attacks.py", "partition.py", "communication.py", "secure_sum.py"}
+        "attacks.py", "partition.py", "communication.py", "plateau.py", "secure_sum.py"}
     assert set(EQUATIONS) <= functions
 
 

@@ -272,7 +272,7 @@ ONE_STEP = {   # with one step in each training, but for Adam's second one
     "rounds": 1, "participation": 1.0, "batch_size": 8, "server_batch_size": 8, "distill_steps": 1,
     "lr": 1e-6, "server_lr": 1e-6, "weight_decay": 1e6, "transfer_public_epochs": 0, "K": 1,
     "transfer_local_epochs": 0, "early_stopping": False, "subset_size": None, "kernel_l2": 0.0,
-    "drop_worst": False, "patience": None, "lr_patience": None, "latencies": (1.0, 1.0, 1.0)}
+    "drop_worst": False, "patience": None, "latencies": (1.0, 1.0, 1.0)}
 
 
 @every_algorithm

@@ -24,7 +24,7 @@ NUMBERS = 5          # in a feature map: neither the classes (3) nor the pixels 
 SIZES = (5, 3, 4)
 QUICK = {"rounds": 2, "local_epochs": 2, "server_epochs": 2, "batch_size": 2,
          "server_batch_size": 3, "lr": 0.1, "server_lr": 0.05, "optimizer": "sgd",
-         "server_optimizer": "sgd", "weight_decay": 0.01, "temperature": 2.0, "lr_patience": None}
+         "server_optimizer": "sgd", "weight_decay": 0.01, "temperature": 2.0}
 RUNS = (fedgkt.run, fedgkt_async.run)
 
 
@@ -301,7 +301,6 @@ def test_two_rounds_against_algorithm_1(settings):
     assert metrics["bytes_up"] + metrics["bytes_down"] == features_bytes(n, NUMBERS, 3)   # Eq. (13)
     assert metrics["answers_min"] == metrics["answers_max"] == 2 and metrics["bad_uploads"] == 0
     assert trainings(state) == [2, 2, 2] and state["round"] == 2
-    assert metrics["server_lr"] == settings.get("server_lr", .05)               # without patience
 
 
 def test_participation_below_1_against_algorithm_1():
@@ -345,7 +344,7 @@ def test_initial_weights_depend_on_the_seed_alone(run):
     """All clients start from the same weights, or each from its own; no data has a part in it."""
     def start(common=True, **changes):
         metrics, state = next(run(toy(**changes), **QUICK, common_start=common))
-        assert state["round"] == 0 and metrics["server_lr"] == QUICK["server_lr"]
+        assert state["round"] == 0
         assert metrics.get("clock", 0) == metrics.get("clock_if_all_wait", 0) == 0
         assert state["server_logits"] == [None] * 3 and "bytes_up" not in metrics
         return [dict(learner["model"]) for learner in [state["server"], *state["clients"]]]
@@ -376,7 +375,7 @@ def test_server_logits_are_of_the_trained_server():
 
 def test_equal_latencies_are_synchronous():
     """Bit for bit; the clock shows rounds of one latency."""
-    fed, changes = toy(network=EdgeWithBatchNorm), {**QUICK, "rounds": 4, "lr_patience": 1}
+    fed, changes = toy(network=EdgeWithBatchNorm), {**QUICK, "rounds": 4}
     both = zip(fedgkt.run(fed, **changes), fedgkt_async.run(fed, **changes, latencies=(2.5,) * 3),
                strict=True)
     for t, ((metrics, state), found) in enumerate(both):
@@ -414,34 +413,6 @@ def test_latencies_are_drawn_once_from_the_seed():
     [latency] = fedgkt_async.check_latencies(toy(sizes=(2,)), None)
     clocks = [metrics["clock"] for metrics, _ in fedgkt_async.run(toy(sizes=(2,)), **QUICK)]
     assert clocks == pytest.approx([0, latency, 2 * latency])
-
-
-# ----------------------------------------------------------------------- the server's rate
-
-WAVERING = {"lr": 0.05, "server_lr": 0.3, "rounds": 12, "server_epochs": 1}
-
-
-@pytest.mark.parametrize("lr_patience, server_lr", [(1, .3), (2, .3), (1, 1e-9)])
-def test_the_rate_falls_when_validation_stands_still(lr_patience, server_lr):
-    """To a tenth after more than `lr_patience` rounds without a better validation accuracy."""
-    rates, best, stale = [server_lr], -1.0, 0
-    fed = toy(test=toy().validation)                        # so that the metrics show its accuracy
-    settings = {**QUICK, **WAVERING, "lr_patience": lr_patience, "server_lr": server_lr}
-    for metrics, state in list(fedgkt.run(fed, **settings))[1:]:
-        reached = metrics["accuracy"]
-        best, stale = (reached, 0) if reached > best else (best, stale + 1)
-        falls, stale = stale > lr_patience, stale if stale <= lr_patience else 0
-        [group] = state["server"]["optimizer"]["param_groups"]
-        assert metrics["server_lr"] == state["server"]["lr"] == group["lr"]
-        assert metrics["server_lr"] == pytest.approx(rates[-1] / (10 if falls else 1), rel=1e-12)
-        rates.append(metrics["server_lr"])
-    assert 1 < len(set(rates)) < len(rates) - 2 and rates[1] == server_lr
-
-
-def test_b8_the_test_set_does_not_move_the_rate():
-    (_, ours), (_, other) = (finished(fed, **WAVERING, lr_patience=1)
-                             for fed in (toy(), toy(test=samples(30, seed=11))))
-    assert same(ours, other)
 
 
 # ----------------------------------------------------------------- uploads not to be used
@@ -506,7 +477,6 @@ def refused(fed, message, runs=RUNS, **changes):
     (RUNS, {"network": (Edge, linear)}, {}, "linear has no feature map"),
     (RUNS, {"network": (Edge, lambda classes: Edge(classes, 6))}, {},
      r"cannot read the \[6, 1, 1\] feature maps of <lambda>"),
-    (RUNS, {"validation": None}, {"lr_patience": 1}, "needs a validation set for --lr-patience"),
     *((RUNS[1:], {}, {"latencies": latencies}, "--latencies .* greater than 0 .* 3 clients")
       for latencies in [(1., 2.), (1., 2., 3., 4.), (1., 0., 2.)])])
 def test_what_does_not_fit_together_is_refused(runs, federation, settings, message):
