@@ -60,8 +60,8 @@ def predict_members(fed, members, images):
     return torch.stack([predict_logits(fed, load_model(fed, member), images) for member in members])
 
 
-Optimizer = Literal["sgd", "nesterov", "adam", "amsgrad"]
-OPTIMIZERS = {"sgd": torch.optim.SGD,
+Optimizer = Literal["sgd", "momentum", "nesterov", "adam", "amsgrad"]
+OPTIMIZERS = {"sgd": torch.optim.SGD, "momentum": partial(torch.optim.SGD, momentum=0.9),
               "nesterov": partial(torch.optim.SGD, momentum=0.9, nesterov=True),
               "adam": torch.optim.Adam, "amsgrad": partial(torch.optim.Adam, amsgrad=True)}
 

@@ -131,7 +131,8 @@ def test_dropout_is_drawn_by_the_keys():
 
 
 @pytest.mark.parametrize("optimizer, kind", [
-    ("sgd", torch.optim.SGD), ("nesterov", partial(torch.optim.SGD, momentum=0.9, nesterov=True)),
+    ("sgd", torch.optim.SGD), ("momentum", partial(torch.optim.SGD, momentum=0.9)),
+    ("nesterov", partial(torch.optim.SGD, momentum=0.9, nesterov=True)),
     ("adam", torch.optim.Adam), ("amsgrad", partial(torch.optim.Adam, amsgrad=True))])
 def test_saved_and_restored_is_as_if_never_saved(optimizer, kind):
     """Three rounds of a network that lives on, and of others that go through files."""
