@@ -27,8 +27,9 @@ Where the paper is silent or we differ:
 D1  logits are kept by sample row; the public code keeps them by batch number and shuffles between,
     a mistake: its clients learn from the logits of other images
     [test_server_logits_follow_a_clients_rows]
-D2  features and logits are of clean images, a client may train on augmented ones
-    [test_extraction_is_of_clean_images]
+D2  with --augment a client's samples are cropped and flipped anew after each of its trainings. The
+    features are of this view, so the server sees it, and the next training is on it, with the
+    server's logits of it [test_extraction_is_in_eval_mode_of_the_next_view]
 D3  clients of one architecture start from the same weights, which depend on the seed alone
     (--no-common-start: each from its own); the public code starts them from a network that was
     trained on all data [test_initial_weights_depend_on_the_seed_alone]
@@ -38,12 +39,18 @@ D5  the server's logits come from one pass in eval mode after its last epoch; in
     come from the training passes of that epoch [test_server_logits_are_of_the_trained_server]
 D6  --no-server-distill and --no-client-distill are Table 2's rows; both on are Eq. (6) and (7)
     [test_table_2_switches]
-D7  the server's learning rate falls to a tenth when the validation accuracy has not grown for more
-    than lr_patience rounds; the public code uses the test set
-    [test_the_rate_falls_when_validation_stands_still]
+D7  the server's learning rate falls on a plateau outside the loop, see plateau.py; the public code
+    looks at the test set for it [test_the_test_set_does_not_move_a_rate]
 D8  the server leaves out a client whose features or logits are not finite; this client keeps its
-    training and its old server logits [test_non_finite_features_are_left_out]
+    training and its old server logits: with --augment, of an older view than it trains on next
+    [test_non_finite_features_are_left_out]
+D9  --server-order clients is Algorithm 1, line 8, hence the default; with skewed labels the server
+    then forgets the clients before. mixed is SGD on Eq. (8): the batches of all clients, shuffled
+    [test_in_order_the_server_forgets_the_clients_before]
+D10 the paper's SGD with momentum, for skewed labels, is --optimizer momentum; the public code has
+    nesterov [test_momentum_is_plain_or_nesterovs]
 """
+import dataclasses
 from functools import partial
 from typing import Literal
 
@@ -86,6 +93,12 @@ def client_loss(logits, labels, server_logits, temperature):
     return ce + distillation_loss(server_logits, logits, temperature)
 
 
+def view(fed, i, n):
+    """The images [n_i, c, h, w] of client i's upload after n trainings, and of training n + 1."""
+    images = fed.private[i].images
+    return fed.augment(images, stream(fed.seed, "view", n, i)) if fed.augment else images
+
+
 def train_client(fed, i, client, server_logits, *, local_epochs, batch_size, new_optimizer,
                  temperature, client_distill, dtype):
     """Local training of client i, and the `Upload` after it.   Eq. (10)
@@ -100,11 +113,13 @@ def train_client(fed, i, client, server_logits, *, local_epochs, batch_size, new
     has_teacher = client_distill and server_logits is not None
     model = fed.client_model(i)
     optimizer = restore(client, model, new_optimizer)
-    images, labels = fed.private[i]
+    labels = fed.private[i].labels
     trainings = client["trainings"] + 1
-    train(fed, model, optimizer, images, loss, epochs=local_epochs, batch_size=batch_size,
+    without_augment = dataclasses.replace(fed, augment=None)        # the view is augmented already
+    train(without_augment, model, optimizer, view(fed, i, trainings - 1), loss,
+          epochs=local_epochs, batch_size=batch_size,
           keys=("local", trainings, i))                                      # Alg. 1, line 19-22
-    upload = extract(fed, model, images, dtype)                              # Alg. 1, line 24-29
+    upload = extract(fed, model, view(fed, i, trainings), dtype)             # Alg. 1, line 24-29
     return Trained(upload, snapshot(model, optimizer) | {"trainings": trainings})  # Alg. 1, line 30
 
 
@@ -126,9 +141,18 @@ def collect(fed, event, clients, group, server_logits, attack, **training):
     return {i: upload for i, upload in zip(group, uploads) if is_finite(upload)}, clients
 
 
+def server_batches(fed, uploads, server_batch_size, server_order, rng):
+    """The batches of an epoch of the server: [(a client, rows [B] of its upload)]."""
+    epoch = [(i, rows) for i in uploads                                      # Alg. 1, line 8
+             for rows in batches(len(fed.private[i].labels), server_batch_size, 1, rng, fed.device)]
+    if server_order == "mixed":
+        rng.shuffle(epoch)
+    return epoch
+
+
 @timed
-def train_server(fed, event, server, uploads, *, server_epochs, server_batch_size, new_optimizer,
-                 temperature, server_distill):
+def train_server(fed, event, server, uploads, *, server_epochs, server_batch_size, server_order,
+                 new_optimizer, temperature, server_distill):
     """(the server after training on the uploads, {client: its logits [n, C]}).   Eq. (8)"""
     if not uploads:
         return server, {}
@@ -137,15 +161,15 @@ def train_server(fed, event, server, uploads, *, server_epochs, server_batch_siz
     rng = stream(fed.seed, "server", event)
     with seeded(fed.seed, "server", event):
         for _ in range(server_epochs):                                       # Alg. 1, line 7
-            for i, (features, client_logits) in uploads.items():             # Alg. 1, line 8
+            for i, rows in server_batches(fed, uploads, server_batch_size, server_order, rng):
+                features, client_logits = uploads[i]
                 labels = fed.private[i].labels                               # came with the upload
-                for rows in batches(len(labels), server_batch_size, 1, rng, fed.device):
-                    logits = forward(fed, model, features[rows].float())     # Alg. 1, line 9
-                    loss = server_loss(logits, labels[rows], client_logits[rows], temperature,
-                                       server_distill)
-                    optimizer.zero_grad()
-                    loss.backward()
-                    optimizer.step()                                         # Alg. 1, line 10
+                logits = forward(fed, model, features[rows].float())         # Alg. 1, line 9
+                loss = server_loss(logits, labels[rows], client_logits[rows], temperature,
+                                   server_distill)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()                                             # Alg. 1, line 10
     answers = {i: predict_logits(fed, model, features.float(), CHUNK)        # Alg. 1, line 11-12
                for i, (features, _) in uploads.items()}                      # z_s* of Eq. (11)
     return snapshot(model, optimizer), answers
@@ -187,7 +211,7 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local
         lr: float = 1e-3, server_lr: float = 1e-3, optimizer: Optimizer = "amsgrad",
         server_optimizer: Optimizer = "amsgrad", weight_decay: float = 1e-4,
         temperature: float = 3.0, server_distill: bool = True, client_distill: bool = True,
-        common_start: bool = True,
+        server_order: Literal["clients", "mixed"] = "clients", common_start: bool = True,
         features: Literal["float32", "bfloat16"] = "float32", attack=None):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
@@ -205,6 +229,8 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local
     temperature          softens teacher and student in both losses
     server_distill       the server learns from the clients' logits too
     client_distill       the clients learn from the server's logits too
+    server_order         order of the server's batches in each epoch: client after client, or the
+                         batches of all clients mixed
     common_start         clients of one architecture start from the same weights, so that their
                          feature maps are alike
     features             number type in which feature maps are sent and kept
@@ -217,7 +243,8 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local
                     new_optimizer=partial(OPTIMIZERS[optimizer], lr=lr, weight_decay=weight_decay),
                     client_distill=client_distill, dtype=dtype)
     server_training = dict(server_epochs=server_epochs, server_batch_size=server_batch_size,
-                           temperature=temperature, server_distill=server_distill)
+                           server_order=server_order, temperature=temperature,
+                           server_distill=server_distill)
     new_optimizer = partial(OPTIMIZERS[server_optimizer], lr=server_lr, weight_decay=weight_decay)
     if state is None:
         server, clients, server_logits = start(fed, common_start)

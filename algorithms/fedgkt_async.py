@@ -70,7 +70,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, server_epo
         lr: float = 1e-3, server_lr: float = 1e-3, optimizer: Optimizer = "amsgrad",
         server_optimizer: Optimizer = "amsgrad", weight_decay: float = 1e-4,
         temperature: float = 3.0, server_distill: bool = True, client_distill: bool = True,
-        common_start: bool = True,
+        server_order: Literal["clients", "mixed"] = "clients", common_start: bool = True,
         features: Literal["float32", "bfloat16"] = "float32"):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
@@ -87,6 +87,8 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, server_epo
     temperature          softens teacher and student in both losses
     server_distill       the server learns from the clients' logits too
     client_distill       the clients learn from the server's logits too
+    server_order         order of the server's batches in each epoch: client after client, or the
+                         batches of all clients mixed
     common_start         clients of one architecture start from the same weights, so that their
                          feature maps are alike
     features             number type in which feature maps are sent and kept
@@ -100,7 +102,8 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, server_epo
                     new_optimizer=partial(OPTIMIZERS[optimizer], lr=lr, weight_decay=weight_decay),
                     client_distill=client_distill, dtype=dtype)
     server_training = dict(server_epochs=server_epochs, server_batch_size=server_batch_size,
-                           temperature=temperature, server_distill=server_distill)
+                           server_order=server_order, temperature=temperature,
+                           server_distill=server_distill)
     new_optimizer = partial(OPTIMIZERS[server_optimizer], lr=server_lr, weight_decay=weight_decay)
     if state is None:
         server, clients, server_logits = start(fed, common_start)

@@ -8,7 +8,8 @@ W_e^(k), W_c^(k)   model.extract, .classify     networks      edge k
 H^(k), Z_c^(k)     Upload: features, logits     [n, 16, h, w], [n, C], of client k's n samples
 
 Where the paper is silent or we differ:
-D1  features and logits are of clean images, in eval mode [test_extraction_is_of_clean_images]
+D1  features and logits are computed in eval mode, after training
+    [test_extraction_is_in_eval_mode_of_the_next_view]
 """
 import os
 from typing import NamedTuple
@@ -31,7 +32,7 @@ class Upload(NamedTuple):
 
 @torch.no_grad()
 def extract(fed, model, images, dtype=torch.float32):
-    """The `Upload` of clean images [n, c, h, w], in eval mode.   Eq. (3), (9)"""
+    """The `Upload` of images [n, c, h, w], in eval mode.   Eq. (3), (9)"""
     was_training = model.training
     model.eval()
     features, logits = [], []

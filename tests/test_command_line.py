@@ -233,7 +233,8 @@ GEMS_SERVER = {"server_epochs": 1, "server_batch_size": 256, "server_lr": 1e-3, 
 ALONE = {name: value for name, value in GEMS.items() if name != "public_epochs"}
 GKT = {**ALONE, "server_epochs": 20, "server_batch_size": 256, "server_lr": 1e-3,
        "server_optimizer": "amsgrad", "temperature": 3.0, "server_distill": True,
-       "client_distill": True, "common_start": True, "features": "float32"}
+       "client_distill": True, "server_order": "clients", "common_start": True,
+       "features": "float32"}
 MD = {"transfer_public_epochs": 20, "transfer_public_batch_size": 128, "early_stopping": True,
       "lr": 1e-3, "optimizer": "adam", "weight_decay": 0.0, "kernel_l2": 1e-3}
 PAPERS_DEFAULTS = {   # every keyword of every algorithm

@@ -134,8 +134,8 @@ DRAWS_DROPOUT = {   # from its start w: its round (or event) t; its client or gl
     "fedbe": lambda fed, t, i, w: fedbe.distil(fed, t, w, TEACHER, **DISTIL),
     "fedgkt": lambda fed, t, i, w: fedgkt.train_server(
         fed, t, snapshot(fed.server_model()), {0: fedgkt.Upload(fed.public.images, TEACHER)},
-        new_optimizer=SGD, server_epochs=8, server_batch_size=1, temperature=3.0,
-        server_distill=True),
+        new_optimizer=SGD, server_epochs=8, server_batch_size=1, server_order="clients",
+        temperature=3.0, server_distill=True),
     "fedgems": lambda fed, t, i, w: gems(fedgems, fed, t),
     "fedgems-ablations": lambda fed, t, i, w: gems(
         fedgems_ablations, fed, t, self_training=True, self_distillation=True,

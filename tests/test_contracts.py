@@ -227,10 +227,12 @@ def test_when_every_client_is_spoilt_the_run_goes_on(algo):
 
 @every_algorithm
 def test_augmentation_is_for_what_is_trained_on_alone(algo):
+    """FedGKT's edges also predict on it: their feature maps are what its server is trained on."""
     Net.seen.clear()
     run(algo, toy(algo, augment=lambda images, rng: images + 100))
     given = {(training, largest > 50) for training, largest in Net.seen}
-    assert given == {(True, True), (False, False)}
+    extracted = {(False, True)} if algo in ("fedgkt", "fedgkt-async") else set()
+    assert given == {(True, True), (False, False)} | extracted
 
 
 @every_algorithm

@@ -17,7 +17,7 @@ from algorithms import fedgkt, fedgkt_async, fedgkt_features
 from algorithms.common import Data, sample_clients, stream, tensors
 from algorithms.fedgkt import client_loss, server_loss
 from algorithms.fedgkt_features import extract
-from algorithms.training import batches
+from algorithms.training import OPTIMIZERS, batches
 from communication import features_bytes
 
 NUMBERS = 5          # in a feature map: neither the classes (3) nor the pixels (4)
@@ -73,6 +73,17 @@ def toy(sizes=SIZES, network=Edge, server=linear_server, num_classes=3, **change
     return federation(sizes, network, num_classes=num_classes, server=server, **settings)
 
 
+def shifted(images, rng):
+    """An augmentation that makes each image brighter or darker."""
+    return images + torch.tensor(rng.normal(size=(len(images), 1, 1, 1)), dtype=torch.float32)
+
+
+def view(fed, i, n):
+    """What client i uploads after n trainings and trains on next: all its images at once."""
+    images = fed.private[i].images
+    return fed.augment(images, stream(fed.seed, "view", n, i)) if fed.augment else images
+
+
 def finished(fed, **changes):
     """(metrics, state) of the last round."""
     return last(fedgkt.run(fed, **{**QUICK, **changes}))
@@ -116,7 +127,8 @@ def uploads_of(monkeypatch, module=fedgkt):
 # ------------------------------------------------------ slow: Algorithm 1, number by number
 
 SLOW_OPTIMIZERS = {
-    "sgd": torch.optim.SGD, "amsgrad": functools.partial(torch.optim.Adam, amsgrad=True),
+    "sgd": torch.optim.SGD, "momentum": functools.partial(torch.optim.SGD, momentum=0.9),
+    "amsgrad": functools.partial(torch.optim.Adam, amsgrad=True),
     "nesterov": functools.partial(torch.optim.SGD, momentum=0.9, nesterov=True)}
 
 
@@ -171,7 +183,7 @@ def slow_fedgkt(fed, events, server_distill=True, client_distill=True, **changes
 
     An event is a group of clients that train, upload and are answered.
     """
-    use = types.SimpleNamespace(**{**QUICK, **changes})
+    use = types.SimpleNamespace(**{**QUICK, "server_order": "clients", **changes})
     edges = [fed.client_model(i) for i in range(len(fed.private))]
     clients = [slow_layers(edge.stem, edge.classifier) for edge in edges]
     server = slow_layers(fed.server_model()[1])
@@ -180,26 +192,30 @@ def slow_fedgkt(fed, events, server_distill=True, client_distill=True, **changes
         [*((use.optimizer, client, use.lr) for client in clients),
          (use.server_optimizer, server, use.server_lr)]]
     answers, trained = [None] * len(clients), [0] * len(clients)
-    images = [[image.flatten().tolist() for image in private.images] for private in fed.private]
     labels = [private.labels.tolist() for private in fed.private]
     for event, group in enumerate(events, start=1):
         sent = {}
         for i in group:
             trained[i] += 1
+            before, after = ([image.flatten().tolist() for image in view(fed, i, n)]
+                             for n in (trained[i] - 1, trained[i]))
             taught = client_distill and answers[i]
             teachers = answers[i] if taught else [None] * len(labels[i])
             for rows in batches(len(labels[i]), use.batch_size, use.local_epochs,
                                 stream(fed.seed, "local", trained[i], i)):
-                batch = [(images[i][n], labels[i][n], teachers[n]) for n in rows]
+                batch = [(before[n], labels[i][n], teachers[n]) for n in rows]
                 slow_step(clients[i], updates[i], batch, use.temperature)
-            sent[i] = [slow_values(clients[i], x)[1:] for x in images[i]]    # feature map, logits
+            sent[i] = [slow_values(clients[i], x)[1:] for x in after]          # feature map, logits
         rng = stream(fed.seed, "server", event)
         for _ in range(use.server_epochs):
-            for i in group:
-                for rows in batches(len(labels[i]), use.server_batch_size, 1, rng):
-                    batch = [(h, labels[i][n], z if server_distill else None)
-                             for n, (h, z) in ((n, sent[i][n]) for n in rows)]
-                    slow_step(server, server_update, batch, use.temperature)
+            epoch = [(i, rows) for i in group
+                     for rows in batches(len(labels[i]), use.server_batch_size, 1, rng)]
+            if use.server_order == "mixed":
+                rng.shuffle(epoch)
+            for i, rows in epoch:
+                batch = [(h, labels[i][n], z if server_distill else None)
+                         for n, (h, z) in ((n, sent[i][n]) for n in rows)]
+                slow_step(server, server_update, batch, use.temperature)
         for i in group:
             answers[i] = [slow_values(server, h)[-1] for h, _ in sent[i]]
     return clients, server, answers
@@ -240,19 +256,16 @@ def test_eq7_by_hand():
 
 # ------------------------------------------------------------------------------ extraction
 
-def test_extraction_is_of_clean_images(monkeypatch):
-    """With the weights after training, in eval mode; training itself sees other images."""
-    uploads = uploads_of(monkeypatch)
-    fed = toy(network=EdgeWithBatchNorm)
-    augmented = dataclasses.replace(fed, augment=lambda images, rng: images + 3)
-    states = [finished(f, rounds=1)[1] for f in (fed, augmented)]
-    for state, sent in zip(states, uploads(), strict=True):
+@pytest.mark.parametrize("augment", [None, shifted])
+def test_extraction_is_in_eval_mode_of_the_next_view(augment, monkeypatch):
+    """With the weights after training."""
+    uploads, fed = uploads_of(monkeypatch), toy(network=EdgeWithBatchNorm, augment=augment)
+    states = [state for _, state in fedgkt.run(fed, **QUICK)][1:]
+    for n, (state, sent) in enumerate(zip(states, uploads(), strict=True), start=1):
         for i, (features, logits) in sent.items():
-            model, images = loaded(fed.client_model(i), state["clients"][i]), fed.private[i].images
+            model, images = loaded(fed.client_model(i), state["clients"][i]), view(fed, i, n)
             assert torch.allclose(features, model.extract(images), atol=1e-4)
             assert torch.allclose(logits, model(images), atol=1e-4)
-    assert not any(torch.allclose(a["model"]["bn.running_mean"], b["model"]["bn.running_mean"])
-                   for a, b in zip(*(state["clients"] for state in states)))
 
 
 @pytest.mark.parametrize("training, amp", [(True, False), (False, False), (True, True)])
@@ -281,14 +294,16 @@ def test_bfloat16_rounds_the_maps_that_are_sent_and_not_the_logits(monkeypatch):
     for i in range(3):
         assert same(rounded[i], (sent[i].features.bfloat16(), sent[i].logits))
         assert sent[i].features.dtype == sent[i].logits.dtype == torch.float32
-    assert 2 * half["bytes_up"] == full["bytes_up"]
+    alike = last(fedgkt_async.run(toy(), **QUICK, features="bfloat16", latencies=(1.,) * 3))[0]
+    assert 2 * half["bytes_up"] == 2 * alike["bytes_up"] == full["bytes_up"]
 
 
 # ---------------------------------------------------------------- whole rounds, synchronous
 
 @pytest.mark.parametrize("settings", [
     {"optimizer": "amsgrad", "lr": .01, "server_optimizer": "nesterov", "server_lr": .02},
-    {"temperature": 3.0, "local_epochs": 1, "server_epochs": 3}])
+    {"temperature": 3.0, "local_epochs": 1, "server_epochs": 3},
+    {"server_order": "mixed", "optimizer": "momentum", "server_optimizer": "momentum"}])
 def test_two_rounds_against_algorithm_1(settings):
     fed = toy()
     metrics, state = finished(fed, **settings)
@@ -303,10 +318,13 @@ def test_two_rounds_against_algorithm_1(settings):
     assert trainings(state) == [2, 2, 2] and state["round"] == 2
 
 
-def test_participation_below_1_against_algorithm_1():
-    """Who is absent keeps its network and its server logits; batches are of its n-th training."""
+@pytest.mark.parametrize("augment", [None, shifted])
+def test_participation_below_1_against_algorithm_1(augment):
+    """Who is absent keeps its network, its server logits and its view; batches are of its n-th
+    training."""
     sizes = (5, 3, 4, 2)
-    fed, groups = toy(sizes), [sample_clients(4, .5, stream(0, "active", t)) for t in range(1, 6)]
+    fed = toy(sizes, augment=augment)
+    groups = [sample_clients(4, .5, stream(0, "active", t)) for t in range(1, 6)]
     assert len({tuple(group) for group in groups}) > 2 and not set.intersection(*map(set, groups))
     rounds = list(fedgkt.run(fed, **{**QUICK, "rounds": 5}, participation=.5))
     for group, ((_, before), (metrics, after)) in zip(groups, itertools.pairwise(rounds)):
@@ -315,6 +333,31 @@ def test_participation_below_1_against_algorithm_1():
             assert [same(a, b) for a, b in zip(before[key], after[key])] == [
                 i not in group for i in range(4)]
     check(rounds[-1][1], *slow_fedgkt(fed, groups), atol=1e-4)
+    check_accuracies(fed, *rounds[-1])                                   # on clean images
+
+
+def test_in_order_the_server_forgets_the_clients_before():
+    """Client 0 has dark images of class 0, client 1 bright ones of class 1. Of its own class 0 the
+    server knows less than a tenth after client 1's batches, more than .4 if batches are mixed."""
+    noise = samples(120, num_classes=1).images.split(60)
+    fed = toy((60, 60), num_classes=2, private=[
+        Data(noise[i] + i - .5, torch.full((60,), i)) for i in (0, 1)])
+    for order, forgets in (("clients", True), ("mixed", False)):
+        _, state = finished(fed, server_order=order, rounds=1, lr=1e-3, server_lr=.3)
+        first, second = ((logits.argmax(1) == i).float().mean()
+                         for i, logits in enumerate(state["server_logits"]))
+        assert (first < .1) == forgets == (first < .4) and second > .4
+
+
+@pytest.mark.parametrize("optimizer, second", [("momentum", 1.9), ("nesterov", 2.71)])
+def test_momentum_is_plain_or_nesterovs(optimizer, second):
+    """A second step with the same gradient 1: v = .9 + 1, and Nesterov's 1 + .9 v."""
+    w = nn.Parameter(torch.zeros(()))
+    steps = OPTIMIZERS[optimizer]([w], lr=1.0)
+    for _ in range(2):
+        before, w.grad = w.item(), torch.ones(())
+        steps.step()
+    assert before - w.item() == pytest.approx(second)
 
 
 def test_table_2_switches():
@@ -375,7 +418,8 @@ def test_server_logits_are_of_the_trained_server():
 
 def test_equal_latencies_are_synchronous():
     """Bit for bit; the clock shows rounds of one latency."""
-    fed, changes = toy(network=EdgeWithBatchNorm), {**QUICK, "rounds": 4}
+    fed = toy(network=EdgeWithBatchNorm, augment=shifted)
+    changes = {**QUICK, "rounds": 4, "server_order": "mixed"}
     both = zip(fedgkt.run(fed, **changes), fedgkt_async.run(fed, **changes, latencies=(2.5,) * 3),
                strict=True)
     for t, ((metrics, state), found) in enumerate(both):
@@ -389,7 +433,7 @@ def test_asynchronous_rounds_against_algorithm_1(monkeypatch):
 
     Uploads meet although their moments are different floats, as 3 * 0.1 and 2 * 0.15.
     """
-    fed, uploads = toy(), uploads_of(monkeypatch, fedgkt_async)
+    fed, uploads = toy(augment=shifted), uploads_of(monkeypatch, fedgkt_async)
     _, *rounds = fedgkt_async.run(fed, **{**QUICK, "rounds": 3}, latencies=(.4, .15, .1))
     groups = [[2], [1], [2],                                                # at .1, .15, .2
               [1, 2], [0, 2],                                               # at .3, .4
