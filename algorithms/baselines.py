@@ -86,7 +86,8 @@ def train_alone(fed, state, networks, data, *, rounds, batch_size, lr, optimizer
         saved = dict(zip(networks, trained))
 
         state = {"round": t, "networks": saved}
-        yield {**evaluate(fed, state), "bytes_up": 0, "bytes_down": 0}, state
+        metrics = {**evaluate(fed, state), "bytes_up": 0, "bytes_down": 0}
+        yield metrics, state
 
 
 def client_networks(fed):

@@ -2,11 +2,12 @@
 from functools import partial
 
 import pytest
+from test_contracts import SETTINGS, toy
 from toys import federation, linear, same, samples, through_a_file, without_seconds
 
-from algorithms import fedavg, fedgkt
+from algorithms import ALGORITHMS
 from algorithms.training import OPTIMIZERS, restore, snapshot, train_with_labels
-from command_line import module_constant
+from command_line import module_constant, module_of
 from plateau import with_plateau
 
 REACHED = [.5, .5, .5, .6, .6, .5, .6, .6]      # the accuracy after rounds 1, 2, ...
@@ -55,18 +56,21 @@ def test_a_resumed_run_goes_on_with_the_fallen_rate():
         assert same(rounds_of(run, state=through_a_file(state), rounds=8, lr=0.8), whole[n:])
 
 
-@pytest.mark.parametrize("algo", ["fedavg", "fedgkt"])
+@pytest.mark.parametrize("algo", [
+    algo for algo in ALGORITHMS if module_constant(algo, "PLATEAU")])
 def test_a_rate_that_never_falls_changes_nothing(algo):
-    from test_contracts import SETTINGS, toy
-    module, fed = {"fedavg": fedavg, "fedgkt": fedgkt}[algo], toy(algo)
-    rates = module_constant(algo, "PLATEAU")
-    names = module.run.__kwdefaults__
-    settings = dict(names) | {name: x for name, x in SETTINGS.items() if name in names}
-    plain = rounds_of(module.run, fed, **settings)
-    kept = rounds_of(with_plateau(module.run, module.evaluate, rates, 9), fed, **settings)
-    for (metrics, state), (found, found_state) in zip(plain, kept, strict=True):
-        assert found == metrics | {name: settings[name] for name in rates}
+    """One run for all rounds, and one for each; a state's accuracy is that of the metrics."""
+    run, fed, rates = ALGORITHMS[algo], toy(algo), module_constant(algo, "PLATEAU")
+    defaults = run.__kwdefaults__
+    settings = defaults | {name: x for name, x in SETTINGS.items() if name in defaults}
+    evaluate = module_of(algo).evaluate
+    kept = rounds_of(with_plateau(run, evaluate, rates, 9), fed, **settings)
+    for (metrics, state), (found, found_state) in zip(rounds_of(run, fed, **settings), kept,
+                                                      strict=True):
         assert same({key: found_state[key] for key in state}, state)
+        if metrics is not None:
+            assert found == metrics | {name: settings[name] for name in rates}
+            assert evaluate(fed, state)["accuracy"] == metrics["accuracy"]
 
 
 def test_the_test_set_does_not_move_a_rate():
