@@ -1,12 +1,11 @@
-"""Images and labels as tensors: embedded glyphs, torchvision's sets, .npz files, image folders.
+"""Images and labels as tensors: embedded glyphs, torchvision's sets, .npz files, folders.
 
     task = data.load("glyphs")                               # pixels in [0, 1], not normalized
     mean, std = data.statistics(task.train.images)
     images = data.normalize(task.train.images, mean, std)    # float32 [n, c, h, w], channels-last
 
 Public images from another dataset go through `adapt`, then `normalize` with the TASK's mean and
-std: students must get task images and public images on the same scale. (FedDF's code uses the
-public set's own mean and std.)
+std: both then have the same scale. (FedDF's code uses the public set's own mean and std.)
 
 torchvision and PIL are imported only when one of torchvision's sets or an image folder is read.
 """
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+import leaf
 from algorithms.common import Data
 from glyphs import FONT, handwriting
 
@@ -36,7 +36,7 @@ class Dataset(NamedTuple):
 
 
 def load(name_or_path, root="data"):
-    """The `Dataset` with this name (see DATASETS), from this .npz file, or from this image folder.
+    """The `Dataset` with this name (see DATASETS), or from this .npz file, image or LEAF folder.
 
     A name takes precedence over a file or folder of the same name. torchvision's files are read
     from the folder `root`, or downloaded to it. ValueError, in one line, if this is not possible.
@@ -47,8 +47,8 @@ def load(name_or_path, root="data"):
     if name.lower().endswith(".npz"):
         return read_npz(name)
     if Path(name).is_dir():
-        return read_folder(name)
-    raise ValueError(f"no dataset '{name}': use {', '.join(DATASETS)}, a .npz file or image folder")
+        return _dataset(name, *leaf.read(name)) if leaf.is_leaf(name) else read_folder(name)
+    raise ValueError(f"no dataset '{name}': use {', '.join(DATASETS)}, a .npz file or a folder")
 
 
 def only(dataset, classes):
@@ -126,7 +126,7 @@ def emnist(root):
     """EMNIST `letters`: 124,800 + 20,800 gray 28 x 28 images, A-Z in both cases as 26 classes.
 
     The files hold transposed images and labels 1..26; here images are upright and labels are 0..25.
-    FedMD's a-f are 0..5. Writers are unknown: to split by writer, use FEMNIST as an .npz file.
+    FedMD's a-f are 0..5. Writers are unknown: to split by writer, use LEAF's FEMNIST (leaf.py).
     """
     x_train, y_train, x_test, y_test = _torchvision("emnist", root, split="letters")
     return _dataset("emnist", x_train.swapaxes(1, 2), y_train - 1,

@@ -171,15 +171,17 @@ def fedgkt_table6(labels, num_clients, rng):
     return parts
 
 
-def single_writer(writers, num_clients, rng):
-    """All samples of one writer [N] for each client (FedMD).
+def single_writer(writers, num_clients, rng, min_size=18):
+    """All samples of one writer [N] for each client (FedMD, whose code has the same min_size).
 
-    The writers are drawn without replacement; the other writers' samples are not used.
+    The writers are drawn without replacement from those with at least min_size samples; the other
+    writers' samples are not used. ValueError: too few such writers.
     """
-    names = np.unique(writers)
+    names, sizes = np.unique(writers, return_counts=True)
+    names = names[sizes >= min_size]
     if not 1 <= num_clients <= len(names):
-        raise ValueError(f"{num_clients} clients and {len(names)} writers: the number of clients "
-                         f"must be 1 to {len(names)}")
+        raise ValueError(f"{num_clients} clients and {len(names)} writers with {min_size} or more "
+                         f"samples (of {len(sizes)}): each client needs such a writer")
     chosen = rng.choice(names, num_clients, replace=False)
     return [np.flatnonzero(writers == name) for name in chosen]
 

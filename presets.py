@@ -91,7 +91,7 @@ positive = (lambda x: 0 < x < float("inf"), "greater than 0")
 share = (lambda x: 0 < x <= 1, "in (0, 1]")
 RANGES = {
     "rounds": at_least_1, "participation": share, "local_epochs": at_least_1,
-    "public_epochs": at_least_1, "server_epochs": at_least_1, "batch_size": at_least_1,
+    "public_epochs": at_least_0, "server_epochs": at_least_1, "batch_size": at_least_1,
     "server_batch_size": at_least_1, "public_batch_size": at_least_1, "lr": positive,
     "server_lr": positive, "global_lr": positive, "lr_patience": at_least_1,
     "weight_decay": at_least_0, "kernel_l2": at_least_0, "max_grad_norm": positive,
@@ -102,7 +102,7 @@ RANGES = {
     "malicious_fraction": (lambda x: 0 <= x < 0.5, "at least 0 and less than 0.5"),
     "transfer_public_epochs": at_least_0, "transfer_local_epochs": at_least_0,
     "transfer_public_batch_size": at_least_1, "transfer_batch_size": at_least_1,
-    "latencies": positive,
+    "min_delta": at_least_0, "latencies": positive,
     "clients": at_least_1, "alpha": positive, "per_class": at_least_1, "classes": at_least_0,
     "public_size": at_least_1,
     "validation": (lambda x: 0 < x < 1, "greater than 0 and less than 1"), "attackers": at_least_1,

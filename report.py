@@ -68,6 +68,12 @@ def summary(results, comu=()):
                                   for _, timings in seeds)
         say(f"{algo:<17} {len(seeds):>5}  {final:>16}  {best:>16} "
             f"{up:8.1f} {down:8.1f} {seconds:8.1f}")
+        if all("client_accuracy_private" in rows[-1] for rows, _ in seeds):
+            learned, private = (mean_and_deviation([
+                max(row[key] for row in rows if key in row) for rows, _ in seeds]).strip()
+                for key in ("client_accuracy", "client_accuracy_private"))
+            say(f"{'':<17} best of the clients: {learned} after learning from the others, "
+                f"{private} after private training")
         for threshold in comu:
             needed = [bytes_until(rows, threshold) for rows, _ in seeds]
             reached = [b / 2**20 for b in needed if b is not None]

@@ -70,6 +70,11 @@ def client_metrics(scores, key="client_accuracy"):
     return metrics
 
 
+def by_client(scores):
+    """Each client's test accuracy, under its number; scores: a `Score` for each."""
+    return {f"client_accuracy_{i}": score.test for i, score in enumerate(scores)}
+
+
 def server_metrics(fed, server):
     """Test accuracy of the server's own network; server: a snapshot.
 

@@ -31,12 +31,19 @@ D1  digest is the mean absolute error on raw logits (the text: softmax at a temp
     no large difference) [test_digest_loss_is_the_mean_absolute_error]
 D2  two optimizers per party, for digest and revisit, are kept over all rounds
     [test_fedmd_round_by_hand]
-D3  metrics are measured after the revisit step, which is before the digest of the next round
-    [test_fedmd_round_by_hand]
+D3  accuracy, gain and each party's own accuracy are measured after the revisit, before the digest
+    of the next round, as in the code; client_accuracy is measured after the digest, where the
+    baselines of FedGEMS are measured [test_fedmd_round_by_hand]
 D4  an upload with nan or infinity is left out of the consensus; without any valid upload the round
     has no digest [test_non_finite_logits_are_left_out]
 D5  parties with the same network start from different weights
     [test_every_client_starts_from_weights_of_its_own]
+D6  all parties weigh the same in the consensus, as in the code; for CIFAR the text suppresses the
+    networks 0 and 9 slightly and gives no numbers: --consensus-weights .5,1,1,1,1,1,1,1,1,.5 would
+    be such weights [test_a_weighted_consensus_by_hand]
+D7  --public-epochs 0 leaves out the digest: a control without collaboration, which goes on with
+    private training; the text's ends with the transfer learning
+    [test_without_public_epochs_no_client_learns_from_another]
 """
 from functools import partial
 
@@ -44,16 +51,16 @@ import numpy as np
 import torch
 
 from algorithms.common import Trained, collect_logits, is_finite, run_clients, stream, timed
-from algorithms.evaluation import client_metrics, client_scores
+from algorithms.evaluation import by_client, client_metrics, client_scores
 from algorithms.fedmd_transfer import learn_private, learn_public, penalty, train_with_penalty
-from algorithms.training import OPTIMIZERS, Optimizer, predict_logits, restore, snapshot, train
+from algorithms.training import OPTIMIZERS, Optimizer, predict_logits, restore, train
 from communication import logits_ledger
 
 PUBLIC = "joint"
 VALIDATION = ("early_stopping",)            # keywords that need the task's validation set
 MIXED = True    # may clients have different networks?
 PLATEAU = ("lr",)    # what --lr-patience reduces
-COLUMNS = ("client_accuracy", "client_accuracy_min", "client_accuracy_max", "gain")
+COLUMNS = ("client_accuracy", "client_accuracy_private", "gain")
 
 
 def consensus(client_logits, weights=None):
@@ -105,6 +112,7 @@ def transfer(fed, state, public_stage, private_stage):
     """Transfer learning, Alg. 1, step 0: yields (metrics, state) of round 0, and returns the state.
 
     Before each of its two stages it yields (None, state): a checkpoint without metrics.
+    client_accuracy_public_stage is measured between the two.
     public_stage, private_stage    the keywords of `learn_public` and `learn_private`
     """
     ids = range(len(fed.private))
@@ -116,14 +124,18 @@ def transfer(fed, state, public_stage, private_stage):
     if state["stage"] == "public":
         models = run_clients(lambda i: learn_public(fed, i, models[i], **public_stage), ids,
                              fed.device)
-        yield None, {"round": -1, "stage": "private", "models": models}
+        scores = client_scores(fed, [{"model": model_state} for model_state in models])
+        state = {"round": -1, "stage": "private", "models": models,
+                 "metrics": client_metrics(scores, "client_accuracy_public_stage")}
+        yield None, state
+    public_metrics = state["metrics"]
     models = run_clients(lambda i: learn_private(fed, i, models[i], **private_stage), ids,
                          fed.device)
     parties = [{"model": model_state, "digest": None, "revisit": None} for model_state in models]
     state = {"round": 0, "parties": parties, "start": None}
     metrics = evaluate(fed, state)
     state["start"] = [metrics[f"client_accuracy_{i}"] for i in ids]
-    yield metrics, state
+    yield metrics | public_metrics, state
     return state
 
 
@@ -134,33 +146,50 @@ def predict_party(fed, i, party, rows):
     return Trained(predict_logits(fed, model, fed.public.images[rows]), None)
 
 
-def digest_and_revisit(fed, i, t, party, rows, consensus_logits, *, public_epochs,
-                       public_batch_size, local_epochs, batch_size, new_optimizer, kernel_l2):
-    """Party i after its training in round t; consensus_logits [n, C] of the public rows [n]."""
-    def loss(logits, places):                                                # Alg. 1, step 4
+def digest(fed, i, t, party, rows, consensus_logits, *, public_epochs, public_batch_size,
+           new_optimizer, kernel_l2):
+    """Party i after training towards consensus_logits [n, C] of the rows [n].   Alg. 1, step 4
+
+    consensus_logits    None: there was no valid upload, and the party keeps its model
+    """
+    def loss(logits, places):
         return digest_loss(logits, consensus_logits[places]) + penalty(model, kernel_l2)
 
     model = fed.client_model(i)
-    digest = restore({"model": party["model"], "optimizer": party["digest"]}, model, new_optimizer)
-    if consensus_logits is not None:                         # no valid upload: skip the digest
-        train(fed, model, digest, fed.public.images[rows], loss, epochs=public_epochs,
+    saved = {"model": party["model"], "optimizer": party["digest"]}
+    optimizer = restore(saved, model, new_optimizer)
+    if consensus_logits is not None:
+        train(fed, model, optimizer, fed.public.images[rows], loss, epochs=public_epochs,
               batch_size=public_batch_size, keys=("digest", t, i))
-    revisit = restore(snapshot(model) | {"optimizer": party["revisit"]}, model, new_optimizer)
-    train_with_penalty(fed, model, revisit, fed.private[i], kernel_l2,       # Alg. 1, step 5
-                       epochs=local_epochs, batch_size=batch_size, keys=("revisit", t, i))
-    return {"model": model.state_dict(), "digest": digest.state_dict(),
-            "revisit": revisit.state_dict()}
+    return party | {"model": model.state_dict(), "digest": optimizer.state_dict()}
+
+
+def revisit(fed, i, t, party, *, local_epochs, batch_size, new_optimizer, kernel_l2):
+    """Party i after training on its own samples.   Alg. 1, step 5"""
+    model = fed.client_model(i)
+    saved = {"model": party["model"], "optimizer": party["revisit"]}
+    optimizer = restore(saved, model, new_optimizer)
+    train_with_penalty(fed, model, optimizer, fed.private[i], kernel_l2, epochs=local_epochs,
+                       batch_size=batch_size, keys=("revisit", t, i))
+    return party | {"model": model.state_dict(), "revisit": optimizer.state_dict()}
 
 
 @timed
-def evaluate(fed, state):
-    """Each party's test accuracy, their mean, and the mean gain since the transfer."""
+def evaluate(fed, state, digested=None):
+    """Test accuracies after the revisit, and client_accuracy, _min and _max after the digest.
+
+    After the revisit are accuracy and client_accuracy_private (the parties' mean),
+    client_accuracy_0, ... (each party's) and gain (the mean gain since the transfer).
+    digested    the parties after the digest; None in round 0, which has none: client_accuracy is
+                of the same networks
+    """
     scores = client_scores(fed, state["parties"])
-    metrics, accuracies = client_metrics(scores), [score.test for score in scores]
-    start = state["start"] or accuracies                                         # [M]
-    gains = [after - before for after, before in zip(accuracies, start, strict=True)]
-    return {"accuracy": metrics["client_accuracy"], **metrics, "gain": sum(gains) / len(gains),
-            **{f"client_accuracy_{i}": x for i, x in enumerate(accuracies)}}
+    private = client_metrics(scores, "client_accuracy_private")
+    start = state["start"] or [score.test for score in scores]                   # [M]
+    gains = [score.test - before for score, before in zip(scores, start, strict=True)]
+    return {"accuracy": private["client_accuracy_private"],
+            **client_metrics(client_scores(fed, digested) if digested else scores), **private,
+            "gain": sum(gains) / len(gains), **by_client(scores)}
 
 
 def check(fed, early_stopping, consensus_weights):
@@ -173,9 +202,9 @@ def check(fed, early_stopping, consensus_weights):
 
 def run(fed, state=None, *, rounds: int = 20, transfer_public_epochs: int = 20,
         transfer_public_batch_size: int = 128, transfer_local_epochs: int = 25,
-        transfer_batch_size: int = 32, early_stopping: bool = True, subset_size: int | None = 5000,
-        public_epochs: int = 1, public_batch_size: int = 256, local_epochs: int = 4,
-        batch_size: int = 5, lr: float = 1e-3, optimizer: Optimizer = "adam",
+        transfer_batch_size: int = 32, early_stopping: bool = True, min_delta: float = 0.005,
+        subset_size: int | None = 5000, public_epochs: int = 1, public_batch_size: int = 256,
+        local_epochs: int = 4, batch_size: int = 5, lr: float = 1e-3, optimizer: Optimizer = "adam",
         weight_decay: float = 0.0, kernel_l2: float = 1e-3,
         consensus_weights: tuple[float, ...] | None = None, attack=None):
     """Yields (metrics, state) after round 0, the transfer learning, and after every round.
@@ -188,8 +217,10 @@ def run(fed, state=None, *, rounds: int = 20, transfer_public_epochs: int = 20,
     transfer_local_epochs         passes over the own data in the transfer learning, at most
     transfer_batch_size           batch size of these passes
     early_stopping                a stage of the transfer stops when validation stops improving
+    min_delta                     the least growth of accuracy that counts in its public stage;
+                                  FedMD's code has 0.005 for CIFAR, 0.001 for MNIST
     subset_size                   public samples in a round; none: all
-    public_epochs                 passes of the digest over the public subset
+    public_epochs                 passes of the digest over the public subset; 0: no digest
     public_batch_size             batch size of the digest
     local_epochs                  passes of the revisit over the own data
     batch_size                    batch size of the revisit
@@ -197,7 +228,8 @@ def run(fed, state=None, *, rounds: int = 20, transfer_public_epochs: int = 20,
     optimizer                     optimizer of all training, two per party, kept over the rounds
     weight_decay                  L2 penalty of these optimizers
     kernel_l2                     L2 penalty on the last layer's weights
-    consensus_weights             weight of each party in the consensus; none: equal
+    consensus_weights             weight of each party in the consensus; none: equal. The text
+                                  lowers those of CIFAR's networks 0 and 9, by how much is unknown
     attack                        (uploads [M, n, C], client ids, rows [n], t) -> uploads: replaces
                                   those of the malicious parties
     """
@@ -209,7 +241,7 @@ def run(fed, state=None, *, rounds: int = 20, transfer_public_epochs: int = 20,
         state = yield from transfer(
             fed, state, dict(transfer_public_epochs=transfer_public_epochs,
                              transfer_public_batch_size=transfer_public_batch_size,
-                             early_stopping=early_stopping, **training),
+                             early_stopping=early_stopping, min_delta=min_delta, **training),
             dict(transfer_local_epochs=transfer_local_epochs,
                  transfer_batch_size=transfer_batch_size,
                  early_stopping=early_stopping, **training))
@@ -224,13 +256,15 @@ def run(fed, state=None, *, rounds: int = 20, transfer_public_epochs: int = 20,
         # Each party trains towards the consensus, then on its own data.
         consensus_logits, num_valid = valid_consensus(                       # Alg. 1, step 3
             party_logits, consensus_weights)
-        parties = run_clients(lambda i: digest_and_revisit(                  # Alg. 1, step 4-5
+        digested = run_clients(lambda i: digest(                             # Alg. 1, step 4
             fed, i, t, parties[i], rows, consensus_logits, public_epochs=public_epochs,
-            public_batch_size=public_batch_size, local_epochs=local_epochs, batch_size=batch_size,
-            **training), ids, fed.device)
+            public_batch_size=public_batch_size, **training), ids, fed.device)
+        parties = run_clients(lambda i: revisit(                             # Alg. 1, step 5
+            fed, i, t, digested[i], local_epochs=local_epochs, batch_size=batch_size, **training),
+            ids, fed.device)
 
         state = {"round": t, "parties": parties, "start": start}
-        metrics = {**evaluate(fed, state), "bad_uploads": len(ids) - num_valid,
+        metrics = {**evaluate(fed, state, digested), "bad_uploads": len(ids) - num_valid,
                    **logits_ledger(len(ids), fed.num_classes, up=len(rows), down=len(rows),
                                    indices=len(rows))}
         yield metrics, state

@@ -9,18 +9,22 @@ D_0                fed.public                   [N, ...], [N] public samples and
 union of D_k       pool                         [n, ...], [n] all private samples
                    learn_public                               step 0's first stage, as in FedMD
                    parties, optimizer                         one for each network
+                   best, best_round             numbers       of a network's validation accuracy
 
 Where the paper is silent or we differ:
-D1  a round is one epoch over the pooled samples [test_pooled_is_public_training_and_then_epochs]
+D1  a round is one epoch over the pooled samples; the rounds go on until the last, and a network
+    that has stopped keeps its weights [test_pooled_is_public_training_and_then_epochs]
+D2  training stops as in the transfer's second stage, by the task's validation set
+    [test_pooled_training_stops_for_each_network_on_its_own]
 """
 from functools import partial
 
 import torch
 
 from algorithms.common import Data, run_clients, timed
-from algorithms.evaluation import client_metrics, client_scores
-from algorithms.fedmd_transfer import learn_public, train_with_penalty
-from algorithms.training import OPTIMIZERS, Optimizer, restore, snapshot
+from algorithms.evaluation import accuracy, by_client, client_metrics, client_scores
+from algorithms.fedmd_transfer import PRIVATE_STAGE, learn_public, train_with_penalty
+from algorithms.training import OPTIMIZERS, Optimizer, predict_logits, restore, snapshot
 
 PUBLIC = "joint"
 VALIDATION = ("early_stopping",)            # keywords that need the task's validation set
@@ -28,34 +32,55 @@ MIXED = True    # may clients have different networks?
 COLUMNS = ("client_accuracy", "client_accuracy_min", "client_accuracy_max")
 
 
-def train_party(fed, i, t, party, pool, *, batch_size, new_optimizer, kernel_l2):
-    """Party i's snapshot after an epoch over the pooled samples."""
+def new_party(saved, best=float("-inf"), best_round=0):
+    """A party as it is kept between rounds: its snapshot, the best accuracy and its round."""
+    return {**saved, "best": best, "best_round": best_round}
+
+
+def train_party(fed, i, t, party, pool, *, early_stopping, batch_size, new_optimizer, kernel_l2):
+    """Party i after an epoch over the pooled samples; the same party if its training has stopped.
+
+    With early stopping it stops when the accuracy on the validation set has not grown by min_delta
+    for `patience` epochs, both as in PRIVATE_STAGE.
+    """
+    best, best_round = party["best"], party["best_round"]
+    if early_stopping and t - 1 - best_round >= PRIVATE_STAGE["patience"]:
+        return party
     model = fed.client_model(i)
     optimizer = restore(party, model, new_optimizer)
     train_with_penalty(fed, model, optimizer, pool, kernel_l2, epochs=1, batch_size=batch_size,
                        keys=("pooled", t, i))
-    return snapshot(model, optimizer)
+    if early_stopping:
+        reached = accuracy(predict_logits(fed, model, fed.validation.images), fed.validation.labels)
+        if reached > best + PRIVATE_STAGE["min_delta"]:
+            best, best_round = reached, t
+    return new_party(snapshot(model, optimizer), best, best_round)
 
 
 @timed
 def evaluate(fed, parties):
-    """Mean, minimum and maximum of the parties' test accuracies."""
-    metrics = client_metrics(client_scores(fed, parties))
-    return {"accuracy": metrics["client_accuracy"], **metrics, "bytes_up": 0, "bytes_down": 0}
+    """Mean, minimum and maximum of the parties' test accuracies, and each party's."""
+    scores = client_scores(fed, parties)
+    metrics = client_metrics(scores)
+    return {"accuracy": metrics["client_accuracy"], **metrics, **by_client(scores),
+            "bytes_up": 0, "bytes_down": 0}
 
 
 def run(fed, state=None, *, rounds: int = 50, transfer_public_epochs: int = 20,
         transfer_public_batch_size: int = 128, batch_size: int = 32, early_stopping: bool = True,
-        lr: float = 1e-3, optimizer: Optimizer = "adam", weight_decay: float = 0.0,
-        kernel_l2: float = 1e-3):
+        min_delta: float = 0.005, lr: float = 1e-3, optimizer: Optimizer = "adam",
+        weight_decay: float = 0.0, kernel_l2: float = 1e-3):
     """Yields (metrics, state) after round 0, the training on the public samples, and after every
     round. Before round 0 it yields (None, state): a checkpoint without metrics.
 
-    rounds                        epochs over the pooled private samples
+    rounds                        epochs over the pooled private samples, at most
     transfer_public_epochs        passes over the public data before them, at most
     transfer_public_batch_size    batch size of these passes
     batch_size                    batch size on the pooled samples
-    early_stopping                training on the public data stops when it stops improving
+    early_stopping                a network stops training on the public data, and then on the
+                                  pooled samples, when validation stops improving
+    min_delta                     the least growth of accuracy that counts on the public data;
+                                  FedMD's code has 0.005 for CIFAR, 0.001 for MNIST
     lr                            learning rate of all training
     optimizer                     optimizer of all training, kept over the rounds
     weight_decay                  L2 penalty of the optimizer
@@ -64,22 +89,26 @@ def run(fed, state=None, *, rounds: int = 50, transfer_public_epochs: int = 20,
     training = dict(new_optimizer=partial(OPTIMIZERS[optimizer], lr=lr, weight_decay=weight_decay),
                     kernel_l2=kernel_l2)
     ids = range(len(fed.private))
+    if early_stopping and fed.validation is None:
+        raise ValueError("fedmd-pooled needs a validation set for --early-stopping")
     pool = Data(*(torch.cat(parts) for parts in zip(*fed.private)))
     if state is None:
-        state = {"round": -1, "parties": [snapshot(fed.client_model(i, init=i)) for i in ids]}
+        state = {"round": -1, "parties": [new_party(snapshot(fed.client_model(i, init=i)))
+                                          for i in ids]}
         yield None, state
     parties = state["parties"]
     if state["round"] < 0:
         models = run_clients(lambda i: learn_public(
             fed, i, parties[i]["model"], transfer_public_epochs=transfer_public_epochs,
             transfer_public_batch_size=transfer_public_batch_size, early_stopping=early_stopping,
-            **training), ids, fed.device)
-        parties = [{"model": model_state, "optimizer": None} for model_state in models]
+            min_delta=min_delta, **training), ids, fed.device)
+        parties = [new_party({"model": model_state, "optimizer": None}) for model_state in models]
         state = {"round": 0, "parties": parties}
         yield evaluate(fed, parties), state
     for t in range(state["round"] + 1, rounds + 1):
         parties = run_clients(lambda i: train_party(
-            fed, i, t, parties[i], pool, batch_size=batch_size, **training), ids, fed.device)
+            fed, i, t, parties[i], pool, early_stopping=early_stopping, batch_size=batch_size,
+            **training), ids, fed.device)
 
         metrics = evaluate(fed, parties)
         yield metrics, {"round": t, "parties": parties}

@@ -7,7 +7,7 @@ Paper              here                         shape         note
 D_0                fed.public                   [N, ...], [N] public samples and their labels
 D_k                fed.private[i]               [n, ...], [n] the few private samples of party k
                    validation                   [n, ...], [n] says when to stop
-                   PUBLIC_STAGE, PRIVATE_STAGE  numbers       min_delta of accuracy; patience
+                   min_delta, patience          numbers       of accuracy; in epochs
 
 Where the paper is silent or we differ:
 D1  early stopping uses a tenth of the public samples, then the task's validation set; the code uses
@@ -24,7 +24,7 @@ from algorithms.common import Data, stream
 from algorithms.evaluation import accuracy
 from algorithms.training import predict_logits, train
 
-PUBLIC_STAGE = dict(min_delta=0.005, patience=3)         # early stopping, in epochs
+PUBLIC_STAGE = dict(patience=3)         # early stopping, in epochs; its min_delta is the run's
 PRIVATE_STAGE = dict(min_delta=0.001, patience=10)
 
 
@@ -63,7 +63,7 @@ def train_until_converged(fed, model, optimizer, data, validation, *, epochs, ba
 
 
 def learn_public(fed, i, model_state, *, transfer_public_epochs, transfer_public_batch_size,
-                 new_optimizer, kernel_l2, early_stopping):
+                 new_optimizer, kernel_l2, early_stopping, min_delta):
     """Party i's state_dict after training on the public samples.   Alg. 1, step 0
 
     With early stopping a tenth of them is the validation set.
@@ -76,7 +76,8 @@ def learn_public(fed, i, model_state, *, transfer_public_epochs, transfer_public
     train_until_converged(fed, model, new_optimizer(model.parameters()), pick(fed.public, rows),
                           pick(fed.public, validation_rows) if held_out else None,
                           epochs=transfer_public_epochs, batch_size=transfer_public_batch_size,
-                          kernel_l2=kernel_l2, keys=("transfer public", i), **PUBLIC_STAGE)
+                          kernel_l2=kernel_l2, keys=("transfer public", i),
+                          min_delta=min_delta, **PUBLIC_STAGE)
     return model.state_dict()
 
 

@@ -116,14 +116,14 @@ def test_bad_input_is_one_line_status_2_and_nothing_on_disk(capsys, tmp_path, np
 
 EDGES = [   # numbers that are refused, numbers that are allowed, the flags
     ("0 -1 2.5 two 99999999999999999999999", "1 7",
-     "rounds local_epochs public_epochs server_epochs batch_size server_batch_size "
+     "rounds local_epochs server_epochs batch_size server_batch_size "
      "public_batch_size lr_patience K R distill_steps check_every patience subset_size clients "
      "transfer_public_batch_size transfer_batch_size per_class public_size attackers"),
     ("-1 2.5 two", "0 7", "warmup_rounds samples transfer_public_epochs transfer_local_epochs "
-                          "classes seeds"),
+                          "public_epochs classes seeds"),
     ("0 -1 nan inf two", "1e-9 7", "lr server_lr global_lr max_grad_norm temperature "
                                    "concentration latencies alpha"),
-    ("-1 nan inf", "0 7.5", "weight_decay kernel_l2 mu consensus_weights attack_scale"),
+    ("-1 nan inf", "0 7.5", "weight_decay kernel_l2 min_delta mu consensus_weights attack_scale"),
     ("0 -0.1 1.01 nan", "0.01 1", "participation comu"), ("-0.1 1.01 nan", "0 1", "epsilon"),
     ("-0.1 0.5 nan", "0 0.49", "malicious_fraction"), ("0 1 nan", "0.01 0.99", "validation"),
     ("nan inf", "-1 0 1", "attack_z"), ("0 1025 99999999999999999999999", "1 1024", "threads")]
@@ -236,7 +236,7 @@ GKT = {**ALONE, "server_epochs": 20, "server_batch_size": 256, "server_lr": 1e-3
        "client_distill": True, "server_order": "clients", "common_start": True,
        "features": "float32"}
 MD = {"transfer_public_epochs": 20, "transfer_public_batch_size": 128, "early_stopping": True,
-      "lr": 1e-3, "optimizer": "adam", "weight_decay": 0.0, "kernel_l2": 1e-3}
+      "min_delta": 0.005, "lr": 1e-3, "optimizer": "adam", "weight_decay": 0.0, "kernel_l2": 1e-3}
 PAPERS_DEFAULTS = {   # every keyword of every algorithm
     # FedSDD, section 4.1
     "fedavg": {**LOCAL, **PLAIN}, "fedprox": {**LOCAL, **PLAIN, "mu": 0.001},
@@ -355,7 +355,8 @@ def test_every_keyword_is_a_flag_and_reaches_the_settings(algo):
     ("feddf", 0.1), ("fedavg,feddf", 0.1), ("feddf --no-drop-worst", 0.1),
     ("feddf --patience none", 0.1), ("feddf --no-drop-worst --patience none", None),
     ("fedavg", None), ("fedavg --validation 0.2", 0.2), ("feddf --validation 0.3", 0.3),
-    ("fedmd", 0.1), ("fedmd-pooled --no-early-stopping", None), ("fedgkt-async", 0.1)])
+    ("fedmd", 0.1), ("fedmd-pooled --no-early-stopping", None), ("fedgkt-async", None),
+    ("fedgkt,fedavg --lr-patience 5", 0.1)])
 def test_validation_images_are_held_out_where_they_are_used(command, share):
     assert configured("--algo " + command)["flags"]["validation"] == share
 

@@ -429,7 +429,8 @@ def test_split_few_per_class_and_single_writer_divide_what_is_private():
     _, dataset, parts, _ = built(partition="few_per_class", public="half", per_class=1)
     for part in parts:
         assert dataset.train.labels[part].bincount().tolist() == [1] * 7
-    _, dataset, parts, public_rows = built(partition="single_writer", public="half", clients=4)
+    _, dataset, parts, public_rows = built(dataset="glyphs", partition="single_writer",
+                                           public="half", clients=4)
     writers = [writer for part in parts for writer in {*dataset.writers[part]}]
     assert len(writers) == len(set(writers)) == 4
     rows = np.setdiff1d(np.flatnonzero(np.isin(dataset.writers, writers)), public_rows)
@@ -440,7 +441,7 @@ def test_split_few_per_class_and_single_writer_divide_what_is_private():
 def test_every_partition_is_reachable_and_another_seed_gives_another_one(kind):
     """No row is in two places."""
     changes = {"partition": kind, "alpha": 100.0, "clients": 2, "public": "half"}
-    if kind == "fedgkt_table6":                                    # for 16 clients and 10 classes
+    if kind in ("fedgkt_table6", "single_writer"):    # 16 clients, 10 classes; 18 samples a writer
         changes |= {"dataset": "glyphs", "clients": 16}
     splits = [built(seed, **changes)[2:] for seed in (0, 0, 1, 2)]
     parts, public = zip(*(([tuple(x) for x in parts], tuple(rows)) for parts, rows in splits))

@@ -14,7 +14,8 @@ from toys import (close, equal, federation, labelled, same, samples, slow_accura
 from algorithms import fedmd, fedmd_pooled, fedmd_transfer
 from algorithms.common import Data, stream
 
-TRANSFER = {"transfer_public_epochs": 12, "transfer_public_batch_size": 6, "lr": 0.05}
+TRANSFER = {"transfer_public_epochs": 12, "transfer_public_batch_size": 6, "lr": 0.05,
+            "min_delta": 0.6}
 QUICK = {**TRANSFER, "rounds": 2, "transfer_local_epochs": 18, "transfer_batch_size": 3,
          "subset_size": 7, "public_epochs": 2, "public_batch_size": 3, "local_epochs": 2,
          "batch_size": 2, "weight_decay": 0.01, "kernel_l2": 0.02}
@@ -173,7 +174,7 @@ def test_training_ends_after_patience_without_gain(monkeypatch, accuracies, sett
 
 
 @pytest.mark.parametrize("learn, stage, min_delta, patience", [
-    (fedmd_transfer.learn_public, "transfer_public", .005, 3),
+    (partial(fedmd_transfer.learn_public, min_delta=.004), "transfer_public", .004, 3),
     (fedmd_transfer.learn_private, "transfer_local", .001, 10)])
 @pytest.mark.parametrize("share, best_epoch", [(.9, 1), (1.1, 2)])
 def test_each_stage_counts_growth_beyond_its_own_min_delta(monkeypatch, learn, stage, min_delta,
@@ -228,11 +229,10 @@ def test_a_tenth_of_the_public_samples_is_held_out_for_early_stopping(
 
 
 def test_early_stopping_without_a_validation_set_is_refused():
-    """The upper bound needs none: it only stops by the public samples held out."""
-    with pytest.raises(ValueError, match="validation.*early-stopping"):
-        next(fedmd.run(labelled()))
-    next(fedmd.run(labelled(), early_stopping=False))
-    next(fedmd_pooled.run(labelled()))
+    for algo in (fedmd, fedmd_pooled):
+        with pytest.raises(ValueError, match="validation.*early-stopping"):
+            next(algo.run(labelled()))
+        next(algo.run(labelled(), early_stopping=False))
 
 
 # ------------------------------------------------------------------------------------ whole rounds
@@ -263,7 +263,7 @@ def slow_public_stage(fed, i, learner):
     order = stream(0, "transfer").permutation(24)
     held_out, kept = (Data(*(x[rows] for x in fed.public)) for rows in (order[:2], order[2:]))
     return slow_until_no_better(learner, *kept, held_out, epochs=12, batch_size=6,
-                                keys=("transfer public", i), min_delta=.005, patience=3)
+                                keys=("transfer public", i), min_delta=.6, patience=3)
 
 
 @pytest.mark.parametrize("weights", [None, (2., 1., 0.)])
@@ -276,11 +276,14 @@ def test_fedmd_round_by_hand(weights):
     public_epochs = [slow_public_stage(fed, i, parties[i]) for i in ids]                # step 0
     assert [state.get("stage") for _, state in rounds[:3]] == ["public", "private", None]
     assert all(map(close, rounds[1][1]["models"], parties))
+    for end, data in [("", fed.test), ("_public_test", fed.public_test)]:
+        assert rounds[2][0]["client_accuracy_public_stage" + end] == pytest.approx(
+            sum(slow_accuracy(party, data) for party in parties) / 3)
     private_epochs = [slow_until_no_better(
         parties[i], *fed.private[i], fed.validation, epochs=18, batch_size=3,
         keys=("transfer local", i), min_delta=.001, patience=10) for i in ids]
     assert min(public_epochs) < 12 and 10 < min(private_epochs) < 18    # some stopped early
-    start = [slow_accuracy(party, fed.test) for party in parties]
+    start = digested = [slow_accuracy(party, fed.test) for party in parties]
 
     adam = {"lr": QUICK["lr"], "weight_decay": QUICK["weight_decay"]}
     digests, revisits = ([torch.optim.Adam(party, **adam) for party in parties] for _ in range(2))
@@ -295,6 +298,7 @@ def test_fedmd_round_by_hand(weights):
                 slow_training(parties[i], digests[i], images, towards_consensus(consensus),
                               epochs=2, batch_size=3, rng=stream(0, "digest", t, i),
                               kernel_l2=QUICK["kernel_l2"])                             # step 4
+                digested = [*digested[1:], slow_accuracy(parties[i], fed.test)]
                 slow_training(parties[i], revisits[i], fed.private[i].images,
                               towards_labels(fed.private[i].labels), epochs=2, batch_size=2,
                               rng=stream(0, "revisit", t, i), kernel_l2=QUICK["kernel_l2"])  # 5
@@ -302,7 +306,9 @@ def test_fedmd_round_by_hand(weights):
         own = [slow_accuracy(party, fed.test) for party in parties]
         assert all(close(party["model"], parties[i], atol=1e-4)
                    for i, party in enumerate(state["parties"]))
-        assert metrics["accuracy"] == metrics["client_accuracy"] == pytest.approx(sum(own) / 3)
+        assert metrics["accuracy"] == metrics["client_accuracy_private"]
+        assert metrics["accuracy"] == pytest.approx(sum(own) / 3)
+        assert metrics["client_accuracy"] == pytest.approx(sum(digested) / 3)
         assert [metrics[f"client_accuracy_{i}"] for i in ids] == pytest.approx(own)
         assert metrics["gain"] == pytest.approx(sum(own) / 3 - sum(start) / 3, abs=1e-7)
 
@@ -339,3 +345,22 @@ def test_pooled_is_public_training_and_then_epochs():
             assert close(state["parties"][i]["model"], learner, atol=1e-4)
             assert metrics["bytes_up"] == metrics["bytes_down"] == 0
             assert metrics["accuracy"] == metrics["client_accuracy"]
+            own = slow_accuracy(learner, fed.test)
+            assert metrics[f"client_accuracy_{i}"] == pytest.approx(own)
+
+
+def test_pooled_training_stops_for_each_network_on_its_own(monkeypatch):
+    """Party 0 grows by less than .001 after round 1, and stops 10 rounds later; party 1 goes on."""
+    def rounds(state=None, first=1):
+        told = iter([x for t in range(first, 15) for x in (
+            [.5 + .0009 * (t > 1)] if t <= 11 else []) + [.1 + .002 * t]])
+        fed = joint(sizes=(5, 7))
+        monkeypatch.setattr(fedmd_pooled, "accuracy", lambda logits, labels: (
+            torch.equal(labels, fed.validation.labels) and next(told)))
+        return list(fedmd_pooled.run(fed, state, **{**POOLED, "batch_size": 6, "rounds": 14}))
+    whole = rounds()
+    for t, batches in [(11, [22, 22]), (12, [22, 24]), (14, [22, 28])]:         # two in a round
+        assert [party["optimizer"]["state"][0]["step"] for party in whole[t + 1][1]["parties"]
+                ] == batches
+    assert same(whole[12][1]["parties"][0], whole[15][1]["parties"][0])
+    assert equal(rounds(through_a_file(whole[9][1]), first=9), whole[10:])

@@ -1,6 +1,7 @@
 """What the algorithms that exchange logits share: training, optimizers that live, valid uploads."""
 import dataclasses
 import math
+import re
 from functools import cache, partial
 
 import pytest
@@ -9,11 +10,13 @@ from toys import (constant, federation, labelled, last, linear, same, samples, t
                   with_batchnorm, with_dropout, with_hidden_layer)
 from torch import nn
 
-from algorithms import cronus, dsfl, fedgem, fedgems, fedmd, fedmd_pooled
+from algorithms import ALGORITHMS, cronus, dsfl, fedgem, fedgems, fedmd, fedmd_pooled
 from algorithms.common import Data, finite, is_finite
 from algorithms.equations import soft_cross_entropy
 from algorithms.evaluation import client_scores, server_metrics
 from algorithms.training import OPTIMIZERS, restore, snapshot, train, train_with_labels
+from command_line import keywords
+from report import summary
 
 EXCHANGING = [fedmd, dsfl, cronus, fedgem, fedgems]
 WITH_SERVER = [dsfl, fedgem, fedgems]
@@ -56,7 +59,7 @@ def whole(algo):
 
 
 def clients_of(state):
-    return state.get("clients") or state["parties"]
+    return state.get("clients") or state.get("parties") or state["networks"]
 
 
 # ----------------------------------------------------------------------------- functions by hand
@@ -164,12 +167,16 @@ def test_every_client_starts_from_weights_of_its_own(algo):
 
 @each(*EXCHANGING, fedmd_pooled)
 def test_accuracies_are_of_the_networks_that_the_state_holds(algo):
+    """FedMD's at the end of a round are those after the revisit."""
     fed, rounds = whole(algo)
-    headline = "server_accuracy" if algo in (fedgem, fedgems) else "client_accuracy"
+    key = "client_accuracy_private" if algo is fedmd else "client_accuracy"
+    headline = "server_accuracy" if algo in (fedgem, fedgems) else key
     for metrics, state in rounds:
         own, public = zip(*client_scores(fed, clients_of(state)))
-        expected = {"client_accuracy": sum(own) / 3, "client_accuracy_min": min(own),
-                    "client_accuracy_max": max(own), "client_accuracy_public_test": sum(public) / 3}
+        expected = {key: sum(own) / 3, f"{key}_min": min(own), f"{key}_max": max(own),
+                    f"{key}_public_test": sum(public) / 3}
+        if algo in (fedmd, fedmd_pooled):
+            expected |= {f"client_accuracy_{i}": x for i, x in enumerate(own)}
         expected |= server_metrics(fed, state["server"]) if algo in WITH_SERVER else {}
         assert expected.items() <= metrics.items()
         assert metrics["accuracy"] == expected[headline]
@@ -185,6 +192,29 @@ def test_clients_are_also_scored_between_private_and_public_training(algo):
         assert idle[between] == both[between] == idle["client_accuracy" + end]
     assert both["client_accuracy"] != both["client_accuracy_private"]
     assert not any("public_test" in key for key in both)
+
+
+@pytest.mark.parametrize("algo", [a for a in ALGORITHMS if "public_epochs" in keywords(a)])
+def test_without_public_epochs_no_client_learns_from_another(algo):
+    """Whatever the others hold, client 0 ends the same; with public epochs only the control's."""
+    def first_client(seed, public_epochs):
+        fed = toy(private=[samples(5), samples(3, seed=seed), samples(4, seed=seed)])
+        settings = {**QUICK[fedmd], **SERVER, "public_epochs": public_epochs}
+        kept = {name: x for name, x in settings.items() if name in keywords(algo)}
+        return clients_of(last(ALGORITHMS[algo](fed, **kept))[1])[0]["model"]
+    assert same(first_client(7, 0), first_client(8, 0))
+    assert same(first_client(7, 1), first_client(8, 1)) == (algo == "public-private")
+
+
+def test_the_summary_has_the_best_round_of_both_accuracies_of_clients(capsys):
+    """In the mean over two seeds; no line for an algorithm that logs one of them alone."""
+    def seed(*rows):
+        names = ("accuracy", "client_accuracy", "client_accuracy_private")
+        return [dict(zip(names, (0., *row))) for row in rows], []
+    summary({"both": [seed((.1,), (.6, .3), (.5, .4)), seed((.9,), (.2, .1), (.1, .2))],
+             "one": [seed((.1,), (.3,))]})
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "best of" in line]
+    assert re.findall(r"0\.\d+", line)[::2] == ["0.7500", "0.3000"]       # (.6 + .9)/2, (.4 + .2)/2
 
 
 @each(*EXCHANGING)

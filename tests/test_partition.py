@@ -77,8 +77,9 @@ ERRORS = [    # (rule, arguments, key words of the error)
       for rule, more in WHOLE.items()),
     *((rule, dict(labels=[0] * 5, num_clients=m, alpha=1, min_size=n), f"too few for {m} clients")
       for rule in (dirichlet, dirichlet_balanced) for m, n in [(6, 0), (2, 3)]),
-    *((rule, ([5, 5, 9, 2, 2, 2], m), f"{m} clients and 3 writers")
-      for rule in (partition.by_writer, partition.single_writer) for m in (4, 0)),
+    *((partition.by_writer, ([5, 5, 9, 2, 2, 2], m), f"{m} clients and 3 writers") for m in (4, 0)),
+    *((partition.single_writer, (np.repeat([5, 9, 2], [18, 17, 19]), m),
+       f"{m} clients and 2 writers with 18 or more") for m in (3, 0)),
     *((rule, (LABELS, 4, alpha), f"alpha is {alpha}")
       for rule in list(WHOLE)[1:] for alpha in (0, -1., np.nan, np.inf)),
     # With alpha near 0 each of six classes goes to one client: ten cannot have 10 samples each.
@@ -124,15 +125,17 @@ def test_no_writer_is_split_between_clients():
 
 
 def test_single_writer_gives_each_client_all_samples_of_one():
-    """Seven of 63 writers, no two the same; over 80 seeds every writer is drawn."""
-    drawn = set()
-    for num_clients, seed in [(1, 0), (63, 0), *((7, seed) for seed in range(80))]:
+    """Seven of the writers with 18 samples or more, no two the same; over 80 seeds all of them are
+    drawn. With min_size=1 all 63 writers may be."""
+    drawn, able = set(), {w for w in WRITERS if (WRITERS == w).sum() >= 18}
+    assert 20 < len(able) < 63 and len(partition.single_writer(WRITERS, 63, rng(), 1)) == 63
+    for num_clients, seed in [(1, 0), (len(able), 0), *((7, seed) for seed in range(80))]:
         parts = partition.single_writer(WRITERS, num_clients, rng(seed))
         chosen = [WRITERS[part[0]] for part in parts]
         assert len(parts) == num_clients == len(set(chosen))
         assert same(parts, [np.flatnonzero(WRITERS == writer) for writer in chosen])
         drawn |= set(chosen) if num_clients == 7 else set()
-    assert drawn == set(WRITERS)
+    assert drawn == able
 
 
 # --------------------------------------------------------------------------------- Dirichlet rules
