@@ -23,8 +23,9 @@ D2  theta' = scale x (standard deviation over all benign entries of the round) x
     change nothing                                      [test_theta_is_the_same_in_all_rounds]
 D3  Eq. (9) with Baruch's denominator, the number of benign clients; the quantile is clipped to
     [.001, .999]                                                    [test_eq9_lie_z]
-D4  an attacker replaces its upload; the aggregate itself is not replaced
-    [test_only_the_attackers_uploads_change]
+D4  A.1 ends "Then, the server updates with the malicious update theta_m and transfers it to all the
+    clients", as if theta_m could replace the server's aggregate. Here the attacker replaces its own
+    upload, and the server aggregates that with the others' [test_only_the_attackers_uploads_change]
 D5  the malicious clients are drawn once, from the seed
     [test_attackers_are_drawn_once_from_the_seed]
 D6  OFOM's two attackers: the second uploads the mean of the benign clients and the first
@@ -50,6 +51,7 @@ def paf(benign, theta):
 def lie(benign, z):
     """mean + z * standard deviation of the benign uploads, by coordinate: [n, ...] -> [...].
 
+    limits    one attacker of 16 moves the mean of all uploads by z / 16 standard deviations
     source    Eq. (10); Alg. 2, line 4-5
     """
     return benign.mean(0) + z * benign.std(0, correction=0)

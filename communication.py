@@ -147,12 +147,13 @@ def network_cost(model, shape):
 def bytes_until(rows, accuracy):
     """ComU@x of FedGEMS Table 4: payload up and down until the accuracy is at least x, or None.
 
-    rows    the metrics of each round; the accuracy is the clients' mean, or the global model's
-            where clients have no models of their own
+    rows    the metrics of each round; the accuracy is the clients' mean, or the headline's where
+            none was measured
     """
     total = 0
     for row in rows:
         total += row.get("bytes_up", 0) + row.get("bytes_down", 0)
-        if row.get("client_accuracy", row["accuracy"]) >= accuracy:
+        clients = row.get("client_accuracy")
+        if (row["accuracy"] if clients is None else clients) >= accuracy:
             return total
     return None

@@ -32,7 +32,9 @@ PUBLIC = {"standalone": "labelled", "centralized": "none", "centralized_all": "l
           "public_private": "labelled"}
 MIXED = True    # may clients have different networks?
 PLATEAU = ("lr",)    # what --lr-patience reduces
-COLUMNS = ("server_accuracy", "client_accuracy", "client_accuracy_min", "client_accuracy_max")
+CLIENTS = ("client_accuracy", "client_accuracy_min", "client_accuracy_max")
+COLUMNS = {"standalone": ("server_accuracy", *CLIENTS), "centralized": CLIENTS,
+           "centralized_all": ("server_accuracy", *CLIENTS), "public_private": CLIENTS}
 
 
 def union(*parts):

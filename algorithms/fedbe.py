@@ -29,6 +29,9 @@ D4  the teacher of --distill is the mean of the probabilities, squared and norma
     sharpens; the power is ours) [test_teacher_is_the_sharpened_mean_of_probabilities]
 D5  --distill takes plain steps of SGD at FedSDD's rate and batch size; FedBE averages the student
     over its path (SWA) [test_distil_is_plain_sgd_from_the_average]
+D6  the student of --distill sees augmented images, the members clean ones, so that they predict
+    once a round; FedDF's public code shows both the same augmented image
+    [test_augmentation_is_for_what_is_trained_on_alone]
 """
 import itertools
 import math

@@ -35,6 +35,12 @@ D6  at a temperature other than the paper's 1 the loss has the factor temperatur
     [test_distil_is_temperature_squared_kl]
 D7  written from FedDF's public code, without its text at hand; what that leaves to the caller is
     FedSDD's local epochs and batch size, and the local rate 0.1 [test_defaults_are_the_papers]
+D8  the student sees augmented images, the teachers clean ones, so that they predict once a round;
+    the public code shows both the same augmented image
+    [test_augmentation_is_for_what_is_trained_on_alone]
+D9  `client_accuracy` is of the models that clients upload, before they are averaged, without those
+    left out; FedGEMS's Tables 7 and 8 do not say which models of FedDF's clients they mean
+    [test_clients_are_scored_before_they_are_averaged]
 """
 import copy
 import itertools
@@ -46,7 +52,7 @@ from torch import nn
 from algorithms import fedavg
 from algorithms.common import active_clients, by_architecture, collect, seeded, stream, timed
 from algorithms.equations import distillation_loss
-from algorithms.evaluation import accuracy, disagreement, global_metrics
+from algorithms.evaluation import Score, accuracy, client_metrics, disagreement, global_metrics
 from algorithms.training import (OPTIMIZERS, Optimizer, batches, forward, load_model, network,
                                  predict_logits, predict_members)
 from communication import weights_ledger
@@ -55,7 +61,8 @@ PUBLIC = "unlabelled"
 VALIDATION = ("drop_worst", "patience")     # keywords that need the server's validation set
 MIXED = True    # may clients have different networks?
 PLATEAU = ("lr", "server_lr")    # what --lr-patience reduces
-COLUMNS = ("accuracy", "ensemble_accuracy", "disagreement", "teacher_forwards", "dropped", "steps")
+COLUMNS = ("accuracy", "client_accuracy", "ensemble_accuracy", "disagreement", "teacher_forwards",
+           "dropped", "steps")
 REFUSED_FLAGS = {"secure_sum": "its teachers are the clients' own models, so the server must see "
                                "them one by one, and a secure sum hides them; fedsdd can, whose "
                                "teachers are averages"}
@@ -143,15 +150,18 @@ def distil(fed, t, student, teacher_logits, *, distill_steps, server_batch_size,
 
 @timed
 def evaluate(fed, state, uploads=None):
-    """Test accuracy of the global models, and of the ensemble of the clients in `uploads`."""
+    """Test accuracy of the global models, of the clients in `uploads`, and of their ensemble."""
     metrics = global_metrics(fed, state["global_models"])
     if uploads is None:
         return metrics
     if not uploads:
-        return metrics | {"ensemble_accuracy": None, "disagreement": None}
+        return metrics | dict.fromkeys(("client_accuracy", "client_accuracy_min",
+                                        "client_accuracy_max", "ensemble_accuracy", "disagreement"))
     client_logits = predict_members(fed, client_members(fed, uploads), fed.test.images)  # [M, N, C]
-    return metrics | {"ensemble_accuracy": accuracy(client_logits.mean(0), fed.test.labels),
-                      "disagreement": disagreement(client_logits)}
+    scores = [Score(accuracy(logits, fed.test.labels), None) for logits in client_logits]
+    return {**metrics, **client_metrics(scores),
+            "ensemble_accuracy": accuracy(client_logits.mean(0), fed.test.labels),
+            "disagreement": disagreement(client_logits)}
 
 
 def check(fed, drop_worst, patience, attack):

@@ -23,9 +23,8 @@ Each public sample of a server batch is one of these cases:
   self_distillation      it is wrong and was right before: the pool teaches it
   ensemble_distillation  it is wrong and never was right: the clients that are right teach it
   nobody_right           the same, but no client is right: cross-entropy alone
-In the last two cases the server requests the sample, and all clients upload their logits of it. A
-sample never leaves the pool. So only samples that are not in the pool when a round begins can be
-requested; in this simulation clients predict all of them, and bytes count the requested ones.
+In the last two cases the server requests the sample, and all clients upload their logits of it. No
+sample leaves the pool. Here clients predict all others, and bytes count the requested ones.
 
 Where the paper is silent or contradicts itself, or we differ:
 D1  section 3.2's order, private training first [test_a_round_is_the_papers_algorithm]

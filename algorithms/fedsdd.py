@@ -52,7 +52,7 @@ D7  with several networks the same share of each network's clients takes part, a
     that network's K models [test_each_network_has_K_models_trained_by_its_own_clients]
 D8  --secure-sum: BatchNorm's counters are rounded averages; fedavg.py takes the maximum
     [test_average_of_masked_models_by_hand]
-D9  the student sees augmented images, the teachers clean ones
+D9  the student sees augmented images, the teachers clean ones; in FedDF's code both see the same
     [test_fedsdds_student_learns_from_augmented_public_images]
 """
 import itertools

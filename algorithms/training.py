@@ -46,8 +46,13 @@ def forward(fed, model, images):
 
 
 @torch.no_grad()
-def predict_logits(fed, model, images, batch_size=500):
-    """Logits, float32 [N, C], in eval mode and without gradient; the model keeps its mode."""
+def predict_logits(fed, model, images, batch_size=None):
+    """Logits, float32 [N, C], in eval mode and without gradient; the model keeps its mode.
+
+    batch_size    None: 64 on a CPU, where such batches fit into memory that training has freed,
+                  and 500 on a GPU, where each batch costs the start of its kernels
+    """
+    batch_size = batch_size or (64 if images.device.type == "cpu" else 500)
     was_training = model.training
     model.eval()
     logits = [forward(fed, model, batch) for batch in images.split(batch_size) if len(batch)]

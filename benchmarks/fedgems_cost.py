@@ -22,7 +22,7 @@ import federation
 import fedkd_minimal
 from algorithms import fedgems
 
-BATCH, PREDICTION_BATCH = 64, 500
+BATCH, PREDICTION_BATCH = 64, 64
 WARM_UP = 2                                              # rounds that are not in the medians
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])

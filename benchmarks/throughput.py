@@ -1,16 +1,23 @@
-"""Local training against a plain PyTorch loop: samples per second, their ratio, and the accuracy.
+"""Local training and prediction against plain PyTorch loops: samples per second, and their ratio.
 
-    python benchmarks/throughput.py FILE.npz [NETWORK ...]      (resnet20: 4 minutes on two cores)
+    python benchmarks/throughput.py FILE.npz [NETWORK ...]      (resnet20: 5 minutes on two cores)
+    python benchmarks/throughput.py --prediction-only FILE.npz [NETWORK ...]          (1 minute)
 
-The plain loop: contiguous NCHW float32 tensors in memory, the same shuffled batches of 64,
-cross-entropy, plain SGD. Against it: fedavg.train_client with one client, channels-last as always,
-and the same with --amp. The three loops take turns, one epoch each, and each continues with its own
-model; the ratio is the median over the epochs.
+Training. The plain loop: contiguous NCHW float32 tensors in memory, the same shuffled batches of
+64, cross-entropy, plain SGD. Against it: fedavg.train_client with one client, channels-last as
+always, and the same with --amp. The three loops take turns, one epoch each, and each continues with
+its own model; the ratio is the median over the epochs.
+Prediction of 500 test images. The plain loop: the same NCHW tensors in batches of 64, in eval mode,
+without gradient. Against it: predict_logits with several batch sizes. They take turns, each in a
+process of its own, and each trains two batches of 64 before it predicts, as in a round: the speed
+depends on how much memory the allocator already holds.
 """
 import argparse
+import multiprocessing
 import statistics
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -26,11 +33,13 @@ from algorithms.evaluation import accuracy
 from algorithms.training import batches, load_model, predict_logits
 
 EPOCHS, BATCH, LR = 5, 64, 0.1
+PREDICTED, PREDICTION_BATCHES, TURNS = 500, (32, 64, 100, 256, 500), 11
 LOOPS = ("plain, NCHW float32", "train_client", "train_client, --amp")
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("file", help="a data set as .npz, for example from cifar10_npz.py")
 parser.add_argument("networks", nargs="*", help="default: resnet20")
+parser.add_argument("--prediction-only", action="store_true", help="do not measure training")
 args = parser.parse_args()
 
 
@@ -54,10 +63,8 @@ def plain_epoch(model, images, labels, t):
         optimizer.step()
 
 
-print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, cpu; batch {BATCH}, SGD {LR},"
-      f" {EPOCHS} epochs, seed 0")
-print("network        loop                        samples/s   to the plain loop   test accuracy")
-for name in args.networks or ["resnet20"]:
+def measure_training(name):
+    """Prints the speed of local training, and the accuracy that it reaches."""
     feds = [build(name, args.file, amp) for amp in (False, True)]
     images, labels = feds[0].private[0].images.contiguous(), feds[0].private[0].labels
     with seeded(0, "init", 0):                           # the same initial weights
@@ -82,3 +89,59 @@ for name in args.networks or ["resnet20"]:
         ratio = statistics.median(seconds[0] / seconds[j] for seconds in times)
         print(f"{name:<14} {loop:<24} {samples_per_second:>12.0f} {ratio:>19.2f} "
               f"{test_accuracy:>15.4f}")
+
+
+@torch.no_grad()
+def plain_prediction(model, images, batch_size):
+    model.eval()
+    return torch.cat([model(batch) for batch in images.split(batch_size)])
+
+
+def start_worker(name, loop, size):
+    """Makes `predict_in_turn` of this process: the seconds of one prediction."""
+    global predict_in_turn
+    fed = build(name, args.file, amp=False)
+    model, (train_images, labels), images = fed.client_model(0), fed.private[0], fed.test.images
+    predict = partial(predict_logits, fed, model, images[:PREDICTED], size)
+    if loop == LOOPS[0]:
+        model = model.to(memory_format=torch.contiguous_format)
+        train_images = train_images[:2 * BATCH].contiguous()
+        predict = partial(plain_prediction, model, images[:PREDICTED].contiguous(), size)
+
+    def predict_in_turn():
+        plain_epoch(model, train_images[:2 * BATCH], labels[:2 * BATCH], 0)
+        start = time.perf_counter()
+        predict()
+        return time.perf_counter() - start
+
+
+def turn():
+    return predict_in_turn()
+
+
+def measure_prediction(name):
+    """Prints the speed of prediction with each batch size."""
+    fork = multiprocessing.get_context("fork")
+    cases = [(LOOPS[0], BATCH), *(("predict_logits", size) for size in PREDICTION_BATCHES)]
+    workers = [fork.Pool(1, start_worker, (name, *case)) for case in cases]
+    times = [[worker.apply(turn) for worker in workers] for _ in range(TURNS + 1)][1:]  # 1 warms up
+    for j, (loop, size) in enumerate(cases):
+        samples_per_second = PREDICTED / statistics.median(seconds[j] for seconds in times)
+        ratio = statistics.median(seconds[0] / seconds[j] for seconds in times)
+        print(f"{name:<14} {loop:<24} {size:>5} {samples_per_second:>12.0f} {ratio:>19.2f}")
+    for worker in workers:
+        worker.terminate()
+
+
+names = args.networks or ["resnet20"]
+threads = f"torch {torch.__version__}, {torch.get_num_threads()} threads, cpu; "
+print(f"{threads}prediction of {PREDICTED} images, median of {TURNS} turns, seed 0")
+print("network        loop                     batch    samples/s   to the plain loop")
+for name in names:                                       # first: before this process computes
+    measure_prediction(name)
+if not args.prediction_only:
+    print(f"\n{threads}training, batch {BATCH}, SGD {LR}, {EPOCHS} epochs, seed 0")
+    print("network        loop                        samples/s   to the plain loop   "
+          "test accuracy")
+    for name in names:
+        measure_training(name)

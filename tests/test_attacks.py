@@ -87,6 +87,12 @@ def test_eq10_lie_by_hand(z):
     assert torch.equal(lie(BENIGN[:1], z), BENIGN[0])
 
 
+def test_one_lie_of_16_moves_the_mean_by_z_over_16():
+    benign = torch.randn(15, 4, generator=torch.Generator().manual_seed(0))
+    mean = torch.cat([benign, lie(benign, 1.5)[None]]).mean(0)
+    assert close(mean - benign.mean(0), 1.5 / 16 * benign.std(0, correction=0))
+
+
 def test_eq11_ofom_by_hand():
     """The second is the mean of the three benign clients and of the first, over four."""
     first = [4 + 10, 1 - 1, 5 + 2]

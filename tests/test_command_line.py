@@ -584,5 +584,4 @@ def test_every_preset_runs(tmp_path, paper, algo):
     main(["--algo", algo, "--paper", paper, "--dataset", str(tmp_path / "few.npz"), "--clients",
           "2", "--partition", "iid", "--threads", "1", "--out", str(tmp_path / "out"), *flags])
     rows = kept(tmp_path / "out")
-    no_server = {"server_accuracy"} if algo in ("public-private", "centralized") else set()
-    assert {*module_constant(algo, "COLUMNS")} - no_server <= rows[1].keys() and len(rows) == 2
+    assert {*module_constant(algo, "COLUMNS")} <= rows[1].keys() and len(rows) == 2

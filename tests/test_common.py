@@ -227,6 +227,12 @@ def test_prediction_is_pure_and_image_by_image(network):
         assert not logits.requires_grad
 
 
+def test_prediction_is_in_batches_of_64():
+    fed, model, sizes = federation(), linear(), []
+    model.register_forward_hook(lambda module, args, output: sizes.append(len(output)))
+    assert len(predict_logits(fed, model, samples(150).images)) == 150 and sizes == [64, 64, 22]
+
+
 def test_predict_members_is_one_prediction_per_state():
     fed, models = federation(), [linear() for _ in range(3)]
     saved = [{"architecture": "linear", "model": model.state_dict()} for model in models]

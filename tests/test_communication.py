@@ -84,8 +84,10 @@ def test_bytes_until_by_hand():
     one, two = 10 + 200, 10 + 200 + 30 + 400
     expected = {.05: 0, .1: 0, .2: one, .3: one, .31: two, .5: two, .51: None}
     assert {x: bytes_until(rows, x) for x in expected} == expected
-    rows = [{name: row[name] for name in row if name != "client_accuracy"} for row in rows]
-    assert bytes_until(rows, .2) == two and bytes_until(rows, 0) == 0
+    for rest in ({}, {"client_accuracy": None}):
+        rows = [{"accuracy": row["accuracy"]} | rest | {
+            name: row[name] for name in row if "bytes" in name} for row in rows]
+        assert bytes_until(rows, .2) == two and bytes_until(rows, 0) == 0
 
 
 def test_eq13_features_bytes_by_hand():

@@ -172,7 +172,7 @@ def test_metrics_are_numbers_with_a_headline(algo):
         assert all(type(x) in (int, float, type(None)) for x in metrics.values())
         assert runs.dumps(metrics) and "accuracy" in metrics and "round" not in metrics
         assert all(0 <= x <= 1 for name, x in metrics.items() if "accuracy" in name)
-        assert state["round"] == 0 or set(columns) <= metrics.keys() | {"server_accuracy"}
+        assert state["round"] == 0 or set(columns) <= metrics.keys()
         sent = [x for name, x in metrics.items() if name.startswith("bytes")]
         assert all(type(x) is int and x >= 0 for x in sent)
 

@@ -222,11 +222,23 @@ def test_the_ensemble_predicts_by_mean_logits():
     assert feddf.evaluate(fed, state, uploads)["ensemble_accuracy"] == 1
 
 
+def test_clients_are_scored_before_they_are_averaged():
+    """As they uploaded; client 1 is dropped and not scored."""
+    fed = with_spoilt_client((30, 20, 10))
+    metrics, _ = last(feddf.run(fed, **{**ONCE, **LONG, "drop_worst": True}))
+    logits = predict_members(fed, own_models(fed, LONG), fed.test.images)
+    a, b, c = (accuracy(each, fed.test.labels) for each in logits)
+    assert len({a, b, c, metrics["accuracy"]}) == 4 and metrics["dropped"] == 1
+    found = [metrics[f"client_accuracy{part}"] for part in ("", "_min", "_max")]
+    assert found == [(a + c) / 2, min(a, c), max(a, c)]
+
+
 def test_a_round_without_any_good_upload_keeps_the_model(teachers_of):
     fed = with_validation((5, 3))
     metrics, state = last(feddf.run(fed, **{**ONCE, "drop_worst": True, "lr": math.nan}))
     assert metrics["bad_uploads"] == 2 and metrics["steps"] == 0 and not teachers_of
     assert metrics["ensemble_accuracy"] is metrics["disagreement"] is None
+    assert [metrics[f"client_accuracy{x}"] for x in ("", "_min", "_max")] == [None] * 3
     assert same(state["global_models"], [fedavg.start_server(fed, "linear")])
 
 
