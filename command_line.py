@@ -14,7 +14,7 @@ import data
 import federation
 from algorithms import ALGORITHMS
 from presets import DEFAULTS, PAPER, RANGES
-from report import fail
+from report import fail, value_text
 
 EPILOG = """Without --paper, a run on the embedded data (glyphs, glyphs-letters) replaces some
 defaults by small networks and few epochs, so that it takes a minute; it prints what it changed."""
@@ -138,7 +138,8 @@ COMMON_FLAGS = [   # (name, annotation or argparse's options, help); DEFAULTS gi
     ("classes", tuple[int, ...] | None, "keep these classes of the task (default none: all)"),
     ("public", {"metavar": "half|fifth|NAME|PATH"}, "public images: a share of the training "
      "images, which no client then holds, or another data set (default: half if an algorithm needs "
-     "labels of the task; else glyphs and glyphs-letters for each other, and fifth elsewhere)"),
+     "labels of the task; else glyphs and glyphs-letters for each other; else, with --paper, "
+     "the paper's, without it fifth)"),
     ("joint", bool, "one output layer for the classes of the public data set and of the task "
      "(default: on for algorithms that support it, if the public images are another data set)"),
     ("public_size", int, "use at most this many public images (default: all)"),
@@ -162,18 +163,11 @@ COMMON_FLAGS = [   # (name, annotation or argparse's options, help); DEFAULTS gi
     ("list", {"action": "store_true"}, "print algorithms, data sets, networks, partitions, papers")]
 
 
-def default_text(value):
-    """A default as the help shows it."""
-    if value is None or isinstance(value, bool):
-        return {None: "none", True: "on", False: "off"}[value]
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
 def hyperparameter_help(name, algos):
     """The description of a flag of these algorithms, and their default, or each one's own."""
     texts = [descriptions(ALGORITHMS[algo]).get(name) for algo in algos]
     text = next(filter(None, texts), name.replace("_", " "))
-    defaults = {algo: default_text(keywords(algo)[name].default) for algo in algos}
+    defaults = {algo: value_text(keywords(algo)[name].default) for algo in algos}
     if len(set(defaults.values())) == 1:
         return f"{text} (default {defaults[algos[0]]})"
     return f"{text} (default: {', '.join(f'{algo} {x}' for algo, x in defaults.items())})"
@@ -191,7 +185,7 @@ def build_parser(algos, about):
     common = parser.add_argument_group("every algorithm")
     for name, options, text in COMMON_FLAGS:
         default = DEFAULTS.get(name)
-        text += "" if default is None else f" (default {default_text(default)})"
+        text += "" if default is None else f" (default {value_text(default)})"
         add_flag(common, name, options, text)
     group = parser.add_argument_group(", ".join(algos) or "and those of --algo")
     for name in dict.fromkeys(name for algo in algos for name in keywords(algo)):

@@ -1,13 +1,11 @@
 """Images and labels as tensors: embedded glyphs, torchvision's sets, .npz files, folders.
 
-    task = data.load("glyphs")                               # pixels in [0, 1], not normalized
-    mean, std = data.statistics(task.train.images)
-    images = data.normalize(task.train.images, mean, std)    # float32 [n, c, h, w], channels-last
+    task = data.load("glyphs")                                    # pixels as in the file
+    images = data.to_float(task.train.images)                     # bytes are scaled to [0, 1]
+    images = data.normalize(images, *data.statistics(images))     # [n, c, h, w], channels-last
 
-Public images from another dataset go through `adapt`, then `normalize` with the TASK's mean and
-std: both then have the same scale. (FedDF's code uses the public set's own mean and std.)
-
-torchvision and PIL are imported only when one of torchvision's sets or an image folder is read.
+Public images from another dataset go through `adapt`, then the TASK's mean and std (FedDF's code:
+the public set's own). torchvision and PIL are imported only when a dataset needs them.
 """
 import pickle
 import zipfile
@@ -25,7 +23,7 @@ from glyphs import FONT, handwriting
 
 
 class Dataset(NamedTuple):
-    """A training and a test set: float32 [n, c, h, w] channels-last pixels, int64 [n] labels."""
+    """A training and a test set: [n, c, h, w] channels-last uint8 or float32, int64 [n] labels."""
 
     train: Data
     test: Data
@@ -98,7 +96,6 @@ def _torchvision(name, root, **options):
     """x_train, y_train, x_test, y_test of a torchvision set; missing files are downloaded."""
     from torchvision import datasets
     dataset = getattr(datasets, TORCHVISION[name])
-
     def part(train):
         try:
             return dataset(root, train=train, **options)
@@ -148,7 +145,7 @@ def read_npz(path):
     """A Dataset from an .npz file: x_train, y_train, x_test, y_test and optionally writer_train.
 
     Images [n, h, w], [n, h, w, c] or [n, c, h, w] with c = 1 or 3 (the last axis if both can be c)
-    are uint8 (scaled to [0, 1]) or float (not scaled). Labels [n] or [n, 1] are whole numbers from
+    are uint8 or float (which is never scaled). Labels [n] or [n, 1] are whole numbers from
     0; num_classes = max(y_train) + 1. Pickled arrays are refused. ValueError names file and array.
     """
     if not zipfile.is_zipfile(path):
@@ -174,7 +171,6 @@ def read_folder(root):
     three channels, or one if all images are gray. ValueError names the file with the problem.
     """
     from PIL import Image
-
     def visible(folder):
         if not folder.is_dir():
             raise ValueError(f"{folder}: not a folder; expected train/CLASS/FILE, test/CLASS/FILE")
@@ -219,7 +215,6 @@ def _dataset(source, x_train, y_train, x_test, y_test, writers=None, superclass=
         pixels = _pixels(f"{source}: x_{part}", pixels)
         labels = _whole_numbers(f"{source}: y_{part}", labels, len(pixels))
         images = torch.from_numpy(np.ascontiguousarray(pixels)).permute(0, 3, 1, 2)  # channels-last
-        images = images.float().div_(255) if images.dtype == torch.uint8 else images
         return Data(images, torch.from_numpy(labels))
 
     train, test = data("train", x_train, y_train), data("test", x_test, y_test)
@@ -251,7 +246,7 @@ def _pixels(where, pixels):
         raise ValueError(f"{where} is empty")
     with np.errstate(over="ignore"):
         pixels = pixels if pixels.dtype == np.uint8 else pixels.astype(np.float32)
-    if not np.isfinite(pixels).all():
+    if pixels.dtype != np.uint8 and not np.isfinite(pixels).all():
         raise ValueError(f"{where} holds pixels that are not finite in float32")
     return pixels
 
@@ -271,6 +266,11 @@ def _whole_numbers(where, numbers, length):
 
 
 # ------------------------------------------------------------------------------- pixels to tensors
+def to_float(images):
+    """float32 pixels: bytes are divided by 255, floats stay as they are."""
+    return images.float().div_(255) if images.dtype == torch.uint8 else images
+
+
 def statistics(images):
     """(mean [c], population std [c]) of the images; std is 1 for a constant channel, never 0."""
     std, mean = torch.std_mean(images, dim=(0, 2, 3), correction=0)

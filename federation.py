@@ -21,8 +21,8 @@ def has_foreign_public(flags):
 def load(flags):
     """(the data set, the foreign public data set or None): what the runs of all seeds share.
 
-    Both have the same image shape and are normalized by the task's training images. Raises
-    ValueError if a data set cannot be loaded or a network cannot take its images.
+    Pixels are as in the files. Raises ValueError if a data set cannot be loaded or a network cannot
+    take the task's images.
     """
     dataset = data.load(flags["dataset"], flags["data_root"])
     if flags["partition"] == "by_subclass":
@@ -30,16 +30,9 @@ def load(flags):
     if flags["classes"] is not None:
         dataset = data.only(dataset, flags["classes"])
     image_shape = tuple(dataset.train.images.shape[1:])
-    mean, std = data.statistics(dataset.train.images)
     foreign = None
     if has_foreign_public(flags):
         foreign = data.load(flags["public"], flags["data_root"])
-
-    def prepared(part):
-        return part._replace(images=data.normalize(data.adapt(part.images, image_shape), mean, std))
-
-    dataset, foreign = (x and x._replace(train=prepared(x.train), test=prepared(x.test))
-                        for x in (dataset, foreign))
     with seeded(0, "can the networks take such images"):
         for name in flags["model"]:
             models.build(name, image_shape, num_outputs(flags, dataset, foreign))
@@ -86,36 +79,43 @@ def split(flags, dataset, seed):
 def build(flags, dataset, foreign, parts, public_rows, validation_rows, seed, device):
     """The federation of one seed, on `device`.
 
+    All images get the task's shape and are normalized by its training images. Bytes become floats
+    here, after the rows are chosen: 1.28 million public images of ImageNet-32 are 4 GB of bytes.
+
     dataset, foreign                      see `load`
     parts, public_rows, validation_rows   see `split`
     """
+    image_shape = tuple(dataset.train.images.shape[1:])
+    mean, std = data.statistics(data.to_float(dataset.train.images))
+
     def pick(part, rows):
         rows = torch.as_tensor(rows)
+        images = data.adapt(data.to_float(part.images[rows]), image_shape)
         labels = None if part.labels is None else part.labels[rows].to(device)
-        return Data(part.images[rows].to(device), labels)
+        return Data(data.normalize(images, mean, std).to(device), labels)
 
     num_classes = num_outputs(flags, dataset, foreign)
     first_label = num_classes - dataset.num_classes      # of the task, behind the public classes
     train, test = (part._replace(labels=part.labels + first_label)
                    for part in (dataset.train, dataset.test))
     public, public_test, test_rows = None, None, torch.arange(len(test.labels))
-    if public_rows is not None:
-        public = pick(train, public_rows)
-    elif foreign is not None:
-        public = Data(foreign.train.images.to(device), None)
+    public_part = train
+    if foreign is not None:
+        public_part = foreign.train if flags["joint"] else foreign.train._replace(labels=None)
+        public_rows = torch.arange(len(foreign.train.labels))
         if flags["joint"]:
-            public = public._replace(labels=foreign.train.labels.to(device))
             public_test = pick(foreign.test, torch.arange(len(foreign.test.labels)))
-    if public is not None and (flags["public_size"] or len(public.images)) < len(public.images):
-        rng = stream(seed, "public_size")
-        rows = rng.choice(len(public.images), flags["public_size"], replace=False)
-        public = pick(public, sorted(rows))
+    if public_rows is not None:
+        if (flags["public_size"] or len(public_rows)) < len(public_rows):
+            rng = stream(seed, "public_size")
+            chosen = rng.choice(len(public_rows), flags["public_size"], replace=False)
+            public_rows = public_rows[sorted(chosen)]
+        public = pick(public_part, public_rows)
     if flags["public"] == "half":                        # the test set is halved as well
         rng = stream(seed, "public_test")
         public_test_rows, test_rows = partition.halves(test.labels.numpy(), rng)
         public_test = pick(test, public_test_rows)
     architecture = [flags["model"][i % len(flags["model"])] for i in range(flags["clients"])]
-    image_shape = tuple(train.images.shape[1:])
 
     def client_model(i, init=0):
         with seeded(seed, "init", init):

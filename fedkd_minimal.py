@@ -10,7 +10,6 @@
 
 An algorithm's flags are the keyword-only arguments of its `run`: --local-epochs is `local_epochs`.
 """
-import inspect
 import itertools
 import os
 import sys
@@ -27,139 +26,12 @@ import models
 import runs
 from algorithms import ALGORITHMS
 from algorithms.common import run_clients, stream, timed
-from command_line import fail, flag_name, keywords, module_constant, module_of, parse
+from command_line import module_constant, module_of, parse
+from configuration import configure, expected, validated_config
 from plateau import with_plateau
-from presets import DEFAULTS, PAPER, QUICK_START
-from report import describe, heading, rank, round_line, say, summary
+from presets import PAPER
+from report import describe, fail, heading, rank, round_line, say, summary
 
-EMBEDDED = {"glyphs": "glyphs-letters", "glyphs-letters": "glyphs"}   # {data set: its public set}
-
-
-# ------------------------------------------------------------------------------------------------
-# From the flags that were given to a config: explicit flags over the preset over the defaults
-
-def configure(given):
-    """The config of a run: all flags and hyperparameters, which decide its numbers."""
-    algos, preset = given["algo"], preset_of(given)
-    flags = complete_flags(given, preset)
-    for problem in problems(given, preset, flags):
-        fail(problem)
-    settings = {algo: {name: given.get(name, preset.get(algo, {}).get(name, parameter.default))
-                       for name, parameter in keywords(algo).items()} for algo in algos}
-    needs_validation = [*map(uses_validation, algos, settings.values()),
-                        flags["lr_patience"] is not None]
-    if flags["validation"] is None and any(needs_validation):
-        flags["validation"] = 0.1
-    return {"algo": algos, "seeds": given.get("seeds", [0]), "flags": flags, "settings": settings}
-
-
-def preset_of(given):
-    """The table of --paper; without it, on the embedded data, the quick start's."""
-    if "paper" in given:
-        return PAPER[given["paper"]]
-    return QUICK_START if given.get("dataset", DEFAULTS["dataset"]) in EMBEDDED else {}
-
-
-def complete_flags(given, preset):
-    """The federation's flags; those whose default depends on others are filled in here."""
-    algos, flags = given["algo"], dict(DEFAULTS)
-    for table in [preset, *(preset.get(algo, {}) for algo in algos)]:
-        flags |= table.get("data", {})
-    flags |= {name: value for name, value in given.items() if name in DEFAULTS}
-    public_uses = {module_constant(algo, "PUBLIC") for algo in algos} - {"none"}
-    if flags["public"] is None and public_uses:
-        is_labelled = "labelled" in public_uses
-        flags["public"] = "half" if is_labelled else EMBEDDED.get(flags["dataset"], "fifth")
-    if flags["joint"] is None:
-        flags["joint"] = federation.has_foreign_public(flags) and "joint" in public_uses
-    if flags["attack"] is not None and flags["attackers"] is None:
-        flags["attackers"] = 2 if flags["attack"] == "ofom" else 1
-    if flags["attack"] is not None and flags["attack_scale"] is None:
-        flags["attack_scale"] = 10.0
-    return flags
-
-
-def uses_validation(algo, settings):
-    """True if one of the keywords in the file's VALIDATION is on."""
-    names = module_constant(algo, "VALIDATION", ())
-    return any(settings[name] not in (False, None) for name in names)
-
-
-def problems(given, preset, flags):
-    """Yields a one-line message for each check that the flags fail, in the order of the checks."""
-    algos, foreign = given["algo"], federation.has_foreign_public(flags)
-    for algo in algos:
-        if "paper" in given and algo not in preset:
-            available = ", ".join(name for name in preset if name in ALGORITHMS)
-            yield f"--paper {given['paper']} has no {algo}; it has {available}"
-
-    if flags["joint"] and not foreign:
-        yield "--joint needs a foreign public set: --public NAME or PATH"
-    labelled = [algo for algo in algos if module_constant(algo, "PUBLIC") in ("labelled", "joint")]
-    if labelled and foreign and not flags["joint"]:
-        yield (f"{', '.join(labelled)}: the public images need labels of the task: "
-               f"--public half or fifth, not {flags['public']}")
-
-    for name in [*flags["model"], flags["server_model"]]:
-        if name not in models.NETWORKS:
-            yield f"unknown network {name!r}; there are {', '.join(models.NETWORKS)}"
-    one_network = [algo for algo in algos if not module_constant(algo, "MIXED")]
-    if one_network and len(set(flags["model"])) > 1:
-        yield (f"{', '.join(one_network)}: every client needs the same network, "
-               f"not {', '.join(flags['model'])}")
-
-    kept = [algo for algo in algos if not module_constant(algo, "PLATEAU")]
-    if kept and flags["lr_patience"] is not None:
-        falling = ", ".join(algo for algo in ALGORITHMS if module_constant(algo, "PLATEAU"))
-        yield f"--lr-patience: {kept[0]} keeps its learning rates; they may fall in {falling}"
-
-    for name in ("attackers", "attack_scale", "attack_z"):
-        if name in given and flags["attack"] is None:
-            yield f"{flag_name(name)} has no effect without --attack"
-    if flags["attack"] is not None:
-        attacks.check(flags["attack"], flags["clients"], flags["attackers"])   # raises ValueError
-        attackable = [name for name, run in ALGORITHMS.items()
-                      if "attack" in inspect.signature(run).parameters]
-        for algo in algos:
-            if algo not in attackable:
-                yield (f"--attack: {algo} has no uploads to poison; "
-                       f"these algorithms have: {', '.join(attackable)}")
-
-    if "seeds" in given and len(set(given["seeds"])) < len(given["seeds"]):
-        yield "--seeds names a seed twice"
-
-
-def validated_config(config, folder):
-    """The config read from `folder` if the command line would produce it too, else ValueError."""
-    try:
-        flags, environment = config["flags"], config["environment"]
-        for algo in config["algo"]:
-            settings = config["settings"][algo]
-            words = {**flags, **{name: "none" if value is None else value
-                                 for name, value in settings.items()},
-                     "seeds": config["seeds"], "device": environment["device"],
-                     "threads": environment["threads"]}
-            argv = ["--algo", algo]
-            for name, value in words.items():
-                if isinstance(value, bool):
-                    argv.append(flag_name(name if value else "no_" + name))
-                elif value is not None:
-                    text = ",".join(map(str, value)) if isinstance(value, list) else value
-                    argv.append(f"{flag_name(name)}={text}")
-            produced = configure(parse(argv))
-            found = produced["flags"], produced["settings"][algo], produced["seeds"]
-            if found != (flags, settings, config["seeds"]):
-                raise KeyError(algo)
-        if not config["algo"] or not isinstance(environment["torch"], str):
-            raise KeyError("torch")
-        return config
-    except (KeyError, TypeError, AttributeError):
-        path = folder / "config.json"
-        raise ValueError(f"{path} is damaged, or not from this program") from None
-
-
-# ------------------------------------------------------------------------------------------------
-# Runs
 
 def set_up(environment):
     """Sets threads, processes and the device; returns the device.
@@ -191,10 +63,9 @@ def start(algo, fed, state, config):
         keyword["attack"] = attacks.build(
             flags["attack"], partial(stream, fed.seed), len(fed.private), flags["attackers"],
             flags["attack_scale"], flags["attack_z"])
-    run = ALGORITHMS[algo]
-    if flags["lr_patience"] is not None:
-        run = with_plateau(run, module_of(algo).evaluate, module_constant(algo, "PLATEAU"),
-                           flags["lr_patience"])
+    run, rates = ALGORITHMS[algo], module_constant(algo, "PLATEAU")
+    if rates and flags["lr_patience"] is not None:
+        run = with_plateau(run, module_of(algo).evaluate, rates, flags["lr_patience"])
     fed = federation.restrict_public(fed, module_constant(algo, "PUBLIC"))
     return run(fed, state, **config["settings"][algo], **keyword)
 
@@ -289,9 +160,7 @@ def prepare(argv):
             next(start(algo, build(seed), None, run_config))
     if folder and rank() == 0:
         runs.write_config(folder, config)
-    defaults = {algo: {name: parameter.default for name, parameter in keywords(algo).items()}
-                for algo in config["algo"]}
-    describe(config, dataset, foreign, splits, defaults)
+    describe(config, expected(config), dataset, foreign, splits)
     return tasks, build, device
 
 

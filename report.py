@@ -83,12 +83,19 @@ def summary(results, comu=()):
             say(f"{'':<17} ComU@{threshold:g}: {text}")
 
 
-def describe(config, dataset, foreign, splits, defaults):
-    """Prints what will run, and every hyperparameter that differs from its default.
+def value_text(value):
+    """A flag's value as it would be typed, with on or off for a bool."""
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "on", False: "off"}[value]
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
+
+def describe(config, expected, dataset, foreign, splits):
+    """Prints what will run, and what differs from --paper, or from the algorithms' defaults.
+
+    expected           {algorithm: {name: value}}: flags and hyperparameters as they should be
     dataset, foreign   the task's images, and another data set as public images or None
     splits             {seed: see `federation.split`}; the first seed's is described
-    defaults           {algorithm: {name: default in its signature}}
     """
     flags, environment = config["flags"], config["environment"]
     say(f"torch {environment['torch']}, {environment['device']}, "
@@ -107,12 +114,14 @@ def describe(config, dataset, foreign, splits, defaults):
         say(f"attack: {flags['attack']} by {flags['attackers']} of {flags['clients']} clients, "
             + strength)
     for algo, settings in config["settings"].items():
-        changed = [f"{name} {value} ({defaults[algo][name]})" for name, value in settings.items()
-                   if value != defaults[algo][name]]
-        if changed:
-            say(f"{algo}: not the paper's defaults (in brackets): {', '.join(changed)}")
-        else:
-            say(f"{algo}: the paper's defaults")
+        found = flags | settings
+        changed = [f"{name} {value_text(found[name])} ({value_text(value)})"
+                   for name, value in expected[algo].items()
+                   if found[name] != value and name not in ("data_root", "comu")]
+        paper = flags["paper"]
+        basis = f"the settings of --paper {paper}" if paper else "without --paper, the defaults"
+        changes = f" except (theirs in brackets): {', '.join(changed)}" if changed else ""
+        say(f"{algo}: {basis}{changes}")
 
 
 def describe_split(flags, foreign, parts, public_rows, validation_rows):

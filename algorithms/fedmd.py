@@ -3,7 +3,7 @@
 Li and Wang, "FedMD: Heterogenous Federated Learning via Model Distillation", arXiv:1910.03581; what
 the text leaves open is as in its authors' code (CIFAR, iid), whose settings are the defaults.
 FedGEMS compares with FedMD in a setting of its own, where public and private data are of one task:
---paper fedgems.
+--paper fedgems-homogeneous.
 What travels: logits of a new public subset in each round, up and down. Public data: labeled, at
 every party. With a foreign public set (--joint) every model has one output layer over the public
 classes and, behind them, the classes of the task.

@@ -4,7 +4,6 @@ import functools
 import io
 import itertools
 import json
-import re
 import runpy
 import shutil
 import statistics
@@ -12,10 +11,9 @@ import sys
 import time
 from typing import Literal, get_args, get_origin
 
-import numpy as np
 import pytest
 import torch
-from toys import arrays, refused, same
+from toys import refused, same
 
 import data
 import federation
@@ -24,11 +22,11 @@ import models
 from algorithms import ALGORITHMS, fedavg, fedsdd
 from algorithms.common import timed
 from command_line import (
-    build_parser, default_text, descriptions, flag_name, hyperparameter_help, keywords,
-    module_constant, module_of)
+    build_parser, descriptions, flag_name, hyperparameter_help, keywords, module_constant,
+    module_of)
 from fedkd_minimal import configure, main, parse
-from presets import DEFAULTS, PAPER, QUICK_START, RANGES
-from report import metric_text
+from presets import DEFAULTS, PAPER, RANGES
+from report import metric_text, value_text
 
 TINY = "--model mlp --clients 4 --partition iid --threads 1".split()
 SHORT = "--rounds 2 --local-epochs 1 --batch-size 16 --participation 1".split()
@@ -88,7 +86,13 @@ REFUSED = """
 --algo fedavg --partition few_per_class --per-class 100 | 600 samples | 2000
 --algo fedavg --partition fedgkt_table6 | Table 6 | 16 clients
 --algo fedsdd --public nowhere        | nowhere
---algo scaffold --paper fedgems       | fedgems | scaffold | fedavg
+--algo fedgems --paper fedgems        | --paper | fedgems-homogeneous
+--algo scaffold --paper fedgkt        | fedgkt | scaffold | fedavg
+--algo fedavg,fedgkt --paper fedgkt   | fedgkt | a command of its own
+--algo fedsdd --paper fedsdd --dataset cifar100 | cifar100: --public NAME or PATH | has ImageNet-32
+--algo fedavg,feddf --paper feddf TINY | feddf | --public NAME or PATH
+--algo fedavg,split-learning --lr-patience 3 | --lr-patience | split-learning keeps
+--algo split-learning --paper fedgkt --lr-patience 3 | --lr-patience | split-learning keeps
 --algo fedgems --public glyphs-letters | fedgems | labels of the task | --public half
 --algo fedmd --public half --joint    | --joint | foreign
 --algo fedmd --no-joint               | fedmd | labels of the task
@@ -278,53 +282,6 @@ def test_defaults_are_the_papers(algo):
     assert config["settings"][algo] == found
 
 
-@pytest.mark.parametrize("table", [QUICK_START, *PAPER.values()])
-def test_presets_set_what_the_command_line_allows_and_alike_for_variants(table):
-    for algo, own in table.items():
-        argv = ["--algo", "fedgems" if algo == "data" else algo]
-        for name, value in {**own, **own.get("data", {})}.items():
-            flag = flag_name(name if value is not False else "no_" + name)
-            if name != "data":
-                argv.append(flag if isinstance(value, bool) else f"{flag}={default_text(value)}")
-        assert len(parse(argv)) == len(argv) - 1
-    for algo in ("fedsdd", "fedgems"):
-        assert table.get(f"{algo}-ablations") == table.get(algo)
-    assert table.get("fedgkt-async") == table.get("fedgkt")
-
-
-SETS = """
-# flags win over the paper, also if they equal the default; the paper over the quick start
-fedavg                 | model cnn | lr 0.1 | local_epochs 5 | clients 20
-fedavg --paper fedgems | model bottleneck11 | lr 0.001 | local_epochs 20 | augment on | clients 16
-fedavg --paper fedgems --model mlp --lr 0.5 --no-augment | model mlp | lr 0.5 | augment off
-fedavg --paper fedgems --lr 0.8 --optimizer sgd --alpha 0.1 | lr 0.8 | optimizer sgd | alpha 0.1
-# FedSDD, Table 10: each step from FedDF to FedSDD is one command
-feddf --paper feddf    | server_optimizer adam | drop_worst on | patience 1000 | validation 0.1
-feddf --paper feddf --model resnet20 | model resnet20 | lr 0.1
-feddf --paper fedsdd --drop-worst --patience 1000 | drop_worst on | patience 1000 | validation 0.1
-feddf --paper fedsdd --validation 0.1  | drop_worst off | patience none | validation 0.1
-fedsdd --paper fedsdd --validation 0.1 | model resnet20 | lr 0.8 | validation 0.1
-# FedSDD, section 4.1: its own distillation for FedDF, without a validation set
-feddf --paper fedsdd   | model resnet20 | lr 0.8 | server_lr 0.1 | server_batch_size 256
-feddf --paper fedsdd   | distill_steps 5000 | temperature 4.0 | server_optimizer sgd | cosine off
-feddf --paper fedsdd   | validation none | max_grad_norm none
-# numbers that may be none; public sets
-feddf --patience none --max-grad-norm none | patience none | max_grad_norm none
-fedgems --public fifth --public-size 7 --amp | public fifth | public_size 7 | joint off | amp on
-fedsdd --dataset x.npz | public fifth
-fedmd --dataset glyphs-letters --classes 0,1,5 | public glyphs | joint on | classes 0,1,5
-"""
-
-
-@pytest.mark.parametrize("line", re.findall("^[a-z].*", SETS, re.M))
-def test_what_a_command_sets(line):
-    command, *expected = line.split(" | ")
-    config = configured("--algo " + command)
-    found = {**config["flags"], **config["settings"][command.split()[0]]}
-    assert [f"{name} {default_text(found[name])}"
-            for name, _ in map(str.split, expected)] == expected
-
-
 def test_with_several_algorithms_a_flag_goes_to_those_that_have_it():
     settings = configured("--algo fedavg,fedsdd --lr 0.3 --R 2")["settings"]
     assert settings["fedavg"]["lr"] == settings["fedsdd"]["lr"] == 0.3
@@ -347,30 +304,8 @@ def test_every_keyword_is_a_flag_and_reaches_the_settings(algo):
         else:
             number = int if "int" in str(kind) else float
             changed[name] = number(1 if RANGES[name][0](1) else 0.25)
-        argv += [flag, default_text(changed[name])]
+        argv += [flag, value_text(changed[name])]
     assert configure(parse(argv))["settings"][algo] == changed
-
-
-@pytest.mark.parametrize("command, share", [
-    ("feddf", 0.1), ("fedavg,feddf", 0.1), ("feddf --no-drop-worst", 0.1),
-    ("feddf --patience none", 0.1), ("feddf --no-drop-worst --patience none", None),
-    ("fedavg", None), ("fedavg --validation 0.2", 0.2), ("feddf --validation 0.3", 0.3),
-    ("fedmd", 0.1), ("fedmd-pooled --no-early-stopping", None), ("fedgkt-async", None),
-    ("fedgkt,fedavg --lr-patience 5", 0.1)])
-def test_validation_images_are_held_out_where_they_are_used(command, share):
-    assert configured("--algo " + command)["flags"]["validation"] == share
-
-
-@pytest.mark.parametrize("public, joint, commands", [
-    ("half", False, "fedgem fedgems fedgems-ablations fedgems,fedsdd fedmd,fedgems standalone "
-                    "public-private centralized-all"),                   # labels of the task
-    ("glyphs-letters", True, "fedmd fedmd-pooled fedmd,fedsdd"),         # labels of either
-    ("glyphs-letters", False, "feddf fedbe fedsdd fedsdd-ablations dsfl cronus"),
-    (None, False, "fedavg fedprox scaffold centralized fedgkt fedgkt-async split-learning")])
-def test_public_data_by_default(public, joint, commands):
-    for algos in commands.split():
-        flags = configured(f"--algo {algos}")["flags"]
-        assert (flags["public"], flags["joint"]) == (public, joint), algos
 
 
 def test_a_flag_that_an_algorithm_refuses_may_only_be_off(monkeypatch, capsys):
@@ -444,7 +379,7 @@ def test_the_help_of_a_keyword_tells_the_default_of_each_algorithm(with_toy, cap
     assert both == f"{text} (default: toy 3, fedavg 100)"
     assert hyperparameter_help("distill", ["toy", "fedbe"]).endswith("(default off)")
     values = [None, True, False, 100, 0.001, "sgd", ["cnn", "mlp"]]     # as they would be typed
-    assert [*map(default_text, values)] == "none on off 100 0.001 sgd cnn,mlp".split()
+    assert [*map(value_text, values)] == "none on off 100 0.001 sgd cnn,mlp".split()
     assert "100% of them is 1.0 (default 1.0)" in printed_help(capsys, ["--algo", "toy"])
 
 
@@ -456,7 +391,7 @@ def test_help_is_the_files_own_text_and_describes_every_flag(capsys, algo):
     for name, parameter in keywords(algo).items():
         assert flag_name(name) in printed and name in descriptions(ALGORITHMS[algo]), name
         assert "".join(helps[name].replace("%%", "%").split()) in printed, name
-        assert helps[name].endswith(f"(default {default_text(parameter.default)})"), name
+        assert helps[name].endswith(f"(default {value_text(parameter.default)})"), name
 
 
 def test_help_of_several_algorithms_and_of_none(capsys):
@@ -467,7 +402,7 @@ def test_help_of_several_algorithms_and_of_none(capsys):
     for action in build_parser([], "")._actions:
         assert len(action.help.split()) > 2, action.dest
         default = DEFAULTS.get(action.dest)
-        text = "(default" if default is None else f"(default {default_text(default)})"
+        text = "(default" if default is None else f"(default {value_text(default)})"
         assert text in action.help or action.dest in ("help", "algo", "resume", "list")
 
 
@@ -475,9 +410,9 @@ def test_help_of_several_algorithms_and_of_none(capsys):
 
 def test_a_run_prints_a_line_per_round_and_keeps_what_it_measured(finished):
     folder, _, printed = finished
-    assert ("fedsdd: not the paper's defaults (in brackets): rounds 2 (100), participation 1.0 "
-            "(0.4), K 2 (4), local_epochs 1 (40), batch_size 16 (64), distill_steps 2 (5000), "
-            "server_batch_size 16 (256)") in printed.splitlines()
+    assert ("fedsdd: without --paper, the defaults except (theirs in brackets): rounds 2 (100), "
+            "participation 1.0 (0.4), K 2 (4), local_epochs 1 (40), batch_size 16 (64), "
+            "distill_steps 2 (5000), server_batch_size 16 (256)") in printed.splitlines()
     lines = printed.split("fedsdd, seed 3\n")[1].splitlines()
     rows, timings = (kept(folder / "fedsdd-seed3", f"{x}.jsonl") for x in ("metrics", "timing"))
     for t, (line, row, timing) in enumerate(zip(lines[1:4], rows, timings, strict=True)):
@@ -551,37 +486,3 @@ def test_an_attack_is_printed_changes_the_numbers_and_resumes(capsys, npz, tmp_p
     assert accuracies[0] > 0.01 and max(accuracies) < 1              # reached before any upload
     comu = [line.strip() for line in printed["clean"] if "ComU" in line]
     assert comu == ["ComU@0.01: 0.00 MB up and down", "ComU@1: not reached"]
-
-
-SMALL = {"rounds": 1, "local_epochs": 1, "distill_steps": 1, "K": 2, "participation": 1.0,
-         "transfer_public_epochs": 1, "transfer_local_epochs": 1, "server_epochs": 1}
-PRESETS = [(paper, algo) for paper in PAPER for algo in PAPER[paper] if algo != "data"]
-
-
-def flags_of(paper, algo):
-    return {**DEFAULTS, **PAPER[paper]["data"], **PAPER[paper][algo].get("data", {})}
-
-
-FIRST = {(*own["model"], own["server_model"]): preset for preset in reversed(PRESETS)
-         for own in [flags_of(*preset)]}.values()        # the first one with these networks
-
-
-@pytest.mark.parametrize("paper, algo", PRESETS)
-def test_every_preset_runs(tmp_path, paper, algo):
-    """A round with its settings; the first algorithm with the same networks runs the real ones."""
-    config = configured(f"--algo {algo} --paper {paper}")
-    own = {name: parameter.default for name, parameter in keywords(algo).items()}
-    own |= {name: value for name, value in PAPER[paper][algo].items() if name != "data"}
-    assert config["settings"][algo] == own
-    for name, value in flags_of(paper, algo).items():
-        assert value is None or config["flags"][name] == value
-    flags = [f"{flag_name(name)}={value}" for name, value in SMALL.items() if name in own]
-    if (paper, algo) not in FIRST:
-        edges = algo in ("fedgkt", "fedgkt-async", "split-learning")
-        small = "gkt_edge_small gkt_server_small".split() if edges else ["mlp", "mlp"]
-        flags += ["--model", small[0], "--server-model", small[1]]
-    np.savez(tmp_path / "few.npz", **arrays(16, 8, 4, (16, 16, 3)))
-    main(["--algo", algo, "--paper", paper, "--dataset", str(tmp_path / "few.npz"), "--clients",
-          "2", "--partition", "iid", "--threads", "1", "--out", str(tmp_path / "out"), *flags])
-    rows = kept(tmp_path / "out")
-    assert {*module_constant(algo, "COLUMNS")} <= rows[1].keys() and len(rows) == 2

@@ -29,8 +29,8 @@ def pixels(*shape, seed=0):
 
 
 def nchw(array):
-    """What should be read from the bytes [n, h, w, c]."""
-    return torch.from_numpy(np.ascontiguousarray(array)).permute(0, 3, 1, 2) / 255
+    """What should be read from the pixels [n, h, w, c]."""
+    return torch.from_numpy(np.ascontiguousarray(array)).permute(0, 3, 1, 2)
 
 
 def refused(words, function, *arguments):
@@ -68,8 +68,9 @@ def test_glyphs_are_the_same_bytes_for_everyone(name, sizes, classes, digest):
     """All accuracies on glyphs were measured on these bytes."""
     loaded, sha = load(name), hashlib.sha256()
     for part, size in zip(loaded, sizes):
-        assert part.images.shape == (size, 1, 16, 16) and part.images.dtype == torch.float32
-        sha.update((part.images * 255).round().byte().contiguous().numpy().tobytes())
+        assert part.images.shape == (size, 1, 16, 16) and part.images.dtype == torch.uint8
+        assert part.images.min() == 0 and part.images.max() == 255
+        sha.update(part.images.contiguous().numpy().tobytes())
     sha.update(loaded.writers.tobytes() + loaded.train.labels.numpy().tobytes())
     assert loaded.num_classes == classes and sha.hexdigest()[:16] == digest
 
@@ -77,7 +78,7 @@ def test_glyphs_are_the_same_bytes_for_everyone(name, sizes, classes, digest):
 def test_writers_differ_in_appearance_and_test_writers_are_others():
     """Mean images of writers lie much further apart than those of random groups of that size."""
     images, writers = load("glyphs").train.images, load("glyphs").writers
-    by_writer, random = (np.var([images[own].mean(0).numpy() for own in deal(writers, 60, rng(0))],
+    by_writer, random = (np.var([images.numpy()[own].mean(0) for own in deal(writers, 60, rng(0))],
                                 axis=0).mean() for deal in (partition.by_writer, partition.iid))
     assert by_writer > 10 * random
     images, labels, writers = data.handwriting(data.FONT[:3], 5, 2, 1.3, seed=1)
@@ -106,7 +107,7 @@ def write_npz(folder, **changes):
 
 @pytest.mark.parametrize("layout", [(0, 1, 2, 3), (0, 3, 1, 2)], ids=["NHWC", "NCHW"])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_npz_bytes_are_scaled_to_0_1_whatever_the_layout(tmp_path, layout, channels):
+def test_npz_bytes_stay_bytes_whatever_the_layout(tmp_path, layout, channels):
     arrays = [pixels(6, 5, 4, channels), pixels(4, 5, 4, channels, seed=1)]
     x_train, x_test = (array.transpose(layout) for array in arrays)
     loaded = data.load(write_npz(tmp_path, x_train=x_train, x_test=x_test))
@@ -232,7 +233,7 @@ def test_cifar100_has_its_images_fine_labels_and_superclasses(tmp_path, monkeypa
     for name in ("train", "test", "meta"):
         (tmp_path / "cifar-100-python" / name).write_bytes(pickle.dumps(content))
     loaded = data.load("cifar100", tmp_path)
-    assert torch.equal(loaded.train.images.flatten(1), torch.from_numpy(content["data"]) / 255)
+    assert torch.equal(loaded.train.images.flatten(1), torch.from_numpy(content["data"]))
     assert loaded.train.labels.tolist() == loaded.test.labels.tolist() == [0, 1, 2, 0]
     assert loaded.superclass.tolist() == [19, 18, 17, 19] and loaded.superclass.dtype == np.int64
 
@@ -267,7 +268,7 @@ def test_adapt_by_hand():
     stripes = torch.tensor([0., 1, 1, 0]).repeat(8).expand(1, 1, 32, 32)
     assert torch.allclose(data.adapt(stripes, (1, 8, 8))[..., 1:-1], torch.tensor(.5), atol=1e-6)
     for channels, shape in ((3, (1, 16, 16)), (1, (3, 32, 32)), (3, (3, 16, 20))):
-        adapted = data.adapt(nchw(pixels(4, 24, 24, channels)).contiguous(), shape)
+        adapted = data.adapt(nchw(pixels(4, 24, 24, channels)).contiguous() / 255, shape)
         assert adapted.shape == (4, *shape) and adapted.is_contiguous(**CHANNELS_LAST)
         assert adapted.min() >= 0 and adapted.max() <= 1 + 1e-6
     for channels, wanted in ((4, 3), (3, 2)):
@@ -394,11 +395,26 @@ def test_an_algorithm_sees_only_the_public_data_that_it_uses():
     assert seen[1].images is fed.public.images and seen[1].labels is None
 
 
-def test_load_takes_the_classes_asked_for_and_normalizes_by_them_alone():
-    _, dataset, *_ = built(classes=[6, 0])
-    images = dataset.train.images
+def test_classes_are_taken_and_normalized_alone():
+    fed, dataset, parts, _ = built(classes=[6, 0])
+    images, labels = map(torch.cat, zip(*fed.private))
+    assert dataset.num_classes == 2 and len(fed.test.labels) == 2 * 4
     assert images.mean().abs() < 1e-5 and abs(images.square().mean() - 1) < 1e-4
-    assert torch.equal(dataset.train.labels == 0, images[:, 0, 0, 0] > 0)     # 6 is the brighter
+    assert torch.equal(labels == 0, images[:, 0, 0, 0] > 0)                   # 6 is the brighter
+    assert [len(part) for part in parts] == [8, 8, 8]
+
+
+def test_only_used_public_images_become_floats(monkeypatch):
+    """All of ImageNet-32 would be 16 GB. The numbers are those of floats that came as floats."""
+    counts, to_float, images = [], data.to_float, nchw(pixels(500, 8, 8, 1))
+    for name, array in (("bytes", images), ("floats", images / 255)):
+        foreign = FOREIGN._replace(train=Data(array, torch.arange(500) % 4))
+        monkeypatch.setitem(data.DATASETS, name, lambda root, foreign=foreign: foreign)
+    monkeypatch.setattr(data, "to_float", lambda x: counts.append(len(x)) or to_float(x))
+    few, whole = (built(public="bytes", public_size=n)[0].public.images for n in (9, None))
+    assert len(few) == 9 and counts.count(9) == counts.count(500) == 1
+    assert torch.equal(whole, built(public="floats")[0].public.images)
+    assert all((whole == image).flatten(1).all(1).any() for image in few)
 
 
 def test_what_the_data_set_cannot_give_is_refused():

@@ -14,7 +14,8 @@ from toys import refused
 import runs
 from algorithms import ALGORITHMS
 from algorithms.common import run_clients
-from fedkd_minimal import keywords, main
+from command_line import keywords
+from fedkd_minimal import main
 
 ROOT = Path(__file__).parent.parent
 ROUNDS = 3
