@@ -61,7 +61,7 @@ PAPER = {
         "data": {**SIXTEEN_CLIENTS, "partition": "fedgkt_table6", "alpha": 0.5,
                  "model": ["bottleneck56"]}, **FEDGKT_BASELINES,
         "fedgkt": FEDGKT_SGD, "fedgkt-async": FEDGKT_SGD},
-    # CIFAR, iid as in the public code: --dataset cifar100. The README has FedMD's other three
+    # CIFAR, iid as in the public code: --dataset cifar100. REPRODUCE.md has the other three
     # settings.
     "fedmd": {
         "data": {"clients": 10, "model": [f"fedmd{j}" for j in range(10)],
@@ -106,7 +106,7 @@ QUICK_START = {
     "centralized-all": {"rounds": 20, "batch_size": 64},
 }
 
-# The flags of the federation, with their defaults. None: see `complete_flags` in fedkd_minimal.py.
+# The flags of the federation, with their defaults. None: see `complete_flags` in configuration.py.
 DEFAULTS = {
     "paper": None, "dataset": "glyphs", "data_root": "data", "classes": None, "model": ["resnet20"],
     "server_model": "resnet56", "clients": 20, "partition": "dirichlet_equal", "alpha": 0.1,
