@@ -8,8 +8,8 @@ import torch
 from toys import federation, linear, same, samples, with_batchnorm, with_dropout
 from torch import nn
 
-from algorithms import (common, fedavg, fedbe, feddf, fedgems, fedgems_ablations, fedgkt, fedprox,
-                        fedsdd, scaffold, split_learning)
+from algorithms import (common, dsfl, fedavg, fedbe, feddf, fedgems, fedgems_ablations, fedgkt,
+                        fedprox, fedsdd, scaffold, split_learning)
 from algorithms.common import (Trained, count_active, is_finite, run_clients, sample_clients,
                                seeded, stream, timed, to_device)
 from algorithms.equations import average_weights, distillation_loss, kl_divergence
@@ -127,6 +127,8 @@ DRAWS_DROPOUT = {   # from its start w: its round (or event) t; its client or gl
     "fedprox": lambda fed, t, i, w: fedprox.train_client(fed, i, t, w, mu=0.0, **LOCAL),
     "scaffold": lambda fed, t, i, w: scaffold.train_client(
         fed, i, t, scaffold.start_server(fed, "one"), **LOCAL),
+    "dsfl": lambda fed, t, i, w: dsfl.train_client(
+        fed, i, t, w | {"optimizer": None}, local_epochs=8, batch_size=1, new_optimizer=SGD).client,
     "split-learning": split,
     "fedsdd": lambda fed, t, i, w: fedsdd.distil(
         fed, t, i, w, TEACHER, temperature=4.0, **DISTIL)["model"],
@@ -141,7 +143,7 @@ DRAWS_DROPOUT = {   # from its start w: its round (or event) t; its client or gl
         fedgems_ablations, fed, t, self_training=True, self_distillation=True,
         ensemble_distillation=True),
 }
-WITH_I = ("fedavg", "fedprox", "scaffold", "split-learning", "fedsdd", "feddf")
+WITH_I = ("fedavg", "fedprox", "scaffold", "dsfl", "split-learning", "fedsdd", "feddf")
 KEYS = [(name, "t") for name in DRAWS_DROPOUT] + [(name, "i") for name in WITH_I]
 
 

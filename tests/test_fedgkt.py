@@ -2,7 +2,6 @@
 import contextlib
 import copy
 import dataclasses
-import functools
 import itertools
 import math
 import types
@@ -116,21 +115,12 @@ def check_accuracies(fed, metrics, state):
 def uploads_of(monkeypatch, module=fedgkt):
     """What the server trains on, from now on: [{client: (features, logits)}] of each event."""
     uploads, original = [], module.train_server
-
-    def watcher(*args, **keywords):
-        uploads.append(args[3])
-        return original(*args, **keywords)
-    monkeypatch.setattr(module, "train_server", watcher)
-    return lambda: uploads
+    monkeypatch.setattr(module, "train_server", lambda *args, **keywords:
+                        uploads.append(args[3]) or original(*args, **keywords))
+    return uploads
 
 
 # ------------------------------------------------------ slow: Algorithm 1, number by number
-
-SLOW_OPTIMIZERS = {
-    "sgd": torch.optim.SGD, "momentum": functools.partial(torch.optim.SGD, momentum=0.9),
-    "amsgrad": functools.partial(torch.optim.Adam, amsgrad=True),
-    "nesterov": functools.partial(torch.optim.SGD, momentum=0.9, nesterov=True)}
-
 
 def slow_layers(*layers):
     """[weight, bias, weight, bias, ...] of linear layers, in double precision."""
@@ -188,7 +178,7 @@ def slow_fedgkt(fed, events, server_distill=True, client_distill=True, **changes
     clients = [slow_layers(edge.stem, edge.classifier) for edge in edges]
     server = slow_layers(fed.server_model()[1])
     *updates, server_update = [
-        SLOW_OPTIMIZERS[name](layers, lr=lr, weight_decay=use.weight_decay) for name, layers, lr in
+        OPTIMIZERS[name](layers, lr=lr, weight_decay=use.weight_decay) for name, layers, lr in
         [*((use.optimizer, client, use.lr) for client in clients),
          (use.server_optimizer, server, use.server_lr)]]
     answers, trained = [None] * len(clients), [0] * len(clients)
@@ -261,7 +251,7 @@ def test_extraction_is_in_eval_mode_of_the_next_view(augment, monkeypatch):
     """With the weights after training."""
     uploads, fed = uploads_of(monkeypatch), toy(network=EdgeWithBatchNorm, augment=augment)
     states = [state for _, state in fedgkt.run(fed, **QUICK)][1:]
-    for n, (state, sent) in enumerate(zip(states, uploads(), strict=True), start=1):
+    for n, (state, sent) in enumerate(zip(states, uploads, strict=True), start=1):
         for i, (features, logits) in sent.items():
             model, images = loaded(fed.client_model(i), state["clients"][i]), view(fed, i, n)
             assert torch.allclose(features, model.extract(images), atol=1e-4)
@@ -290,7 +280,7 @@ def test_bfloat16_rounds_the_maps_that_are_sent_and_not_the_logits(monkeypatch):
     uploads = uploads_of(monkeypatch)
     (full, _), (half, _) = (finished(toy(), rounds=1, features=features)
                             for features in ("float32", "bfloat16"))
-    sent, rounded = uploads()
+    sent, rounded = uploads
     for i in range(3):
         assert same(rounded[i], (sent[i].features.bfloat16(), sent[i].logits))
         assert sent[i].features.dtype == sent[i].logits.dtype == torch.float32
@@ -386,17 +376,14 @@ def test_server_logits_follow_a_clients_rows():
 def test_initial_weights_depend_on_the_seed_alone(run):
     """All clients start from the same weights, or each from its own; no data has a part in it."""
     def start(common=True, **changes):
-        metrics, state = next(run(toy(**changes), **QUICK, common_start=common))
-        assert state["round"] == 0
-        assert metrics.get("clock", 0) == metrics.get("clock_if_all_wait", 0) == 0
-        assert state["server_logits"] == [None] * 3 and "bytes_up" not in metrics
+        _, state = next(run(toy(**changes), **QUICK, common_start=common))
+        assert state["round"] == 0 and state["server_logits"] == [None] * 3
         return [dict(learner["model"]) for learner in [state["server"], *state["clients"]]]
     server, *edges = [dict(model.state_dict()) for model in
                       [toy().server_model(), *(toy().client_model(i, init=i) for i in range(3))]]
     assert same(start(), [server, *[edges[0]] * 3])
     assert same(start(common=False), [server, *edges])
     assert same(start(), start(private=[samples(n, seed=7 + n) for n in SIZES]))
-    assert not any(same(a, b) for a, b in zip(start(), start(seed=1)))
 
 
 def test_server_logits_are_of_the_trained_server():
@@ -438,7 +425,7 @@ def test_asynchronous_rounds_against_algorithm_1(monkeypatch):
     groups = [[2], [1], [2],                                                # at .1, .15, .2
               [1, 2], [0, 2],                                               # at .3, .4
               [1], [2], [1, 2]]                                             # at .45, .5, .6
-    assert [sorted(event) for event in uploads()] == groups
+    assert [sorted(event) for event in uploads] == groups
     for (metrics, state), clock, events, answers, sent in zip(
             rounds, (.2, .4, .6), (3, 5, 8), ([0, 1, 2], [1, 2, 4], [1, 4, 6]),
             (4 + 3 + 4, (3 + 4) + (5 + 4), 3 + 4 + (3 + 4)), strict=True):
@@ -461,22 +448,17 @@ def test_latencies_are_drawn_once_from_the_seed():
 
 # ----------------------------------------------------------------- uploads not to be used
 
-def spoilt(who, part, value, since=1):
-    """An attack that puts a value into the features or logits of some, from an event on."""
-    parts = itertools.cycle(("features", "logits"))               # in this order it is called
-
-    def attack(uploads, client_ids, t):
-        if next(parts) != part or t < since:
-            return uploads
-        return [torch.cat([own[:-1], torch.full_like(own[-1:], value)]) if i in who else own
-                for own, i in zip(uploads, client_ids)]
-    return types.SimpleNamespace(samples=attack)
-
-
 @pytest.mark.parametrize("part, value", [("features", math.nan), ("logits", -1e30)])
 def test_non_finite_features_are_left_out(part, value):
-    """The server learns from the others alone; the client keeps its old server logits."""
-    fed, attack = toy(), spoilt([1], part, value, since=2)
+    """Client 1's in round 2: the server learns from the others alone; the client keeps its old
+    server logits."""
+    fed, parts = toy(), itertools.cycle(("features", "logits"))      # in this order it is called
+
+    def spoilt(uploads, client_ids, t):
+        if next(parts) == part and t == 2:
+            uploads[1][-1] = value
+        return uploads
+    attack = types.SimpleNamespace(samples=spoilt)
     (_, first), (metrics, state) = list(fedgkt.run(fed, **QUICK, attack=attack))[1:]
     _, server, answers = slow_fedgkt(fed, [(0, 1, 2), (0, 2)])
     clients, _, _ = slow_fedgkt(fed, [(0, 1, 2)] * 2)         # its local training counts
@@ -484,13 +466,6 @@ def test_non_finite_features_are_left_out(part, value):
     assert torch.equal(state["server_logits"][1], first["server_logits"][1])
     assert metrics["bad_uploads"] == 1 and trainings(state) == [2, 2, 2]
     assert metrics["bytes_down"] == 4 * fed.num_classes * (5 + 4)         # no answer to client 1
-
-
-def test_without_any_finite_upload_the_server_stays():
-    attack = spoilt(range(3), "features", math.nan)
-    (_, start), _, (metrics, state) = fedgkt.run(toy(), **QUICK, attack=attack)
-    assert same(state["server"], start["server"]) and state["server_logits"] == [None] * 3
-    assert metrics["bad_uploads"] == 3
 
 
 # ------------------------------------------------------------ the metrics, what is refused
@@ -517,12 +492,11 @@ def refused(fed, message, runs=RUNS, **changes):
 
 
 @pytest.mark.parametrize("runs, federation, settings, message", [
-    (RUNS, {"network": linear}, {}, "linear has no feature map"),
     (RUNS, {"network": (Edge, linear)}, {}, "linear has no feature map"),
     (RUNS, {"network": (Edge, lambda classes: Edge(classes, 6))}, {},
      r"cannot read the \[6, 1, 1\] feature maps of <lambda>"),
     *((RUNS[1:], {}, {"latencies": latencies}, "--latencies .* greater than 0 .* 3 clients")
-      for latencies in [(1., 2.), (1., 2., 3., 4.), (1., 0., 2.)])])
+      for latencies in [(1., 2., 3., 4.), (1., 0., 2.)])])
 def test_what_does_not_fit_together_is_refused(runs, federation, settings, message):
     refused(toy(**federation), message, runs, **settings)
 
@@ -537,19 +511,15 @@ def test_feature_maps_that_do_not_fit_in_memory_are_refused(monkeypatch, feature
     assert all(next(run(toy(), **QUICK, features=features)) for run in RUNS)
 
 
-@pytest.mark.parametrize("linux", [True, False])
-def test_available_memory_is_at_most_all_there_is(linux, monkeypatch):
+def test_available_memory_is_at_most_all_there_is(monkeypatch):
     """Linux counts in kB. A system without /proc/meminfo, as a laptop may be, tells its size."""
-    monkeypatch.setattr(fedgkt_features.os.path, "exists", lambda path: linux)
-    if linux:
-        lines = ["MemFree: 2048 kB\n", "MemAvailable:    3000 kB\n"]
-        monkeypatch.setattr(fedgkt_features, "open", lambda path: contextlib.nullcontext(lines),
-                            raising=False)
-        assert fedgkt_features.available_memory(torch.device("cpu")) == 3000 * 1024
-        monkeypatch.undo()
     total = math.prod(map(fedgkt_features.os.sysconf, ("SC_PHYS_PAGES", "SC_PAGE_SIZE")))
-    free = fedgkt_features.available_memory(torch.device("cpu"))
-    assert 2**20 < free <= total and (linux or free == total)
+    assert 2**20 < fedgkt_features.available_memory(torch.device("cpu")) <= total
+    lines = contextlib.nullcontext(["MemFree: 2048 kB\n", "MemAvailable:    3000 kB\n"])
+    monkeypatch.setattr(fedgkt_features, "open", lambda path: lines, raising=False)
+    for linux, expected in [(True, 3000 * 1024), (False, total)]:
+        monkeypatch.setattr(fedgkt_features.os.path, "exists", lambda path: linux)
+        assert fedgkt_features.available_memory(torch.device("cpu")) == expected
 
 
 @pytest.mark.parametrize("module", [fedgkt, fedgkt_async])

@@ -42,10 +42,6 @@ def rows_of(fed, **settings):
     return rounds, rows
 
 
-def label_counts(labels):
-    return collections.Counter(np.asarray(labels).tolist())
-
-
 # ------------------------------------------------------------------------------ consensus, digest
 
 def test_consensus_is_of_logits_not_of_probabilities():
@@ -62,14 +58,11 @@ def test_a_weighted_consensus_by_hand(weights):
     assert torch.equal(fedmd.consensus(logits[:1], [7]), logits[0])
 
 
-@pytest.mark.parametrize("weights", [[1, 1], [1, 1, 1, 1], [], [0, 0, 0], [1, -1, 1],
-                                     [1, math.nan, 1], [1, math.inf, 1]])
+@pytest.mark.parametrize("weights", [
+    [1, 1], [1, 1, 1, 1], [0, 0, 0], [1, -1, 1], [1, math.nan, 1], [1, math.inf, 1]])
 def test_weights_that_make_no_consensus_are_refused(weights):
-    """Also before any training."""
     with pytest.raises(ValueError, match="weight >= 0 for each of 3 clients"):
         fedmd.consensus(torch.randn(3, 5, 4), weights)
-    with pytest.raises(ValueError, match="weight >= 0 for each of 3 clients"):
-        next(fedmd.run(joint(), consensus_weights=tuple(weights)))
 
 
 def test_weights_stay_with_parties_if_one_is_not_finite():
@@ -97,29 +90,24 @@ def test_digest_loss_is_the_mean_absolute_error():
 # ---------------------------------------------------------------------------------- public subset
 
 @pytest.mark.parametrize("counts", [(50, 50, 50), (97, 2, 1), (10, 0, 30, 7)])
-@pytest.mark.parametrize("size", [1, 7, 30])
+@pytest.mark.parametrize("size", [1, 7, 30, 47, 5000, None])
 def test_a_public_subset_has_of_each_class_its_share_to_one(counts, size):
-    """Whatever the classes are called, and in whatever order the samples are."""
+    """Whatever the classes are called, and in whatever order the samples are; at most all."""
     labels = np.random.default_rng(0).permutation(np.repeat(np.arange(len(counts)), counts))
+    expected = min(size or 5000, len(labels))
     for t, named in itertools.product(range(10), (labels, labels + 10, -labels)):
         rows = fedmd.public_subset(named, size, stream(0, "subset", t))
         assert rows.dtype == np.int64 and rows.tolist() == sorted(set(rows.tolist()))
-        assert len(rows) == size and 0 <= rows[0] and rows[-1] < len(labels)
-        drawn = label_counts(labels[rows])
-        assert all(abs(drawn[c] - size * n / len(labels)) < 1 for c, n in enumerate(counts))
-
-
-@pytest.mark.parametrize("size", [8, 9, 5000, None])
-def test_a_subset_of_at_least_all_samples_is_all_of_them(size):
-    labels = np.array([2, 0, 1, 1, 0, 2, 2, 2])
-    assert fedmd.public_subset(labels, size, stream(0)).tolist() == list(range(8))
+        assert len(rows) == expected and 0 <= rows[0] and rows[-1] < len(labels)
+        drawn = collections.Counter(labels[rows].tolist())
+        assert all(abs(drawn[c] - expected * n / len(labels)) < 1 for c, n in enumerate(counts))
 
 
 @pytest.mark.parametrize("labels", [np.arange(20) % 3, np.arange(20)])
 def test_every_sample_is_drawn_as_often_as_every_other(labels):
     """300 times 6 of 20: each 90 times, give or take 5 standard deviations."""
-    counts = label_counts(np.concatenate([
-        fedmd.public_subset(labels, 6, stream(0, "subset", t)) for t in range(300)]))
+    counts = collections.Counter(n for t in range(300) for n in fedmd.public_subset(
+        labels, 6, stream(0, "subset", t)).tolist())
     assert all(abs(counts[n] - 300 * .3) < 5 * math.sqrt(300 * .3 * .7) for n in range(20))
 
 
@@ -160,9 +148,7 @@ def until_converged(fed, validation, **settings):
     ([.7, .6, .5], {"patience": 1}, 1 + 1),
     ([.5, .508, .505, .509], {}, 1 + 3),                # never .01 above .5
     ([.5, .508, .516, .516, .516, .516], {}, 3 + 3),    # .516 is above .5, if not above .508
-    ([.5, .49, .495, .5], {}, 1 + 3),
     ([0.0] * 9, {"patience": 4}, 1 + 4),                # 0 is the best so far
-    ([.1, .2, .3, .4, .5, .6, .7], {"epochs": 7}, 7),
     ([], {"epochs": 13}, 13)])                          # without a validation set
 def test_training_ends_after_patience_without_gain(monkeypatch, accuracies, settings, epochs):
     """Better is: by more than min_delta = .01 above the best. An epoch is one batch."""
@@ -274,7 +260,8 @@ def test_fedmd_round_by_hand(weights):
     rounds, rows = rows_of(fed, **QUICK, consensus_weights=weights)
     parties = [slow_learner(fed.client_model(i, init=i)) for i in ids]
     public_epochs = [slow_public_stage(fed, i, parties[i]) for i in ids]                # step 0
-    assert [state.get("stage") for _, state in rounds[:3]] == ["public", "private", None]
+    assert [(metrics is None, state["round"], state.get("stage")) for metrics, state in rounds[:3]
+            ] == [(True, -1, "public"), (True, -1, "private"), (False, 0, None)]
     assert all(map(close, rounds[1][1]["models"], parties))
     for end, data in [("", fed.test), ("_public_test", fed.public_test)]:
         assert rounds[2][0]["client_accuracy_public_stage" + end] == pytest.approx(
@@ -311,18 +298,9 @@ def test_fedmd_round_by_hand(weights):
         assert metrics["client_accuracy"] == pytest.approx(sum(digested) / 3)
         assert [metrics[f"client_accuracy_{i}"] for i in ids] == pytest.approx(own)
         assert metrics["gain"] == pytest.approx(sum(own) / 3 - sum(start) / 3, abs=1e-7)
-
-
-def test_resumed_in_the_transfer_or_later_a_run_ends_the_same():
-    """The gain is since the transfer, whenever a run is resumed."""
-    settings = {**BRIEF, "rounds": 4, "lr": 0.5}
-    rounds = list(fedmd.run(joint(), **settings))
-    for n in (0, 1, 2, 4):
-        resumed = list(fedmd.run(joint(), through_a_file(rounds[n][1]), **settings))
-        assert equal(resumed, rounds[n + 1:])
-    assert rounds[2][0]["gain"] == 0 != rounds[-1][0]["gain"]
-    assert [(state["round"], metrics is None) for metrics, state in rounds] == [
-        (-1, True), (-1, True), *((t, False) for t in range(5))]
+        if t > 0:
+            assert metrics["bytes_up"] == metrics["bytes_down"] == 4 * 7 * 5 * 3
+            assert metrics["bytes_down_indices"] == 4 * 7 * 3
 
 
 # -------------------------------------------------------------------------------- the upper bound

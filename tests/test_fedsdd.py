@@ -21,12 +21,6 @@ EIGHT = (5, 3, 4, 6, 4, 5, 3, 4)
 METHODS = {"fedavg": {}, "fedprox": {"mu": 0.3}, "scaffold": {}}      # and what they need besides
 
 
-def predictions(fed, states, images):
-    """The logits [M, N, C] of client 0's network with each of the M state_dicts."""
-    members = [{"architecture": fed.architecture[0], "model": state} for state in states]
-    return predict_members(fed, members, images)
-
-
 def groups_of(t, K, count=8):
     """All clients dealt to K groups as in round t."""
     return fedsdd.group_clients(list(range(count)), K, stream(0, "groups", t))
@@ -251,9 +245,9 @@ def test_an_ensemble_of_clients_has_every_client():
     fed, ring = federation(EIGHT), []
     rounds = fedsdd_ablations.run(fed, **QUICK, K=2, R=2, ensemble="clients")
     for t, ((_, before), (metrics, state)) in enumerate(itertools.pairwise(rounds), start=1):
-        uploads = {i: upload["model"] for k, group in enumerate(groups_of(t, 2))
-                   for i, upload in trained(fed, before["global_models"][k], group, t).items()}
-        ring.append(predictions(fed, uploads.values(), fed.public.images).mean(0))
+        clients = [upload | {"architecture": "linear"} for k, group in enumerate(groups_of(t, 2))
+                   for upload in trained(fed, before["global_models"][k], group, t).values()]
+        ring.append(predict_members(fed, clients, fed.public.images).mean(0))
         for ours, expected in zip(state["ring"], ring[-2:], strict=True):
             assert torch.allclose(ours, expected, atol=1e-5)
         assert metrics["teacher_forwards"] == 8 * 8                     # clients x public images

@@ -1,10 +1,13 @@
 """Nothing is lost or doubled, and no number depends on kills or on how many processes there are:
 runs of every algorithm have the same bytes."""
+import itertools
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -41,6 +44,10 @@ def lines(folder, name="metrics.jsonl"):
     return [json.loads(line) for line in (folder / name).read_text().splitlines()]
 
 
+def bytes_of(folder):
+    return (folder / "metrics.jsonl").read_bytes()
+
+
 def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
@@ -59,11 +66,7 @@ def finished(npz, tmp_path_factory):
 @pytest.fixture(scope="module")
 def expected(finished):
     """{algorithm: the bytes of its metrics}."""
-    return {algo: (folder / "metrics.jsonl").read_bytes() for algo, folder in finished[0].items()}
-
-
-def bytes_of(folder):
-    return (folder / "metrics.jsonl").read_bytes()
+    return {algo: bytes_of(folder) for algo, folder in finished[0].items()}
 
 
 # ------------------------------------------------------------------------------------- the seconds
@@ -95,7 +98,7 @@ import json, os, signal, socket, sys, traceback
 import torch
 import fedkd_minimal, runs
 moment, current = None, []
-save, replace, write = runs.save, runs.replace, torch.save
+save, write = runs.save, torch.save
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
@@ -105,12 +108,6 @@ def half_written(checkpoint, path, **how):
         path.write_bytes(b"half of it")
         die()
     write(checkpoint, path, **how)
-
-def replaced(path, how):
-    replace(path, how)
-    if moment == "between checkpoint and metrics" and current and current[-1] == 2 \\
-            and path.name == "checkpoint.pt":
-        die()
 
 def saved(folder, config, state, rows, timings):
     current.append(state["round"])
@@ -135,7 +132,7 @@ def child(rank, world_size, argvs, printed):
             os._exit(1)
     return pid
 
-runs.save, runs.replace, torch.save = saved, replaced, half_written
+runs.save, torch.save = saved, half_written
 torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1)
 with socket.create_server(("127.0.0.1", 0)) as free:
     PORT = str(free.getsockname()[1])
@@ -144,20 +141,22 @@ for moment, world_size, printed, argvs in json.loads(sys.argv[1]):
     statuses = [os.waitpid(pid, 0)[1] for pid in children]
     assert statuses == [signal.SIGKILL if moment else 0] * world_size, (argvs, statuses)
 """
-MOMENTS = ["while the checkpoint is written", "between checkpoint and metrics", "after the round"]
+KILLED = [*zip(ALGORITHMS, ALGORITHMS, itertools.cycle(
+    ["while the checkpoint is written", "after the round"])),
+          ("early", "fedmd", "in the transfer phase")]          # (folder, algorithm, moment)
+HEADINGS = {"while the checkpoint is written": ": resumed after round 1",
+            "after the round": ": resumed after round 2", "in the transfer phase": ""}
 
 
 @pytest.fixture(scope="module")
 def elsewhere(npz, tmp_path_factory):
-    """A folder where other processes ran every algorithm: killed in round 2, at one of three
+    """A folder where other processes ran every algorithm: killed in round 2, at one of two
     moments, and resumed in another process; and in two processes. FedMD died before round 0 too."""
     out = tmp_path_factory.mktemp("elsewhere")
-    jobs = [(MOMENTS[number % 3], 1, f"{out}/killed.txt", [command(algo, npz, "--out", out / algo)])
-            for number, algo in enumerate(ALGORITHMS)]
-    early = command("fedmd", npz, "--out", out / "early")
-    jobs.append(("in the transfer phase", 1, f"{out}/early.txt", [early]))
-    killed = [*(out / algo for algo in ALGORITHMS), out / "early"]
-    jobs.append((None, 1, f"{out}/resumed.txt", [["--resume", str(folder)] for folder in killed]))
+    jobs = [(moment, 1, f"{out}/killed.txt", [command(algo, npz, "--out", out / folder)])
+            for folder, algo, moment in KILLED]
+    jobs += [(None, 1, f"{out}/{folder}.txt", [["--resume", f"{out / folder}"]])
+             for folder, *_ in KILLED]
     for kind, algos in [("edges", EDGES), ("others", [a for a in ALGORITHMS if a not in EDGES])]:
         two = command(",".join(algos), npz, "--out", out / "two" / kind)
         jobs.append((None, 2, f"{out}/{kind}.txt", [two]))
@@ -167,19 +166,13 @@ def elsewhere(npz, tmp_path_factory):
     return out
 
 
-@pytest.mark.parametrize("number, algo", list(enumerate(ALGORITHMS)))
-def test_kill_9_and_resume_give_the_same_bytes(number, algo, elsewhere, expected):
-    assert bytes_of(elsewhere / algo) == expected[algo]
-    assert [timing["round"] for timing in lines(elsewhere / algo, "timing.jsonl")] == list(
+@pytest.mark.parametrize("folder, algo, moment", KILLED, ids=[folder for folder, *_ in KILLED])
+def test_kill_9_and_resume_give_the_same_bytes(folder, algo, moment, elsewhere, expected):
+    assert bytes_of(elsewhere / folder) == expected[algo]
+    assert [timing["round"] for timing in lines(elsewhere / folder, "timing.jsonl")] == list(
         range(ROUNDS + 1))
-    printed = (elsewhere / "resumed.txt").read_text().split(f"\n{algo}, seed 0")[1]
-    assert printed.startswith(f": resumed after round {1 if number % 3 == 0 else 2}\n")
-
-
-def test_kill_9_in_fedmds_transfer_phase_and_resume_give_the_same_bytes(elsewhere, expected):
-    assert bytes_of(elsewhere / "early") == expected["fedmd"]
-    *_, printed = (elsewhere / "resumed.txt").read_text().split("\nfedmd, seed 0")
-    assert not printed.startswith(": resumed")                 # no round was done
+    printed = (elsewhere / f"{folder}.txt").read_text()
+    assert f"\n{algo}, seed 0{HEADINGS[moment]}\n" in printed
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
@@ -198,25 +191,17 @@ def test_both_processes_train_clients(kind, elsewhere, finished):
 
 # ------------------------------------------------------------------------------- stops and resumes
 
-def stopped_after(rounds, argv):
-    """Ctrl-C after that many rounds of the first run whose rows get there."""
+def stopped_after(rounds, argv, algo=None):
+    """Ctrl-C after that many rounds of the first run, or of this algorithm."""
     save = runs.save
 
     def save_then_stop(folder, config, state, rows, timings):
         save(folder, config, state, rows, timings)
-        if state["round"] == rounds:
+        if state["round"] == rounds and algo in (None, *config["algo"]):
             raise KeyboardInterrupt
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runs, "save", save_then_stop)
         assert main(argv) == 130
-
-
-def test_ctrl_c_keeps_the_rounds_and_says_how_to_go_on(npz, tmp_path, expected, capsys):
-    stopped_after(2, command("fedsdd", npz, "--out", tmp_path / "out"))
-    assert f"--resume {tmp_path / 'out'}" in capsys.readouterr().out
-    assert len(lines(tmp_path / "out")) == 3
-    main(["--resume", str(tmp_path / "out")])
-    assert bytes_of(tmp_path / "out") == expected["fedsdd"]
 
 
 @pytest.mark.parametrize("algo, more", [
@@ -244,49 +229,23 @@ def test_torchrun_resumes_two_networks_with_the_same_bytes(npz, tmp_path):
         assert bytes_of(tmp_path / "out" / name) == bytes_of(tmp_path / "whole" / name)
 
 
-def test_a_side_by_side_run_goes_on_where_it_was(npz, tmp_path, expected):
+def test_a_side_by_side_run_goes_on_where_it_was(npz, tmp_path, expected, capsys):
     """Stopped in its second algorithm: the first is not run again, the third not lost."""
-    algos = "fedavg,fedsdd,fedprox"
-    save, seen = runs.save, []
-
-    def stop_in_second(folder, config, state, rows, timings):
-        save(folder, config, state, rows, timings)
-        seen.append((folder.name, state["round"]))
-        if seen[-1] == ("fedsdd-seed0", 2):
-            raise KeyboardInterrupt
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs, "save", stop_in_second)
-        assert main(command(algos, npz, "--out", tmp_path / "out")) == 130
-        stopped_at = len(seen)
-        main(["--resume", str(tmp_path / "out")])
-    assert {name for name, _ in seen[stopped_at:]} == {"fedsdd-seed0", "fedprox-seed0"}
-    for algo in algos.split(","):
-        assert bytes_of(tmp_path / "out" / f"{algo}-seed0") == expected[algo]
+    algos = ("fedavg", "fedsdd", "fedprox")
+    stopped_after(2, command(",".join(algos), npz, "--out", tmp_path), algo="fedsdd")
+    assert f"--resume {tmp_path} continues" in capsys.readouterr().out
+    first = contents(tmp_path / "fedavg-seed0")   # run again, its seconds would be others
+    assert len(lines(tmp_path / "fedsdd-seed0")) == 3
+    main(["--resume", str(tmp_path)])
+    assert contents(tmp_path / "fedavg-seed0") == first
+    assert [bytes_of(tmp_path / f"{algo}-seed0") for algo in algos] == [
+        expected[algo] for algo in algos]
 
 
-def test_rounds_may_grow_and_a_finished_run_is_left_as_it_is(npz, tmp_path, expected):
-    out = tmp_path / "out"
-    main([*command("fedsdd", npz, "--out", out), "--rounds", "2"])
-    main(["--resume", str(out), "--rounds", str(ROUNDS)])
-    assert bytes_of(out) == expected["fedsdd"]
-    before = contents(out)
-    assert main(["--resume", str(out)]) == 0 and contents(out) == before
-
-
-def test_a_failing_write_keeps_the_last_checkpoint(npz, tmp_path, expected):
-    write = torch.save
-
-    def full_disk(checkpoint, path):
-        if checkpoint["rows"][-1]["round"] == 3:
-            path.write_bytes(b"half of it")
-            raise OSError("no space left")
-        write(checkpoint, path)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "save", full_disk)
-        with pytest.raises(OSError, match="no space left"):
-            main(command("scaffold", npz, "--out", tmp_path / "out"))
-    main(["--resume", str(tmp_path / "out")])
-    assert bytes_of(tmp_path / "out") == expected["scaffold"]
+def test_a_finished_run_is_left_as_it_is(finished):
+    folder = finished[0]["fedsdd"]
+    before = contents(folder)
+    assert main(["--resume", str(folder)]) == 0 and contents(folder) == before
 
 
 # -------------------------------------------------------------------------- what cannot be resumed
@@ -295,16 +254,13 @@ def test_a_failing_write_keeps_the_last_checkpoint(npz, tmp_path, expected):
 def first_stop(npz, tmp_path_factory):
     out = tmp_path_factory.mktemp("stopped") / "out"
     stopped_after(2, command("fedavg", npz, "--out", out))
-    return contents(out)
+    return out
 
 
 @pytest.fixture
 def stopped(first_stop, tmp_path):
     """A folder with a run that was stopped after two rounds."""
-    (tmp_path / "out").mkdir()
-    for name, content in first_stop.items():
-        (tmp_path / "out" / name).write_bytes(content)
-    return tmp_path / "out"
+    return shutil.copytree(first_stop, tmp_path / "out")
 
 
 @pytest.mark.parametrize("flags, words", [
@@ -322,23 +278,32 @@ def test_resuming_nothing_is_refused(tmp_path, capsys):
     refused(capsys, ["--resume", tmp_path / "missing"], "holds no run")
 
 
-@pytest.mark.parametrize("name, spoil, words", [
-    ("checkpoint.pt", lambda path: path.write_bytes(path.read_bytes()[:1000]), ["damaged"]),
-    ("checkpoint.pt", lambda path: path.write_bytes(b""), ["damaged"]),
-    ("checkpoint.pt", lambda path: path.unlink(), ["missing"]),
-    ("checkpoint.pt", lambda path: torch.save({"w": torch.ones(1)}, path),
-     ["not from this program"]),
-    ("checkpoint.pt", lambda path: torch.save([1, 2], path), ["not from this program"]),
-    ("checkpoint.pt", lambda path: path.write_bytes(pickle.dumps(print, protocol=2)), ["damaged"]),
-    ("config.json", lambda path: path.write_text("{"), ["damaged"]),
-    ("config.json", lambda path: path.write_text("[]"), ["damaged"]),
-    ("config.json", lambda path: path.unlink(), ["holds no run"]),
+def turn_a_bit(path):
+    """In a tensor, which would be other weights."""
+    with zipfile.ZipFile(path) as file:
+        weights = file.read(max(file.infolist(), key=lambda entry: entry.file_size))
+    content = bytearray(path.read_bytes())
+    content[content.index(weights) + 100] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name, spoil, word", [
+    ("checkpoint.pt", turn_a_bit, "damaged"),
+    ("checkpoint.pt", lambda path: path.write_bytes(path.read_bytes()[:1000]), "damaged"),
+    ("checkpoint.pt", lambda path: path.write_bytes(b""), "damaged"),
+    ("checkpoint.pt", lambda path: path.unlink(), "missing"),
+    ("checkpoint.pt", lambda path: torch.save({"w": torch.ones(1)}, path), "not from this program"),
+    ("checkpoint.pt", lambda path: torch.save([1, 2], path), "not from this program"),
+    ("checkpoint.pt", lambda path: path.write_bytes(pickle.dumps(print, protocol=2)), "damaged"),
+    ("config.json", lambda path: path.write_text("{"), "damaged"),
+    ("config.json", lambda path: path.write_text("[]"), "damaged"),
+    ("config.json", lambda path: path.unlink(), "holds no run"),
     ("config.json", lambda path: path.write_text(path.read_text().replace('"lr": 0.8', '"lr": 1')),
-     ["other settings"])])
-def test_a_spoilt_run_is_refused_in_one_line(stopped, capsys, name, spoil, words):
+     "other settings")])
+def test_a_spoilt_run_is_refused_in_one_line(stopped, capsys, name, spoil, word):
     spoil(stopped / name)
     before = contents(stopped)
-    refused(capsys, ["--resume", stopped], *words)
+    refused(capsys, ["--resume", stopped], name, word)
     assert contents(stopped) == before
 
 

@@ -4,14 +4,14 @@ import copy
 import numpy as np
 import pytest
 import torch
-from test_fedgkt import (NUMBERS, SIZES, SLOW_OPTIMIZERS, Edge, EdgeWithBatchNorm, layered_server,
-                         linear_server, slow_layers, slow_slope, slow_values, toy)
+from test_fedgkt import (NUMBERS, SIZES, Edge, EdgeWithBatchNorm, layered_server, linear_server,
+                         slow_layers, slow_slope, slow_values, toy)
 from toys import last, linear, same
 from torch import nn
 
 from algorithms import split_learning
 from algorithms.common import stream
-from algorithms.training import batches
+from algorithms.training import OPTIMIZERS, batches
 from communication import split_learning_bytes
 
 QUICK = {"rounds": 2, "local_epochs": 2, "batch_size": 2, "lr": 0.1, "optimizer": "sgd",
@@ -29,8 +29,8 @@ def finished(fed, **changes):
 def centrally(fed, *, rounds, local_epochs, batch_size, lr, optimizer, weight_decay):
     """One network of both halves, one optimizer, no cut, the same batches: (edge, server, it)."""
     edge, server = fed.client_model(0), fed.server_model()
-    update = SLOW_OPTIMIZERS[optimizer]([*edge.parameters(), *server.parameters()], lr=lr,
-                                        weight_decay=weight_decay)
+    update = OPTIMIZERS[optimizer]([*edge.parameters(), *server.parameters()], lr=lr,
+                                   weight_decay=weight_decay)
     for t in range(1, rounds + 1):
         for i, (images, labels) in enumerate(fed.private):
             rng = stream(fed.seed, "local", t, i)
