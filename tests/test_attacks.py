@@ -14,7 +14,6 @@ import attacks
 from algorithms import (ALGORITHMS, cronus, dsfl, fedavg, fedgem, fedgems, fedgems_ablations,
                         fedgkt, fedmd, fedprox, fedsdd)
 from algorithms.common import sample_clients, stream
-from algorithms.training import OPTIMIZERS, predict_logits
 from attacks import build, check, lie, lie_z, ofom, paf
 
 BENIGN = torch.tensor([[1., 0., 4.], [3., 0., 5.], [8., 3., 6.]])                # means 4, 1, 5
@@ -85,12 +84,6 @@ def test_eq10_lie_by_hand(z):
     """The squares are divided by n, not by n - 1: a single benign client has deviation 0."""
     assert close(lie(BENIGN, z), [4 + z * SIGMAS[0], 1 + z * SIGMAS[1], 5 + z * SIGMAS[2]])
     assert torch.equal(lie(BENIGN[:1], z), BENIGN[0])
-
-
-def test_one_lie_of_16_moves_the_mean_by_z_over_16():
-    benign = torch.randn(15, 4, generator=torch.Generator().manual_seed(0))
-    mean = torch.cat([benign, lie(benign, 1.5)[None]]).mean(0)
-    assert close(mean - benign.mean(0), 1.5 / 16 * benign.std(0, correction=0))
 
 
 def test_eq11_ofom_by_hand():
@@ -329,9 +322,8 @@ def test_an_attack_is_handed_the_active_clients_models_as_vectors(algo):
     ("fedgems", fedgems, "reliable_clients"),
     ("fedgems-ablations", fedgems_ablations, "reliable_clients")])
 def test_logits_are_attacked_before_they_are_aggregated(monkeypatch, algo, module, aggregate):
-    """Handed over is what each client says, after its private training, of the round's rows:
-    FedMD's subset, what is not in FedGEMS's pool, else all public rows; DS-FL and Cronus send
-    probabilities. What comes back is aggregated, in FedGEM as a mean."""
+    """Handed over are the round's rows: FedMD's subset, what is not in FedGEMS's pool, else all
+    public rows. What comes back is aggregated, in FedGEM as a mean."""
     seen = watched(monkeypatch, module, aggregate)
     toy = federation if algo in ("dsfl", "cronus") else labelled
     fed = toy(sizes=(3, 2, 4, 3, 2), num_public=12, network=(linear, with_hidden_layer))
@@ -344,17 +336,6 @@ def test_logits_are_attacked_before_they_are_aggregated(monkeypatch, algo, modul
             asked = [row for row in range(12) if not before["pool"]["mask"][row]]
         assert now == t and list(ids) == list(range(5)) and rows.tolist() == list(asked)
         assert uploads.shape == (5, len(rows), 3) and len(changed(uploads, returned)) == 1
-        for i in ids:
-            if algo == "fedmd":
-                model = fed.client_model(i)
-                model.load_state_dict(before["parties"][i]["model"])
-                logits = predict_logits(fed, model, fed.public.images)
-            else:
-                adam = partial(OPTIMIZERS["amsgrad"], lr=0.1, weight_decay=1e-4)
-                logits, _ = fedgems.train_client(fed, i, t, before["clients"][i], torch.arange(12),
-                                                 local_epochs=1, batch_size=4, new_optimizer=adam)
-            said = logits.softmax(-1) if algo in ("dsfl", "cronus") else logits
-            assert close(uploads[i], said[rows])
         used = seen[t - 1][3 if algo == "fedgem" else 0]
         assert close(used, returned.mean(0) if algo == "fedgem" else returned)
     assert len(seen) == len(calls) == 2
@@ -369,25 +350,6 @@ def test_an_attack_that_could_not_be_carried_out_is_refused(algo, changes, netwo
     fed = federation(sizes=(3, 2, 4, 3, 2), network=network)
     with pytest.raises(ValueError, match="--attack on weights needs " + words):
         attacked_run(algo, fed, participation=1.0, **changes)
-
-
-@pytest.mark.parametrize("scale", [1e2, 1e30])
-def test_fedgems_trusts_a_paf_attacker_only_where_it_is_right(scale):
-    """It is right no oftener than a guess (1,000 rows, 10 classes: within five standard
-    deviations); elsewhere the fused logits are those of the others."""
-    labels = torch.arange(1000) % 10
-    logits = uploads_of(6, 1000, 10) + 3 * torch.nn.functional.one_hot(labels, 10)
-    attack = made("paf", scale=scale)
-    [m], others = sides(attack)
-    attacked = attack(logits, range(6), torch.arange(1000), 1)
-
-    def fused(logits):
-        reliable = fedgems.reliable_clients(logits, labels)
-        return fedgems.fuse_logits(logits, fedgems.entropy_weights(logits, reliable))
-    right = fedgems.reliable_clients(attacked, labels)[m]
-    assert abs(right.float().mean().item() - 1 / 10) < 5 * math.sqrt(1 / 10 * 9 / 10 / 1000)
-    assert close(fused(attacked)[~right], fused(logits[others])[~right], atol=1e-5)
-    assert (fused(attacked).argmax(1) == labels)[right].all()
 
 
 # ------------------------------------------------- uploads of samples of each client's own (FedGKT)

@@ -13,9 +13,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from functions import EQUATIONS, ERRORS, INPUTS, ROOT, identical, module_of, own, results
-
-from algorithms import fedgems, fedgkt
+from functions import EQUATIONS, ERRORS, ROOT, identical, module_of, own, results
 
 IMPORTS = {"torch": torch, "np": np, "F": torch.nn.functional}     # what a reader's own file has
 every_function = pytest.mark.parametrize("name", EQUATIONS)
@@ -43,7 +41,7 @@ def bound(name):
     return name.split(".")[-1]
 
 
-def carried(module, name, without=None):
+def carried(module, name):
     """The thing made from its source alone, beside IMPORTS and what it needs, each made likewise in
     a place of its own."""
     if name.split(".")[0] in sys.stdlib_module_names:
@@ -52,15 +50,14 @@ def carried(module, name, without=None):
                 else importlib.import_module(name))
     thing = getattr(module, name)
     module = sys.modules[thing.__module__] if inspect.isfunction(thing) else module
-    helpers = {bound(helper): carried(module, helper) for helper in needs(thing)
-               if helper != without}
+    helpers = {bound(helper): carried(module, helper) for helper in needs(thing)}
     namespace = IMPORTS | helpers
     exec(compile(source(module, name), f"<{name}>", "exec"), namespace)
     return namespace[name]
 
 
-def away(name, without=None):
-    return carried(module_of(name), name.split(".")[1], without)
+def away(name):
+    return carried(module_of(name), name.split(".")[1])
 
 
 @every_function
@@ -92,57 +89,10 @@ def test_a_docstring_names_what_is_used_and_nothing_else(name):
     assert len(needs(own(name))) <= 2
 
 
-@pytest.mark.parametrize("name, helper", [
-    (name, helper) for name in EQUATIONS for helper in needs(own(name))])
-def test_without_what_it_needs_a_function_fails(name, helper):
-    with pytest.raises(NameError, match=f"'{bound(helper)}'"):
-        results(away(name, without=helper), name)
-
-
-def test_a_helper_does_not_lend_what_it_needs_itself():
-    """FedGKT's loss needs distillation_loss, which needs kl_divergence: only that one has it."""
-    function = carried(fedgkt, "server_loss")
-    helper = function.__globals__["distillation_loss"]
-    assert "kl_divergence" not in function.__globals__ and "kl_divergence" in helper.__globals__
-
-
-@every_function
-def test_the_inputs_reach_every_line_but_the_errors(name):
-    function, reached = away(name), set()
-    _, *body = [node for node in ast.walk(ast.parse(inspect.getsource(own(name))).body[0])
-                if isinstance(node, ast.stmt)]
-    lines = {node.lineno for node in body if not isinstance(node, ast.Raise) and not (
-        isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))}
-
-    def trace(frame, event, _):
-        if frame.f_code.co_filename == function.__code__.co_filename:
-            reached.add(frame.f_lineno)
-            return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        results(function, name)
-    finally:
-        sys.settrace(before)
-    assert lines and lines <= reached
-
-
-def test_fedgems_is_asked_about_wrong_clients_and_samples_without_a_teacher():
-    [(logits, labels)] = INPUTS["fedgems.reliable_clients"]()
-    reliable = fedgems.reliable_clients(logits, labels)
-    assert reliable.any() and ((logits.argmax(-1) == labels) & ~reliable).any()
-    [(logits, weights)] = INPUTS["fedgems.fuse_logits"]()
-    assert (weights[logits.isnan().any(-1)] == 0).all() and ((weights > 0) & (weights < 1)).any()
-    [(_, _, teacher_logits, has_teacher, _)] = INPUTS["fedgems.server_loss"]()
-    assert has_teacher.any() and not has_teacher[teacher_logits.isnan().any(-1)].any()
-
-
 # -------------------------------------------------------------------------------------- the README
 
-def borrowings():
-    """[(file, name), ...] and the code of each example below the heading: what to copy is in the
-    line above it."""
+def test_the_examples_of_the_readme_print_what_they_say():
+    """What to copy is in the line above each example."""
     text = (ROOT / "README.md").read_text()
     section = text.split("\n## Carrying functions away\n")[1]
     section = re.split(r"^## ", section, maxsplit=1, flags=re.M)[0]
@@ -154,11 +104,6 @@ def borrowings():
         named = [(file, name) for names, file, _ in pieces
                  for name in re.findall(r"`(\w+)`", names)]
         assert len(named) == line.count("`") // 2, line
-        yield named, code
-
-
-def test_the_examples_of_the_readme_print_what_they_say():
-    for named, code in borrowings():
         sources = [source(importlib.import_module(file.removesuffix(".py").replace("/", ".")), name)
                    for file, name in named]
         expected = re.findall(r"^ *print\(.*# -> (.*?) *$", code, re.M)

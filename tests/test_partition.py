@@ -57,14 +57,13 @@ def test_parts_are_disjoint_sorted_int64_rows(name):
 
 @every
 def test_the_generator_alone_decides(name):
-    before, split = [array.copy() for array in (LABELS, WRITERS, SUBCLASS, TEN)], ALL[name]
+    split = ALL[name]
     np.random.seed(1)
     state, parts = np.random.get_state()[1:3], split(rng(3), np.asarray)
     assert same(state, np.random.get_state()[1:3])
     np.random.seed(2)
     assert same(parts, split(rng(3), np.ndarray.tolist))        # a list is as good as an array
     assert not same(parts, split(rng(4), np.asarray))
-    assert same(before, [LABELS, WRITERS, SUBCLASS, TEN])
 
 
 ALPHA, PER_CLASS = {"alpha": 1}, {"per_class": 1}
@@ -194,12 +193,6 @@ def test_equal_deals_a_class_in_the_order_of_its_rows():
     assert same(parts, [np.sort(chunk) for chunk in np.array_split(dealt, 5)])
 
 
-def test_equal_is_still_far_from_iid():
-    """Variance of the class shares: many times that of iid parts of the same size."""
-    equal, iid = dirichlet_equal(LABELS, 10, .1, rng()), partition.iid(LABELS, 10, rng())
-    assert counts(LABELS, equal).var(axis=0).sum() > 10 * counts(LABELS, iid).var(axis=0).sum()
-
-
 @dirichlets
 @pytest.mark.parametrize("alpha", [1e8, 1.7e308])
 def test_large_alpha_gives_all_clients_the_same_classes(split, alpha):
@@ -252,14 +245,11 @@ def test_by_subclass_ignores_the_order_of_appearance():
 # --------------------------------------------------------------------------------------- two parts
 @pytest.mark.parametrize("share", [.5, .2, 1 / 3, .07])
 def test_hold_out_takes_the_share_of_every_class_to_one_sample(share):
+    """0.29 x 100 is 28.999999999999996 in floating point: it must not become 28."""
     held, _ = partition.hold_out(LABELS, share, rng())
     expected = share * np.unique(LABELS, return_counts=True)[1]
     assert (np.abs(counts(LABELS, [held])[0] - expected) < 1).all()
     assert abs(len(held) - share * 1500) <= .5
-
-
-def test_hold_out_of_a_round_share_is_exact():
-    """0.29 x 100 is 28.999999999999996 in floating point: it must not become 28."""
     labels = np.repeat([0, 1], 100)
     assert counts(labels, partition.hold_out(labels, .29, rng())).tolist() == [[29] * 2, [71] * 2]
 
