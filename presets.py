@@ -96,7 +96,7 @@ QUICK_START = {
     "fedsdd": {**WEIGHTS, **SERVER}, "fedsdd-ablations": {**WEIGHTS, **SERVER},
     "fedgkt": FEDGKT, "fedgkt-async": FEDGKT,
     "split-learning": {"rounds": 10, "batch_size": 32, "data": SMALL_EDGE},
-    "fedmd": {**LOGITS, "local_epochs": 2, "batch_size": 5, "transfer_public_epochs": 5,
+    "fedmd": {**LOGITS, "local_epochs": 1, "batch_size": 5, "transfer_public_epochs": 5,
               "transfer_local_epochs": 10, "subset_size": 1000, "public_batch_size": 64},
     "fedmd-pooled": {"rounds": 20, "transfer_public_epochs": 5},
     "dsfl": LOGITS, "cronus": LOGITS, "fedgem": LOGITS_AND_SERVER,

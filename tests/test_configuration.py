@@ -23,7 +23,7 @@ fedavg --paper fedgkt --lr 0.8 --optimizer sgd --alpha 0.1 | lr 0.8 | optimizer 
 # the quick start's server has an eighth of its clients' rate, as FedSDD's has
 fedsdd                 | lr 0.1 | server_lr 0.0125
 fedbe                  | lr 0.1 | server_lr 0.0125
-fedmd                  | batch_size 5 | local_epochs 2 | lr_patience none
+fedmd                  | batch_size 5 | local_epochs 1 | lr_patience none
 # FedSDD, Table 10: each step from FedDF to FedSDD is one command
 feddf --paper feddf --dataset cifar10 | drop_worst on | validation 0.1 | public cifar100
 feddf --paper feddf    | server_optimizer adam | patience 1000

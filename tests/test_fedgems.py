@@ -339,8 +339,11 @@ def toy(**changes):
     return labelled(**{"num_public": 14, "server": linear, **changes})
 
 
-@pytest.mark.parametrize("more, augment", [
+WAYS = pytest.mark.parametrize("more, augment", [
     ({}, None), (TWICE, lambda images, rng: images.flip(-1))], ids=["one epoch", "two, augmented"])
+
+
+@WAYS
 def test_a_round_is_the_papers_algorithm(more, augment):
     """Private training, upload, server, broadcast, distillation; two rounds, all four cases, a
     pool of the first for the second. A sample asked for in two epochs is paid for once."""
