@@ -84,6 +84,9 @@ def test_a_model_that_cannot_be_summed_counts_for_nothing_and_stays_hidden(value
     assert average(messages).item() == pytest.approx((5 * 1 + 4 * 7) / (5 + 4))
     assert all(x.dtype == torch.int64 and (x != 0).all() for x in messages[1].values())
     assert average(send([value, 7.0], [1, 4])).item() == 7
+    one_bad = [{"fine": torch.tensor(1.0), "w": torch.tensor(w)} for w in (value, 7.0)]
+    assert count_valid([masked_model(model, 1, i, [0, 1], pair_rng)
+                        for i, model in enumerate(one_bad)]) == 1
     nobody = send([value, value], [1, 1])
     assert count_valid(nobody) == 0 and average(nobody) is None
 
