@@ -111,9 +111,8 @@ DEFAULTS = {
     "paper": None, "dataset": "glyphs", "data_root": "data", "classes": None, "model": ["resnet20"],
     "server_model": "resnet56", "clients": 20, "partition": "dirichlet_equal", "alpha": 0.1,
     "per_class": 3, "public": None, "joint": None, "public_size": None, "validation": None,
-    "augment": False, "amp": False, "lr_patience": None,
-    "attack": None, "attackers": None, "attack_scale": None,
-    "attack_z": None, "comu": None}
+    "augment": False, "amp": False, "lr_patience": None, "attack": None, "attackers": None,
+    "attack_scale": None, "attack_z": None, "comu": None}
 
 # The range of each number, the same in every algorithm: (a test of the value, the range in words).
 at_least_0 = (lambda x: 0 <= x < float("inf"), "0 or more")
