@@ -13,7 +13,7 @@ import attacks
 import data
 import federation
 from algorithms import ALGORITHMS
-from presets import DEFAULTS, PAPER, RANGES
+from presets import DEFAULTS, PAPER, RANGES, at_least_0, finite
 from report import fail, value_text
 
 EPILOG = """Without --paper, a run on the embedded data (glyphs, glyphs-letters) replaces some
@@ -26,10 +26,15 @@ class Parser(argparse.ArgumentParser):
 
 
 # ------------------------------------------------------------------------------------------------
-# What an algorithm's file says
+# What an algorithm's file says. algo: a name of the registry, or a variant such as fedsdd:R=4
+
+def run_of(algo):
+    """The algorithm's `run`, a generator function."""
+    return ALGORITHMS[algo.partition(":")[0]]
+
 
 def module_of(algo):
-    return inspect.getmodule(ALGORITHMS[algo])
+    return inspect.getmodule(run_of(algo))
 
 
 def module_constant(algo, name, default=None):
@@ -38,7 +43,7 @@ def module_constant(algo, name, default=None):
     A file with several algorithms has a dict {name of the function: value} instead.
     """
     value = getattr(module_of(algo), name, default)
-    return value[ALGORITHMS[algo].__name__] if isinstance(value, dict) else value
+    return value[run_of(algo).__name__] if isinstance(value, dict) else value
 
 
 def keywords(algo):
@@ -46,7 +51,7 @@ def keywords(algo):
 
     These are the keyword-only arguments of its `run` that have an annotation (`attack` has none).
     """
-    return {name: p for name, p in inspect.signature(ALGORITHMS[algo]).parameters.items()
+    return {name: p for name, p in inspect.signature(run_of(algo)).parameters.items()
             if p.kind is p.KEYWORD_ONLY and p.annotation is not p.empty}
 
 
@@ -79,10 +84,12 @@ def flag_name(name):
 def number(kind, name, optional=False, several=False):
     """The type of an int or float in the range that `name` has in every algorithm.
 
+    A name without a range may be a whole number from 0, or any finite number.
+
     optional   "none" is allowed as well and gives None
     several    a list of such numbers, separated by commas
     """
-    is_allowed, range_text = RANGES[name]
+    is_allowed, range_text = RANGES.get(name, at_least_0 if kind is int else finite)
 
     def convert(text):
         try:
@@ -124,8 +131,10 @@ def add_flag(group, name, options, help_text=""):
 
 NAMES = {"type": lambda text: text.split(","), "metavar": "NAME,..."}
 FOLDER = {"type": Path, "metavar": "DIR"}
+FILE = {"type": Path, "metavar": "FILE"}
 COMMON_FLAGS = [   # (name, annotation or argparse's options, help); DEFAULTS gives their defaults
-    ("algo", NAMES, f"algorithms to run on the same data: {', '.join(ALGORITHMS)}"),
+    ("algo", NAMES, "algorithms to run on the same data, also with hyperparameters of their own, "
+     f"as in fedsdd:R=1,fedsdd:R=4:K=2; there are {', '.join(ALGORITHMS)}"),
     ("dataset", {}, f"the task: {', '.join(data.DATASETS)}, a .npz file, or a folder of images"),
     ("data_root", FOLDER | {"type": str}, "folder for torchvision's data sets, which it downloads"),
     ("paper", {"choices": PAPER}, "that paper's networks, partition, settings (default none)"),
@@ -159,13 +168,15 @@ COMMON_FLAGS = [   # (name, annotation or argparse's options, help); DEFAULTS gi
     ("threads", int, "CPU threads per process (default: torch's choice; 1 under torchrun)"),
     ("amp", bool, "use bfloat16 autocast in every forward pass"),
     ("out", FOLDER, "folder for config, metrics, timing and checkpoint (default: none is kept)"),
-    ("resume", FOLDER, "continue the run in this folder; only --rounds may be given as well"),
+    ("resume", FOLDER, "continue the run in this folder; only --rounds and --save-model may be "
+     "given as well"),
+    ("save_model", FILE, "write the trained models to this file; saved_model.py reads it"),
     ("list", {"action": "store_true"}, "print algorithms, data sets, networks, partitions, papers")]
 
 
 def hyperparameter_help(name, algos):
     """The description of a flag of these algorithms, and their default, or each one's own."""
-    texts = [descriptions(ALGORITHMS[algo]).get(name) for algo in algos]
+    texts = [descriptions(run_of(algo)).get(name) for algo in algos]
     text = next(filter(None, texts), name.replace("_", " "))
     defaults = {algo: value_text(keywords(algo)[name].default) for algo in algos}
     if len(set(defaults.values())) == 1:
@@ -178,7 +189,7 @@ def hyperparameter_help(name, algos):
 
 def build_parser(algos, about):
     """The parser for these algorithms; about: the description if there are none."""
-    about = "\n\n".join(module_of(algo).__doc__ for algo in algos) or about
+    about = "\n\n".join({module_of(algo).__doc__: None for algo in algos}) or about
     parser = Parser("fedkd_minimal.py", description=about, epilog=EPILOG, allow_abbrev=False,
                     formatter_class=argparse.RawDescriptionHelpFormatter,
                     argument_default=argparse.SUPPRESS)
@@ -195,20 +206,33 @@ def build_parser(algos, about):
     return parser
 
 
+def own_settings(algo):
+    """{name: value} of the hyperparameters in the name of a variant: fedsdd:R=4:local-epochs=1."""
+    name, *words = algo.split(":")
+    if "" in words:
+        fail(f"{algo}: after a colon goes a hyperparameter, as in fedsdd:R=4:K=2")
+    own = parse(["--algo", name, *("--" + word for word in words)])
+    for flag in own.keys() - keywords(name).keys() - {"algo"}:
+        fail(f"{algo}: {flag_name(flag)} is no flag of {name} alone; the algorithms of a command "
+             "share all others")
+    return {flag: value for flag, value in own.items() if flag != "algo"}
+
+
 def parse(argv, about=""):
     """The flags in argv, {name: value}; a flag that was not given is not in it."""
     first = Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     add_flag(first, "resume", FOLDER)
     add_flag(first, "rounds", int)
+    add_flag(first, "save_model", FILE)
     known, others = first.parse_known_args(argv)
     if "resume" in known:
         if others:
-            fail(f"--resume takes no other flag but --rounds, not {others[0]}")
+            fail(f"--resume takes no other flag but --rounds and --save-model, not {others[0]}")
         return vars(known)
     add_flag(first, "algo", NAMES | {"default": []})
     algos = first.parse_known_args(argv)[0].algo
     for algo in algos:
-        if algo not in ALGORITHMS:
+        if algo.partition(":")[0] not in ALGORITHMS:
             fail(f"unknown algorithm {algo!r}; there are {', '.join(ALGORITHMS)}")
         for name, reason in getattr(module_of(algo), "REFUSED_FLAGS", {}).items():
             if flag_name(name) in argv:

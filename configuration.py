@@ -6,7 +6,8 @@ import data
 import federation
 import models
 from algorithms import ALGORITHMS
-from command_line import fail, flag_name, keywords, module_constant, parse
+from command_line import (fail, flag_name, keywords, module_constant, own_settings, parse,
+                          run_of)
 from presets import DEFAULTS, EMBEDDED, PAPER, PUBLIC_SETS, QUICK_START
 
 
@@ -22,8 +23,11 @@ def complete(given):
     """The config of `configure` before its checks."""
     algos, preset = given["algo"], preset_of(given)
     flags = complete_flags(given, preset)
-    settings = {algo: {name: given.get(name, preset.get(algo, {}).get(name, parameter.default))
-                       for name, parameter in keywords(algo).items()} for algo in algos}
+    settings = {}
+    for algo in algos:
+        found = preset_settings(preset, algo) | given | own_settings(algo)
+        settings[algo] = {name: found.get(name, parameter.default)
+                          for name, parameter in keywords(algo).items()}
     needs_validation = [*map(uses_validation, algos, settings.values()),
                         flags["lr_patience"] is not None]
     if flags["validation"] is None and any(needs_validation):
@@ -32,16 +36,25 @@ def complete(given):
 
 
 def preset_of(given):
-    """The table of --paper; without it, on the embedded data, the quick start's."""
-    if "paper" in given:
-        return PAPER[given["paper"]]
-    return QUICK_START if given.get("dataset", DEFAULTS["dataset"]) in EMBEDDED else {}
+    """The table of --paper; without it, the quick start's."""
+    return PAPER[given["paper"]] if "paper" in given else QUICK_START
+
+
+def entry(preset, algo):
+    """The preset's key for an algorithm: its name, or the sibling that LIKE in its file names."""
+    name = algo.partition(":")[0]
+    return name if name in preset else module_constant(algo, "LIKE")
+
+
+def preset_settings(preset, algo):
+    """The preset's settings of an algorithm; {} if it has none."""
+    return preset.get(entry(preset, algo), {})
 
 
 def complete_flags(given, preset):
     """The federation's flags; those whose default depends on others are filled in here."""
     algos, flags = given["algo"], dict(DEFAULTS)
-    for table in [preset, *(preset.get(algo, {}) for algo in algos)]:
+    for table in [preset, *(preset_settings(preset, algo) for algo in algos)]:
         flags |= table.get("data", {})
     flags |= {name: value for name, value in given.items() if name in DEFAULTS}
     public_uses = {module_constant(algo, "PUBLIC") for algo in algos} - {"none"}
@@ -68,8 +81,10 @@ def expected(config):
     if flags["paper"] is None:
         return {algo: {name: parameter.default for name, parameter in keywords(algo).items()}
                 for algo in algos}
-    paper = complete({"algo": algos, "paper": flags["paper"], "dataset": flags["dataset"]})
-    return {algo: paper["flags"] | paper["settings"][algo] for algo in algos}
+    names = {algo: algo.partition(":")[0] for algo in algos}
+    paper = complete({"algo": list(dict.fromkeys(names.values())), "paper": flags["paper"],
+                      "dataset": flags["dataset"]})
+    return {algo: paper["flags"] | paper["settings"][name] for algo, name in names.items()}
 
 
 def uses_validation(algo, settings):
@@ -82,10 +97,10 @@ def problems(given, preset, flags):
     """Yields a one-line message for each check that the flags fail, in the order of the checks."""
     algos, foreign = given["algo"], federation.has_foreign_public(flags)
     for algo in algos:
-        if "paper" in given and algo not in preset:
+        if "paper" in given and entry(preset, algo) not in preset:
             available = ", ".join(name for name in preset if name in ALGORITHMS)
             yield f"--paper {given['paper']} has no {algo}; it has {available}"
-    apart = [algo for algo in algos if "data" in preset.get(algo, {})]
+    apart = [algo for algo in algos if "data" in preset_settings(preset, algo)]
     if "paper" in given and apart not in ([], algos) and "model" not in given:
         yield (f"--paper {given['paper']}: the networks of {apart[0]} are its own, so it needs a "
                "command of its own; all algorithms of a paper have the same private data")
@@ -124,7 +139,7 @@ def problems(given, preset, flags):
         attackable = [name for name, run in ALGORITHMS.items()
                       if "attack" in inspect.signature(run).parameters]
         for algo in algos:
-            if algo not in attackable:
+            if "attack" not in inspect.signature(run_of(algo)).parameters:
                 yield (f"--attack: {algo} has no uploads to poison; "
                        f"these algorithms have: {', '.join(attackable)}")
 

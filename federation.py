@@ -143,3 +143,51 @@ def restrict_public(fed, public_use):
     if public_use == "unlabelled":
         return dataclasses.replace(fed, public=Data(fed.public.images, None))
     return fed
+
+
+def from_tensors(private, test, networks, *, public=None, validation=None, server_network=None,
+                 seed=0, device="cpu", **options):
+    """A federation of tensors and networks of your own, for an algorithm's `run`.
+
+    private           [(images, labels), ...]: float32 [n, c, h, w] and int64 [n] of each client,
+                      normalized
+    test, validation  (images, labels)
+    networks          [Network, ...]: Network() is a new nn.Module, images -> logits [B, C]; client
+                      i has the i-th of them, over and over
+    public            (images, labels), or (images, None) where no algorithm needs labels
+    server_network    Network of a server with a model of its own, as in FedGEMS
+    options           augment, amp: see `Federation`
+    raises            ValueError if images and labels do not fit together, or labels and logits
+    """
+    device = torch.device(device)
+
+    def client_model(i, init=0):
+        with seeded(seed, "init", init):
+            return networks[i % len(networks)]().to(device)
+
+    def server_model(init=0):
+        with seeded(seed, "server init", init):
+            return server_network().to(device)
+
+    with torch.no_grad():
+        num_classes = client_model(0).eval()(private[0][0][:1].to(device)).shape[1]
+
+    def checked(where, images, labels):
+        if images.dtype != torch.float32 or images.ndim != 4:
+            raise ValueError(f"{where}: images are float32 [n, c, h, w], "
+                             f"not {images.dtype} {list(images.shape)}")
+        if labels is None:
+            return Data(images.to(device), None)
+        if labels.dtype != torch.int64 or labels.shape != images.shape[:1] or (
+                labels.min() < 0 or labels.max() >= num_classes):
+            raise ValueError(f"{where}: labels are int64 [{len(images)}] from 0 to "
+                             f"{num_classes - 1}, as the network has {num_classes} outputs")
+        return Data(images.to(device), labels.to(device))
+
+    return Federation(
+        private=[checked(f"client {i}", *part) for i, part in enumerate(private)],
+        test=checked("test", *test), public=public and checked("public", *public),
+        validation=validation and checked("validation", *validation), num_classes=num_classes,
+        client_model=client_model, server_model=server_model if server_network else None,
+        architecture=[f"network {i % len(networks)}" for i in range(len(private))],
+        seed=seed, device=device, **options)

@@ -10,6 +10,7 @@
 
 An algorithm's flags are the keyword-only arguments of its `run`: --local-epochs is `local_epochs`.
 """
+import dataclasses
 import itertools
 import os
 import sys
@@ -24,13 +25,15 @@ import data
 import federation
 import models
 import runs
+import saved_model
 from algorithms import ALGORITHMS
-from algorithms.common import run_clients, stream, timed
-from command_line import module_constant, module_of, parse
+from algorithms.common import Data, run_clients, stream, timed
+from command_line import module_constant, module_of, parse, run_of
 from configuration import configure, expected, validated_config
 from plateau import with_plateau
 from presets import PAPER
-from report import describe, fail, heading, rank, round_line, say, summary
+from report import (describe, duration, fail, heading, rank, remaining, round_line, say,
+                    summary)
 
 
 def set_up(environment):
@@ -63,15 +66,27 @@ def start(algo, fed, state, config):
         keyword["attack"] = attacks.build(
             flags["attack"], partial(stream, fed.seed), len(fed.private), flags["attackers"],
             flags["attack_scale"], flags["attack_z"])
-    run, rates = ALGORITHMS[algo], module_constant(algo, "PLATEAU")
+    run, rates = run_of(algo), module_constant(algo, "PLATEAU")
     if rates and flags["lr_patience"] is not None:
         run = with_plateau(run, module_of(algo).evaluate, rates, flags["lr_patience"])
     fed = federation.restrict_public(fed, module_constant(algo, "PUBLIC"))
     return run(fed, state, **config["settings"][algo], **keyword)
 
 
+def tell_duration(done, clients, seconds):
+    """Says once, after the first seconds of a run, how long the training of all clients takes."""
+    if seconds > 5:
+        total = seconds / done * clients / int(os.environ.get("WORLD_SIZE", 1))
+        if total > 15:
+            say(f"the {clients} clients train for about {duration(total)}; a smaller --model or "
+                "fewer --local-epochs takes less")
+        run_clients.progress = None
+
+
 def run_one(algo, fed, config, folder, checkpoint):
     """Runs one algorithm with one seed; prints a line and keeps a checkpoint for each round.
+
+    Returns the state after the last round.
 
     folder       where the run is kept, or None
     checkpoint   (state, rows, timings), (None, [], []) at the start; a round adds a row to each
@@ -95,7 +110,8 @@ def run_one(algo, fed, config, folder, checkpoint):
         say(announcement(fed, settings))
     say(heading(columns))
     timed.seconds.clear()
-    last = time.perf_counter()
+    run_clients.progress = tell_duration
+    last, state = time.perf_counter(), resumed_state
     for metrics, state in start(algo, fed, resumed_state, config):
         if metrics is None:                              # a checkpoint of a phase before round 0
             keep(state)
@@ -108,7 +124,17 @@ def run_one(algo, fed, config, folder, checkpoint):
         rows.append({"round": t} | {key: x for key, x in metrics.items() if key not in seconds})
         timings.append({"round": t, "round_seconds": round_seconds} | seconds)
         keep(state)
-        say(round_line(columns, metrics, t, settings["rounds"], round_seconds))
+        left = remaining([row["round_seconds"] for row in timings[1:]], settings["rounds"] - t)
+        say(round_line(columns, metrics, t, settings["rounds"], round_seconds, left))
+    return state
+
+
+def with_small_tests(fed):
+    """The federation with two images in each test set: for checks, which need no accuracy."""
+    def few(part):
+        return part and Data(part.images[:2], part.labels[:2])
+
+    return dataclasses.replace(fed, test=few(fed.test), public_test=few(fed.public_test))
 
 
 def environment_of(given, processes):
@@ -119,7 +145,7 @@ def environment_of(given, processes):
 
 
 def prepare(argv):
-    """(tasks, build(seed) -> federation, device), after all checks and before any training.
+    """(tasks, build(seed) -> federation, device, write_model(state)), after all checks.
 
     Only config.json is written, at the end. Raises ValueError or OSError with a one-line message.
     """
@@ -141,11 +167,16 @@ def prepare(argv):
     tasks = []                                           # (algorithm, seed, config, folder or None)
     for seed, algo in pairs:
         is_alone = folder is None or len(pairs) == 1
-        run_folder = folder if is_alone else folder / f"{algo}-seed{seed}"
+        run_folder = folder if is_alone else folder / f"{algo.replace(':', '-')}-seed{seed}"
         tasks.append((algo, seed, runs.one_run(config, algo, seed), run_folder))
         for place in (folder, run_folder):
             if "resume" not in given and place and any((place / x).exists() for x in runs.FILES):
                 fail(f"{place} already holds a run; --resume {place} continues it")
+    model_file = given.get("save_model")
+    if model_file and len(pairs) > 1:
+        fail("--save-model is for one algorithm and one seed")
+    if model_file and not model_file.parent.is_dir():
+        fail(f"--save-model {model_file}: {model_file.parent} is no folder")
     device = set_up(config["environment"])
     dataset, foreign = federation.load(config["flags"])
     splits = {seed: federation.split(config["flags"], dataset, seed) for seed in config["seeds"]}
@@ -153,15 +184,20 @@ def prepare(argv):
     def build(seed):
         return federation.build(config["flags"], dataset, foreign, *splits[seed], seed, device)
 
+    def write_model(state):
+        if model_file and rank() == 0:
+            names = saved_model.save(model_file, state, config["flags"], dataset, foreign)
+            say(f"{model_file} holds the models: {', '.join(names)}")
+
     for algo, seed, run_config, run_folder in tasks:
         if "resume" in given:
             runs.restore(run_folder, run_config, device)
         elif seed == config["seeds"][0]:     # the first yield comes after an algorithm's checks
-            next(start(algo, build(seed), None, run_config))
+            next(start(algo, with_small_tests(build(seed)), None, run_config))
     if folder and rank() == 0:
         runs.write_config(folder, config)
     describe(config, expected(config), dataset, foreign, splits)
-    return tasks, build, device
+    return tasks, build, device, write_model
 
 
 def main(argv):
@@ -173,7 +209,7 @@ def main(argv):
             f"papers      {', '.join(PAPER)}")
         return 0
     try:
-        tasks, build, device = prepare(argv)
+        tasks, build, device, write_model = prepare(argv)
     except (ValueError, OSError) as error:
         fail(error)
     results, status = {}, 0
@@ -183,14 +219,15 @@ def main(argv):
             if dist.is_initialized():
                 dist.barrier()    # every process has read the checkpoint before one replaces it
             results.setdefault(algo, []).append(checkpoint[1:])
-            run_one(algo, build(seed), config, folder, checkpoint)
+            state = run_one(algo, build(seed), config, folder, checkpoint)
+        write_model(state)
     except KeyboardInterrupt:
         status = 130
         say("\nstopped")
         if folder:
             whole_run = folder.parent if len(tasks) > 1 else folder
             say(f"every finished round is kept; --resume {whole_run} continues")
-    summary(results, tasks[0][2]["flags"]["comu"] or ())
+    summary(results, tasks[0][2]["flags"])
     if dist.is_initialized():
         counts = [None] * dist.get_world_size()
         dist.all_gather_object(counts, run_clients.done)

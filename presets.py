@@ -77,9 +77,10 @@ CIFAR_TASKS = {"cifar10": "cifar100", "cifar100": "ImageNet-32"}
 PUBLIC_SETS = {"fedsdd": CIFAR_TASKS, "feddf": CIFAR_TASKS,
                "fedmd": {"cifar100": "cifar10", "emnist": "mnist"}}
 
-# The settings on the embedded data without --paper: each run takes less than a minute on two CPU
-# cores. The clients' rate is an eighth of FedSDD's 0.8, and therefore the server's of its 0.1: the
-# distillation loss has the factor temperature² = 16, and at 0.1 it would outweigh local training.
+# The settings without --paper: small networks and few epochs. On the embedded data each run takes
+# less than a minute on two CPU cores. The clients' rate is an eighth of FedSDD's 0.8, and therefore
+# the server's of its 0.1: the distillation loss has the factor temperature² = 16, and at 0.1 it
+# would outweigh local training.
 WEIGHTS = {"rounds": 20, "local_epochs": 5, "batch_size": 32, "lr": 0.1}
 SERVER = {"distill_steps": 100, "server_batch_size": 128, "server_lr": 0.0125}
 LOGITS = {"rounds": 10, "local_epochs": 5, "batch_size": 64}
@@ -115,10 +116,12 @@ DEFAULTS = {
     "attack_scale": None, "attack_z": None, "comu": None}
 
 # The range of each number, the same in every algorithm: (a test of the value, the range in words).
+# A hyperparameter that is not listed may be a whole number from 0, or any finite number.
 at_least_0 = (lambda x: 0 <= x < float("inf"), "0 or more")
 at_least_1 = (lambda x: 1 <= x < 2**31, "1 or more")
 positive = (lambda x: 0 < x < float("inf"), "greater than 0")
 share = (lambda x: 0 < x <= 1, "in (0, 1]")
+finite = (lambda x: abs(x) < float("inf"), "finite")
 RANGES = {
     "rounds": at_least_1, "participation": share, "local_epochs": at_least_1,
     "public_epochs": at_least_0, "server_epochs": at_least_1, "batch_size": at_least_1,
@@ -136,6 +139,6 @@ RANGES = {
     "clients": at_least_1, "alpha": positive, "per_class": at_least_1, "classes": at_least_0,
     "public_size": at_least_1,
     "validation": (lambda x: 0 < x < 1, "greater than 0 and less than 1"), "attackers": at_least_1,
-    "attack_scale": at_least_0, "attack_z": (lambda x: abs(x) < float("inf"), "finite"),
+    "attack_scale": at_least_0, "attack_z": finite,
     "comu": share, "seeds": at_least_0, "threads": (lambda x: 1 <= x <= 1024, "from 1 to 1024"),
 }

@@ -28,17 +28,33 @@ def metric_text(value):
     return "-" if value is None else str(value) if isinstance(value, int) else f"{value:.4f}"
 
 
+def duration(seconds):
+    """A time as 45s, 12min, 3.4h or 2.1 days; None as a dash."""
+    if seconds is None:
+        return "-"
+    if seconds < 600:
+        return f"{seconds:.0f}s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f}min"
+    return f"{seconds / 3600:.1f}h" if seconds < 172800 else f"{seconds / 86400:.1f} days"
+
+
+def remaining(round_seconds, rounds):
+    """Seconds for so many more rounds, by the mean of those measured; None if none is measured."""
+    return statistics.mean(round_seconds) * rounds if round_seconds else None
+
+
 def heading(columns):
     """The line above the rounds."""
     return "  ".join(["  round", *columns, "  MB up", "MB down", "seconds", "  left"])
 
 
-def round_line(columns, metrics, t, rounds, round_seconds):
-    """A line of the log: the metrics in `columns`, MB of 2^20 bytes, seconds, seconds left."""
+def round_line(columns, metrics, t, rounds, round_seconds, seconds_left):
+    """A line of the log: the metrics in `columns`, MB of 2^20 bytes, seconds, the time left."""
     cells = [f"{t:>3}/{rounds:<3}"]
     cells += [metric_text(metrics.get(column)).rjust(len(column)) for column in columns]
     cells += [f"{metrics.get(key, 0) / 2**20:7.2f}" for key in ("bytes_up", "bytes_down")]
-    cells += [f"{round_seconds:7.1f}", f"{round_seconds * (rounds - t):5.0f}s"]
+    cells += [f"{round_seconds:7.1f}", f"{duration(seconds_left):>6}"]
     if metrics.get("bad_uploads"):
         cells.append(f"{metrics['bad_uploads']} uploads were not finite")
     return "  ".join(cells)
@@ -46,41 +62,71 @@ def round_line(columns, metrics, t, rounds, round_seconds):
 
 def mean_and_deviation(values):
     deviation = f"{statistics.stdev(values):.4f}" if len(values) > 1 else "-"
-    return f"{statistics.mean(values):.4f} ± {deviation:<6}"
+    return f"{statistics.mean(values):.4f} ± {deviation}"
 
 
-def summary(results, comu=()):
+# Whose accuracy a metric is, in the order of the summary.
+WHOSE = {"accuracy": "edges with the server", "edge_accuracy": "edges alone",          # FedGKT
+         "server_accuracy": "server", "ensemble_accuracy": "ensemble", "client_accuracy": "clients",
+         "client_accuracy_private": "clients, after private training"}
+
+
+def accuracies(row, half_is_public):
+    """{metric: whose accuracy it is, and on which part of the test set} of a round's metrics.
+
+    Where half of the test set is public, a server with a network of its own is scored on that half,
+    and everybody else on the other.
+    """
+    found = {key: whose for key, whose in WHOSE.items() if row.get(key) is not None}
+    if "edge_accuracy" not in found:
+        found["accuracy"] = "model"
+    if "server_accuracy" in found or "client_accuracy" in found:
+        del found["accuracy"]                                # it is one of the others
+    for key in found if half_is_public else ():
+        on_public = key == "server_accuracy" and "server_accuracy_private_test" in row
+        found[key] += ", public half" if on_public else ", private half"
+    return found
+
+
+def summary(results, flags):
     """Prints the table at the end of all runs.
 
     results   {algorithm: [(rows, timings) of each seed]}
-    comu      accuracies: how many bytes were sent until each was reached
+    flags     with --comu the table says how many bytes were sent until each accuracy was reached
     """
-    say(f"\n{'algorithm':<17} seeds    final accuracy     best accuracy    MB up  MB down  seconds")
+    lines = [("algorithm", "accuracy of", "seeds", "final", "best", "MB up", "MB down", "seconds")]
+    notes = []
     for algo, seeds in results.items():
         seeds = [(rows, timings) for rows, timings in seeds if rows]
         if not seeds:
             continue
-        final = mean_and_deviation([rows[-1]["accuracy"] for rows, _ in seeds])
-        best = mean_and_deviation([max(row["accuracy"] for row in rows) for rows, _ in seeds])
         up, down = (statistics.mean(sum(row.get(key, 0) for row in rows) for rows, _ in seeds)
                     / 2**20 for key in ("bytes_up", "bytes_down"))
         seconds = statistics.mean(sum(timing["round_seconds"] for timing in timings)
                                   for _, timings in seeds)
-        say(f"{algo:<17} {len(seeds):>5}  {final:>16}  {best:>16} "
-            f"{up:8.1f} {down:8.1f} {seconds:8.1f}")
-        if all("client_accuracy_private" in rows[-1] for rows, _ in seeds):
-            learned, private = (mean_and_deviation([
-                max(row[key] for row in rows if key in row) for rows, _ in seeds]).strip()
-                for key in ("client_accuracy", "client_accuracy_private"))
-            say(f"{'':<17} best of the clients: {learned} after learning from the others, "
-                f"{private} after private training")
-        for threshold in comu:
+        costs, name = (f"{up:.1f}", f"{down:.1f}", f"{seconds:.1f}"), algo
+        for key, whose in accuracies(seeds[0][0][-1], flags["public"] == "half").items():
+            of_rounds = [[row[key] for row in rows if row.get(key) is not None]
+                         for rows, _ in seeds]
+            final = mean_and_deviation([values[-1] for values in of_rounds])
+            best = mean_and_deviation(list(map(max, of_rounds)))
+            lines.append((name, whose, str(len(seeds)), final, best, *costs))
+            name, costs = "", ("", "", "")
+        for threshold in flags["comu"] or ():
             needed = [bytes_until(rows, threshold) for rows, _ in seeds]
             reached = [b / 2**20 for b in needed if b is not None]
             text = f"{statistics.mean(reached):.2f} MB up and down" if reached else "not reached"
             if len(seeds) > 1:
                 text += f", by {len(reached)} of {len(seeds)} seeds"
-            say(f"{'':<17} ComU@{threshold:g}: {text}")
+            notes.append(f"{algo}  ComU@{threshold:g}: {text}")
+    widths = [max(map(len, cells)) for cells in zip(*lines)]
+    say()
+    for line in lines:
+        cells = [cell.ljust(width) if i < 2 or 2 < i < 5 else cell.rjust(width)
+                 for i, (cell, width) in enumerate(zip(line, widths))]
+        say("  ".join(cells).rstrip())
+    for note in notes:
+        say(note)
 
 
 def value_text(value):

@@ -139,13 +139,18 @@ def in_parallel(fn, ids, device="cpu"):
 def run_clients(train, ids, device="cpu"):
     """The papers' "for each client in parallel do": `in_parallel`, which counts who trains here."""
     def counted(i):
+        result = train(i)
         run_clients.done += 1
-        return train(i)
+        if run_clients.progress:
+            run_clients.progress(run_clients.done - before, len(ids), time.perf_counter() - start)
+        return result
 
+    before, start = run_clients.done, time.perf_counter()
     return in_parallel(counted, ids, device)
 
 
-run_clients.done = 0    # how many clients this process has trained
+run_clients.done = 0                                # how many clients this process has trained
+run_clients.progress = None                         # fn(done, clients, seconds), after each client
 
 
 def to_device(value, device):

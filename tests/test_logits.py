@@ -174,15 +174,23 @@ def test_without_public_epochs_no_client_learns_from_another(algo):
     assert same(first_client(7, 1), first_client(8, 1)) == (algo == "public-private")
 
 
-def test_the_summary_has_the_best_round_of_both_accuracies_of_clients(capsys):
-    """In the mean over two seeds; no line for an algorithm that logs one of them alone."""
+def test_the_summary_says_whose_accuracy_it_is_and_on_which_half(capsys):
+    """Final and best of each, in the mean over two seeds."""
     def seed(*rows):
         names = ("accuracy", "client_accuracy", "client_accuracy_private")
         return [dict(zip(names, (0., *row))) for row in rows], []
-    summary({"both": [seed((.1,), (.6, .3), (.5, .4)), seed((.9,), (.2, .1), (.1, .2))],
-             "one": [seed((.1,), (.3,))]})
-    [line] = [line for line in capsys.readouterr().out.splitlines() if "best of" in line]
-    assert re.findall(r"0\.\d+", line)[::2] == ["0.7500", "0.3000"]       # (.6 + .9)/2, (.4 + .2)/2
+    server = [{"accuracy": .7, "server_accuracy": .7, "server_accuracy_private_test": .5}], []
+    results = {"both": [seed((.1,), (.6, .3), (.5, .4)), seed((.9,), (.2, .1), (.1, .2))],
+               "server": [server], "own": [([{"accuracy": .4}], [])]}
+    lines = [("clients", "private", ".3000", ".7500"),       # final (.5 + .1)/2, best (.6 + .9)/2
+             ("clients, after private training", "private", ".3000", ".3000"),
+             ("server", "public", ".7000", ".7000"), ("model", "private", ".4000", ".4000")]
+    for public in ("half", None):
+        summary(results, {"public": public, "comu": None})
+        printed = capsys.readouterr().out.splitlines()[2:]
+        for line, (whose, half, final, best) in zip(printed, lines, strict=True):
+            whose += f", {half} half" * (public == "half")
+            assert re.search(rf"  {whose} +\d  0{final} ± \S+ +0{best} ± ", line), line
 
 
 @each(*EXCHANGING)

@@ -298,7 +298,7 @@ def turn_a_bit(path):
     ("config.json", lambda path: path.write_text("{"), "damaged"),
     ("config.json", lambda path: path.write_text("[]"), "damaged"),
     ("config.json", lambda path: path.unlink(), "holds no run"),
-    ("config.json", lambda path: path.write_text(path.read_text().replace('"lr": 0.8', '"lr": 1')),
+    ("config.json", lambda path: path.write_text(path.read_text().replace('"lr": 0.1', '"lr": 1')),
      "other settings")])
 def test_a_spoilt_run_is_refused_in_one_line(stopped, capsys, name, spoil, word):
     spoil(stopped / name)

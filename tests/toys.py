@@ -1,6 +1,7 @@
 """Small federations whose rounds can be followed by hand, with linear networks and images of
 1 x 2 x 2; slow training, one number at a time; small data sets."""
 import dataclasses
+import inspect
 import io
 import math
 
@@ -9,11 +10,15 @@ import pytest
 import torch
 from torch import nn
 
+from algorithms import ALGORITHMS
 from algorithms.common import Data, Federation, seeded
 from algorithms.training import batches
 from fedkd_minimal import main
 
 SHAPE = (1, 2, 2)
+# The algorithms that a paper describes: their files have notation, departures, defaults of a paper.
+OF_PAPERS = [algo for algo, run in ALGORITHMS.items()
+             if "\nD1  " in inspect.getmodule(run).__doc__]
 
 
 def linear(num_classes=3):
