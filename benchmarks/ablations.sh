@@ -19,7 +19,7 @@ for alpha in ${*:-0.1 1.0}; do
     for R in 1 2 4; do
         run "aggregated-K4-R$R" fedsdd-ablations --K 4 --R "$R" --students none
     done
-    python benchmarks/table.py \
+    python plot.py --key accuracy,ensemble_accuracy \
         "$out"/{clients-K1,gaussian,dirichlet,clients-K4,aggregated-K4-R{1,2,4}} \
         > "results/table5-alpha$alpha.txt"
 
@@ -28,7 +28,7 @@ for alpha in ${*:-0.1 1.0}; do
     run basic-warmup4 fedsdd-ablations --K 4 --students all --warmup-rounds 4
     run basic-warmup8 fedsdd-ablations --K 4 --students all --warmup-rounds 8
     run diversity fedsdd --K 4
-    python benchmarks/table.py \
+    python plot.py --key accuracy,ensemble_accuracy \
         "$out"/{aggregated-K4-R1,basic,basic-warmup4,basic-warmup8,diversity} \
         > "results/table6-alpha$alpha.txt"
 done

@@ -25,4 +25,11 @@ for seed in ${*:-0 1}; do
     run lie-1.5 --attack lie --attack-z 1.5
     run ofom --attack ofom
 done
-python benchmarks/attack_table.py runs/attacks > results/attacks.txt
+for algo in dsfl cronus fedgem fedgems; do               # each against the first, without attack
+    keys=server_accuracy,client_accuracy
+    if [ "$algo" = cronus ]; then keys=client_accuracy; fi
+    python plot.py --key "$keys" \
+        runs/attacks/{none,paf-{1,10,100},lie,lie-1.5,ofom}/*/"$algo"-seed*
+done > results/attacks.txt
+python plot.py --key client_accuracy runs/attacks/{none,paf-{1,10,100},lie,lie-1.5,ofom}-fedmd \
+    >> results/attacks.txt

@@ -19,6 +19,6 @@ run feddf feddf $local $server --server-optimizer sgd --no-cosine --max-grad-nor
     --temperature 4 --no-drop-worst --patience none
 run fedbe-distill fedbe --distill $local $server
 run centralized centralized --batch-size 64
-python benchmarks/table.py \
+python plot.py --key accuracy,ensemble_accuracy \
     runs/cifar10/weights runs/cifar10/{feddf,fedbe-distill,fedsdd-R{1,2,4},centralized} \
     > results/cifar10.txt

@@ -5,13 +5,13 @@
 The last column is what all clients together send in each round.
 """
 import argparse
-import json
 import statistics
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from communication import bytes_until
+from plot import read_runs
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("thresholds", help="accuracies in [0, 1], separated by commas")
@@ -19,17 +19,12 @@ parser.add_argument("folders", nargs="+", type=Path, help="folders that --out ma
 args = parser.parse_args()
 thresholds = [float(x) for x in args.thresholds.split(",")]
 
-results = {}                                             # {algorithm: [rows of each seed]}
-for path in sorted(path for folder in args.folders for path in folder.rglob("metrics.jsonl")):
-    [algo] = json.loads((path.parent / "config.json").read_text())["algo"]
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    results.setdefault(algo, []).append(rows)
-
 print("MB (2^20 bytes) up and down until the clients' mean accuracy is x, "
       "mean over the seeds that reach it (how many do)")
 print(f"{'':<10}" + "".join(f"{f'ComU@{x:g}':>16}" for x in thresholds)
       + f"{'best accuracy':>16}   KiB up in each round, mean over seeds")
-for algo, seeds in results.items():
+for label, runs in read_runs(args.folders, []).items():
+    seeds = [run["rows"] for run in runs.values()]
     cells = []
     for x in thresholds:
         needed = [bytes_until(rows, x) for rows in seeds]
@@ -38,5 +33,5 @@ for algo, seeds in results.items():
     best = statistics.mean(max(row["client_accuracy"] for row in rows) for rows in seeds)
     up = [statistics.mean(row.get("bytes_up", 0) for row in rows_of_a_round) / 1024
           for rows_of_a_round in zip(*seeds)][1:]        # without round 0, the untrained start
-    print(f"{algo:<10}" + "".join(f"{cell:>16}" for cell in cells) + f"{100 * best:>16.2f}   "
+    print(f"{label:<10}" + "".join(f"{cell:>16}" for cell in cells) + f"{100 * best:>16.2f}   "
           + " ".join(f"{x:.0f}" for x in up))

@@ -25,11 +25,13 @@ if [ "$2" = homo ]; then                                 # Table 5
     for part in self-training self-distillation ensemble-distillation; do
         run "no-$part" fedgems-ablations --server-batch-size 32 "--no-$part"
     done
-    python benchmarks/table.py --key server_accuracy,client_accuracy --base fedgems \
+    python plot.py --key server_accuracy,client_accuracy --base fedgems \
         "$out"/{labelled,no-self-training,no-self-distillation,no-ensemble-distillation} \
         > results/fedgems-table5.txt
+    python plot.py --key self_training,self_distillation,ensemble_distillation,nobody_right \
+        "$out/labelled" --csv results/fedgems-fig3.csv
 fi
-python benchmarks/table.py --key server_accuracy,client_accuracy,client_accuracy_private \
+python plot.py --key server_accuracy,client_accuracy,client_accuracy_private \
     --base public-private,standalone "$out"/{alone,fedmd,unlabelled,labelled} \
     > "results/fedgems-table2-$2.txt"
 python benchmarks/comu.py 0.3,0.35,0.4 "$out"/{fedmd,unlabelled,labelled} \

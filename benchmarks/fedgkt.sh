@@ -26,4 +26,4 @@ if [ "$2" = iid ]; then
     done
     folders+=("$out"/{own-starts,centralized-full,centralized-edge})
 fi
-python benchmarks/table.py --key accuracy,edge_accuracy "${folders[@]}" > "results/fedgkt-$2.txt"
+python plot.py --key accuracy,edge_accuracy "${folders[@]}" > "results/fedgkt-$2.txt"

@@ -17,5 +17,5 @@ python fedkd_minimal.py --algo fedmd $common --rounds 20 \
     --subset-size 5000 --public-batch-size 256 --local-epochs 4 --out "runs/fedmd/$1/fedmd"
 python fedkd_minimal.py --algo fedmd-pooled $common --rounds 50 \
     --transfer-public-epochs 20 --out "runs/fedmd/$1/pooled"
-python benchmarks/table.py --key accuracy,gain "runs/fedmd/$1"/{fedmd,pooled} \
+python plot.py --key accuracy,gain "runs/fedmd/$1"/{fedmd,pooled} \
     > "results/fedmd-$1.txt"

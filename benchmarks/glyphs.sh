@@ -11,5 +11,6 @@ for alpha in 0.1 1.0; do
     for R in 1 2 4; do
         python fedkd_minimal.py --algo fedsdd --K 4 --R "$R" $common --out "$out/fedsdd-R$R"
     done
-    python benchmarks/table.py "$out"/{fedavg,fedsdd-R{1,2,4}} > "results/glyphs-alpha$alpha.txt"
+    python plot.py --key accuracy,ensemble_accuracy "$out"/{fedavg,fedsdd-R{1,2,4}} \
+        > "results/glyphs-alpha$alpha.txt"
 done
