@@ -24,9 +24,9 @@ Where the paper is silent or we differ:
 D1  models are averaged by numbers of samples (the public code weighs them equally, which its equal
     partition hides) [test_feddf_round_by_hand]
 D2  BatchNorm's statistics are averaged too; the public code keeps the last client's
-    [test_the_averages_running_statistics_are_the_clients_mean]
+    [test_average_weights_averages_running_statistics]
 D3  teachers are in eval mode and stay unchanged
-    [test_teachers_stay_as_they_are_and_do_not_see_the_batch]
+    [test_prediction_is_pure_and_image_by_image]
 D4  drop-worst is the threshold alone; the public code has a second rule for rounds in which nobody
     falls below it [test_drop_worst_by_hand]
 D5  the student after the last step is validated as well
@@ -40,7 +40,7 @@ D8  the student sees augmented images, the teachers clean ones, so that they pre
     [test_augmentation_is_for_what_is_trained_on_alone]
 D9  `client_accuracy` is of the models that clients upload, before they are averaged, without those
     left out; FedGEMS's Tables 7 and 8 do not say which models of FedDF's clients they mean
-    [test_clients_are_scored_before_they_are_averaged]
+    [test_worse_than_a_guess_neither_counts_nor_teaches]
 """
 import copy
 import itertools

@@ -32,10 +32,10 @@ D2  Eq. (4)'s softmax is over reliable clients [test_eq4_unreliable_client_gets_
 D3  H is at least 1e-6: 1/H stays finite [test_eq4_certain_clients_share_equally]
 D4  no client is right: cross-entropy alone [test_nobody_right_is_plain_cross_entropy]
 D5  the pool keeps the logits that were checked; Alg. 1, line 7 stores those of the round before
-    [test_the_pool_holds_the_logits_that_were_judged_right]
+    [test_a_round_is_the_papers_algorithm]
 D6  the check is in eval mode, on clean images, before the step [test_selection_is_in_eval_mode]
 D7  clients learn from one pass of the trained server; Alg. 1, line 15 mixes all models of an epoch
-    [test_clients_learn_from_the_final_server_model]
+    [test_a_round_is_the_papers_algorithm]
 D8  epsilon weighs CE, as in the equations; the text says distillation [test_eq2_by_hand]
 D9  one mean over the batch, not one per case [test_server_loss_is_one_mean_over_mixed_cases]
 D10 clients start from different weights [test_every_client_starts_from_weights_of_its_own]

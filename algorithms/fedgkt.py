@@ -26,7 +26,7 @@ logits of its own samples, for its next training. In fedgkt_async.py the server 
 Where the paper is silent or we differ:
 D1  logits are kept by sample row; the public code keeps them by batch number and shuffles between,
     a mistake: its clients learn from the logits of other images
-    [test_server_logits_follow_a_clients_rows]
+    [test_two_rounds_against_algorithm_1]
 D2  with --augment a client's samples are cropped and flipped anew after each of its trainings. The
     features are of this view, so the server sees it, and the next training is on it, with the
     server's logits of it [test_extraction_is_in_eval_mode_of_the_next_view]
@@ -38,7 +38,7 @@ D4  both losses have the factor temperature²; Eq. (6) sums over clients, but ea
 D5  the server's logits come from one pass in eval mode after its last epoch; in Algorithm 1 they
     come from the training passes of that epoch [test_server_logits_are_of_the_trained_server]
 D6  --no-server-distill and --no-client-distill are Table 2's rows; both on are Eq. (6) and (7)
-    [test_table_2_switches]
+    [test_two_rounds_against_algorithm_1]
 D7  the server's learning rate falls on a plateau outside the loop, see plateau.py; the public code
     looks at the test set for it [test_the_test_set_does_not_move_a_rate]
 D8  the server leaves out a client whose features or logits are not finite; this client keeps its
@@ -46,7 +46,7 @@ D8  the server leaves out a client whose features or logits are not finite; this
     [test_non_finite_features_are_left_out]
 D9  --server-order clients is Algorithm 1, line 8, hence the default; with skewed labels the server
     then forgets the clients before. mixed is SGD on Eq. (8): the batches of all clients, shuffled
-    [test_in_order_the_server_forgets_the_clients_before]
+    [test_two_rounds_against_algorithm_1]
 D10 the paper's SGD with momentum, for skewed labels, is --optimizer momentum; the public code has
     nesterov [test_momentum_is_plain_or_nesterovs]
 """

@@ -12,7 +12,7 @@ D_k                fed.private[i]               [n, ...], [n] the few private sa
 Where the paper is silent or we differ:
 D1  early stopping uses a tenth of the public samples, then the task's validation set; the code uses
     test sets [test_transfer_never_sees_a_test_set]
-D2  the last epoch's weights stay, not the best ones [test_early_stopping_keeps_the_last_weights]
+D2  the last epoch's weights stay, not the best ones [test_fedmd_round_by_hand]
 D3  the penalty 1e-3 |W|² on the last layer's weights is in all losses, as in the code
     [test_fedmd_round_by_hand]
 """

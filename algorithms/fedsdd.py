@@ -41,11 +41,11 @@ Where the paper is silent or we differ:
 D1  Eq. (4) read literally is KL(student || teacher); we take KL(teacher || student) of Hinton, whom
     the paper cites, with his factor temperature²
     [test_eq4_is_temperature_squared_kl_from_the_teacher]
-D2  the first ensembles have fewer than R rounds [test_eq5_first_rounds_use_the_rounds_there_are]
+D2  the first ensembles have fewer than R rounds [test_rounds_with_R_2_against_algorithm_1]
 D3  groups may differ by one client [test_group_clients_gives_the_first_groups_the_remainder]
 D4  the student's BatchNorm is in train mode [test_distil_moves_the_students_running_statistics]
 D5  SCAFFOLD: a server control per global model, a client control per (client, global model)
-    [test_scaffold_controls_belong_to_one_global_model]
+    [test_rounds_with_R_2_against_algorithm_1]
 D6  each of the K initial models has its own seed; the main model starts as FedAvg's
     [test_initial_models_differ_and_main_is_fedavgs]
 D7  with several networks the same share of each network's clients takes part, and they are dealt to
@@ -53,7 +53,7 @@ D7  with several networks the same share of each network's clients takes part, a
 D8  --secure-sum: BatchNorm's counters are rounded averages; fedavg.py takes the maximum
     [test_average_of_masked_models_by_hand]
 D9  the student sees augmented images, the teachers clean ones; in FedDF's code both see the same
-    [test_fedsdds_student_learns_from_augmented_public_images]
+    [test_augmentation_is_for_what_is_trained_on_alone]
 """
 import itertools
 from collections.abc import Callable

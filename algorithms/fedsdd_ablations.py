@@ -18,7 +18,7 @@ w_{t,k}                     averaged, members            state_dicts   before di
 Where the paper is silent or we differ:
 D1  all students learn from the same teacher, the ensemble before any distillation
     [test_basic_distillation_has_one_fixed_teacher_for_all_students]
-D2  the ring is filled in warm-up rounds too [test_the_ring_is_filled_in_warm_up_rounds_too]
+D2  the ring is filled in warm-up rounds too [test_warm_up_rounds_have_no_distillation]
 """
 from typing import Literal
 

@@ -46,8 +46,8 @@ class Mutant(NamedTuple):
     whose: str = ""                  # public code that has, or had, this mistake
 
 
-TABLE = {}   # [file, its tests]: [(mistake, test, what, whose), ...]. Under "fedavg" the test "round"
-# is test_fedavg.py::test_round; "common::kl", wherever it stands, is test_common.py::test_kl.
+TABLE = {}   # [file, its tests]: [(mistake, test, what, whose), ...]. Under "fedavg" "round" is
+# test_fedavg.py::test_round, and "common::kl" is test_common.py::test_kl wherever it stands.
 # ----------------------------------------------------------------------------------- what all share
 TABLE["algorithms/equations.py", "common"] = [
     ("«teacher_log_probs→student_log_probs».exp() * («teacher_log_probs→student_log_probs» - "
@@ -139,9 +139,9 @@ TABLE["algorithms/fedavg.py", "fedavg"] = [
     ("sizes = [«len(fed.private[i].labels)→1» for i in", "two_rounds_against_a_slow_loop[run-0.0]",
      "clients count equally whatever their sizes", "FedDF's code"),
     ("«fed.augment(images[rows], rng) if fed.augment else →»images[rows]",
-     "black_images_leave_the_weights_to_the_weight_decay", "no augmentation"),
+     "contracts::augmentation_is_for_what_is_trained_on_alone[fedavg]", "no augmentation"),
     ("model.parameters(), lr=lr«, weight_decay=weight_decay→»)",
-     "black_images_leave_the_weights_to_the_weight_decay", "no weight decay"),
+     "contracts::optimizer_and_decay_reach_all_networks[fedavg]", "no weight decay"),
     ("weights_ledger([(model, len(«active→fed.private»))], COPIES)",
      "bytes_of_a_round_are_what_the_messages_hold", "who takes no part pays too"),
     ("lr=lr,« optimizer=optimizer,→»", "contracts::optimizer_and_decay_reach_all_networks[fedavg]",
@@ -194,10 +194,6 @@ TABLE["algorithms/scaffold.py", "scaffold"] = [
      "scaffold_round_against_slow_loop", "with momentum", "easyFL's SCAFFOLD"),
     ("COPIES = «2→1»", "messages_are_twice_the_parameters", "controls travel for nothing"),
     ("w«.detach()→», steps,", "controls_hold_parameters_only", "controls drag their graph along"),
-    ('seeded(fed.seed, "local", «t, →»i)', "common::no_two_trainings_share_dropout[scaffold-t]",
-     "the same dropout in every round"),
-    ('seeded(fed.seed, "local", t«, i→»)', "common::no_two_trainings_share_dropout[scaffold-i]",
-     "the same dropout in every client"),
     ("MIXED = «False→True»", "command_line::networks_may_differ_unless_shared[scaffold]",
      "mixed networks pass"),
 ]
@@ -226,13 +222,9 @@ TABLE["algorithms/feddf.py", "feddf"] = [
     ("best_state, best_step = «-1→0».0, None", "a_student_wrong_at_every_look_is_that_of_the_first",
      "a student that is always wrong is never returned"),
     ("accuracy(client_logits.«→softmax(-1).»mean(0), fed.test.labels)",
-     "the_ensemble_predicts_by_mean_logits", "the ensemble is of probabilities"),
+     "the_ensemble_predicts_by_mean_logits[feddf]", "the ensemble is of probabilities"),
     ("            if «→not »cosine:", "the_papers_student_against_a_slow_adam",
      "the rate does not fall"),
-    ('seeded(fed.seed, "distil", «t, →»first_client)',
-     "common::no_two_trainings_share_dropout[feddf-t]", "the same dropout in every round"),
-    ('seeded(fed.seed, "distil", t«, first_client→»)',
-     "common::no_two_trainings_share_dropout[feddf-i]", "the same dropout in every network"),
     ("lr=lr,« optimizer=optimizer,→»", "contracts::optimizer_and_decay_reach_all_networks[feddf]",
      "clients keep SGD"),
 ]
@@ -254,13 +246,11 @@ TABLE["algorithms/fedbe.py", "fedbe"] = [
     ("members = [«server, →»*(server | ", "the_average_learns_from_the_ensemble_and_goes_on",
      "the average does not vote"),
     ("accuracy(member_logits.«→softmax(-1).»mean(0), fed.test.labels)",
-     "the_ensemble_predicts_by_mean_logits", "the ensemble is of probabilities"),
+     "feddf::the_ensemble_predicts_by_mean_logits[fedbe]", "the ensemble is of probabilities"),
     ("sampled = draw_samples(fed, t, uploads, posterior, samples, «concentration→1.0»)",
      "the_average_learns_from_the_ensemble_and_goes_on", "run drops --concentration"),
     ("dirichlet_sample(client_states, sizes, rng«, concentration→»)",
      "the_average_learns_from_the_ensemble_and_goes_on", "draw drops --concentration"),
-    ('seeded(fed.seed, "distil"«, t→»)', "common::no_two_trainings_share_dropout[fedbe-t]",
-     "the same dropout in every round"),
     ("concentration: float = «1→2».0", "command_line::defaults_are_the_papers[fedbe]",
      "another Dirichlet by default"),
 ]
@@ -276,28 +266,25 @@ TABLE["algorithms/fedsdd.py", "fedsdd"] = [
     ("return member_logits.«mean(0)→softmax(-1).mean(0).log()»",
      "eq3_is_the_softmax_of_the_mean_logits", "the mean of the softmaxes"),
     ("[*ring, ensemble_logits(member_logits)][-R«→ - 1»:]",
-     "eq5_first_rounds_use_the_rounds_there_are", "one round too many in the ring"),
+     "rounds_with_R_2_against_algorithm_1", "one round too many in the ring"),
     ("«averaged→start_models(fed, method, K)», fed.public.images",
      "rounds_with_R_2_against_algorithm_1", "the ring holds the initial models"),
     ("teacher_logits = «ensemble_logits(→»torch.stack(ring)«→.sum(0»)«→ / R»",
      "rounds_with_R_2_against_algorithm_1", "divided by R before there are R rounds"),
     ("test_ring = [«*test_ring, →»ensemble_logits(member_logits)]«[-R:]→»",
      "rounds_with_R_2_against_algorithm_1", "the ensemble that predicts has one round"),
-    ("if k «% K =→>»= 0 else w", "only_the_main_model_learns_from_the_ensemble",
+    ("if k «% K =→>»= 0 else w", "rounds_with_R_2_against_algorithm_1",
      "all K models are distilled"),
     ("init=«k→0»)", "initial_models_differ_and_main_is_fedavgs", "K equal initial models"),
     ("group_of[i]]«→ | {x: c for x, c in global_models[0].items() if x == 'client_controls'}»",
      "rounds_with_R_2_against_algorithm_1[scaffold]", "a control of another global model"),
-    (" distill_steps«→ + 1»)", "distil_makes_exactly_the_steps_asked_for", "one step too many"),
+    (" distill_steps«→ + 1»)", "eq4_is_temperature_squared_kl_from_the_teacher",
+     "one step too many"),
     ("    model.«train→eval»()", "distil_moves_the_students_running_statistics",
      "the student learns in eval mode"),
-    ('seeded(fed.seed, "distil", «t, →»k)', "common::no_two_trainings_share_dropout[fedsdd-t]",
-     "the same dropout in every round"),
-    ('seeded(fed.seed, "distil", t«, k→»)', "common::no_two_trainings_share_dropout[fedsdd-i]",
-     "the same dropout in all models"),
 ]
 TABLE["algorithms/fedsdd_ablations.py", "fedsdd"] = [
-    ('if students != "none"«→ and t > warmup_rounds»:', "the_ring_is_filled_in_warm_up_rounds_too",
+    ('if students != "none"«→ and t > warmup_rounds»:', "warm_up_rounds_have_no_distillation",
      "warm-up rounds are forgotten"),
     ("[«*ring, →»ensemble_logits(member_logits)«→, *ring»]",
      "an_ensemble_of_clients_has_every_client", "the ring keeps the oldest rounds"),
@@ -332,9 +319,9 @@ TABLE["algorithms/fedmd_transfer.py", "fedmd"] = [
      "early stopping on the test set", "FedMD's code"),
     ('best, best_epoch = «float("-inf")→0.0», 0', "training_ends_after_patience_without_gain",
      "an accuracy of 0 is never the best"),
-    ("epoch - best_epoch >«=→» patience", "early_stopping_keeps_the_last_weights",
+    ("epoch - best_epoch >«=→» patience", "training_ends_after_patience_without_gain",
      "one epoch more than patience allows"),
-    ("if reached > best« + min_delta→»:", "each_stage_counts_growth_beyond_its_own_min_delta",
+    ("if reached > best« + min_delta→»:", "training_ends_after_patience_without_gain",
      "any growth counts"),
     ("«min_delta=min_delta, **PUBLIC_STAGE→**PRIVATE_STAGE»",
      "each_stage_counts_growth_beyond_its_own_min_delta",
@@ -412,7 +399,7 @@ TABLE["algorithms/fedgems.py", "fedgems"] = [
      "eq4_entropies_below_a_millionth_count_the_same", "H is at least a thousandth"),
     ("«1 / →»entropy(client_logits)", "eq4_by_hand", "H for 1/H: the least certain counts most"),
     ("«torch.where(reliable, weights, 0.0)→weights»",
-     "eq4_weights_sum_to_1_or_are_0_where_nobody_is_right", "nan if nobody is right"),
+     "eq4_eq5_against_a_slow_loop", "nan if nobody is right"),
     ("«torch.where→»(«weights > 0, →»weights * client_logits«, 0.0→»).sum(0)",
      "eq4_eq5_a_logit_that_is_not_finite_reaches_nothing", "0 times nan"),
     ("«torch.where(weights > 0, weights * client_logits, 0.0).sum(0)→(weights * "
@@ -432,30 +419,26 @@ TABLE["algorithms/fedgems.py", "fedgems"] = [
     (" = predict_logits(fed, model, «→fed.augment(images[rows], stream(0)) if fed.augment else "
      "»images[rows])", "selection_is_in_eval_mode", "the server judges itself on augmented images"),
     ("pool.logits[rows«[correct]→»] = checked_logits«[correct]→»",
-     "the_pool_holds_the_logits_that_were_judged_right", "wrong logits are pooled"),
+     "a_round_is_the_papers_algorithm[one epoch]", "wrong logits are pooled"),
     ("rows[correct«→ & ~pool.mask[rows]»]] = checked_logits[correct«→ & ~pool.mask[rows»]«→]»",
-     "the_pool_holds_the_logits_that_were_judged_right", "the pool keeps the oldest logits"),
+     "a_round_is_the_papers_algorithm[one epoch]", "the pool keeps the oldest logits"),
     ("has_teacher = from_pool | «from_clients→requests»", "nobody_right_is_plain_cross_entropy",
      "the uniform distribution teaches"),
     ("pool.logits[rows], fused_logits[«rows→:len(rows)»])",
      "a_round_is_the_papers_algorithm[one epoch]", "logits of other images"),
-    ("requested[rows[«requests→from_clients»]] = True", "the_ledger_counts_exactly_the_rows_asked",
-     "wrong uploads are not paid"),
+    ("requested[rows[«requests→from_clients»]] = True",
+     "a_round_is_the_papers_algorithm[one epoch]", "wrong uploads are not paid"),
     ("not is_finite(logits«[requested]→»)", "an_upload_is_bad_only_for_what_was_asked",
      "bad for logits that never travel"),
     ("rows = torch.«nonzero(~pool.mask)[:, 0]→arange(len(labels))»",
      "clients_predict_exactly_what_the_pool_lacks", "clients predict all rows"),
     ("int(requested.sum()), «len(fusion.requested)→int(requested.sum())»",
-     "communication::fedgems_pays_up_as_asked_and_down_for_all", "what was asked comes down"),
-    ('seeded(fed.seed, "server"«, t→»)', "common::no_two_trainings_share_dropout[fedgems-t]",
-     "the same dropout in every round"),
+     "a_round_is_the_papers_algorithm[one epoch]", "what was asked comes down"),
 ]
 TABLE["algorithms/fedgems_ablations.py", "fedgems"] = [
     ("~alone & «→(»pool.mask[rows] «→| correct) »& self_distillation",
      "ablations_move_samples_between_cases[self_training]",
      "the pool is filled before it is looked at"),
-    ('seeded(fed.seed, "server"«, t→»)',
-     "common::no_two_trainings_share_dropout[fedgems-ablations-t]", "all rounds share dropout"),
     ("partial(OPTIMIZERS[«optimizer→'amsgrad'»], weight_decay=weight_decay)",
      "contracts::optimizer_and_decay_reach_all_networks[fedgems-ablations]", "always Adam"),
 ]
@@ -470,9 +453,9 @@ TABLE["algorithms/fedgkt.py", "fedgkt"] = [
      "the server's logits are of another view", "FedML's FedGKT"),
     ("«view(fed, i, trainings)→fed.private[i].images», dtype",
      "extraction_is_in_eval_mode_of_the_next_view[shifted]", "feature maps of clean images"),
-    ('if server_order == "«mixed→clients»":', "in_order_the_server_forgets_the_clients_before",
+    ('if server_order == "«mixed→clients»":', "two_rounds_against_algorithm_1",
      "the other order"),
-    ("server_logits[«rows→:len(rows)»] if has_teacher", "server_logits_follow_a_clients_rows",
+    ("server_logits[«rows→:len(rows)»] if has_teacher", "two_rounds_against_algorithm_1",
      "logits of other images", "FedML's FedGKT"),
     ("labels[rows], client_logits[«rows→:len(rows)»], temperature,",
      "two_rounds_against_algorithm_1", "the clients' logits of other images"),
@@ -483,8 +466,6 @@ TABLE["algorithms/fedgkt.py", "fedgkt"] = [
      "FedML's FedGKT"),
     ("for _ in range(«server_epochs→1»):", "two_rounds_against_algorithm_1",
      "one epoch on the server"),
-    ('seeded(fed.seed, "server"«, event→»)', "common::no_two_trainings_share_dropout[fedgkt-t]",
-     "the same dropout on the server"),
 ]
 TABLE["algorithms/fedgkt_async.py", "fedgkt"] = [
     ("if arrival == clock]«→[:1]»", "asynchronous_rounds_against_algorithm_1",
@@ -513,12 +494,8 @@ TABLE["algorithms/split_learning.py", "split_learning"] = [
      "gradients pile up"),
     ('"bytes_down": «sent_bytes→0»', "eq12_is_what_the_metrics_of_a_round_add_up_to",
      "no download"),
-    ("state = «copy.deepcopy→»(", "a_later_round_does_not_change_a_state",
-     "the next round changes it"),
-    ('seeded(fed.seed, "local", «t, →»i)',
-     "common::no_two_trainings_share_dropout[split-learning-t]", "one dropout for all rounds"),
-    ('seeded(fed.seed, "local", t«, i→»)',
-     "common::no_two_trainings_share_dropout[split-learning-i]", "one dropout for all clients"),
+    ("state = «copy.deepcopy→»(",
+     "contracts::a_state_is_all_that_later_rounds_need[split-learning]", "the next changes it"),
     ("rounds: int = «200→100»", "command_line::defaults_are_the_papers[split-learning]",
      "half of the paper's rounds"),
     ("local_epochs: int = «1→5»,", "command_line::defaults_are_the_papers[split-learning]",
@@ -568,7 +545,7 @@ TABLE["partition.py", "partition"] = [
     ("np.array_split(«rng.permutation→np.arange»(len(labels)), num_clients)",
      "iid_class_shares_are_alike", "not shuffled: a client gets one class"),
     ("np.array_split(«rng→np.random.default_rng(10)».permutation(len(labels)), num_clients)",
-     "the_generator_alone_decides[iid]", "always seed 10", "FedML's partition_data"),
+     "parts_are_disjoint_sorted_int64_rows[iid]", "always seed 10", "FedML's partition_data"),
     (" shares = _dirichlet_shares(alpha, «len(classes)→1», num_clients, "
      "rng)«→.repeat(len(classes), 0)»", "dirichlet_shares_have_mean_and_variance_of_dir",
      "one draw for all classes"),
@@ -636,6 +613,19 @@ TABLE["secure_sum.py", "secure_sum"] = [
     ('sums["model." + name]«.double()→»', "an_average_is_not_rounded_to_float32",
      "the sum is rounded to float32"),
 ]
+# ------------------------------------- the same dropout in every round, or in every client or model
+for keys, cases in {
+        '"local", «t, →»i': ["scaffold-t", "split-learning-t"],
+        '"local", t«, i→»': ["scaffold-i", "split-learning-i"],
+        '"distil", «t, →»first_client': ["feddf-t"], '"distil", t«, first_client→»': ["feddf-i"],
+        '"distil", «t, →»k': ["fedsdd-t"], '"distil", t«, k→»': ["fedsdd-i"],
+        '"distil"«, t→»': ["fedbe-t"], '"server"«, event→»': ["fedgkt-t"],
+        '"server"«, t→»': ["fedgems-t", "fedgems-ablations-t"]}.items():
+    for case in cases:
+        file, what = f"algorithms/{case[:-2].replace('-', '_')}.py", "round" * case.endswith("t")
+        TABLE.setdefault((file, "common"), []).append((
+            f"seeded(fed.seed, {keys})", f"no_two_trainings_share_dropout[{case}]",
+            f"the same dropout in every {what or 'training of a round'}"))
 
 
 def mutant(file, home, mistake, test, *words):

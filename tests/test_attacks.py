@@ -1,18 +1,15 @@
 """Poisoning: PAF, LIE and OFOM by hand; who is malicious; models and logits under attack."""
 import copy
-import inspect
 import math
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from test_fedgkt import toy as gkt_toy
-from toys import federation, labelled, last, linear, same, with_batchnorm, with_hidden_layer
+from toys import federation, linear, same, with_batchnorm, with_hidden_layer
 
 import attacks
-from algorithms import (ALGORITHMS, cronus, dsfl, fedavg, fedgem, fedgems, fedgems_ablations,
-                        fedgkt, fedmd, fedprox, fedsdd)
+from algorithms import fedavg, feddf, fedsdd, fedsdd_ablations
 from algorithms.common import sample_clients, stream
 from attacks import build, check, lie, lie_z, ofom, paf
 
@@ -252,104 +249,26 @@ def test_lie_on_models_never_gives_a_negative_variance(z, variance):
     assert all((value == 2 + z * 1).all() for value in upload["model"].values())
 
 
-def vector(state_dict):
-    return torch.cat([w.flatten() for w in state_dict.values() if w.is_floating_point()])
+def test_an_attack_is_handed_the_active_clients_models_as_vectors():
+    fed, calls = federation(sizes=(3, 2, 4, 3, 2), network=with_batchnorm), []
+    (_, start), _ = fedavg.run(fed, rounds=1, participation=0.6, **LOCAL,
+                               attack=lambda *given: calls.append(given) or given[0])
+    [(uploads, ids, rows, t)] = calls
+    assert t == 1 and ids == sample_clients(5, 0.6, stream(0, "active", 1)) and len(ids) == 3
+    for i, upload in zip(ids, uploads, strict=True):
+        model = fedavg.train_client(fed, i, 1, start["server"], **LOCAL)["model"].values()
+        assert torch.equal(upload, torch.cat([w.flatten() for w in model if w.is_floating_point()]))
 
 
-def test_lie_on_one_model_in_a_round_of_fedavg_by_hand():
-    """The attacked upload takes its place in the average, with its client's number of samples."""
-    fed, attack = federation(sizes=(5, 3, 4, 6)), made("lie", 4, z=1.5)
-    [m], benign = sides(attack, 4)
-    start = fedavg.start_server(fed, "linear")
-    models = torch.stack([vector(fedavg.train_client(fed, i, 1, start, **LOCAL)["model"])
-                          for i in range(4)])
-    models[m] = lie(models[benign], 1.5)
-    _, state = last(fedavg.run(fed, rounds=1, participation=1.0, **LOCAL, attack=attack))
-    expected = (5 * models[0] + 3 * models[1] + 4 * models[2] + 6 * models[3]) / (5 + 3 + 4 + 6)
-    assert close(vector(state["server"]["model"]), expected, atol=1e-5)
-
-
-# ------------------------------------------------------- what an attack is handed, and who uses it
-
-SETTINGS = {    # of all algorithms, each of which takes its own
-    **LOCAL, "rounds": 2, "participation": 0.6, "mu": 0.1, "K": 2, "R": 2, "distill_steps": 1,
-    "server_epochs": 1, "server_batch_size": 4, "server_lr": 0.1, "patience": None,
-    "drop_worst": False, "transfer_public_epochs": 1, "transfer_local_epochs": 1,
-    "early_stopping": False, "subset_size": 7}
-
-
-def attacked_run(algo, fed, **changes):
-    """(states after rounds 0, 1 and 2, the attack's calls [(arguments, what it returned)])."""
-    calls, run, attack = [], ALGORITHMS[algo], made("paf", len(fed.private))
-
-    def recorder(*args):
-        calls.append((args, (attack.samples if algo == "fedgkt" else attack)(*args)))
-        return calls[-1][1]
-    recorder.samples = recorder
-    taken = SETTINGS.keys() & inspect.signature(run).parameters
-    rounds = run(fed, **{name: SETTINGS[name] for name in taken} | changes, attack=recorder)
-    return [state for metrics, state in rounds if metrics is not None], calls
-
-
-def watched(monkeypatch, module, name):
-    """The arguments of all calls of a function, from now on."""
-    seen, original = [], getattr(module, name)
-    monkeypatch.setattr(module, name, lambda *args, **settings: (
-        seen.append(args), original(*args, **settings))[1])
-    return seen
-
-
-@pytest.mark.parametrize("algo", ["fedavg", "fedprox", "feddf", "fedsdd", "fedsdd-ablations"])
-def test_an_attack_is_handed_the_active_clients_models_as_vectors(algo):
-    fed = federation(sizes=(3, 2, 4, 3, 2), num_public=12, network=with_batchnorm)
-    states, calls = attacked_run(algo, fed)
-    train = partial(fedprox.train_client, mu=0.1) if algo == "fedprox" else fedavg.train_client
-    for t, ((uploads, ids, rows, now), _) in enumerate(calls, start=1):
-        active, before = sample_clients(5, 0.6, stream(0, "active", t)), states[t - 1]
-        assert now == t and ids == active and len(ids) == 3 and rows.tolist() == list(range(19))
-        models = before.get("global_models") or [before["server"]]
-        groups = [active] if not algo.startswith("fedsdd") else fedsdd.group_clients(
-            active, 2, stream(0, "groups", t))
-        for upload, i in zip(uploads, ids, strict=True):
-            [start] = [model for model, group in zip(models, groups) if i in group]
-            assert torch.equal(upload, vector(train(fed, i, t, start, **LOCAL)["model"]))
-    assert len(calls) == 2
-
-
-@pytest.mark.parametrize("algo, module, aggregate", [
-    ("fedmd", fedmd, "consensus"), ("dsfl", dsfl, "entropy_reduction"),
-    ("cronus", cronus, "robust_mean"), ("fedgem", fedgem, "train_server"),
-    ("fedgems", fedgems, "reliable_clients"),
-    ("fedgems-ablations", fedgems_ablations, "reliable_clients")])
-def test_logits_are_attacked_before_they_are_aggregated(monkeypatch, algo, module, aggregate):
-    """Handed over are the round's rows: FedMD's subset, what is not in FedGEMS's pool, else all
-    public rows. What comes back is aggregated, in FedGEM as a mean."""
-    seen = watched(monkeypatch, module, aggregate)
-    toy = federation if algo in ("dsfl", "cronus") else labelled
-    fed = toy(sizes=(3, 2, 4, 3, 2), num_public=12, network=(linear, with_hidden_layer))
-    states, calls = attacked_run(algo, fed)
-    for t, ((uploads, ids, rows, now), returned) in enumerate(calls, start=1):
-        asked, before = range(12), states[t - 1]
-        if algo == "fedmd":
-            asked = fedmd.public_subset(fed.public.labels.numpy(), 7, stream(0, "subset", t))
-        elif algo.startswith("fedgems"):
-            asked = [row for row in range(12) if not before["pool"]["mask"][row]]
-        assert now == t and list(ids) == list(range(5)) and rows.tolist() == list(asked)
-        assert uploads.shape == (5, len(rows), 3) and len(changed(uploads, returned)) == 1
-        used = seen[t - 1][3 if algo == "fedgem" else 0]
-        assert close(used, returned.mean(0) if algo == "fedgem" else returned)
-    assert len(seen) == len(calls) == 2
-    assert not algo.startswith("fedgems") or len(calls[0][0][2]) == 12 > len(calls[1][0][2])
-
-
-@pytest.mark.parametrize("algo, changes, network", [
-    ("fedsdd", {"secure_sum": True}, linear), ("fedsdd-ablations", {"local": "scaffold"}, linear),
-    ("fedsdd", {}, (linear, with_hidden_layer)), ("feddf", {}, (linear, with_hidden_layer))])
-def test_an_attack_that_could_not_be_carried_out_is_refused(algo, changes, network):
-    words = "one network for all clients" + ", and neither" * algo.startswith("fedsdd")
-    fed = federation(sizes=(3, 2, 4, 3, 2), network=network)
+@pytest.mark.parametrize("run, settings, networks", [
+    (fedsdd.run, {"K": 2, "secure_sum": True}, 1), (fedsdd.run, {"K": 2}, 2),
+    (fedsdd_ablations.run, {"K": 2, "local": "scaffold"}, 1),
+    (feddf.run, {"patience": None, "drop_worst": False}, 2)])
+def test_an_attack_that_could_not_be_carried_out_is_refused(run, settings, networks):
+    fed = federation(network=(linear, with_hidden_layer)[:networks])
+    words = "one network for all clients" + ", and neither" * ("K" in settings)
     with pytest.raises(ValueError, match="--attack on weights needs " + words):
-        attacked_run(algo, fed, participation=1.0, **changes)
+        next(run(fed, **settings, participation=1.0, attack=made("paf", 4)))
 
 
 # ------------------------------------------------- uploads of samples of each client's own (FedGKT)
@@ -384,15 +303,3 @@ def test_ofom_on_samples_by_hand():
     attacked, total = attack.samples(uploads, range(6), 1), sum(uploads[i].sum(0) for i in others)
     assert close(attacked[second], (total + attacked[first]) / (12 + 1), atol=1e-5)
     assert attacked[first].std() > 3
-
-
-def test_fedgkts_server_learns_from_the_attacked_maps_and_logits(monkeypatch):
-    """The maps of a round's clients are attacked first, then their logits."""
-    seen, fed = watched(monkeypatch, fedgkt, "train_server"), gkt_toy(sizes=(3, 2, 4, 3, 2))
-    _, calls = attacked_run("fedgkt", fed)
-    used = [part for args in seen for part in zip(*args[3].values())]
-    assert [t for (*_, t), _ in calls] == [1, 1, 2, 2]
-    for ((uploads, ids, t), returned), values in zip(calls, used, strict=True):
-        assert list(ids) == sample_clients(5, 0.6, stream(0, "active", t)) and len(ids) == 3
-        assert [len(own) for own in uploads] == [len(fed.private[i].labels) for i in ids]
-        assert same(list(values), list(returned))

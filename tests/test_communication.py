@@ -59,19 +59,6 @@ def test_fedgems_table_4_is_whole_rounds_up_and_down(algo):
     assert {n: round(n * 1000 * (up + down) / MB, 2) for n in TABLE_4[algo]} == TABLE_4[algo]
 
 
-def test_fedgems_pays_up_as_asked_and_down_for_all():
-    """What any pass of the server asked for is at most what was outside the pool before it."""
-    rounds = list(ALGORITHMS["fedgems"](
-        labelled(sizes=(4,) * 5, num_public=40),
-        rounds=3, batch_size=8, server_batch_size=8, lr=0.05, server_lr=0.05))
-    for (_, before), (metrics, _) in zip(rounds, rounds[1:]):
-        asked, rest = divmod(metrics["bytes_up"], 4 * 3 * 5)
-        assert rest == 0 and metrics["bytes_down"] == 4 * 40 * 3 * 5
-        assert metrics["bytes_down_indices"] == 4 * asked * 5
-        assert asked == round(40 * (metrics["ensemble_distillation"] + metrics["nobody_right"]))
-        assert asked <= (~before["pool"]["mask"]).sum()
-
-
 def test_bytes_until_by_hand():
     """ComU@x: payload both ways, up to and with the first round in which the clients reach x;
     the global model, if clients have none of their own."""
@@ -129,10 +116,7 @@ def test_network_cost_by_hand_on_a_tiny_convolution():
         "multiply_adds": maps * (2 * 3 * 2) + 6 * 4, "activations": 4 * (maps + maps + maps + 4)}
     groups = nn.Conv2d(4, 6, 3, padding=1, groups=2)
     assert network_cost(groups, (4, 5, 5))["multiply_adds"] == 6 * 5 * 5 * (4 // 2) * 9
-
-
-def test_network_cost_of_a_layer_used_twice():
-    layer = nn.Linear(3, 3)
+    layer = nn.Linear(3, 3)                                                       # used twice
     assert network_cost(nn.Sequential(layer, layer), (3,)) == {
         "parameters": 9 + 3, "statistics": 0, "multiply_adds": 2 * 9, "activations": 2 * 4 * 3}
 

@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import inspect
 import math
-from functools import partial
 
 import numpy as np
 import pytest
@@ -298,11 +297,11 @@ def test_optimizer_and_decay_reach_all_networks(algo):
 
 def attacked(algo, attack, **changes):
     """The rounds of a run in which all clients have one network, and what the attack was handed:
-    [(t, clients, values)]."""
+    [(t, clients, rows, values)]."""
     handed = []
 
     def recorder(uploads, client_ids, rows, t):
-        handed.append((t, list(client_ids), uploads))
+        handed.append((t, list(client_ids), rows, uploads))
         return attack(uploads)
     # FedGKT's uploads, each client's own samples, come as a list: once for maps, once for logits.
     recorder.samples = lambda uploads, client_ids, t: recorder(uploads, client_ids, None, t)
@@ -319,8 +318,10 @@ def test_an_attack_sees_every_round_and_what_it_returns_arrives(algo):
     clean = measured(run(algo, toy(algo, network=Net), participation=1.0))
     rounds, handed = attacked(algo, lambda uploads: uploads)
     assert same(rounds, clean) and {t for t, *_ in handed} == {1, 2}
-    assert sorted(sum((ids for t, ids, _ in handed if t == 1), [])) in (
+    assert sorted(sum((ids for t, ids, *_ in handed if t == 1), [])) in (
         list(range(6)), sorted(2 * list(range(6))))
+    assert all(rows is None or len(set(rows.tolist())) == uploads.shape[1]
+               for *_, rows, uploads in handed)             # each place of an upload has its number
     for value, bad in [(0.0, 0), (math.nan, 6)]:
         rounds, _ = attacked(algo, lambda uploads: [x * 0 + value for x in uploads] if isinstance(
             uploads, (list, tuple)) else uploads * 0 + value)
@@ -330,62 +331,41 @@ def test_an_attack_sees_every_round_and_what_it_returns_arrives(algo):
 
 # ----------------------------------------------------------- a new algorithm, and how it may fail
 
-PUBLIC, MIXED, COLUMNS = "none", False, ("accuracy", "bad_uploads")     # of the file of `new`
+HIDDEN = {"one seed": {"seed": 0}, "augmentation": {"augment": None}, "amp": {"amp": False}}
+FIXED = {"trains everybody": {"participation": 1.0}, "optimizer": {"optimizer": "sgd"},
+         "weight decay": {"weight_decay": 0.0}}
 
 
-def idle(attack, uploads, *rest):
-    """The attack is called, and nothing comes of it."""
-    attack(uploads, *rest)
-    return uploads
-
-
-def new(fault=None):
+def new(fault=None, monkeypatch=None):
     """An algorithm that the tests above do not know: FedAvg, or FedAvg with one fault."""
-    older = []
-
-    def local_training(fed, i, t, server, **settings):
-        upload = fedavg.train_client(fed, i, t, server, **settings)
-        shift = torch.rand(1) if fault == "global generator" else 0
-        return {"model": {name: w + shift for name, w in upload["model"].items()}}
-
-    def run(fed, state=None, *, rounds: int = 2, participation: float = 1.0, local_epochs: int = 1,
-            batch_size: int = 4, lr: float = 0.05, optimizer: str = "sgd",
-            weight_decay: float = 0.0, attack=None):
-        older.clear()
-        if state is None:
-            state = {"round": 0, "server": fedavg.start_server(fed, fed.architecture[0])}
-            yield {**fedavg.evaluate(fed, state), "bad_uploads": 0}, state
-        server = state["server"]
-        settings = dict(local_epochs=local_epochs, batch_size=batch_size, lr=lr,
-                        optimizer="sgd" if fault == "optimizer" else optimizer,
-                        weight_decay=0.0 if fault == "weight decay" else weight_decay)
-        hidden = {"one seed": {"seed": 0}, "augmentation": {"augment": None},
-                  "amp": {"amp": False}}.get(fault, {})
-        given = dataclasses.replace(fed, **hidden)
+    @functools.wraps(fedavg.run)
+    def run(fed, state=None, *, attack=None, **settings):
+        def seen(uploads, clients, rows, t):
+            if fault == "attacked once" and t > 1:
+                return uploads
+            result = attack(uploads, clients, rows, t)
+            return uploads if fault == "attacked in vain" else result
+        given, before = dataclasses.replace(fed, **HIDDEN.get(fault, {})), {}
         if fault == "changes the data":
             fed.private[0].images.add_(1)
-        for t in range(state["round"] + 1, rounds + 1):
-            share = 1.0 if fault == "trains everybody" else participation
-            active = sample_clients(len(fed.private), share, stream(given.seed, "active", t))
-            seen = None if fault == "attacked once" and t > 1 else attack
-            if fault == "attacked in vain" and attack:
-                seen = partial(idle, attack)
-            uploads = common.collect(given, t, active, lambda i: local_training(
-                given, i, t, server, **settings), seen)
-            if fault == "takes nan":
-                uploads = {i: local_training(given, i, t, server, **settings) for i in active}
-            older.append(server)
-            before, server = server, fedavg.aggregate(fed, server, uploads)
+        if fault == "takes nan":
+            monkeypatch.setattr(common, "is_finite", lambda upload: True)
+        rounds = fedavg.run(given, state, **settings | FIXED.get(fault, {}), attack=attack and seen)
+        for number, (metrics, state) in enumerate(rounds):
+            model = state["server"]["model"]
+            for name, w in model.items():
+                if fault == "in place" and before:
+                    before[name].copy_(w)
+                if fault == "global generator":
+                    w += torch.randint(9, w.shape)
+                if fault == "memory outside the state":
+                    w += number
             if fault == "learns nothing":
-                server = older[0]
-            if fault == "memory outside the state" and len(older) > 1:
-                server = older[-2]
-            if fault == "in place":
-                for name, w in before["model"].items():
-                    w.copy_(server["model"][name])
-            state = {"round": t, "server": server}
-            accuracy = fedavg.evaluate(fed, state)["accuracy"] * (100 if fault == "per cent" else 1)
-            yield {"accuracy": accuracy, "bad_uploads": len(active) - len(uploads)}, state
+                metrics["accuracy"] = 1 / 3
+            if fault == "per cent":
+                metrics["accuracy"] *= 100
+            before = model
+            yield metrics, state
     return run
 
 
@@ -426,6 +406,6 @@ def test_a_new_algorithm_is_held_to_every_contract_by_being_in_the_registry(monk
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_contract_notices_its_fault(fault, monkeypatch):
-    monkeypatch.setitem(ALGORITHMS, "new", new(fault))
+    monkeypatch.setitem(ALGORITHMS, "new", new(fault, monkeypatch))
     with pytest.raises(AssertionError):
         hold(FAULTS[fault], "new")

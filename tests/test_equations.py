@@ -74,14 +74,6 @@ def says(path, line):
     return anchors("\n".join(lines), PAPER_OF.get(Path(path).stem))
 
 
-def test_anchors_by_hand():
-    text = ("Eq. (1), (2), (5) of a loss; FedSDD Eq. (6)-(7); Alg. 1, line 8, 10; Alg. 2, lines "
-            "4-5. Alg. 1, step 0\nfor rows in batches(n):    # line 11\n# In line 12 is nothing.")
-    own = {"Eq.": (1, 2, 5), "Alg. 1": (0, 8, 10, 11), "Alg. 2": (4, 5)}
-    expected = {("FedX", kind, k) for kind, numbers in own.items() for k in numbers}
-    assert anchors(text, "FedX") == expected | {("FedSDD", "Eq.", 6), ("FedSDD", "Eq.", 7)}
-
-
 def test_every_equation_and_line_of_a_paper_is_in_the_index_once():
     found = [number for paper, numbers, *_ in rows() if paper in NUMBERED for number in numbers]
     assert sorted(found) == sorted((paper, kind, k) for paper in NUMBERED for kind, (first, last)

@@ -4,8 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from test_fedsdd import slow_distil
-from toys import close, constant, federation, last, same, samples, with_batchnorm
+from toys import close, federation, last, same, slow_student, with_batchnorm
 
 from algorithms import fedavg, fedbe
 from algorithms.common import average_weights, stream
@@ -33,14 +32,6 @@ def test_gaussian_sample_by_hand():
     sample = fedbe.gaussian_sample(models(2, 6), [10, 30], stream(0, "draw"))["w"]
     expected = [5 + math.sqrt(3) * noise[0], 50 + math.sqrt(300) * noise[1]]
     assert sample.tolist() == pytest.approx(expected, rel=1e-6)
-
-
-def test_gaussian_samples_have_the_average_and_the_clients_variance():
-    """Many draws: mean 5, variance 3; the public code's centre and floor give other moments."""
-    states, rng = models(2, 6), stream(0, "many")
-    draws = torch.stack([fedbe.gaussian_sample(states, [1, 3], rng)["w"] for _ in range(2000)])
-    assert draws.mean(0).tolist() == pytest.approx([5, 50], rel=0.03)
-    assert draws.var(0).tolist() == pytest.approx([3, 300], rel=0.1)
 
 
 def test_dirichlet_sample_by_hand():
@@ -84,33 +75,10 @@ def test_distil_is_plain_sgd_from_the_average():
     fed, teacher = federation(num_public=6), 3 * torch.randn(6, 3)
     bright = federation(public=fed.public._replace(images=2 * fed.public.images))
     server = fedavg.start_server(fed, "linear")
-    start = [server["model"][name].tolist() for name in ("1.weight", "1.bias")]
-    expected = slow_distil(bright, *start, teacher, 0, 2, temperature=1.0, **SERVER)
     fed.augment = lambda images, rng: 2 * images
     student = fedbe.distil(fed, 2, server, teacher, **SERVER)
-    assert close(student["model"], map(torch.tensor, expected))
-
-
-def test_the_ensemble_predicts_by_mean_logits():
-    """Class 0 wins, 10/3 to 2. By probabilities it would lose: two of three are sure of class 1."""
-    fed = federation(test=samples(6)._replace(labels=torch.zeros(6, dtype=torch.int64)))
-    members = [{"architecture": "linear", "model": constant(*logits)}
-               for logits in [(10., 0., 0.), (0., 3., 0.), (0., 3., 0.)]]
-    metrics = fedbe.evaluate(fed, {"server": members[0]}, members)
-    assert metrics["ensemble_accuracy"] == 1 and metrics["disagreement"] == pytest.approx(2 / 3)
-
-
-@pytest.mark.parametrize("count", [0, 3])
-def test_ensemble_is_the_mean_of_average_clients_and_samples(count):
-    fed, rng = federation(sizes=SIZES), stream(0, "posterior", 1)
-    metrics, _ = last(fedbe.run(fed, **{**QUICK, "rounds": 1}, posterior="dirichlet",
-                                samples=count, concentration=0.5))
-    server = fedavg.start_server(fed, "linear")
-    own = clients_of_round(fed, 1, server)
-    sampled = [fedbe.dirichlet_sample(own, SIZES, rng, 0.5) for _ in range(count)]
-    members = [server | {"model": w} for w in (average_weights(own, SIZES), *own, *sampled)]
-    logits = predict_members(fed, members, fed.test.images)
-    assert metrics["ensemble_accuracy"] == accuracy(logits.mean(0), fed.test.labels)
+    expected = slow_student(bright, server["model"], teacher, 2, temperature=1.0, **SERVER)
+    assert close(student["model"], expected)
 
 
 def test_without_distillation_the_global_model_is_fedavgs():
@@ -126,7 +94,7 @@ def test_without_distillation_the_global_model_is_fedavgs():
     ("gaussian", fedbe.gaussian_sample),
     ("dirichlet", partial(fedbe.dirichlet_sample, concentration=9.0))])
 def test_the_average_learns_from_the_ensemble_and_goes_on(posterior, draw):
-    """With --distill; round 2 begins with what round 1 distilled."""
+    """Of the average, clients and samples; round 2 begins with what round 1 distilled."""
     fed = federation(sizes=SIZES)
     server = fedavg.start_server(fed, "linear")
     for t in (1, 2):
@@ -140,6 +108,8 @@ def test_the_average_learns_from_the_ensemble_and_goes_on(posterior, draw):
                                     concentration=9.0))
     for name, w in server["model"].items():
         assert torch.allclose(state["server"]["model"][name], w, atol=1e-5)
+    logits = predict_members(fed, members, fed.test.images)
+    assert metrics["ensemble_accuracy"] == accuracy(logits.mean(0), fed.test.labels)
     assert metrics["teacher_forwards"] == (1 + 4 + 2) * 8
 
 
@@ -149,7 +119,3 @@ def test_bad_uploads_are_in_neither_average_nor_ensemble(sizes, bad, members):
     fed.private[bad].images[:] = math.nan
     metrics, _ = last(fedbe.run(fed, **QUICK, distill=True))
     assert metrics["bad_uploads"] == 1 and metrics["teacher_forwards"] == members * 8
-
-
-def test_a_secure_sum_is_refused_with_the_reason():
-    assert "clients' own models" in fedbe.REFUSED_FLAGS["secure_sum"]

@@ -5,12 +5,13 @@ import math
 
 import pytest
 import torch
-from test_fedavg import slow_local_training
-from test_fedsdd import close, count_teacher_rows, slow_gradient, slow_student
-from toys import (constant, federation, last, linear, same, samples, with_batchnorm,
+from test_fedavg import slow_average, slow_client
+from test_fedsdd import count_teacher_rows
+from toys import (close, constant, federation, last, linear, same, samples, slow_learner,
+                  slow_logits, slow_slopes, slow_student, towards_softened, with_batchnorm,
                   with_hidden_layer)
 
-from algorithms import fedavg, feddf
+from algorithms import fedavg, fedbe, feddf
 from algorithms.common import active_clients, sample_clients, stream
 from algorithms.evaluation import accuracy, disagreement
 from algorithms.training import batches, predict_members
@@ -82,8 +83,11 @@ def test_worse_than_a_guess_neither_counts_nor_teaches(teachers_of):
     expected = predict_members(fed, kept.values(), fed.public.images).mean(0)
     assert torch.allclose(teacher_logits, expected, atol=1e-6)
     assert metrics["dropped"] == 1 and metrics["teacher_forwards"] == 2 * 8
-    assert metrics["disagreement"] == disagreement(
-        predict_members(fed, kept.values(), fed.test.images))
+    logits = predict_members(fed, kept.values(), fed.test.images)
+    assert metrics["disagreement"] == disagreement(logits)
+    a, c = (accuracy(each, fed.test.labels) for each in logits)          # as they were uploaded
+    found = [metrics[f"client_accuracy{part}"] for part in ("", "_min", "_max")]
+    assert found == [(a + c) / 2, min(a, c), max(a, c)] and a != c
 
 
 def test_a_network_without_a_client_that_stays_keeps_its_model(teachers_of):
@@ -107,22 +111,19 @@ def test_the_papers_student_against_a_slow_adam():
     """Rate lr (1 + cos(pi s / S)) / 2; the gradient is scaled down to norm 0.2 if it is longer."""
     fed, steps, rate, norm, clipped = federation(num_public=6), 7, 0.05, 0.2, 0
     start, teacher = fedavg.start_server(fed, "linear"), 3 * torch.randn(6, 3)
-    w = [[*row.tolist(), b.item()] for row, b in zip(*start["model"].values())]
-    m, v = [0.0] * 15, [0.0] * 15                                          # Adam's moments
+    slow, m, v = slow_learner(start["model"]), [0.0] * 2, [0.0] * 2          # Adam's moments
     for s, rows in zip(range(steps), batches(6, 4, steps, stream(0, "distil", 3, 0))):
-        g = sum(slow_gradient(w, fed.public.images, teacher, rows, 1.0), [])
-        scale = min(1, norm / math.sqrt(sum(u * u for u in g)))
+        g = slow_slopes(slow, fed.public.images, rows, towards_softened(teacher, 1.0))
+        scale = min(1, norm / math.sqrt(sum((u * u).sum().item() for u in g)))
         g, clipped = [u * scale for u in g], clipped + (scale < 1)
         lr = rate * (1 + math.cos(math.pi * s / steps)) / 2
         m = [0.9 * a + 0.1 * u for a, u in zip(m, g)]
         v = [0.999 * b + 0.001 * u * u for b, u in zip(v, g)]
-        move = [lr * (a / (1 - 0.9 ** (s + 1))) / (math.sqrt(b / (1 - 0.999 ** (s + 1))) + 1e-8)
-                for a, b in zip(m, v)]
-        w = [[u - d for u, d in zip(w[c], move[5 * c:])] for c in range(3)]
+        slow = [w - lr * (a / (1 - 0.9**(s + 1))) / ((b / (1 - 0.999**(s + 1)))**.5 + 1e-8)
+                for w, a, b in zip(slow, m, v)]
     student, _ = distil(fed, start, teacher, t=3, distill_steps=steps, server_lr=rate, cosine=True,
                         max_grad_norm=norm, server_optimizer="adam", temperature=1.0)
-    expected = {"1.weight": [row[:4] for row in w], "1.bias": [row[4] for row in w]}
-    assert 0 < clipped and close(student["model"], expected)
+    assert 0 < clipped and close(student["model"], slow)
 
 
 @functools.cache
@@ -179,58 +180,31 @@ def test_fewer_steps_than_a_look_still_return_a_student():
 def test_feddf_round_by_hand():
     """Slow local SGD; the average by sample counts; the mean of the logits; slow SGD on the KL."""
     sizes, fed = (5, 3, 4, 6), federation((5, 3, 4, 6))
-    w = fedavg.start_server(fed, "linear")["model"]
+    expected = fedavg.start_server(fed, "linear")["model"]
     for t in (1, 2):
         active = sample_clients(4, 0.5, stream(0, "active", t))
-        start = [w["1.weight"].tolist(), w["1.bias"].tolist()]
-        trained = [slow_local_training(fed.private[i], *start, 0.0, 0, t, i, **LOCAL)
-                   for i in active]
-        teacher = sum(fed.public.images.flatten(1) @ torch.tensor(weight).T + torch.tensor(bias)
-                      for weight, bias in trained) / len(trained)
-        shares = [sizes[i] / sum(sizes[j] for j in active) for i in active]
-        assert shares[0] != shares[1]               # so that equal weights give another result
-        averages = [sum(share * torch.tensor(x) for share, x in zip(shares, each))
-                    for each in zip(*trained)]
-        w = slow_student(fed, dict(zip(w, averages)), teacher, t, 0, **SLOW)
+        trained = [slow_client(fed, expected, t, i, **LOCAL) for i in active]
+        teacher = torch.tensor([slow_logits(w, fed.public.images) for w in trained]).mean(0)
+        own = [sizes[i] for i in active]
+        assert own[0] != own[1]                     # so that equal weights give another result
+        student = slow_student(fed, slow_average(trained, own), teacher, t, 0, **SLOW)
+        expected = slow_average([student], [1])
     _, state = last(feddf.run(fed, **{**QUICK, "participation": 0.5}))
-    assert close(state["global_models"][0]["model"], w)
+    assert close(state["global_models"][0]["model"], student)
 
 
-def test_teachers_stay_as_they_are_and_do_not_see_the_batch(teachers_of):
-    """The logits that teach an image are those of it alone, by models as training left them."""
-    fed = federation(network=with_batchnorm)
-    last(feddf.run(fed, **ONCE))
-    members, [(_, teacher_logits, _)] = own_models(fed), teachers_of
-    alone = [predict_members(fed, members, x[None]).mean(0) for x in fed.public.images]
-    assert torch.allclose(teacher_logits, torch.cat(alone), atol=1e-5)
-
-
-def test_the_averages_running_statistics_are_the_clients_mean(teachers_of):
-    fed = federation((5, 3, 4), with_batchnorm)
-    last(feddf.run(fed, **ONCE))
-    a, b, c = (member["model"]["0.running_mean"] for member in own_models(fed))
-    found = teachers_of[0][0]["model"]["0.running_mean"]
-    assert torch.allclose(found, (5 * a + 3 * b + 4 * c) / 12) and abs(found - c) > 1e-3
-
-
-def test_the_ensemble_predicts_by_mean_logits():
+@pytest.mark.parametrize("evaluate", [
+    lambda fed, server, members: feddf.evaluate(
+        fed, {"global_models": [server]}, dict(enumerate(members))),
+    lambda fed, server, members: fedbe.evaluate(fed, {"server": server}, members)],
+    ids=["feddf", "fedbe"])
+def test_the_ensemble_predicts_by_mean_logits(evaluate):
     """Class 0 wins, 10/3 to 2. By probabilities it would lose: two of three are sure of class 1."""
     fed = federation(test=samples(6)._replace(labels=torch.zeros(6, dtype=torch.int64)))
-    uploads = {i: {"model": constant(*logits)}
-               for i, logits in enumerate([(10., 0., 0.), (0., 3., 0.), (0., 3., 0.)])}
-    state = {"global_models": [fedavg.start_server(fed, "linear")]}
-    assert feddf.evaluate(fed, state, uploads)["ensemble_accuracy"] == 1
-
-
-def test_clients_are_scored_before_they_are_averaged():
-    """As they uploaded; client 1 is dropped and not scored."""
-    fed = with_spoilt_client((30, 20, 10))
-    metrics, _ = last(feddf.run(fed, **{**ONCE, **LONG, "drop_worst": True}))
-    logits = predict_members(fed, own_models(fed, LONG), fed.test.images)
-    a, b, c = (accuracy(each, fed.test.labels) for each in logits)
-    assert len({a, b, c, metrics["accuracy"]}) == 4 and metrics["dropped"] == 1
-    found = [metrics[f"client_accuracy{part}"] for part in ("", "_min", "_max")]
-    assert found == [(a + c) / 2, min(a, c), max(a, c)]
+    members = [{"architecture": "linear", "model": constant(*logits)}
+               for logits in [(10., 0., 0.), (0., 3., 0.), (0., 3., 0.)]]
+    metrics = evaluate(fed, fedavg.start_server(fed, "linear"), members)
+    assert metrics["ensemble_accuracy"] == 1 and metrics["disagreement"] == pytest.approx(2 / 3)
 
 
 def test_a_round_without_any_good_upload_keeps_the_model(teachers_of):

@@ -1,5 +1,4 @@
 """FedGEMS: who is right, what counts how much, what is learned in each case; Algorithm 1 whole."""
-import itertools
 import math
 
 import pytest
@@ -130,13 +129,6 @@ def test_eq4_entropies_below_a_millionth_count_the_same(sure, less, low, high, e
     assert low < a < b < high
     weights = entropy_weights(logits, torch.tensor([[True], [True]]))
     assert weights.flatten().tolist() == expected
-
-
-def test_eq4_weights_sum_to_1_or_are_0_where_nobody_is_right():
-    reliable = torch.tensor([[1, 0, 0, 1], [1, 0, 0, 0], [1, 1, 0, 0]]).bool()
-    weights = entropy_weights(random_logits(3, 4, 5), reliable)
-    assert weights.sum(0).tolist() == pytest.approx([1, 1, 0, 1], abs=1e-12)
-    assert weights[:, 1].tolist() == [0, 0, 1] and weights[:, 2].tolist() == [0, 0, 0]
 
 
 def test_eq5_fused_logits_by_hand():
@@ -388,20 +380,6 @@ def public_logits(fed, server):
     return predict_logits(fed, model, fed.public.images)
 
 
-def test_the_pool_holds_the_logits_that_were_judged_right():
-    """Those before the step, newer over older ones; rows that are wrong again keep theirs."""
-    fed, kept, renewed = toy(), 0, 0
-    states = [s for _, s in fedgems.run(fed, **{**ALL_AT_ONCE, "rounds": 5, "server_lr": 0.5})]
-    for before, after in itertools.pairwise(states):
-        logits = public_logits(fed, before["server"])
-        right, old, new = logits.argmax(1) == fed.public.labels, before["pool"], after["pool"]
-        assert torch.equal(new["mask"], old["mask"] | right)
-        assert torch.allclose(new["logits"][right], logits[right], atol=1e-6)
-        assert torch.equal(new["logits"][~right], old["logits"][~right])
-        kept, renewed = kept + (old["mask"] & ~right).sum(), renewed + (old["mask"] & right).sum()
-    assert kept > 0 and renewed > 0
-
-
 def test_selection_is_in_eval_mode():
     """Also on clean images, though the server learns from others, and with the weights before."""
     fed = toy(server=with_batchnorm, augment=lambda images, rng: -images)
@@ -412,23 +390,7 @@ def test_selection_is_in_eval_mode():
     assert torch.equal(state["pool"]["mask"], right)
     assert torch.allclose(state["pool"]["logits"][right], logits[right], atol=1e-6)
     assert metrics["self_training"] == pytest.approx(right.sum().item() / 14)
-
-
-def test_clients_learn_from_the_final_server_model():
-    """One pass in eval mode over all clean public images, after all batches and epochs."""
-    fed = toy(server=with_batchnorm, augment=lambda images, rng: -images)
-    settings = {**QUICK, "rounds": 1, "server_epochs": 2, "epsilon": 0.0, "local_epochs": 0}
-    (_, before), (_, after) = fedgems.run(fed, **settings)
-    server_logits = public_logits(fed, after["server"]).tolist()
-    for i, client in enumerate(after["clients"]):
-        learner = slow_learner(fed.client_model(i, init=i))
-        update = torch.optim.Adam(learner, lr=0.1, weight_decay=0.01, amsgrad=True)
-        slow_training(learner, update, -fed.public.images,
-                      lambda n, z: slow_slope(z, 0, server_logits[n], 0.0),
-                      epochs=1, batch_size=4, rng=stream(0, "public", 1, i))
-        assert close(client["model"], learner, atol=1e-4)
-    steps = after["server"]["model"]["0.num_batches_tracked"].item()
-    assert steps == 2 * 3                    # 14 samples in batches of 5: no prediction is a step
+    assert state["server"]["model"]["0.num_batches_tracked"] == 1          # no prediction is a step
 
 
 # ------------------------------------------------------------------------------------- who is asked
@@ -475,14 +437,3 @@ def test_clients_predict_exactly_what_the_pool_lacks(off):
                 for pool in pools[:-1]]
     assert seen == ([[], []] if "ensemble_distillation" in off else expected)
     assert 0 < sum(pools[1]) < 14
-
-
-def test_the_ledger_counts_exactly_the_rows_asked():
-    """Up: what is wrong and not in the pool, from every client. Down: all logits, and indices."""
-    fed = toy()
-    rounds = list(fedgems.run(fed, **{**ALL_AT_ONCE, "rounds": 4}))
-    for (_, before), (metrics, _) in itertools.pairwise(rounds):
-        wrong = public_logits(fed, before["server"]).argmax(1) != fed.public.labels
-        asked = int((wrong & ~before["pool"]["mask"]).sum())
-        assert (metrics["bytes_up"], metrics["bytes_down"]) == (4 * 4 * 3 * asked, 4 * 4 * 3 * 14)
-        assert metrics["bytes_down_indices"] == 4 * 4 * asked

@@ -2,14 +2,13 @@
 import collections
 import itertools
 import math
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from toys import (close, equal, federation, labelled, same, samples, slow_accuracy,
+from toys import (close, equal, federation, labelled, last, same, samples, slow_accuracy,
                   slow_learner, slow_logits, slow_training, through_a_file, towards_labels,
-                  with_batchnorm, with_hidden_layer)
+                  with_hidden_layer)
 
 from algorithms import fedmd, fedmd_pooled, fedmd_transfer
 from algorithms.common import Data, stream
@@ -132,16 +131,6 @@ def test_the_penalty_is_of_the_last_layers_kernel_alone():
     assert all(w.grad is None for name, w in model.named_parameters() if name != "3.weight")
 
 
-def until_converged(fed, validation, **settings):
-    """The state_dict of party 0 after training with early stopping."""
-    model = fed.client_model(0)
-    fedmd_transfer.train_until_converged(
-        fed, model, torch.optim.SGD(model.parameters(), lr=0.1), fed.private[0], validation,
-        **{"epochs": 20, "batch_size": 5, "kernel_l2": 0.1, "keys": ("here",), "min_delta": .01,
-           "patience": 3, **settings})
-    return dict(model.state_dict())
-
-
 @pytest.mark.parametrize("accuracies, settings, epochs", [
     ([.5, .6, .6, .5, .55, .9, .9], {}, 2 + 3),         # the best is epoch 2: no better in 3, 4, 5
     ([.5, .6, .6, .5, .9, .9, .9, .9, .9], {}, 5 + 3),
@@ -155,35 +144,23 @@ def test_training_ends_after_patience_without_gain(monkeypatch, accuracies, sett
     fed, passes, told = federation(), [], iter(accuracies)
     monkeypatch.setattr(fedmd_transfer, "accuracy", lambda logits, labels: next(told))
     fed.augment = lambda images, rng: passes.append(len(images)) or images
-    until_converged(fed, fed.test if accuracies else None, **settings)
+    model = fed.client_model(0)
+    fedmd_transfer.train_until_converged(
+        fed, model, torch.optim.SGD(model.parameters(), lr=0.1), fed.private[0],
+        fed.test if accuracies else None,
+        **{"epochs": 20, "batch_size": 5, "kernel_l2": 0.1, "keys": ("here",), "min_delta": .01,
+           "patience": 3, **settings})
     assert len(passes) == epochs
 
 
-@pytest.mark.parametrize("learn, stage, min_delta, patience", [
-    (partial(fedmd_transfer.learn_public, min_delta=.004), "transfer_public", .004, 3),
-    (fedmd_transfer.learn_private, "transfer_local", .001, 10)])
-@pytest.mark.parametrize("share, best_epoch", [(.9, 1), (1.1, 2)])
-def test_each_stage_counts_growth_beyond_its_own_min_delta(monkeypatch, learn, stage, min_delta,
-                                                           patience, share, best_epoch):
-    """Accuracies .5, then .5 + share min_delta: the end is `patience` epochs after the best."""
-    fed, looks = joint(), []
-
-    def told(logits, labels):
-        looks.append(.5 + share * min_delta if looks else .5)
-        return looks[-1]
-    monkeypatch.setattr(fedmd_transfer, "accuracy", told)
-    sizes = {f"{stage}_epochs": 20, f"{stage.replace('_local', '')}_batch_size": 5}
-    learn(fed, 0, fed.client_model(0).state_dict(), **sizes, kernel_l2=0.0, early_stopping=True,
-          new_optimizer=partial(torch.optim.SGD, lr=0.1))
-    assert len(looks) == best_epoch + patience
-
-
-def test_early_stopping_keeps_the_last_weights():
-    """An accuracy of 0 in all epochs is best in epoch 1: the weights are those of 1 + 3 epochs."""
-    fed = federation(network=with_batchnorm)
-    never_right = Data(samples(5).images, torch.full((5,), 7))
-    after = [until_converged(fed, None, epochs=epochs) for epochs in (1, 1 + 3)]
-    assert same(until_converged(fed, never_right), after[1]) and not same(*after)
+def test_each_stage_counts_growth_beyond_its_own_min_delta(monkeypatch):
+    """Public training waits 3 epochs for it, private training 10."""
+    seen, fed = [], joint()
+    monkeypatch.setattr(fedmd_transfer, "train_until_converged", lambda *args, min_delta, patience,
+                        **settings: seen.append((settings["keys"], min_delta, patience)))
+    last(fedmd.run(fed, **{**QUICK, "min_delta": .004, "rounds": 0}))
+    assert seen == [*((("transfer public", i), .004, 3) for i in range(3)),
+                    *((("transfer local", i), .001, 10) for i in range(3))]
 
 
 # --------------------------------------------------------------------------------- transfer phase

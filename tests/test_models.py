@@ -133,19 +133,6 @@ def test_every_network_learns_from_its_smallest_image_and_refuses_smaller(name):
             build(name, (1, h, w), 10)
 
 
-@pytest.mark.parametrize("name, shape, sizes", [
-    ("fedmd0", MNIST, [28, 28, 13]), ("fedmd0", CIFAR, [32, 32, 15]),
-    ("fedmd5", MNIST, [28, 28, 14, 7, 3]), ("fedmd5", CIFAR, [32, 32, 16, 8, 3]),
-    ("fedmd_cifar9", MNIST, [28, 28, 14, 7, 3, 1]), ("fedmd_cifar9", CIFAR, [32, 32, 16, 8, 3, 1])])
-def test_fedmd_spatial_sizes(name, shape, sizes):
-    """Convolution, 'same' pooling, convolution; the second of three convolutions is pooled, too."""
-    x, found = torch.zeros(1, *shape), []
-    for layer in network(name, shape).features:
-        x = layer(x)
-        found.append(x.shape[3])
-    assert found == sizes
-
-
 # -------------------------------------------------------------------------- initial weights
 @pytest.mark.parametrize("name", ["resnet20", "wrn16_2", "bottleneck20", *EDGES, *SERVERS])
 def test_residual_convolutions_start_kaiming_normal_fan_out(name):
@@ -331,11 +318,6 @@ def test_average_pool_same_leaves_cells_outside_the_image_out():
         for j in range(5):
             cells = [x[:, :, a, b] for a in (i, i + 1) for b in (j, j + 1) if a < 4 and b < 5]
             torch.testing.assert_close(pooled[:, :, i, j], sum(cells) / len(cells))
-
-
-def test_fedmd_cifar9_repeats_its_third_block():
-    third, fourth = build("fedmd_cifar9", CIFAR, 16).features[-2:]
-    assert repr(third) == repr(fourth)
 
 
 # ------------------------------------------------------------------------------------ FedGKT

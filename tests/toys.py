@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import io
+import itertools
 import math
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 from algorithms import ALGORITHMS
-from algorithms.common import Data, Federation, seeded
+from algorithms.common import Data, Federation, seeded, stream
 from algorithms.training import batches
 from fedkd_minimal import main
 
@@ -139,8 +140,10 @@ def through_a_file(state):
 # ------------------- slow rounds: softmax regression, one sample and one number at a time
 
 def slow_learner(model):
-    """The weights [C, 4] and the biases [C] of a linear network, in double precision."""
-    return [w.detach().double().clone().requires_grad_() for w in (model[1].weight, model[1].bias)]
+    """The weights [C, 4] and the biases [C] of a linear network, or of its state_dict, in double
+    precision."""
+    state = model if isinstance(model, dict) else model.state_dict()
+    return [state[name].double().clone().requires_grad_() for name in ("1.weight", "1.bias")]
 
 
 def slow_logits(learner, images):
@@ -161,26 +164,43 @@ def slow_accuracy(learner, data):
     return sum(hits) / len(hits)
 
 
-def slow_training(learner, update, images, slope, *, epochs, batch_size, rng, kernel_l2=0.0):
-    """Steps of `update` on the mean over each batch of losses of single samples.
+def slow_slopes(learner, images, rows, slope):
+    """Of the mean of single samples' losses over rows, by the weights [C, 4] and the biases [C].
 
     slope(n, z)    the derivative of sample n's loss by its logits z
     """
-    for rows in batches(len(images), batch_size, epochs, rng):
-        num_classes = len(learner[1])
-        by_weight, by_bias = [[0.0] * 4 for _ in range(num_classes)], [0.0] * num_classes
-        for n in rows.tolist():
-            x, [z] = images[n].flatten().tolist(), slow_logits(learner, images[n:n + 1])
-            for c, s in enumerate(slope(n, z)):
-                by_bias[c] += s / len(rows)
-                for d in range(4):
-                    by_weight[c][d] += s * x[d] / len(rows)
-        for c, row in enumerate(learner[0].tolist()):
-            for d, w in enumerate(row):
-                by_weight[c][d] += kernel_l2 * 2 * w
-        for w, slopes in zip(learner, (by_weight, by_bias)):
-            w.grad = torch.tensor(slopes, dtype=torch.float64)
+    num_classes = len(learner[1])
+    by_weight, by_bias = [[0.0] * 4 for _ in range(num_classes)], [0.0] * num_classes
+    for n in rows.tolist():
+        x, [z] = images[n].flatten().tolist(), slow_logits(learner, images[n:n + 1])
+        for c, s in enumerate(slope(n, z)):
+            by_bias[c] += s / len(rows)
+            for d in range(4):
+                by_weight[c][d] += s * x[d] / len(rows)
+    return [torch.tensor(slopes, dtype=torch.float64) for slopes in (by_weight, by_bias)]
+
+
+def slow_training(learner, update, images, slope, *, epochs, batch_size, rng, steps=None,
+                  kernel_l2=0.0, mu=0.0):
+    """Steps of `update` on the batches of all epochs, or on the first ones, with two penalties:
+    kernel_l2 weights² and mu / 2 (w - start)²."""
+    start = [w.detach().clone() for w in learner]
+    for rows in itertools.islice(batches(len(images), batch_size, epochs, rng), steps):
+        for w, before, slopes in zip(learner, start, slow_slopes(learner, images, rows, slope)):
+            w.grad = slopes + mu * (w.detach() - before)
+        learner[0].grad += kernel_l2 * 2 * learner[0].detach()
         update.step()
+
+
+def slow_student(fed, start, teacher, *keys, temperature, distill_steps, server_batch_size,
+                 server_lr):
+    """SGD of a linear student on public images, from a state_dict; keys: t, and k if there is one.
+    """
+    student = slow_learner(start)
+    slow_training(student, torch.optim.SGD(student, lr=server_lr), fed.public.images,
+                  towards_softened(teacher, temperature), epochs=distill_steps, steps=distill_steps,
+                  batch_size=server_batch_size, rng=stream(fed.seed, "distil", *keys))
+    return student
 
 
 def towards_labels(labels):
@@ -191,6 +211,14 @@ def towards_labels(labels):
 def towards_probs(targets):
     """Of - sum_c y_c ln q_c: q_c sum_k y_k - y_c."""
     return lambda n, z: [q * sum(targets[n]) - y for q, y in zip(slow_softmax(z), targets[n])]
+
+
+def towards_softened(teacher_logits, T):
+    """Of T² KL(softmax(teacher / T) || softmax(z / T)): T (q - p)."""
+    def softened(z):
+        return slow_softmax([v / T for v in z])
+    return lambda n, z: [T * (q - p) for q, p in
+                         zip(softened(z), softened(teacher_logits[n].tolist()))]
 
 
 def close(model_state, learner, atol=1e-5):
