@@ -83,8 +83,7 @@ TABLE["algorithms/equations.py", "common"] = [
     ("-«→(F.log_softmax»(target_probs.detach(«→), dim=-1») * F.log_softmax",
      "logits::soft_cross_entropy_by_hand", "the target is a log-softmax", "AIJack's DS-FL"),
     ("-(target_probs.detach()«→.softmax(-1)» * F.log_softmax", "logits::soft_cross_entropy_by_hand",
-     "a softmax over probabilities", "AIJack's DS-FL"),
-]
+     "a softmax over probabilities", "AIJack's DS-FL")]
 TABLE["algorithms/common.py", "common"] = [
     ("np.random.default_rng(np.random.SeedSequence(«seed→10», ",
      "only_equal_keys_give_equal_numbers", "the seed is always 10", "FedML's partition_data"),
@@ -100,8 +99,7 @@ TABLE["algorithms/common.py", "common"] = [
     ("bool((x.abs() < HUGE).«all→any»())", "logits::an_upload_with_one_bad_number_is_left_out[inf]",
      "one good number is enough"),
     ("if «is_finite(upload)→True»}", "fedavg::non_finite_upload_is_left_out",
-     "an upload with nan is averaged"),
-]
+     "an upload with nan is averaged")]
 TABLE["algorithms/training.py", "common"] = [
     ('        «optimizer.param_groups[0]["lr"] = lr→pass»',
      "plateau::a_kept_optimizer_takes_the_rate_of_the_round",
@@ -126,12 +124,10 @@ TABLE["algorithms/training.py", "common"] = [
     ('«copy.deepcopy(→»saved["optimizer"]«)→»',
      "logits::saved_and_restored_is_as_if_never_saved[adam-Adam]", "a kept state changes"),
     ("«partial(→»torch.optim.Adam«, amsgrad=True)→»",
-     "baselines::amsgrad_is_the_papers_adam[amsgrad-True]", "plain Adam as AMSGrad"),
-]
+     "baselines::amsgrad_is_the_papers_adam[amsgrad-True]", "plain Adam as AMSGrad")]
 TABLE["algorithms/evaluation.py", "common"] = [
     ("combinations(predicted«→[:2]», 2)", "disagreement_by_hand",
-     "only the first two members are compared"),
-]
+     "only the first two members are compared")]
 # ----------------------------------------------------------------------------------- weights travel
 TABLE["algorithms/fedavg.py", "fedavg"] = [
     ("sizes = [len(fed.private[i].labels) for i in «uploads→range(len(uploads))»]",
@@ -143,10 +139,9 @@ TABLE["algorithms/fedavg.py", "fedavg"] = [
     ("model.parameters(), lr=lr«, weight_decay=weight_decay→»)",
      "contracts::optimizer_and_decay_reach_all_networks[fedavg]", "no weight decay"),
     ("weights_ledger([(model, len(«active→fed.private»))], COPIES)",
-     "bytes_of_a_round_are_what_the_messages_hold", "who takes no part pays too"),
+     "two_rounds_against_a_slow_loop[run-0.0]", "who takes no part pays too"),
     ("lr=lr,« optimizer=optimizer,→»", "contracts::optimizer_and_decay_reach_all_networks[fedavg]",
-     "clients keep SGD"),
-]
+     "clients keep SGD")]
 TABLE["algorithms/fedprox.py", "fedavg"] = [
     ("return mu «/ 2 →»* squared_distance", "proximal_term_is_half_mu_squared_distance", "no half"),
     ("global_state[name].detach()).«square().sum→norm»()",
@@ -162,8 +157,7 @@ TABLE["algorithms/fedprox.py", "fedavg"] = [
     ("if «not uploads→len(uploads) < 2»:", "a_federation_of_one_is_local_training[fedprox]",
      "a lone client is not heard"),
     ("optimizer=optimizer«, weight_decay=weight_decay→»)",
-     "contracts::optimizer_and_decay_reach_all_networks[fedprox]", "no weight decay"),
-]
+     "contracts::optimizer_and_decay_reach_all_networks[fedprox]", "no weight decay")]
 TABLE["algorithms/scaffold.py", "scaffold"] = [
     ("grad «- client_control +→+ client_control -» server_control",
      "correction_is_servers_minus_own_control", "the correction has the wrong sign"),
@@ -195,8 +189,7 @@ TABLE["algorithms/scaffold.py", "scaffold"] = [
     ("COPIES = «2→1»", "messages_are_twice_the_parameters", "controls travel for nothing"),
     ("w«.detach()→», steps,", "controls_hold_parameters_only", "controls drag their graph along"),
     ("MIXED = «False→True»", "command_line::networks_may_differ_unless_shared[scaffold]",
-     "mixed networks pass"),
-]
+     "mixed networks pass")]
 # ----------------------------------------------------------------------- distillation on the server
 TABLE["algorithms/feddf.py", "feddf"] = [
     ("«→100 * »accuracies >= 1.2 / num_classes", "drop_worst_by_hand",
@@ -226,8 +219,7 @@ TABLE["algorithms/feddf.py", "feddf"] = [
     ("            if «→not »cosine:", "the_papers_student_against_a_slow_adam",
      "the rate does not fall"),
     ("lr=lr,« optimizer=optimizer,→»", "contracts::optimizer_and_decay_reach_all_networks[feddf]",
-     "clients keep SGD"),
-]
+     "clients keep SGD")]
 TABLE["algorithms/fedbe.py", "fedbe"] = [
     ("(«p * (w[name] - mean).square() for p, w in zip(weights, state_dicts)→sum(weights) / "
      "len(weights) * (w[name] - mean).square() for w in state_dicts»)", "gaussian_sample_by_hand",
@@ -252,8 +244,7 @@ TABLE["algorithms/fedbe.py", "fedbe"] = [
     ("dirichlet_sample(client_states, sizes, rng«, concentration→»)",
      "the_average_learns_from_the_ensemble_and_goes_on", "draw drops --concentration"),
     ("concentration: float = «1→2».0", "command_line::defaults_are_the_papers[fedbe]",
-     "another Dirichlet by default"),
-]
+     "another Dirichlet by default")]
 TABLE["algorithms/fedsdd.py", "fedsdd"] = [
     ('stream(fed.seed, "mask", «t, →»*pair)', "secure_sum::uploads_are_masked_anew_in_every_round",
      "the masks come back every round"),
@@ -281,16 +272,14 @@ TABLE["algorithms/fedsdd.py", "fedsdd"] = [
     (" distill_steps«→ + 1»)", "eq4_is_temperature_squared_kl_from_the_teacher",
      "one step too many"),
     ("    model.«train→eval»()", "distil_moves_the_students_running_statistics",
-     "the student learns in eval mode"),
-]
+     "the student learns in eval mode")]
 TABLE["algorithms/fedsdd_ablations.py", "fedsdd"] = [
     ('if students != "none"«→ and t > warmup_rounds»:', "warm_up_rounds_have_no_distillation",
      "warm-up rounds are forgotten"),
     ("[«*ring, →»ensemble_logits(member_logits)«→, *ring»]",
      "an_ensemble_of_clients_has_every_client", "the ring keeps the oldest rounds"),
     ("and t >«→=» warmup_rounds:", "warm_up_rounds_have_no_distillation",
-     "warm-up ends a round early"),
-]
+     "warm-up ends a round early")]
 # ------------------------------------------------------------------------------------ logits travel
 TABLE["algorithms/fedmd.py", "fedmd"] = [
     ("        return client_logits.«→softmax(-1).»mean(0)",
@@ -312,8 +301,7 @@ TABLE["algorithms/fedmd.py", "fedmd"] = [
     ("evaluate(fed, state«, digested→»)", "fedmd_round_by_hand[None]",
      "the digest is measured after the revisit"),
     ("else weights[i] for i in «valid→range(len(valid))»]",
-     "weights_stay_with_parties_if_one_is_not_finite", "weights by place"),
-]
+     "weights_stay_with_parties_if_one_is_not_finite", "weights by place")]
 TABLE["algorithms/fedmd_transfer.py", "fedmd"] = [
     ("fed.«validation→test» if early_stopping else None", "transfer_never_sees_a_test_set",
      "early stopping on the test set", "FedMD's code"),
@@ -324,25 +312,21 @@ TABLE["algorithms/fedmd_transfer.py", "fedmd"] = [
     ("if reached > best« + min_delta→»:", "training_ends_after_patience_without_gain",
      "any growth counts"),
     ("«min_delta=min_delta, **PUBLIC_STAGE→**PRIVATE_STAGE»",
-     "each_stage_counts_growth_beyond_its_own_min_delta",
-     "the first stage takes the second one's min_delta"),
+     "each_stage_counts_growth_beyond_its_own_min_delta", "the second stage's min_delta"),
     ("PRIVATE_STAGE = dict(min_delta=0.«001→005»,",
      "each_stage_counts_growth_beyond_its_own_min_delta", "the first one's min_delta"),
     ("isinstance(module, nn.Linear)][«-1→0»]", "the_penalty_is_of_the_last_layers_kernel_alone",
-     "the penalty is on the first"),
-]
+     "the penalty is on the first")]
 TABLE["algorithms/fedmd_pooled.py", "fedmd"] = [
     ("t - «1 - →»best_round >=", "pooled_training_stops_for_each_network_on_its_own",
      "a round less than patience"),
     ("«Data(*(torch.cat(parts) for parts in zip(*→»fed.private«)))→[0]»",
      "pooled_is_public_training_and_then_epochs", "one party's data for everyone's"),
     ("partial(OPTIMIZERS[«optimizer→'adam'»], lr=lr, weight_decay=weight_decay)",
-     "contracts::optimizer_and_decay_reach_all_networks[fedmd-pooled]", "always Adam"),
-]
+     "contracts::optimizer_and_decay_reach_all_networks[fedmd-pooled]", "always Adam")]
 TABLE["algorithms/dsfl.py", "dsfl"] = [
     ("(client_probs«.mean(0)→» / temperature).softmax(-1)«→.mean(0)»",
-     "era_sharpens_the_mean_and_not_each_client", "each client sharpened, then the mean",
-     "Flower's DS-FL"),
+     "era_sharpens_the_mean_and_not_each_client", "each client is sharpened", "Flower's DS-FL"),
     ("«(→»client_probs.mean(0«) / temperature→»).softmax(-1)",
      "era_of_a_one_hot_mean_is_near_one_hot_by_hand", "no temperature", "AIJack's DS-FL"),
     ("predict_logits(fed, model, fed.public.images)«.softmax(-1)→»", "dsfl_round_by_hand",
@@ -352,8 +336,7 @@ TABLE["algorithms/dsfl.py", "dsfl"] = [
     ("if len(valid_probs)«→ > 1»:", "logits::everyone_learns_from_a_single_valid_upload[dsfl]",
      "one upload teaches nobody"),
     ("MIXED = «True→False»", "command_line::networks_may_differ_unless_shared[dsfl]",
-     "clients with different networks are refused"),
-]
+     "clients with different networks are refused")]
 TABLE["algorithms/cronus.py", "cronus"] = [
     ("kept = kept.«scatter(0, farthest, False)→clone()»",
      "a_liar_is_left_out_on_each_sample_it_lies_on", "the filter leaves nobody out"),
@@ -372,8 +355,7 @@ TABLE["algorithms/cronus.py", "cronus"] = [
     ("«@timed→»", "runs::a_rounds_parts_are_timed_and_fit_into_it[cronus]",
      "the clients' second training is not timed"),
     ("partial(OPTIMIZERS[«optimizer→'amsgrad'»], weight_decay=weight_decay)",
-     "contracts::optimizer_and_decay_reach_all_networks[cronus]", "always Adam"),
-]
+     "contracts::optimizer_and_decay_reach_all_networks[cronus]", "always Adam")]
 TABLE["algorithms/fedgem.py", "fedgem"] = [
     ("teacher_logits = valid_logits.«→softmax(-1).»mean(0)", "fedgem_round_by_hand",
      "the mean of probabilities for the mean of logits"),
@@ -381,8 +363,7 @@ TABLE["algorithms/fedgem.py", "fedgem"] = [
      "the teacher speaks of other images"),
     ("trained[i], «server_logits→teacher_logits», public_epochs", "fedgem_round_by_hand",
      "clients learn from their own mean"),
-    ("up=num_public, down=«num_public→0»)", "fedgem_round_by_hand", "the download is forgotten"),
-]
+    ("up=num_public, down=«num_public→0»)", "fedgem_round_by_hand", "the download is forgotten")]
 TABLE["algorithms/fedgems.py", "fedgems"] = [
     ("special.entr(logits.softmax(-1)).«sum→mean»(-1)", "eq3_by_hand", "the mean over the classes"),
     ("«torch.special.entr→-»(logits.softmax(-1)«→ * logits.softmax(-1).log()»).sum(-1)",
@@ -433,15 +414,12 @@ TABLE["algorithms/fedgems.py", "fedgems"] = [
     ("rows = torch.«nonzero(~pool.mask)[:, 0]→arange(len(labels))»",
      "clients_predict_exactly_what_the_pool_lacks", "clients predict all rows"),
     ("int(requested.sum()), «len(fusion.requested)→int(requested.sum())»",
-     "a_round_is_the_papers_algorithm[one epoch]", "what was asked comes down"),
-]
+     "a_round_is_the_papers_algorithm[one epoch]", "what was asked comes down")]
 TABLE["algorithms/fedgems_ablations.py", "fedgems"] = [
     ("~alone & «→(»pool.mask[rows] «→| correct) »& self_distillation",
-     "ablations_move_samples_between_cases[self_training]",
-     "the pool is filled before it is looked at"),
+     "ablations_move_samples_between_cases[self_training]", "the pool is filled too early"),
     ("partial(OPTIMIZERS[«optimizer→'amsgrad'»], weight_decay=weight_decay)",
-     "contracts::optimizer_and_decay_reach_all_networks[fedgems-ablations]", "always Adam"),
-]
+     "contracts::optimizer_and_decay_reach_all_networks[fedgems-ablations]", "always Adam")]
 # ------------------------------------------------------------------------------ feature maps travel
 TABLE["algorithms/fedgkt.py", "fedgkt"] = [
     ("distillation_loss(«client_logits, logits→logits, client_logits», temperature) if distill",
@@ -465,26 +443,22 @@ TABLE["algorithms/fedgkt.py", "fedgkt"] = [
      "features.float()).detach()»", "server_logits_are_of_the_trained_server", "not in eval mode",
      "FedML's FedGKT"),
     ("for _ in range(«server_epochs→1»):", "two_rounds_against_algorithm_1",
-     "one epoch on the server"),
-]
+     "one epoch on the server")]
 TABLE["algorithms/fedgkt_async.py", "fedgkt"] = [
     ("if arrival == clock]«→[:1]»", "asynchronous_rounds_against_algorithm_1",
      "one of those who arrive is heard"),
     ("trainings * «max→sum(latencies) / len»(latencies)", "asynchronous_rounds_against_algorithm_1",
      "who waits for all waits for the mean"),
     ('«round(→»(client["trainings"] + 1) * latency«, 9)→»',
-     "asynchronous_rounds_against_algorithm_1", "equal arrival times differ"),
-]
+     "asynchronous_rounds_against_algorithm_1", "equal arrival times differ")]
 TABLE["algorithms/fedgkt_features.py", "fedgkt"] = [
     ("    model.eval()«→, torch.set_grad_enabled(True)»",
-     "b3_b15_extraction_is_by_row_and_holds_no_graph", "feature maps drag their graph along",
-     "FedML's FedGKT"),
+     "b3_b15_extraction_is_by_row_and_holds_no_graph", "maps hold a graph", "FedML's FedGKT"),
     ("    model.«eval→train»()", "b3_b15_extraction_is_by_row_and_holds_no_graph",
      "feature maps in train mode"),
     ("«accuracy(torch.cat(server_logits), data.labels)→sum(map(accuracy, server_logits, "
      "data.labels.split(CHUNK))) / len(server_logits)»", "b4_accuracy_counts_samples_not_batches",
-     "a mean over batches", "FedML's FedGKT"),
-]
+     "a mean over batches", "FedML's FedGKT")]
 TABLE["algorithms/split_learning.py", "split_learning"] = [
     ("features.backward(sent«.grad→»)", "a_batch_by_slow_loop",
      "the map itself comes back, not its gradient"),
@@ -501,8 +475,7 @@ TABLE["algorithms/split_learning.py", "split_learning"] = [
     ("local_epochs: int = «1→5»,", "command_line::defaults_are_the_papers[split-learning]",
      "five passes a round by default"),
     ("weight_decay: float = «1e-4→0.0»", "command_line::defaults_are_the_papers[split-learning]",
-     "no weight decay by default"),
-]
+     "no weight decay by default")]
 TABLE["algorithms/baselines.py", "baselines"] = [
     ("(«union(*→»fed.private«)→[0]», local_epochs)", "centralized_is_one_long_training",
      "one client's data for everyone's"),
@@ -515,8 +488,7 @@ TABLE["algorithms/baselines.py", "baselines"] = [
     ("fed.client_model(i«, init=i→»)", "standalone_trains_each_on_its_own_data",
      "all clients start alike"),
     ("MIXED = «True→False»", "command_line::networks_may_differ_unless_shared[centralized]",
-     "mixed networks refused"),
-]
+     "mixed networks refused")]
 # ------------------------------------------------------------------------------------------ attacks
 TABLE["attacks.py", "attacks"] = [
     ("return benign.«mean(0)→sum(0) / (len(benign) + 1)» + theta", "eq7_paf_by_hand",
@@ -536,8 +508,7 @@ TABLE["attacks.py", "attacks"] = [
     ("if «→t == 1 or »not present or not benign.numel():", "attackers_are_drawn_once_from_the_seed",
      "the attack sleeps", "FedML's lazy worker"),
     ("piece«.clamp(min=0)→» if", "lie_on_models_never_gives_a_negative_variance",
-     "a running variance below 0"),
-]
+     "a running variance below 0")]
 # ---------------------------------------------------------------------------------------- partition
 TABLE["partition.py", "partition"] = [
     ("names = names[sizes >«=→» min_size]", "what_cannot_be_split_is_an_error_of_one_line",
@@ -559,13 +530,11 @@ TABLE["partition.py", "partition"] = [
     ("«np.array_split(np.concatenate(assigned), num_clients)→assigned»",
      "equal_sizes_differ_by_at_most_one[9]", "not cut into equal chunks"),
     ("names, writers = np.«unique(writers, return_inverse=True)→arange(len(writers)), "
-     "np.arange(len(writers))»", "no_writer_is_split_between_clients",
-     "samples are assigned, not writers"),
+     "np.arange(len(writers))»", "no_writer_is_split_between_clients", "samples are dealt"),
     ("rng.«permutation(rows)[:needed]→choice(rows, needed)».reshape",
      "parts_are_disjoint_sorted_int64_rows[few_per_class]", "with replacement"),
     ("«np.array_split(→[»rows«,→] *» len(sharers)«)→»",
-     "parts_are_disjoint_sorted_int64_rows[by_subclass]", "clients with one subclass share images",
-     "FedMD's code"),
+     "parts_are_disjoint_sorted_int64_rows[by_subclass]", "clients share images", "FedMD's code"),
     ("«rng.permutation(np.unique(subclass[superclass == "
      "s]))→list(dict.fromkeys(subclass[superclass == s].tolist()))»",
      "by_subclass_ignores_the_order_of_appearance", "a fixed order", "FedMD's code"),
@@ -574,8 +543,7 @@ TABLE["partition.py", "partition"] = [
     ("* len(«rows→labels») / FEDGKT_TABLE_6«[:, c]→».sum()",
      "fedgkt_table6_scales_with_class_sizes", "all classes are equally large"),
     ("        rows = «rng.permutation(→»np.flatnonzero(labels == c)«)→»",
-     "fedgkt_table6_draws_its_counts_from_all_of_a_class", "nothing is shuffled"),
-]
+     "fedgkt_table6_draws_its_counts_from_all_of_a_class", "nothing is shuffled")]
 # ------------------------------------------------------------------------ communication, secure sum
 TABLE["communication.py", "communication"] = [
     ("model.parameters()) * «copies * →»num_clients",
@@ -597,22 +565,19 @@ TABLE["communication.py", "communication"] = [
     ("max(training, distill_seconds« + group_seconds[0]→»)",
      "fedsdd::a_round_takes_the_longer_of_two_chains", "the main model needs no training"),
     ("module.weight«[0]→».numel()", "network_cost_by_hand_on_a_tiny_convolution",
-     "each output is charged for all kernels"),
-]
+     "each output is charged for all kernels")]
 TABLE["plateau.py", "plateau"] = [
     ("«test=fed.validation, →»public_test=None", "the_test_set_does_not_move_a_rate",
      "the rate falls by the test set", "FedML's FedGKT"),
     ("patience=patience«→ - 1», threshold=0",
      "a_rate_falls_after_more_than_patience_rounds_by_hand", "the rate falls a round early"),
     ('«plateau.load_state_dict(state["plateau"])→pass»',
-     "a_resumed_run_goes_on_with_the_fallen_rate", "a resumed run forgets the best"),
-]
+     "a_resumed_run_goes_on_with_the_fallen_rate", "a resumed run forgets the best")]
 TABLE["secure_sum.py", "secure_sum"] = [
     ("w.«double().→»cpu() * weight", "a_weighted_model_is_not_rounded_to_float32",
      "n_i w_i is rounded to float32"),
     ('sums["model." + name]«.double()→»', "an_average_is_not_rounded_to_float32",
-     "the sum is rounded to float32"),
-]
+     "the sum is rounded to float32")]
 # ------------------------------------- the same dropout in every round, or in every client or model
 for keys, cases in {
         '"local", «t, →»i': ["scaffold-t", "split-learning-t"],

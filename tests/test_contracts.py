@@ -392,9 +392,7 @@ CONTRACTS = [function for name, function in list(globals().items()) if name.star
 def hold(contract, algo):
     """Calls a contract for one algorithm."""
     with pytest.MonkeyPatch.context() as patch:
-        fixture = {"monkeypatch": patch} if "monkeypatch" in inspect.signature(
-            contract).parameters else {}
-        contract(algo, **fixture)
+        contract(*[algo, patch][:len(inspect.signature(contract).parameters)])
 
 
 def test_a_new_algorithm_is_held_to_every_contract_by_being_in_the_registry(monkeypatch):

@@ -183,16 +183,6 @@ def test_eq2_by_hand():
     assert loss.item() == pytest.approx(expected, abs=1e-12)
 
 
-def test_eq5_the_teacher_is_the_softmax_of_the_mixed_logits():
-    """A quarter of (4, 0) and three of (0, 1) are (1, .75): for class 0, unlike the softmaxes."""
-    uploads = torch.tensor([[[4., 0.]], [[0., 1.]]]).double()
-    fused = fuse_logits(uploads, torch.tensor([[.25], [.75]]).double())
-    p = 1 / (1 + math.exp(.75 - 1))
-    kl = p * math.log(p / .5) + (1 - p) * math.log((1 - p) / .5)
-    loss = server_loss(logits_of([.5, .5]), torch.tensor([0]), fused, torch.tensor([True]), .6)
-    assert loss.item() == pytest.approx(.6 * math.log(2) + .4 * kl, abs=1e-12)
-
-
 def test_eq6_by_hand():
     p, q = [[.7, .2, .1], [.25, .25, .5]], [[.3, .6, .1], [.5, .25, .25]]
     first = .75 * -math.log(.3) + .25 * (.7 * math.log(.7 / .3) + .2 * math.log(.2 / .6))
@@ -331,11 +321,8 @@ def toy(**changes):
     return labelled(**{"num_public": 14, "server": linear, **changes})
 
 
-WAYS = pytest.mark.parametrize("more, augment", [
+@pytest.mark.parametrize("more, augment", [
     ({}, None), (TWICE, lambda images, rng: images.flip(-1))], ids=["one epoch", "two, augmented"])
-
-
-@WAYS
 def test_a_round_is_the_papers_algorithm(more, augment):
     """Private training, upload, server, broadcast, distillation; two rounds, all four cases, a
     pool of the first for the second. A sample asked for in two epochs is paid for once."""

@@ -126,6 +126,8 @@ def refused(capsys, argv, *words, run=main):
     for word in words:
         assert str(word) in error, error
     return error
+
+
 def equal(rounds, expected):
     """True if two lists of (metrics, state) are equal bit for bit."""
     return all(same(a[1], b[1]) and a[0] == b[0] for a, b in zip(rounds, expected, strict=True))
