@@ -341,9 +341,8 @@ def new(fault=None, monkeypatch=None):
     @functools.wraps(fedavg.run)
     def run(fed, state=None, *, attack=None, **settings):
         def seen(uploads, clients, rows, t):
-            if fault == "attacked once" and t > 1:
-                return uploads
-            result = attack(uploads, clients, rows, t)
+            idle = fault == "attacked once" and t > 1
+            result = uploads if idle else attack(uploads, clients, rows, t)
             return uploads if fault == "attacked in vain" else result
         given, before = dataclasses.replace(fed, **HIDDEN.get(fault, {})), {}
         if fault == "changes the data":

@@ -17,7 +17,8 @@ QUICK = {"rounds": 2, "local_epochs": 1, "public_epochs": 1, "server_epochs": 1,
          "server_batch_size": 5, "lr": 0.1, "server_lr": 0.1, "epsilon": 0.6,
          "optimizer": "amsgrad", "weight_decay": 0.01}
 TWICE = {"local_epochs": 2, "public_epochs": 2, "server_epochs": 2}
-ALL_AT_ONCE = {**QUICK, "server_batch_size": 1000}
+WAYS = pytest.mark.parametrize("more, augment", [
+    ({}, None), (TWICE, lambda images, rng: images.flip(-1))], ids=["one epoch", "two, augmented"])
 
 
 def logits_of(*probs):
@@ -321,8 +322,7 @@ def toy(**changes):
     return labelled(**{"num_public": 14, "server": linear, **changes})
 
 
-@pytest.mark.parametrize("more, augment", [
-    ({}, None), (TWICE, lambda images, rng: images.flip(-1))], ids=["one epoch", "two, augmented"])
+@WAYS
 def test_a_round_is_the_papers_algorithm(more, augment):
     """Private training, upload, server, broadcast, distillation; two rounds, all four cases, a
     pool of the first for the second. A sample asked for in two epochs is paid for once."""
@@ -373,7 +373,7 @@ def test_selection_is_in_eval_mode():
     logits = public_logits(fed, snapshot(fed.server_model()))
     right = logits.argmax(1) == fed.public.labels
     assert 0 < right.sum() < 14
-    metrics, state = last(fedgems.run(fed, **{**ALL_AT_ONCE, "rounds": 1}))
+    metrics, state = last(fedgems.run(fed, **{**QUICK, "rounds": 1, "server_batch_size": 14}))
     assert torch.equal(state["pool"]["mask"], right)
     assert torch.allclose(state["pool"]["logits"][right], logits[right], atol=1e-6)
     assert metrics["self_training"] == pytest.approx(right.sum().item() / 14)
