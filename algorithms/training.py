@@ -38,9 +38,10 @@ def forward(fed, model, images):
     """Logits, float32 [B, C], in the mode the model is in; under `amp` computed in bfloat16.
 
     A training batch of one sample is duplicated and the copy's logits are dropped: BatchNorm
-    on a 1x1 map needs two values.
+    on vectors, or on a 1x1 map, needs two values.
     """
-    inputs = images.expand(2, -1, -1, -1) if model.training and len(images) == 1 else images
+    is_lone = model.training and len(images) == 1
+    inputs = images.expand(2, *images.shape[1:]) if is_lone else images
     with torch.autocast(images.device.type, torch.bfloat16, enabled=fed.amp):
         return model(inputs)[: len(images)].float()
 

@@ -237,11 +237,12 @@ def test_predict_members_is_one_prediction_per_state():
 
 
 def test_a_lone_training_sample_passes_batchnorm_and_counts_once():
-    """On a map of 1 x 1 BatchNorm alone would refuse it. The gradient is that of one sample."""
+    """BatchNorm alone would refuse a map of 1 x 1, or a vector. The gradient is one sample's."""
     (image, label), fed, model = samples(1), federation(), linear()
     narrow = nn.Sequential(nn.Conv2d(1, 2, 2), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2, 3))
     logits = forward(fed, narrow, image)
     assert logits.shape == (1, 3) and torch.isfinite(logits).all()
+    assert forward(fed, nn.BatchNorm1d(5), torch.ones(1, 5)).shape == (1, 5)
     gradients = [torch.autograd.grad(nn.functional.cross_entropy(z, label), model[1].weight)[0]
                  for z in (forward(fed, model, image), model(image))]
     assert torch.allclose(*gradients, atol=1e-7)
