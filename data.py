@@ -5,10 +5,8 @@
     images = data.normalize(images, *data.statistics(images))     # [n, c, h, w], channels-last
 
 Public images from another dataset go through `adapt`, then the TASK's mean and std (FedDF's code:
-the public set's own). torchvision and PIL are imported only when a dataset needs them.
+the public set's own). The files are read in readers.py and leaf.py.
 """
-import pickle
-import zipfile
 import zlib
 from pathlib import Path
 from typing import NamedTuple
@@ -18,8 +16,14 @@ import torch
 import torch.nn.functional as F
 
 import leaf
+import readers
 from algorithms.common import Data
 from glyphs import FONT, handwriting
+from readers import TORCHVISION
+
+# Python code that numbers the classes of both parts alike, from 0 and without gaps.
+RELABEL = ("y_train, y_test = np.split(np.unique(np.concatenate([y_train, y_test]), "
+           "return_inverse=True)[1], [len(y_train)])")
 
 
 class Dataset(NamedTuple):
@@ -43,18 +47,23 @@ def load(name_or_path, root="data"):
     if name in DATASETS:
         return DATASETS[name](root)
     if name.lower().endswith(".npz"):
-        return read_npz(name)
+        return _dataset(name, *readers.npz(name))
     if Path(name).is_dir():
-        return _dataset(name, *leaf.read(name)) if leaf.is_leaf(name) else read_folder(name)
+        return _dataset(name, *(leaf.read if leaf.is_leaf(name) else readers.folder)(name))
     raise ValueError(f"no dataset '{name}': use {', '.join(DATASETS)}, a .npz file or a folder")
 
 
 def only(dataset, classes):
-    """The dataset with only these classes (two or more, else ValueError); classes[j] is label j."""
+    """The dataset with only these classes; classes[j] is label j.
+
+    ValueError: fewer than two classes, a class twice, or one without training images.
+    """
     allowed = range(dataset.num_classes)
     if not 2 <= len(classes) == len(set(classes)) or not set(classes) <= set(allowed):
         raise ValueError(f"--classes {','.join(map(str, classes))}: "
                          f"give two or more different classes from 0 to {allowed[-1]}")
+    if missing := set(classes) - set(dataset.train.labels.unique().tolist()):
+        raise ValueError(f"--classes: no training image has label {min(missing)}")
     # One look-up replaces all labels: replacing class after class could merge two classes.
     new_label = torch.full((dataset.num_classes,), -1)
     new_label[torch.tensor(classes)] = torch.arange(len(classes))
@@ -91,178 +100,110 @@ def glyphs(font, train_writers, test_writers, copies, sloppiness, seed):
                     writers=writers[train])
 
 
-# ---------------------------------------------------------------------- torchvision, files, folders
-def _torchvision(name, root, **options):
-    """x_train, y_train, x_test, y_test of a torchvision set; missing files are downloaded."""
-    from torchvision import datasets
-    dataset = getattr(datasets, TORCHVISION[name])
-    def part(train):
-        try:
-            return dataset(root, train=train, **options)
-        except RuntimeError:        # torchvision's error if the files are not under `root`
-            return dataset(root, train=train, download=True, **options)
-
-    try:
-        train, test = part(True), part(False)
-    except Exception as error:      # many types: from torchvision, urllib, tarfile and pickle
-        reason = " ".join(str(error).split())[:120] or type(error).__name__
-        raise ValueError(f"{name}: can be neither read under '{root}' nor downloaded ({reason}): "
-                         "put torchvision's files there, or use --dataset glyphs") from error
-    return [np.asarray(array) for array in (train.data, train.targets, test.data, test.targets)]
-
-
-def cifar100(root):
-    """CIFAR-100 with its 20 superclasses, which torchvision does not return."""
-    arrays = _torchvision("cifar100", root)
-    with open(Path(root) / "cifar-100-python" / "train", "rb") as file:
-        superclass = pickle.load(file, encoding="latin1")["coarse_labels"]  # MD5 verified above
-    return _dataset("cifar100", *arrays, superclass=np.array(superclass, dtype=np.int64))
-
-
-def emnist(root):
-    """EMNIST `letters`: 124,800 + 20,800 gray 28 x 28 images, A-Z in both cases as 26 classes.
-
-    The files hold transposed images and labels 1..26; here images are upright and labels are 0..25.
-    FedMD's a-f are 0..5. Writers are unknown: to split by writer, use LEAF's FEMNIST (leaf.py).
-    """
-    x_train, y_train, x_test, y_test = _torchvision("emnist", root, split="letters")
-    return _dataset("emnist", x_train.swapaxes(1, 2), y_train - 1,
-                    x_test.swapaxes(1, 2), y_test - 1)
-
-
-TORCHVISION = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "mnist": "MNIST",
-               "fashion-mnist": "FashionMNIST", "emnist": "EMNIST"}
 DATASETS = {
     # 6,000 training and 1,500 test images of digits; 4,160 and 1,040 of the letters A-Z.
     "glyphs": lambda root: glyphs(FONT[:10], 60, 15, copies=10, sloppiness=1.3, seed=1),
     "glyphs-letters": lambda root: glyphs(FONT[10:], 40, 10, copies=4, sloppiness=1.0, seed=2),
-    **{name: lambda root, name=name: _dataset(name, *_torchvision(name, root))
+    **{name: lambda root, name=name: _dataset(name, *readers.torchvision(name, root))
        for name in TORCHVISION},
-    "cifar100": cifar100, "emnist": emnist}
+    "cifar100": lambda root: _dataset("cifar100", *readers.cifar100(root)),
+    "emnist": lambda root: _dataset("emnist", *readers.emnist(root))}
 
 
-def read_npz(path):
-    """A Dataset from an .npz file: x_train, y_train, x_test, y_test and optionally writer_train.
-
-    Images [n, h, w], [n, h, w, c] or [n, c, h, w] with c = 1 or 3 (the last axis if both can be c)
-    are uint8 or float (which is never scaled). Labels [n] or [n, 1] are whole numbers from
-    0; num_classes = max(y_train) + 1. Pickled arrays are refused. ValueError names file and array.
-    """
-    if not zipfile.is_zipfile(path):
-        problem = "not an .npz file, or cut short" if Path(path).exists() else "no such file"
-        raise ValueError(f"{path}: {problem}")
-    with np.load(path, allow_pickle=False) as file:
-        arrays = []
-        for key in ("x_train", "y_train", "x_test", "y_test", "writer_train"):
-            if key not in file and key != "writer_train":
-                raise ValueError(f"{path}: {key} is missing, the file holds {file.files}")
-            try:
-                arrays.append(np.asarray(file[key]) if key in file else None)
-            except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-                raise ValueError(f"{path}: {key} cannot be read: {error}") from error
-    return _dataset(path, *arrays)
-
-
-def read_folder(root):
-    """A Dataset from an image folder: ROOT/train/CLASS/FILE and ROOT/test/CLASS/FILE.
-
-    Other parts, such as CINIC-10's `valid`, are NOT read. Classes are numbered in the sorted order
-    of the training folders. Files are read in sorted order; hidden files are ignored. Images have
-    three channels, or one if all images are gray. ValueError names the file with the problem.
-    """
-    from PIL import Image
-    def visible(folder):
-        if not folder.is_dir():
-            raise ValueError(f"{folder}: not a folder; expected train/CLASS/FILE, test/CLASS/FILE")
-        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-
-    def read(path):
-        try:
-            with Image.open(path) as image:
-                if image.mode[0] in "IF":
-                    raise ValueError(f"more than 8 bits per pixel, mode {image.mode}")
-                return np.asarray(image.convert("RGB"))
-        except Exception as error:  # PIL raises many types of errors for a damaged file
-            raise ValueError(f"{path}: cannot be read as an image ({error})") from error
-
-    classes = [folder.name for folder in visible(Path(root) / "train")]
-    arrays, size = [], None
-    for part in ("train", "test"):
-        images, labels = [], []
-        for folder in visible(Path(root) / part):
-            files = visible(folder)
-            if not files or folder.name not in classes:
-                problem = "a class without training images" if files else "no images"
-                raise ValueError(f"{folder}: {problem}")
-            for path in files:
-                image = read(path)
-                size = size or image.shape[:2]
-                if image.shape[:2] != size:
-                    raise ValueError(f"{path}: size {image.shape[:2]}, the first image has {size}")
-                images.append(image)
-            labels += [classes.index(folder.name)] * len(files)
-        if not images:
-            raise ValueError(f"{Path(root) / part}: no images")
-        arrays += [np.stack(images), labels]
-    if all((arrays[i] == arrays[i][..., :1]).all() for i in (0, 2)):
-        arrays[0], arrays[2] = arrays[0][..., :1], arrays[2][..., :1]
-    return _dataset(root, *arrays)
-
-
+# ----------------------------------------------------------------------------------------- checks
 def _dataset(source, x_train, y_train, x_test, y_test, writers=None, superclass=None):
     """A Dataset from arrays that are checked; every error message begins with `source`."""
-    def data(part, pixels, labels):
-        pixels = _pixels(f"{source}: x_{part}", pixels)
-        labels = _whole_numbers(f"{source}: y_{part}", labels, len(pixels))
+    def part(name, pixels, labels):
+        pixels = readers.pixels(source, f"x_{name}", pixels)
+        labels = readers.whole_numbers(source, f"y_{name}", labels, len(pixels), RELABEL)
         images = torch.from_numpy(np.ascontiguousarray(pixels)).permute(0, 3, 1, 2)  # channels-last
         return Data(images, torch.from_numpy(labels))
 
-    train, test = data("train", x_train, y_train), data("test", x_test, y_test)
+    train, test = part("train", x_train, y_train), part("test", x_test, y_test)
     train_shape, test_shape = (list(part.images.shape[1:]) for part in (train, test))
-    train_max, test_max = int(train.labels.max()), int(test.labels.max())
     if train_shape != test_shape:
         raise ValueError(f"{source}: x_train has [c, h, w] {train_shape}, x_test has {test_shape}")
-    if train_max < 1:
-        raise ValueError(f"{source}: y_train holds label 0 only: at least two classes are needed")
-    if test_max > train_max:
-        raise ValueError(f"{source}: y_test holds label {test_max}, y_train none above {train_max}")
+    if (train.labels == train.labels[0]).all():
+        raise ValueError(f"{source}: y_train holds label {train.labels[0]} only: "
+                         "at least two classes are needed")
+    _compare_scales(f"{source}: x_test", test.images, "x_train", train.images)
     if writers is not None:
-        writers = _whole_numbers(f"{source}: writer_train", writers, len(train.images))
-    return Dataset(train, test, train_max + 1, writers, superclass)
+        names = "np.unique(writer_train, return_inverse=True)[1]"
+        writers = readers.whole_numbers(source, "writer_train", writers, len(train.labels), names)
+    num_classes = int(torch.cat([train.labels, test.labels]).max()) + 1
+    return Dataset(train, test, num_classes, writers, superclass)
 
 
-def _pixels(where, pixels):
-    """uint8 or float32 [n, h, w, c] from any allowed layout."""
-    if pixels.dtype != np.uint8 and pixels.dtype.kind != "f":
-        raise ValueError(f"{where} has type {pixels.dtype}: uint8 or float expected")
-    if pixels.ndim == 3:
-        pixels = pixels[..., None]
-    elif pixels.ndim == 4 and pixels.shape[3] not in (1, 3) and pixels.shape[1] in (1, 3):
-        pixels = pixels.transpose(0, 2, 3, 1)
-    if pixels.ndim != 4 or pixels.shape[3] not in (1, 3):
-        raise ValueError(f"{where} has shape {list(pixels.shape)}: "
-                         "[n, h, w], [n, h, w, c] or [n, c, h, w] with c = 1 or 3 expected")
-    if pixels.size == 0:
-        raise ValueError(f"{where} is empty")
-    with np.errstate(over="ignore"):
-        pixels = pixels if pixels.dtype == np.uint8 else pixels.astype(np.float32)
-    if pixels.dtype != np.uint8 and not np.isfinite(pixels).all():
-        raise ValueError(f"{where} holds pixels that are not finite in float32")
-    return pixels
+def _compare_scales(source, images, other_source, other):
+    """ValueError if the brightest pixel of one set is below a tenth of the other's."""
+    brightest = [to_float(_range(x)[1:]).item() for x in (images, other)]
+    if min(brightest) < max(brightest) / 10:
+        raise ValueError(f"{source} has pixels {pixel_range(images)}, {other_source} "
+                         f"{pixel_range(other)}, and a run reads uint8 255 as 1.0: these are "
+                         "different scales; save both as bytes 0..255 or as floats 0..1")
 
 
-def _whole_numbers(where, numbers, length):
-    """int64 [length] of labels or writers, which may have any numeric type."""
-    numbers = np.asarray(numbers)
-    if numbers.ndim == 2 and numbers.shape[1] == 1:
-        numbers = numbers[:, 0]
-    if numbers.shape != (length,):
-        raise ValueError(f"{where} has shape {list(numbers.shape)}, not [{length}] (one per image)")
-    with np.errstate(invalid="ignore"):
-        whole = numbers.astype(np.int64) if numbers.dtype.kind in "iuf" else None
-    if whole is None or not np.array_equal(whole, numbers) or whole.min() < 0:
-        raise ValueError(f"{where} holds values other than whole numbers from 0")
-    return whole
+def check_public(source, public, task):
+    """ValueError if public images are the task's training images, or have another scale."""
+    if torch.equal(public.train.images, task.train.images):
+        raise ValueError(f"{source}: these are the training images themselves, which clients hold; "
+                         "--public half or fifth keeps a share of them out of the clients")
+    _compare_scales(source, public.train.images, "--dataset", task.train.images)
+
+
+def check_classes(source, dataset, can_choose):
+    """ValueError, which says how to mend it, if a class has no training images.
+
+    can_choose   True if --classes can leave the class out
+    """
+    train, test = (part.labels.bincount(minlength=dataset.num_classes) for part in dataset[:2])
+    missing = (train == 0).nonzero().flatten()
+    if len(missing) == 0:
+        return
+    choice = "give --classes " + ",".join(map(str, train.nonzero().flatten().tolist())) + ", or "
+    code, tested = RELABEL, missing[test[missing] > 0]
+    if len(tested):
+        code = "keep = np.isin(y_test, y_train); x_test, y_test = x_test[keep], y_test[keep]"
+    problem = "test images alone have" if len(tested) else "no image has"
+    raise ValueError(f"{source}: {problem} label {[*tested, *missing][0]}, but each label from 0 "
+                     f"to {dataset.num_classes - 1} needs training images; "
+                     f"{choice if can_choose else ''}save {code}")
+
+
+# ------------------------------------------------------------------------------ what a data set is
+def pixel_range(images):
+    """The type and the range of the pixels, such as "uint8 0..255" or "float 0..1"."""
+    low, high = _range(images)
+    return f"{'float' if images.is_floating_point() else 'uint8'} {low:.3g}..{high:.3g}"
+
+
+def _range(images):
+    """[2]: the smallest and the largest pixel."""
+    return torch.stack(images.permute(0, 2, 3, 1).aminmax())    # in memory's order: 10 times faster
+
+
+def fingerprint(dataset):
+    """One line with what a data set holds, and CRC-32 of its bytes: other data have another line.
+
+    It takes 0.3 s for the 60,000 images of CIFAR.
+    """
+    def crc(*arrays):
+        code = 0
+        for array in arrays:
+            code = zlib.crc32(np.ascontiguousarray(array), code)
+        return f"{code:08x}"
+
+    train, test = dataset[:2]
+    known = [array for array in dataset[3:] if array is not None]       # writers, other labels
+    pixels, test_pixels = (pixel_range(part.images) for part in (train, test))
+    pixels += "" if pixels == test_pixels else f" (test images: {test_pixels})"
+    untested = sorted({*range(dataset.num_classes)} - {*test.labels.tolist()})
+    note = f" (without test images: {', '.join(map(str, untested))})" if untested else ""
+    return (f"{len(train.labels)} training and {len(test.labels)} test images "
+            f"{'x'.join(map(str, train.images.shape[1:]))}, {pixels}, "
+            f"{dataset.num_classes} classes{note}, "
+            f"pixels {crc(*(part.images.permute(0, 2, 3, 1) for part in (train, test)))}, "
+            f"labels {crc(train.labels, test.labels, *known)}")
 
 
 # ------------------------------------------------------------------------------- pixels to tensors

@@ -21,22 +21,31 @@ def has_foreign_public(flags):
 def load(flags):
     """(the data set, the foreign public data set or None): what the runs of all seeds share.
 
-    Pixels are as in the files. Raises ValueError if a data set cannot be loaded or a network cannot
-    take the task's images.
+    Pixels are as in the files. Raises ValueError if a data set cannot be loaded, a class has no
+    training images, the public images are the training images, or a network cannot take them.
     """
-    dataset = data.load(flags["dataset"], flags["data_root"])
+    dataset, foreign = data.load(flags["dataset"], flags["data_root"]), None
+    if has_foreign_public(flags):
+        foreign = data.load(flags["public"], flags["data_root"])
+        data.check_public(f"--public {flags['public']}", foreign, dataset)
+    if flags["joint"]:
+        data.check_classes(f"--public {flags['public']}", foreign, can_choose=False)
     if flags["partition"] == "by_subclass":
         dataset = data.by_superclass(dataset, flags["dataset"])
     if flags["classes"] is not None:
         dataset = data.only(dataset, flags["classes"])
+    data.check_classes(f"--dataset {flags['dataset']}", dataset, can_choose=True)
     image_shape = tuple(dataset.train.images.shape[1:])
-    foreign = None
-    if has_foreign_public(flags):
-        foreign = data.load(flags["public"], flags["data_root"])
     with seeded(0, "can the networks take such images"):
         for name in flags["model"]:
             models.build(name, image_shape, num_outputs(flags, dataset, foreign))
     return dataset, foreign
+
+
+def fingerprints(flags, dataset, foreign):
+    """{flag: a line that another data set would not have}; a held-out public set is its share."""
+    public = flags["public"] if foreign is None else data.fingerprint(foreign)
+    return {"dataset": data.fingerprint(dataset), "public": public}
 
 
 def num_outputs(flags, dataset, foreign):

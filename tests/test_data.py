@@ -2,7 +2,9 @@
 import functools
 import gzip
 import hashlib
+import itertools
 import pickle
+import re
 import runpy
 import sys
 from collections import Counter
@@ -120,12 +122,12 @@ def test_npz_bytes_stay_bytes_whatever_the_layout(tmp_path, layout, channels):
 
 @pytest.mark.parametrize("x, y", [("f2", "u1"), ("f4", "f4"), ("f8", "i8"), (">f4", ">i2")])
 def test_npz_keeps_float_pixels_and_takes_whole_numbers_of_any_type(tmp_path, x, y):
-    values = (np.arange(6 * 20, dtype=x) - 50).reshape(6, 5, 4)
+    values = (np.arange(6 * 20) / 128).astype(x).reshape(6, 5, 4)
     numbers = np.array([0, 1, 2, 2, 1, 0], y).reshape(6, 1)
     loaded = data.load(write_npz(tmp_path, x_train=values, x_test=values[:4],
                                  y_train=numbers, writer_train=numbers + 7))
     images, labels = loaded.train
-    assert torch.equal(images, (torch.arange(6. * 20) - 50).view(6, 1, 5, 4))
+    assert torch.equal(images, (torch.arange(6. * 20) / 128).view(6, 1, 5, 4))
     assert images.dtype == torch.float32 and labels.dtype == torch.int64
     assert labels.tolist() == [0, 1, 2, 2, 1, 0] and loaded.writers.tolist() == [7, 8, 9, 9, 8, 7]
 
@@ -142,12 +144,80 @@ def test_npz_keeps_float_pixels_and_takes_whole_numbers_of_any_type(tmp_path, x,
     ("y_test", np.array([0, 1, np.nan, 2]), "holds values"),
     ("y_test", np.array([*"abcd"]), "holds value"), ("writer_train", np.full(6, .5), "holds value"),
     ("y_train", np.zeros(6), "holds label 0 only"),
-    ("y_test", np.array([0, 1, 3, 2]), "holds label 3, y_train none above 2"),
+    ("x_test", pixels(4, 5, 4, 3) // 255, r"has pixels uint8 0\.\.[01], x_train uint8 0\.\.25"),
+    ("x_train", pixels(6, 5, 4, 3) / 60 - 2, r"holds .* save x_train \* std \+ mean if it .* else"),
+    ("x_train", pixels(6, 5, 4, 3) / 99, r"holds .* save \(x_train - low\) / \(high - low\) with"),
+    ("y_train", np.array([0, 1, 2, 2, 1, .5]), "holds values .* such as 0.5$"),
     ("y_train", np.array([0, 1, 2, 2, 1, None]), "cannot be read: Object arrays")])
 @pytest.mark.filterwarnings("error")
 def test_npz_mistakes_are_one_line_with_file_and_array(tmp_path, name, array, words):
     path = write_npz(tmp_path, **{name: array})
     assert refused(f"{name} {words}", data.load, path).startswith(f"{path}: ")
+
+
+BINARY = {"x_train": 255 * (pixels(6, 5, 5, 3) % 2), "x_test": 255 * (pixels(4, 5, 5, 3) % 2),
+          "y_train": np.array([0, 1, 1, 0, 1, 0]), "y_test": np.array([0, 1, 1, 0])}
+
+
+@pytest.mark.parametrize("letter, change", [
+    *itertools.product("x", [
+        lambda x: x / 1.0, lambda x: x.astype(int), lambda x: x > 127, lambda x: x / 127.5 - 1,
+        lambda x: 257 * x.astype("u2"), lambda x: 257.0 * x, lambda x: x / 255 * 1.05,
+        lambda x: x.transpose(0, 3, 1, 2).reshape(len(x), -1), lambda x: x[..., [0, 1, 2, 0]],
+        lambda x: x[..., [0, 1, 2, 0]].transpose(0, 3, 1, 2)]),
+    *itertools.product("y", [lambda y: y + 1, lambda y: 3 + 5 * y, lambda y: 2 * y - 1,
+                             lambda y: y == 1, lambda y: np.array(["no", "yes"])[y]]),
+    ("y_", lambda y: np.eye(2)[y]), ("y_", lambda y: y.astype(object))])
+def test_what_a_refusal_says_to_save_is_accepted(tmp_path, letter, change):
+    """One array after another, but `y` at once. Images and labels are as before the change."""
+    arrays = BINARY | {key: change(BINARY[key]) for key in BINARY if key.startswith(letter)}
+    flags = FLAGS | {"dataset": str(tmp_path / "set.npz")}
+    for _ in range(1 if letter == "y" else 2):
+        np.savez(flags["dataset"], **arrays)
+        message = refused("save ", federation.load, flags)
+        code, name = message.split("save ")[1], re.search("[xy]_t[a-z]+", message)[0]
+        exec(code if " = " in code else f"{name} = {code}", {"np": np}, arrays)
+    np.savez(flags["dataset"], **arrays)
+    for part, name in zip(federation.load(flags)[0], ("train", "test")):
+        assert part.labels.tolist() == BINARY[f"y_{name}"].tolist()
+        assert torch.equal(data.to_float(part.images), nchw(BINARY[f"x_{name}"] / 255).float())
+
+
+@pytest.mark.parametrize("y_train, y_test, words, used, absent, tested", [
+    ([1, 2, 2, 1, 4, 4], [4, 1, 1, 2], "no image has label 0", "1,2,4", 0, 4),
+    ([0, 1, 1, 0, 3, 3], [0, 1, 2, 4], "test images alone have label 2", "0,1,3", 2, 2)])
+def test_each_class_needs_training_images(tmp_path, y_train, y_test, words, used, absent, tested):
+    """--classes as in the refusal leaves the others out. Public labels count if they are used."""
+    path = str(write_npz(tmp_path, y_train=np.array(y_train), y_test=np.array(y_test)))
+    task, public = FLAGS | {"dataset": path}, FLAGS | {"public": path}
+    refused(f"dataset {path}: {words}.* give --classes {used}, or save", federation.load, task)
+    refused(f"public {path}: {words}.* images; save", federation.load, public | {"joint": True})
+    assert federation.load(public)[1].num_classes == 5
+    loaded, _ = federation.load(task | {"classes": [int(c) for c in used.split(",")]})
+    assert loaded.train.labels.unique().tolist() == [*range(loaded.num_classes)] == [0, 1, 2]
+    assert len(loaded.train.labels) == 6 and len(loaded.test.labels) == tested
+    refused(f"no training image has label {absent}", data.only, data.load(path), [1, absent])
+
+
+def test_another_fingerprint_for_any_other_number(tmp_path):
+    """Pixels, labels, writers; not for another layout. It names classes without test images."""
+    x, y = BINARY["x_train"], np.array([0, 1, 2, 2, 1, 0])
+    changes = [{}, {"x_train": x[::-1]}, {"x_test": x[1:5]}, {"y_train": y[[1, 0, 2, 3, 4, 5]]},
+               {"y_test": y[1:5]}, {"writer_train": y // 2}, {"writer_train": None},
+               {"x_test": x[:4] / 255 / 2}, {"x_train": x.transpose(0, 3, 1, 2)}]
+    base = {"x_train": x, "x_test": x[:4], "writer_train": y, "y_test": np.array([0, 2, 2, 0])}
+    lines = [data.fingerprint(data.load(write_npz(tmp_path, **base | own))) for own in changes]
+    assert lines[-1] == lines[0] and len(set(lines)) == len(changes) - 1
+    assert "uint8 0..255 (test images: float 0..0.5), 3 classes (without test images: 1)" in lines[-2]
+
+
+def test_public_images_are_not_the_training_images_and_have_their_scale(tmp_path):
+    copy = write_npz(tmp_path).rename(tmp_path / "copy.npz")
+    flags = FLAGS | {"dataset": str(write_npz(tmp_path)), "public": str(copy), "classes": [0, 2]}
+    refused(f"^--public {copy}: .* training images.* --public half", federation.load, flags)
+    dark = {"x_train": pixels(6, 5, 4, 3) // 100, "x_test": pixels(4, 5, 4, 3) // 100}
+    flags |= {"dataset": str(copy), "public": str(write_npz(tmp_path, **dark))}
+    refused("^--public .* has pixels uint8 0..2, --dataset uint8 0..25", federation.load, flags)
 
 
 def test_what_is_damaged_unknown_or_not_there_is_named(tmp_path):
