@@ -1,5 +1,6 @@
 """From the flags that were given to a config: explicit flags over the preset over the defaults."""
 import inspect
+from pathlib import Path
 
 import attacks
 import data
@@ -69,6 +70,13 @@ def complete_flags(given, preset):
         flags["attackers"] = 2 if flags["attack"] == "ofom" else 1
     if flags["attack"] is not None and flags["attack_scale"] is None:
         flags["attack_scale"] = 10.0
+    # A run that is resumed in another folder finds its data.
+    names = {*data.DATASETS, *federation.HELD_OUT, None}
+    for name in ("dataset", "public"):
+        if flags[name] not in names and Path(flags[name]).exists():
+            flags[name] = str(Path(flags[name]).absolute())
+    if {flags["dataset"], flags["public"]} & data.TORCHVISION.keys():
+        flags["data_root"] = str(Path(flags["data_root"]).absolute())
     return flags
 
 
@@ -149,6 +157,10 @@ def problems(given, preset, flags):
 
 def validated_config(config, folder):
     """The config read from `folder` if the command line would produce it too, else ValueError."""
+    path = folder / "config.json"
+    if config["data"] is None:
+        raise ValueError(f"{path} has no fingerprint of the data: an older version of this program "
+                         "wrote it, and that version can resume the run")
     try:
         flags, environment = config["flags"], config["environment"]
         for algo in config["algo"]:
@@ -171,7 +183,8 @@ def validated_config(config, folder):
                 raise KeyError(algo)
         if not config["algo"] or not isinstance(environment["torch"], str):
             raise KeyError("torch")
+        if config["data"].keys() != {"dataset", "public"}:
+            raise KeyError("data")
         return config
     except (KeyError, TypeError, AttributeError):
-        path = folder / "config.json"
         raise ValueError(f"{path} is damaged, or not from this program") from None

@@ -164,11 +164,11 @@ def prepare(argv):
         folder, config = given.get("out"), configure(given)
         config["environment"] = environment_of(given, processes)
     pairs = list(itertools.product(config["seeds"], config["algo"]))
-    tasks = []                                           # (algorithm, seed, config, folder or None)
+    tasks = []                                           # (algorithm, seed, folder or None)
     for seed, algo in pairs:
         is_alone = folder is None or len(pairs) == 1
         run_folder = folder if is_alone else folder / f"{algo.replace(':', '-')}-seed{seed}"
-        tasks.append((algo, seed, runs.one_run(config, algo, seed), run_folder))
+        tasks.append((algo, seed, run_folder))
         for place in (folder, run_folder):
             if "resume" not in given and place and any((place / x).exists() for x in runs.FILES):
                 fail(f"{place} already holds a run; --resume {place} continues it")
@@ -179,6 +179,11 @@ def prepare(argv):
         fail(f"--save-model {model_file}: {model_file.parent} is no folder")
     device = set_up(config["environment"])
     dataset, foreign = federation.load(config["flags"])
+    fingerprints = federation.fingerprints(config["flags"], dataset, foreign)
+    if "resume" in given:
+        runs.check_data(config, fingerprints, folder)
+    config["data"] = fingerprints
+    tasks = [(algo, seed, runs.one_run(config, algo, seed), place) for algo, seed, place in tasks]
     splits = {seed: federation.split(config["flags"], dataset, seed) for seed in config["seeds"]}
 
     def build(seed):

@@ -146,10 +146,9 @@ def describe(config, expected, dataset, foreign, splits):
     flags, environment = config["flags"], config["environment"]
     say(f"torch {environment['torch']}, {environment['device']}, "
         f"processes: {environment['processes']}, threads in each: {environment['threads']}")
-    image_shape = "x".join(map(str, dataset.train.images.shape[1:]))
-    say(f"{flags['dataset']}: {len(dataset.train.labels)} training and {len(dataset.test.labels)} "
-        f"test images {image_shape}, {dataset.num_classes} classes; "
-        f"network {','.join(flags['model'])}")
+    say(f"{flags['dataset']}: {config['data']['dataset']}; network {','.join(flags['model'])}")
+    if foreign is not None:
+        say(f"{flags['public']}: {config['data']['public']}")
     say(describe_split(flags, foreign, *next(iter(splits.values()))))
     if flags["attack"] is not None:
         strength = f"scale {flags['attack_scale']:g}"

@@ -35,11 +35,22 @@ def read_config(folder):
     try:
         config = json.loads((folder / "config.json").read_text())
         keys = ("algo", "seeds", "flags", "settings", "environment")
-        return {key: config[key] for key in keys}
+        return {key: config[key] for key in keys} | {"data": config.get("data")}
     except (OSError, UnicodeDecodeError):
         raise ValueError(f"{folder} holds no run: it has no readable config.json") from None
     except (json.JSONDecodeError, KeyError, TypeError):
         raise ValueError(f"{folder / 'config.json'} is damaged, or not from this program") from None
+
+
+def check_data(config, found, folder):
+    """ValueError if a data set is not the one that the run in `folder` was started with.
+
+    found   see `federation.fingerprints`
+    """
+    for flag, now in found.items():
+        if config["data"][flag] != now:
+            raise ValueError(f"--resume {folder}: {config['flags'][flag]} has changed; the run was "
+                             f"started with {config['data'][flag]}; now it has {now}")
 
 
 def with_more_rounds(config, rounds):
@@ -58,11 +69,16 @@ def one_run(config, algo, seed):
 
 
 def identity(config):
-    """The part of a config that must not change on resume: all but `rounds` and the environment."""
+    """The part of a config that must not change on resume.
+
+    That is all but `rounds`, the environment, and where the data are: their fingerprint stays.
+    """
     settings = {algo: {name: value for name, value in algo_settings.items() if name != "rounds"}
                 for algo, algo_settings in config["settings"].items()}
-    kept = {key: config[key] for key in ("algo", "seeds", "flags")}
-    return json.loads(dumps({**kept, "settings": settings}))
+    kept = {key: config[key] for key in ("algo", "seeds", "data")}
+    flags = {name: value for name, value in config["flags"].items()
+             if name not in ("dataset", "public", "data_root")}
+    return json.loads(dumps({**kept, "flags": flags, "settings": settings}))
 
 
 def save(folder, config, state, rows, timings):

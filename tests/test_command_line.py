@@ -192,7 +192,7 @@ def test_a_folder_that_holds_a_run_is_left_alone(capsys, finished, npz, tmp_path
     ("seeds", [0, 0]), ("seeds", []), ("seeds", ["x"]), ("flags", {}), ("flags", 5),
     ("flags.clients", "x"), ("flags.partition", "fair"), ("settings", {}), ("settings", 5),
     ("settings.fedavg", {}), ("settings.fedavg", None), ("settings.fedavg.rounds", "x"),
-    ("environment", {}), ("environment", 5), ("environment.threads", 0),
+    ("data", 5), ("data", {}), ("environment", {}), ("environment", 5), ("environment.threads", 0),
     ("environment.threads", "x"), ("environment.torch", 2)])
 def test_a_config_changed_by_hand_is_refused(capsys, finished, tmp_path, place, value):
     folder = shutil.copytree(finished[0] / "fedavg-seed3", tmp_path / "out")

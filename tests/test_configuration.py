@@ -1,10 +1,11 @@
 """From flags to a config: defaults, the quick start on the embedded data, the papers' presets."""
+import os
 import re
 
 import numpy as np
 import pytest
 from test_command_line import configured, kept
-from toys import arrays
+from toys import arrays, refused
 
 from command_line import flag_name, keywords, module_constant, parse
 from federation import HELD_OUT
@@ -132,6 +133,44 @@ def test_a_run_tells_what_differs_from_its_paper(capsys, npz, tmp_path):
     assert line in capsys.readouterr().out.splitlines()
     main(["--resume", f"{tmp_path}/out", "--rounds", "2"])
     assert line.replace("rounds 1", "rounds 2") in capsys.readouterr().out.splitlines()
+
+
+@pytest.fixture
+def own_data(tmp_path, monkeypatch):
+    """The folder of a run that was started with relative paths from its parent."""
+    np.savez(tmp_path / "own.npz", **arrays())
+    np.savez(tmp_path / "public.npz", **arrays(48))
+    monkeypatch.chdir(tmp_path)
+    main("--algo dsfl,fedavg --dataset own.npz --public public.npz --model mlp --clients 2 --rounds"
+         " 1 --local-epochs 1 --partition iid --threads 1 --out run".split())
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    return tmp_path / "run"
+
+
+def test_a_run_finds_its_data_from_another_folder_and_where_config_json_says(own_data, capsys):
+    main(["--resume", str(own_data)])
+    (own_data.parent / "own.npz").rename("moved.npz")
+    refused(capsys, ["--resume", own_data], "own.npz: no such file")
+    config = (own_data / "config.json").read_text()
+    (own_data / "config.json").write_text(config.replace("own.npz", "elsewhere/moved.npz"))
+    main(["--resume", str(own_data), "--rounds", "2"])
+    assert len(kept(own_data / "dsfl-seed0")) == 3
+    flags = configured("--algo dsfl --public mnist --data-root torchvision")["flags"]
+    assert flags["data_root"] == os.path.abspath("torchvision")
+
+
+def test_a_run_does_not_go_on_with_other_data(own_data, capsys):
+    for name, key in [("own.npz", "x_train"), ("own.npz", "y_test"), ("public.npz", "x_test")]:
+        path = own_data.parent / name
+        before, changed = path.read_bytes(), dict(np.load(path))
+        np.savez(path, **changed | {key: np.roll(changed[key], 1, axis=0)})
+        for folder in (own_data, own_data / "fedavg-seed0"):
+            refused(capsys, ["--resume", folder], f"--resume {folder}: {path} has changed; ")
+        path.write_bytes(before)
+    config = (own_data / "config.json").read_text()
+    (own_data / "config.json").write_text(config.replace('"data":', '"no data":'))
+    refused(capsys, ["--resume", own_data], "config.json has no fingerprint of the data")
 
 
 SMALL = {"rounds": 1, "local_epochs": 1, "distill_steps": 1, "K": 2, "participation": 1.0,
