@@ -170,7 +170,7 @@ def check_classes(source, dataset, can_choose):
                      f"{choice if can_choose else ''}save {code}")
 
 
-# ------------------------------------------------------------------------------ what a data set is
+# ----------------------------------------------------------------------------- what a data set is
 def pixel_range(images):
     """The type and the range of the pixels, such as "uint8 0..255" or "float 0..1"."""
     low, high = _range(images)
