@@ -201,7 +201,7 @@ def prepare(argv):
             next(start(algo, with_small_tests(build(seed)), None, run_config))
     if folder and rank() == 0:
         runs.write_config(folder, config)
-    describe(config, expected(config), dataset, foreign, splits)
+    describe(config, expected(config), foreign, splits)
     return tasks, build, device, write_model
 
 

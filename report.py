@@ -136,12 +136,12 @@ def value_text(value):
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def describe(config, expected, dataset, foreign, splits):
+def describe(config, expected, foreign, splits):
     """Prints what will run, and what differs from --paper, or from the algorithms' defaults.
 
-    expected           {algorithm: {name: value}}: flags and hyperparameters as they should be
-    dataset, foreign   the task's images, and another data set as public images or None
-    splits             {seed: see `federation.split`}; the first seed's is described
+    expected   {algorithm: {name: value}}: flags and hyperparameters as they should be
+    foreign    another data set as public images, or None
+    splits     {seed: see `federation.split`}; the first seed's is described
     """
     flags, environment = config["flags"], config["environment"]
     say(f"torch {environment['torch']}, {environment['device']}, "
