@@ -14,7 +14,7 @@ import data
 import federation
 from algorithms import ALGORITHMS
 from presets import DEFAULTS, PAPER, RANGES, at_least_0, finite
-from report import fail, value_text
+from report import fail, say, value_text
 
 EPILOG = """Without --paper, a run on the embedded data (glyphs, glyphs-letters) replaces some
 defaults by small networks and few epochs, so that it takes a minute; it prints what it changed."""
@@ -23,6 +23,9 @@ defaults by small networks and few epochs, so that it takes a minute; it prints 
 class Parser(argparse.ArgumentParser):
     def error(self, message):
         fail(message)
+
+    def print_help(self, file=None):
+        say(self.format_help().rstrip())
 
 
 # ------------------------------------------------------------------------------------------------
@@ -129,8 +132,15 @@ def add_flag(group, name, options, help_text=""):
     action.help = help_text.replace("%", "%%")           # argparse formats the help with %
 
 
+def folder(text):
+    """The type of --out and --resume."""
+    if not text.strip():               # Path("") is the current folder
+        raise argparse.ArgumentTypeError("it names no folder; . is the current one")
+    return Path(text)
+
+
 NAMES = {"type": lambda text: text.split(","), "metavar": "NAME,..."}
-FOLDER = {"type": Path, "metavar": "DIR"}
+FOLDER = {"type": folder, "metavar": "DIR"}
 FILE = {"type": Path, "metavar": "FILE"}
 COMMON_FLAGS = [   # (name, annotation or argparse's options, help); DEFAULTS gives their defaults
     ("algo", NAMES, "algorithms to run on the same data, also with hyperparameters of their own, "
@@ -168,8 +178,8 @@ COMMON_FLAGS = [   # (name, annotation or argparse's options, help); DEFAULTS gi
     ("threads", int, "CPU threads per process (default: torch's choice; 1 under torchrun)"),
     ("amp", bool, "use bfloat16 autocast in every forward pass"),
     ("out", FOLDER, "folder for config, metrics, timing and checkpoint (default: none is kept)"),
-    ("resume", FOLDER, "continue the run in this folder; only --rounds and --save-model may be "
-     "given as well"),
+    ("resume", FOLDER, "continue the run in this folder; only --rounds, --device and --save-model "
+     "may be given as well"),
     ("save_model", FILE, "write the trained models to this file; saved_model.py reads it"),
     ("list", {"action": "store_true"}, "print algorithms, data sets, networks, partitions, papers")]
 
@@ -223,11 +233,13 @@ def parse(argv, about=""):
     first = Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     add_flag(first, "resume", FOLDER)
     add_flag(first, "rounds", int)
+    add_flag(first, "device", {})
     add_flag(first, "save_model", FILE)
     known, others = first.parse_known_args(argv)
     if "resume" in known:
         if others:
-            fail(f"--resume takes no other flag but --rounds and --save-model, not {others[0]}")
+            fail("--resume takes no other flags than --rounds, --device and --save-model, "
+                 f"not {others[0]}")
         return vars(known)
     add_flag(first, "algo", NAMES | {"default": []})
     algos = first.parse_known_args(argv)[0].algo

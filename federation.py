@@ -149,7 +149,7 @@ def restrict_public(fed, public_use):
     """
     if public_use == "none":
         return dataclasses.replace(fed, public=None)
-    if public_use == "unlabelled":
+    if public_use == "unlabelled" and fed.public is not None:
         return dataclasses.replace(fed, public=Data(fed.public.images, None))
     return fed
 

@@ -10,12 +10,17 @@
 
 An algorithm's flags are the keyword-only arguments of its `run`: --local-epochs is `local_epochs`.
 """
+import contextlib
 import dataclasses
 import itertools
 import os
+import signal
 import sys
 import time
 from functools import partial
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))     # Ctrl-C while torch is imported
 
 import torch
 import torch.distributed as dist
@@ -37,13 +42,11 @@ from report import (describe, duration, fail, heading, rank, remaining, round_li
 
 
 def set_up(environment):
-    """Sets threads, processes and the device; returns the device.
+    """Sets threads and the device; returns the device.
 
     Raises ValueError if the device cannot be used.
     """
     torch.set_num_threads(environment["threads"])
-    if "WORLD_SIZE" in os.environ:
-        dist.init_process_group("gloo")
     try:
         device = torch.device(environment["device"])
         if environment["device"] == "cuda" and "LOCAL_RANK" in os.environ:
@@ -52,7 +55,8 @@ def set_up(environment):
         torch.ones(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(f"device {environment['device']!r} cannot be used: {reason}") from None
+        raise ValueError(f"device {environment['device']!r} cannot be used ({reason}): "
+                         "choose another with --device, such as --device cpu") from None
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
@@ -144,22 +148,51 @@ def environment_of(given, processes):
             "threads": given.get("threads", 1 if processes > 1 else torch.get_num_threads())}
 
 
-def prepare(argv):
+def hold(folders, locks, is_new):
+    """Locks the folders of runs, which it makes if needed, until `locks` is closed.
+
+    The first process locks. Raises ValueError in all processes if another run is in a folder, or,
+    if is_new, was there.
+    """
+    problem = [None]
+    if rank() == 0:
+        try:
+            for folder in folders:
+                folder.mkdir(parents=True, exist_ok=True)
+                locks.enter_context(runs.lock(folder))
+                if is_new:
+                    runs.check_free(folder)
+        except (ValueError, OSError) as error:
+            problem = [str(error)]
+    if dist.is_initialized():
+        dist.broadcast_object_list(problem)
+    if problem[0]:
+        raise ValueError(problem[0])
+
+
+def prepare(argv, locks):
     """(tasks, build(seed) -> federation, device, write_model(state)), after all checks.
 
-    Only config.json is written, at the end. Raises ValueError or OSError with a one-line message.
+    Only config.json is written, at the end; `locks` (an ExitStack) keeps other runs out of the
+    folders. Raises ValueError or OSError with a one-line message.
     """
     given = parse(argv, __doc__)
-    processes = int(os.environ.get("WORLD_SIZE", 1))
-    if "resume" in given:
+    processes, is_new = int(os.environ.get("WORLD_SIZE", 1)), "resume" not in given
+    if "WORLD_SIZE" in os.environ:
+        dist.init_process_group("gloo")
+    if not is_new:
         folder = given["resume"]
+        if folder.is_dir():
+            hold([folder], locks, is_new)
         config = validated_config(runs.read_config(folder), folder)
         config = runs.with_more_rounds(config, given.get("rounds"))
         environment = config["environment"]
-        if environment["torch"] != torch.__version__:
-            say(f"the run was started with torch {environment['torch']} and continues with "
-                f"{torch.__version__}: the last digits may differ")
-        environment |= {"torch": torch.__version__, "processes": processes}
+        device = given.get("device", environment["device"])
+        for name, now in [("torch", torch.__version__), ("device", device)]:
+            if environment[name] != now:
+                say(f"the run was started with {name} {environment[name]} and continues with "
+                    f"{now}: the last digits may differ")
+        environment |= {"torch": torch.__version__, "processes": processes, "device": device}
     else:
         folder, config = given.get("out"), configure(given)
         config["environment"] = environment_of(given, processes)
@@ -169,9 +202,9 @@ def prepare(argv):
         is_alone = folder is None or len(pairs) == 1
         run_folder = folder if is_alone else folder / f"{algo.replace(':', '-')}-seed{seed}"
         tasks.append((algo, seed, run_folder))
-        for place in (folder, run_folder):
-            if "resume" not in given and place and any((place / x).exists() for x in runs.FILES):
-                fail(f"{place} already holds a run; --resume {place} continues it")
+    folders = dict.fromkeys([folder, *(place for _, _, place in tasks)]) if folder else {}
+    for place in folders if is_new else ():
+        runs.check_free(place)
     model_file = given.get("save_model")
     if model_file and len(pairs) > 1:
         fail("--save-model is for one algorithm and one seed")
@@ -195,10 +228,11 @@ def prepare(argv):
             say(f"{model_file} holds the models: {', '.join(names)}")
 
     for algo, seed, run_config, run_folder in tasks:
-        if "resume" in given:
+        if not is_new:
             runs.restore(run_folder, run_config, device)
         elif seed == config["seeds"][0]:     # the first yield comes after an algorithm's checks
             next(start(algo, with_small_tests(build(seed)), None, run_config))
+    hold([place for place in folders if is_new or place != folder], locks, is_new)
     if folder and rank() == 0:
         runs.write_config(folder, config)
     describe(config, expected(config), foreign, splits)
@@ -206,6 +240,12 @@ def prepare(argv):
 
 
 def main(argv):
+    """Runs a command. Returns its exit status, or raises SystemExit: 2 means bad input."""
+    with contextlib.ExitStack() as locks:
+        return run_all(argv, locks)
+
+
+def run_all(argv, locks):
     if "--list" in argv:
         say(f"algorithms  {', '.join(ALGORITHMS)}\n"
             f"datasets    {', '.join(data.DATASETS)}, FILE.npz, FOLDER\n"
@@ -214,10 +254,15 @@ def main(argv):
             f"papers      {', '.join(PAPER)}")
         return 0
     try:
-        tasks, build, device, write_model = prepare(argv)
+        tasks, build, device, write_model = prepare(argv, locks)
     except (ValueError, OSError) as error:
         fail(error)
-    results, status = {}, 0
+    except KeyboardInterrupt:
+        say("\nstopped before the first round")
+        return 130
+    results, status, folder = {}, 0, tasks[0][3]
+    whole_run = folder.parent if folder and len(tasks) > 1 else folder
+    how_to_go_on = f"every finished round is kept; --resume {whole_run} continues"
     try:
         for algo, seed, config, folder in tasks:
             checkpoint = runs.restore(folder, config, device) if folder else (None, [], [])
@@ -230,10 +275,13 @@ def main(argv):
         status = 130
         say("\nstopped")
         if folder:
-            whole_run = folder.parent if len(tasks) > 1 else folder
-            say(f"every finished round is kept; --resume {whole_run} continues")
+            say(how_to_go_on)
+    except OSError as error:
+        if not folder:
+            raise
+        fail(f"{whole_run}: {error}; {how_to_go_on}", 1)       # a full disk, for example
     summary(results, tasks[0][2]["flags"])
-    if dist.is_initialized():
+    if dist.is_initialized() and status == 0:
         counts = [None] * dist.get_world_size()
         dist.all_gather_object(counts, run_clients.done)
         say(f"clients trained by each process: {' '.join(map(str, counts))}")
@@ -242,7 +290,14 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    exit_status = main(sys.argv[1:])
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        exit_status = main(sys.argv[1:])
+    except SystemExit as stop:
+        exit_status = stop.code
+    except KeyboardInterrupt:
+        exit_status = 130
     if "RANK" in os.environ:     # gloo's threads sometimes abort Python's own exit
         sys.stdout.flush()
         os._exit(exit_status)

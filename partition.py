@@ -48,8 +48,7 @@ def dirichlet(labels, num_clients, alpha, rng, min_size=10):
             break
     else:
         raise ValueError(f"none of 1000 draws of Dir({alpha}) gave each of {num_clients} clients "
-                         f"{min_size} samples: raise alpha, or lower min_size or the number of "
-                         "clients")
+                         f"{min_size} samples: raise --alpha or lower --clients")
     parts = [np.split(rng.permutation(np.flatnonzero(labels == c)), class_cuts)
              for c, class_cuts in zip(classes, cuts)]
     return [np.sort(np.concatenate(part)) for part in zip(*parts)]
@@ -80,8 +79,7 @@ def dirichlet_balanced(labels, num_clients, alpha, rng, min_size=10):
             break
     else:
         raise ValueError(f"none of 1000 balanced draws of Dir({alpha}) gave each of {num_clients} "
-                         f"clients {min_size} samples: raise alpha, or lower min_size or the "
-                         "number of clients")
+                         f"clients {min_size} samples: raise --alpha or lower --clients")
     parts = [np.split(rng.permutation(np.flatnonzero(labels == c)), class_cuts)
              for c, class_cuts in zip(classes, cuts)]
     return [np.sort(np.concatenate(part)) for part in zip(*parts)]
@@ -120,8 +118,8 @@ def by_writer(writers, num_clients, rng):
     """
     names, writers = np.unique(writers, return_inverse=True)
     if not 1 <= num_clients <= len(names):
-        raise ValueError(f"{num_clients} clients and {len(names)} writers: the number of clients "
-                         f"must be 1 to {len(names)}")
+        raise ValueError(f"{num_clients} clients and {len(names)} writers: --clients must be "
+                         f"1 to {len(names)}")
     groups = np.array_split(rng.permutation(len(names)), num_clients)
     return [np.flatnonzero(np.isin(writers, group)) for group in groups]
 
@@ -156,7 +154,8 @@ def fedgkt_table6(labels, num_clients, rng):
     """
     labels = np.asarray(labels)
     if num_clients != 16 or not np.array_equal(np.unique(labels), np.arange(10)):
-        raise ValueError("FedGKT's Table 6 is for 16 clients and 10 classes")
+        raise ValueError("FedGKT's Table 6 is for 16 clients and 10 classes: --clients 16 and a "
+                         "data set such as cifar10")
     parts = [[] for _ in range(16)]
     for c in range(10):
         rows = rng.permutation(np.flatnonzero(labels == c))
@@ -167,7 +166,7 @@ def fedgkt_table6(labels, num_clients, rng):
     parts = [np.sort(np.concatenate(part)) for part in parts]
     if min(map(len, parts)) == 0:
         raise ValueError(f"{len(labels)} samples are too few for FedGKT's Table 6: "
-                         "a client would have none")
+                         "a client would have none; use another --partition")
     return parts
 
 
@@ -181,7 +180,8 @@ def single_writer(writers, num_clients, rng, min_size=18):
     names = names[sizes >= min_size]
     if not 1 <= num_clients <= len(names):
         raise ValueError(f"{num_clients} clients and {len(names)} writers with {min_size} or more "
-                         f"samples (of {len(sizes)}): each client needs such a writer")
+                         f"samples (of {len(sizes)}): each client needs such a writer, so "
+                         "--clients must be smaller")
     chosen = rng.choice(names, num_clients, replace=False)
     return [np.flatnonzero(writers == name) for name in chosen]
 
@@ -201,7 +201,7 @@ def few_per_class(labels, num_clients, per_class, rng):
         rows = np.flatnonzero(labels == c)
         if len(rows) < needed:
             raise ValueError(f"class {c} has {len(rows)} samples: {num_clients} clients with "
-                             f"{per_class} each need {needed}")
+                             f"{per_class} each need {needed}: lower --clients or --per-class")
         chosen.append(rng.permutation(rows)[:needed].reshape(num_clients, per_class))
     return list(np.sort(np.concatenate(chosen, axis=1), axis=1))
 
@@ -225,7 +225,8 @@ def by_subclass(superclass, subclass, num_clients, rng):
             rows = rng.permutation(np.flatnonzero((superclass == s) & (subclass == c)))
             if len(rows) < len(sharers):
                 raise ValueError(f"subclass {c} of superclass {s} has {len(rows)} samples for "
-                                 f"{len(sharers)} clients: at least one each is needed")
+                                 f"{len(sharers)} clients: at least one each is needed, so "
+                                 "lower --clients")
             for i, share in zip(sharers, np.array_split(rows, len(sharers))):
                 parts[i].append(share)
     return [np.sort(np.concatenate(part)) for part in parts]
@@ -248,7 +249,8 @@ def hold_out(labels, share, rng):
     largest_fraction_first = np.lexsort((rng.random(len(classes)), sizes - exact))
     sizes[largest_fraction_first[:num_rounded_up]] += 1
     if not 0 < sizes.sum() < len(labels):
-        raise ValueError(f"a share of {share} of {len(labels)} samples leaves one part empty")
+        raise ValueError(f"a share of {share} of {len(labels)} samples leaves one part empty: "
+                         "change --validation or --public, or take more samples")
     held_out = np.zeros(len(labels), dtype=bool)
     for c, size in zip(classes, sizes):
         held_out[rng.permutation(np.flatnonzero(labels == c))[:size]] = True
@@ -267,8 +269,7 @@ def _check_clients(num_samples, num_clients, min_size=1):
     min_size = max(min_size, 1)
     if num_clients * min_size > num_samples:
         raise ValueError(f"{num_samples} samples are too few for {num_clients} clients with "
-                         f"{min_size} or more each: lower the number of clients, or min_size "
-                         "if the split has it")
+                         f"{min_size} or more each: lower --clients")
 
 
 def _dirichlet_shares(alpha, num_rows, num_clients, rng):

@@ -11,16 +11,38 @@ def rank():
     return int(os.environ.get("RANK", 0))
 
 
-def say(*words):
+def printable(text, encoding):
+    """The text in characters that the encoding has: +- for ±, ^2 for ², ? for any other."""
+    try:
+        text.encode(encoding)
+        return text
+    except UnicodeEncodeError:
+        text = text.replace("±", "+-").replace("²", "^2")
+        return text.encode(encoding, "replace").decode(encoding)
+
+
+def say(text):
+    """Prints a text.
+
+    If that is impossible the program ends: silently with exit status 141, as Unix programs do, if
+    the reader of its output has gone (`| head -3`), otherwise with `fail` and status 1.
+    """
     if rank() == 0:
-        print(*words, flush=True)
+        try:
+            print(printable(text, sys.stdout.encoding or "utf-8"), flush=True)
+        except OSError as error:
+            # At its exit Python tries to print the rest again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if isinstance(error, BrokenPipeError):
+                raise SystemExit(141) from None
+            fail(f"standard output: {error}", 1)
 
 
-def fail(message):
-    """Ends the program with exit status 2 after one line on standard error."""
+def fail(message, status=2):
+    """Ends the program with this exit status after one line on standard error."""
     if rank() == 0:
         print("fedkd_minimal.py: error:", *str(message).split(), file=sys.stderr)
-    raise SystemExit(2)
+    raise SystemExit(status)
 
 
 def metric_text(value):

@@ -4,14 +4,59 @@ The checkpoint holds the state after a round and the rows of all rounds so far. 
 one step, and the .jsonl files are written after it, from its rows. So a run that is killed at any
 moment can continue after its last finished round, and no row is lost or doubled.
 """
+import contextlib
+import io
 import json
 import os
 import pickle
+import shutil
+import tempfile
 import zipfile
+from pathlib import Path
 
 import torch
 
+try:
+    import fcntl
+except ImportError:    # Windows
+    fcntl = None
+
 FILES = ("config.json", "checkpoint.pt", "metrics.jsonl", "timing.jsonl")
+TEMPORARY = ".fedkd-minimal-"    # how the names of temporary folders begin
+
+
+@contextlib.contextmanager
+def lock(folder):
+    """Keeps other processes from writing to `folder` while the block runs.
+
+    It also removes temporary files that a killed run left there. The lock ends with the process,
+    even if that is killed. Nothing is locked or removed on Windows, or on a network file system
+    that cannot lock folders. Raises ValueError if another process holds the lock.
+    """
+    if fcntl is None:
+        yield
+        return
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{folder} is in use by another process: wait until it ends, or give "
+                             "a new run another --out") from None
+        except OSError:        # the file system cannot lock a folder
+            pass
+        else:
+            for leftover in folder.glob(f"{TEMPORARY}*"):
+                shutil.rmtree(leftover)
+        yield
+    finally:
+        os.close(number)
+
+
+def check_free(folder):
+    """Raises ValueError if `folder` holds a run."""
+    if any((folder / name).exists() for name in FILES):
+        raise ValueError(f"{folder} already holds a run; --resume {folder} continues it")
 
 
 def dumps(value, indent=None):
@@ -20,9 +65,9 @@ def dumps(value, indent=None):
 
 def replace(path, write):
     """Writes a file in one step: a kill leaves either the old file or all of the new one."""
-    temporary = path.with_name(path.name + ".tmp")
-    write(temporary)
-    os.replace(temporary, path)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=TEMPORARY) as temporary:
+        write(Path(temporary) / path.name)
+        os.replace(Path(temporary) / path.name, path)
 
 
 def write_config(folder, config):
@@ -84,7 +129,9 @@ def identity(config):
 def save(folder, config, state, rows, timings):
     """Writes the checkpoint of a round, then its lines of metrics.jsonl and timing.jsonl."""
     checkpoint = {"config": identity(config), "state": state, "rows": rows, "timings": timings}
-    replace(folder / "checkpoint.pt", lambda path: torch.save(checkpoint, path))
+    content = io.BytesIO()    # torch.save to a file gives no reason when the disk is full
+    torch.save(checkpoint, content)
+    replace(folder / "checkpoint.pt", lambda path: path.write_bytes(content.getbuffer()))
     for name, lines in [("metrics.jsonl", rows), ("timing.jsonl", timings)]:
         with open(folder / name, "a") as file:
             file.write("".join(map(dumps, lines[-1:])))

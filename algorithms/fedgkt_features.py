@@ -86,8 +86,8 @@ def feature_map(fed):
         try:
             fed.server_model().eval()(features)
         except (RuntimeError, ValueError):
-            raise ValueError(f"the server's network cannot read the {list(features.shape[1:])} "
-                             f"feature maps of {name}: gkt_server55 and gkt_server109 go with "
+            raise ValueError(f"--server-model cannot read the {list(features.shape[1:])} feature "
+                             f"maps of {name}: gkt_server55 and gkt_server109 go with "
                              "gkt_edge..., gkt_server_small with gkt_edge_small") from None
     return features
 

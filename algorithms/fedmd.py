@@ -76,8 +76,8 @@ def consensus(client_logits, weights=None):
     weights = torch.as_tensor(weights, dtype=client_logits.dtype, device=client_logits.device)
     valid = (weights.isfinite() & (weights >= 0)).all() and weights.sum() > 0
     if weights.shape != client_logits.shape[:1] or not valid:
-        raise ValueError(f"needs a weight >= 0 for each of {len(client_logits)} clients, "
-                         f"not all 0, not {weights.tolist()}")
+        raise ValueError("--consensus-weights needs a weight >= 0 for each of "
+                         f"{len(client_logits)} clients, not all 0, not {weights.tolist()}")
     return torch.tensordot(weights / weights.sum(), client_logits, dims=1)
 
 

@@ -87,7 +87,7 @@ def group_clients(active, K, rng):
     """
     if not 1 <= K <= len(active):
         raise ValueError(f"K = {K} global models need 1 <= K <= {len(active)}, "
-                         "the number of active clients")
+                         "the number of active clients: change --K, --clients or --participation")
     shuffled = rng.permutation(active).tolist()
     return [sorted(shuffled[k::K]) for k in range(K)]
 

@@ -69,10 +69,10 @@ REFUSED = """
 --algo feddf --secure-sum             | feddf cannot have --secure-sum: its teachers are the
 --algo fedbe --secure-sum             | fedbe cannot have --secure-sum: the clients' own models are
 --algo fedsdd TINY --K 2 --secure-sum | --secure-sum | single client
---algo fedsdd TINY --K 3              | K = 3 | 2
+--algo fedsdd TINY --K 3              | K = 3 | 2 | --K
 --algo fedbe --posterior x            | --posterior | dirichlet
 --algo feddf --temperature none       | --temperature | none
---algo feddf TINY --validation 0.00001 | leaves one part empty
+--algo feddf TINY --validation 0.00001 | leaves one part empty | --validation
 --algo feddf TINY --model mlp,cnn --attack paf | --attack | one network
 --algo fedavg --model resnet21        | resnet21 | resnet20
 --algo fedgem --server-model fedmd_cifar9 | fedmd_cifar9
@@ -80,8 +80,11 @@ REFUSED = """
 --algo fedavg --device meta           | meta
 --algo fedavg --seeds 0,0             | --seeds | twice
 --algo fedavg --dataset glyph         | glyph | glyphs-letters
---algo fedavg --partition few_per_class --per-class 100 | 600 samples | 2000
---algo fedavg --partition fedgkt_table6 | Table 6 | 16 clients
+--algo fedavg --partition few_per_class --per-class 100 | 600 samples | 2000 | --per-class
+--algo fedavg --partition dirichlet --clients 50 --alpha 1e-9 | --alpha or lower --clients
+--algo fedavg --partition fedgkt_table6 | Table 6 | --clients 16
+--algo fedavg --out=                  | --out | names no folder
+--resume=                             | --resume | names no folder
 --algo fedsdd --public nowhere        | nowhere
 --algo fedgems --paper fedgems        | --paper | fedgems-homogeneous
 --algo scaffold --paper fedgkt        | fedgkt | scaffold | fedavg

@@ -73,8 +73,8 @@ ERRORS = [    # (rule, arguments, key words of the error)
     *((rule, (LABELS, 4, alpha), f"alpha is {alpha}")
       for rule in list(WHOLE)[1:] for alpha in (0, -1., np.nan, np.inf)),
     # With alpha near 0 each of six classes goes to one client: ten cannot have 10 samples each.
-    (dirichlet, (LABELS, 10, 1e-6), "1000 draws.* 10 clients 10 samples: raise alpha"),
-    (dirichlet_balanced, (LABELS, 10, 1e-6), "1000 bal.* 10 clients 10 samples: raise alpha"),
+    (dirichlet, (LABELS, 10, 1e-6), "1000 draws.* 10 clients 10 samples: raise --alpha"),
+    (dirichlet_balanced, (LABELS, 10, 1e-6), "1000 bal.* 10 clients 10 samples: raise --alpha"),
     (partition.few_per_class, ([4] * 6 + [2] * 5, 3, 2), "class 2 has 5.* need 6"),
     (partition.few_per_class, (LABELS, 3, 0), "per_class is 0"),
     (partition.by_subclass, ([1, 1, 0, 0, 0], [7, 7, 8, 8, 8], 3),
@@ -204,7 +204,7 @@ def test_small_alpha_splits_all_or_says_what_to_change(split, alpha, num_clients
             parts = split(LABELS, num_clients, alpha, rng())
             assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(1500))
         except ValueError as error:
-            assert "raise alpha" in str(error)
+            assert "raise --alpha" in str(error)
 
 
 # ------------------------------------------------------------------------------------------- FedMD

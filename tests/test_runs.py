@@ -95,19 +95,20 @@ def test_a_rounds_parts_are_timed_and_fit_into_it(algo, finished):
 
 ELSEWHERE = """
 import json, os, signal, socket, sys, traceback
+from pathlib import Path
 import torch
 import fedkd_minimal, runs
 moment, current = None, []
-save, write = runs.save, torch.save
+save, write = runs.save, Path.write_bytes
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
-def half_written(checkpoint, path, **how):
+def half_written(path, content):
     if moment == "while the checkpoint is written" and current[-1] == 2:
-        path.write_bytes(b"half of it")
+        write(path, b"half of it")
         die()
-    write(checkpoint, path, **how)
+    write(path, content)
 
 def saved(folder, config, state, rows, timings):
     current.append(state["round"])
@@ -132,7 +133,7 @@ def child(rank, world_size, argvs, printed):
             os._exit(1)
     return pid
 
-runs.save, torch.save = saved, half_written
+runs.save, Path.write_bytes = saved, half_written
 torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1)
 with socket.create_server(("127.0.0.1", 0)) as free:
     PORT = str(free.getsockname()[1])
@@ -171,6 +172,7 @@ def test_kill_9_and_resume_give_the_same_bytes(folder, algo, moment, elsewhere, 
     assert bytes_of(elsewhere / folder) == expected[algo]
     assert [timing["round"] for timing in lines(elsewhere / folder, "timing.jsonl")] == list(
         range(ROUNDS + 1))
+    assert {path.name for path in (elsewhere / folder).iterdir()} == {*runs.FILES}
     printed = (elsewhere / f"{folder}.txt").read_text()
     assert f"\n{algo}, seed 0{HEADINGS[moment]}\n" in printed
 
@@ -271,6 +273,16 @@ def test_resume_takes_no_flag_but_more_rounds(stopped, capsys, flags, words):
     before = contents(stopped)
     refused(capsys, ["--resume", stopped, *flags], *words)
     assert contents(stopped) == before
+
+
+def test_a_run_from_another_device_goes_on_with_device_cpu(stopped, expected, capsys):
+    config = json.loads((stopped / "config.json").read_text())
+    config["environment"]["device"] = "cuda:99"
+    (stopped / "config.json").write_text(json.dumps(config))
+    refused(capsys, ["--resume", stopped], "'cuda:99' cannot be used", "--device cpu")
+    main(["--resume", str(stopped), "--device", "cpu"])
+    assert bytes_of(stopped) == expected["fedavg"]
+    assert "cuda:99 and continues with cpu: the last digits may differ" in capsys.readouterr().out
 
 
 def test_resuming_nothing_is_refused(tmp_path, capsys):
