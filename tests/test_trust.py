@@ -1,5 +1,4 @@
-"""Whatever write a run is killed at, and whatever the process did before: the same bytes. One
-folder has one run at a time. A full disk, a closed pipe or a plain terminal is no traceback."""
+"""Whatever write a run is killed at, and whatever the process did before: the same bytes."""
 import contextlib
 import dataclasses
 import errno
@@ -14,10 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 from test_runs import ROOT, bytes_of, command, stopped_after
-from toys import federation, refused
+from toys import refused
 
-import fedkd_minimal
+import federation
 import runs
+import toys
 from algorithms import ALGORITHMS, fedbe, fedgems, fedsdd
 from command_line import module_constant
 from fedkd_minimal import main
@@ -109,108 +109,59 @@ def test_ctrl_c_in_a_fresh_process_ends_with_130_and_how_to_go_on(npz, tmp_path)
     assert kept["state"]["round"] == kept["rows"][-1]["round"] >= 3
 
 
-# ------------------------------------------------------------------------- two runs, one folder
-
-HOLD = """import fcntl, os, sys, time
-fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX)
-print("held", flush=True)
-time.sleep(100)"""
-
-
-def test_a_folder_in_use_is_refused_until_its_process_is_killed(short, tmp_path, capsys):
-    stopped_after(1, [*short[0], "--out", str(tmp_path)])
-    (tmp_path / f"{runs.TEMPORARY}x").mkdir()            # as a kill leaves it
-    holder = subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE)
-    with holder:
-        assert holder.stdout.readline() == b"held\n"
-        before = sorted(tmp_path.iterdir())
-        refused(capsys, ["--resume", tmp_path], f"{tmp_path} is in use by another process")
-        assert sorted(tmp_path.iterdir()) == before
-        holder.kill()
-    assert main(["--resume", str(tmp_path)]) == 0 and bytes_of(tmp_path) == short[1]
-    assert {path.name for path in tmp_path.iterdir()} == {*runs.FILES}
-
-
 def test_a_sweep_holds_its_folder_and_those_of_all_its_runs(npz, tmp_path, capsys, monkeypatch):
-    folders = [tmp_path, *(tmp_path / f"fedavg-seed{seed}" for seed in (0, 1))]
-    argv, held = command("fedavg", npz, "--seeds=0,1", "--rounds=1", "--out", tmp_path), []
-
-    def try_all(*save_arguments):
-        for folder in folders:
-            with pytest.raises(ValueError, match=f"{folder} is in use"), runs.lock(folder):
-                pass
-            held.append(folder)
-    folders[1].mkdir()
-    with runs.lock(folders[1]):
-        refused(capsys, argv, f"{folders[1]} is in use")
-    monkeypatch.setattr(runs, "save", try_all)
-    main(argv)
-    assert held == 4 * folders                           # rounds 0 and 1 of two runs
+    resume = ["--resume", tmp_path]
+    monkeypatch.setattr(runs, "save", lambda *all: refused(capsys, resume, f"{tmp_path} is in use"))
+    for argv in (command("fedavg", npz, "--seeds=0,1", "--rounds=1", "--out", tmp_path), resume):
+        for folder in (tmp_path, tmp_path / "fedavg-seed0", tmp_path / "fedavg-seed1"):
+            folder.mkdir(exist_ok=True)
+            with runs.lock(folder):
+                refused(capsys, argv, f"{folder} is in use")
+        assert main([*map(str, argv)]) == 0
 
 
-def test_a_run_that_began_and_ended_meanwhile_is_not_overwritten(short, tmp_path, monkeypatch,
-                                                                 capsys):
-    load = fedkd_minimal.federation.load
-
-    def load_while_another_runs(flags):
-        monkeypatch.setattr(fedkd_minimal.federation, "load", load)
-        main([*short[0], "--out", str(tmp_path)])
-        return load(flags)
-    monkeypatch.setattr(fedkd_minimal.federation, "load", load_while_another_runs)
-    refused(capsys, [*short[0], "--out", tmp_path], "already holds a run")
+def test_a_run_that_began_and_ended_meanwhile_stays(short, tmp_path, capsys, monkeypatch):
+    argv, load = [*short[0], "--out", str(tmp_path)], federation.load
+    monkeypatch.setattr(federation, "load", lambda flags: (
+        monkeypatch.undo(), main(argv), load(flags))[-1])
+    refused(capsys, argv, "already holds a run")
     assert bytes_of(tmp_path) == short[1]
 
 
 def test_two_writers_of_a_file_do_not_meet(tmp_path):
-    path = tmp_path / "file"
-
     def write(temporary):
         temporary.write_text("first")
-        runs.replace(path, lambda other: other.write_text("second"))
-    runs.replace(path, write)
-    assert path.read_text() == "first" and [*tmp_path.iterdir()] == [path]
+        runs.replace(tmp_path / "file", lambda other: other.write_text("second"))
+    runs.replace(tmp_path / "file", write)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["first"]
 
 
-# ------------------------------------------------------------------ where nothing can be printed
+@pytest.mark.parametrize("place, number, status, words", [
+    ("disk", errno.ENOSPC, 1, "continues"), ("stdout", errno.ENOSPC, 1, "standard output: "),
+    ("stdout", errno.EPIPE, 141, "")])
+def test_after_a_write_or_print_that_fails_every_finished_round_is_kept(
+        short, tmp_path, capsys, place, number, status, words):
+    """141 is 128 + SIGPIPE. The null device takes the rest, so that Python's exit prints nothing."""
+    write, file, writes = Path.write_bytes, os.open(tmp_path, os.O_RDONLY), itertools.count()
 
-def test_a_full_disk_is_one_line_and_every_finished_round_is_kept(short, tmp_path, capsys):
-    def full(path, content):
+    def written(path, content):
         write(path, content[:1000])
         if next(writes) == 2:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write(path, content)
-    write, writes = Path.write_bytes, itertools.count()
+            raise OSError(number, "failed")
+        write(path, content)
+
+    def flushed(output):
+        if "  1/2 " in output.getvalue():
+            raise OSError(number, "failed")
+    Output = type("Output", (io.StringIO,), {"flush": flushed, "fileno": lambda output: file})
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
-        patch.setattr(Path, "write_bytes", full)
-        main([*short[0], "--out", str(tmp_path)])
-    error = capsys.readouterr().err
-    assert stop.value.code == 1 and error.count("\n") == 1
-    assert "No space left" in error and f"--resume {tmp_path} continues" in error
-    assert {path.name for path in tmp_path.iterdir()} == {*runs.FILES}
-    assert main(["--resume", str(tmp_path)]) == 0 and bytes_of(tmp_path) == short[1]
-
-
-@pytest.mark.parametrize("error, status, words", [
-    (BrokenPipeError(errno.EPIPE, "closed"), 141, ""), (OSError(errno.ENOSPC, "full"), 1, "full")])
-def test_output_that_nobody_takes_ends_a_run_that_can_go_on(short, tmp_path, capsys, monkeypatch,
-                                                           error, status, words):
-    """141 is 128 + SIGPIPE, as of other Unix programs before `| head`; Python's exit adds nothing:
-    what is left goes to the null device."""
-    class Output(io.StringIO):
-        def flush(self):
-            if "  1/2 " in self.getvalue():
-                raise error
-
-        def fileno(self):
-            return number
-    number = os.open(tmp_path, os.O_RDONLY)
-    monkeypatch.setattr(sys, "stdout", Output())
-    with pytest.raises(SystemExit) as stop:
+        patch.setattr(*((Path, "write_bytes", written) if place == "disk" else
+                        (sys, "stdout", Output())))
         main([*short[0], "--out", str(tmp_path / "out")])
-    assert stop.value.code == status and os.fstat(number).st_rdev == os.stat("/dev/null").st_rdev
-    err = capsys.readouterr().err
-    assert words in err and err.count("\n") == bool(words)
-    monkeypatch.undo()
+    error = capsys.readouterr().err
+    assert stop.value.code == status and words in error and error.count("\n") == bool(words)
+    assert place == "disk" or os.fstat(file).st_rdev == os.stat(os.devnull).st_rdev
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {*runs.FILES}
     main(["--resume", str(tmp_path / "out")])
     assert bytes_of(tmp_path / "out") == short[1]
 
@@ -218,10 +169,9 @@ def test_output_that_nobody_takes_ends_a_run_that_can_go_on(short, tmp_path, cap
 def test_an_ascii_terminal_gets_every_text(short, monkeypatch):
     output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", output)
-    for algo in ALGORITHMS:
-        with pytest.raises(SystemExit) as stop:
-            main(["--algo", algo, "--help"])
-        assert stop.value.code == 0
+    for argv in (["--algo", algo, "--help"] for algo in ALGORITHMS):
+        with contextlib.suppress(SystemExit):
+            main(argv)
     main(["--list"])
     main(short[0])
     printed = output.buffer.getvalue().decode("ascii")
@@ -235,32 +185,19 @@ def test_ctrl_c_while_torch_is_imported_or_data_are_loaded(short, tmp_path, monk
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
-
-    def load(flags):
-        raise KeyboardInterrupt
-    monkeypatch.setattr(fedkd_minimal.federation, "load", load)
+    monkeypatch.setattr(federation, "load",
+                        lambda flags: signal.default_int_handler(signal.SIGINT, None))
     assert main([*short[0], "--out", str(tmp_path / "out")]) == 130
     assert capsys.readouterr().out == "\nstopped before the first round\n"
     assert not (tmp_path / "out").exists()
 
 
-# ---------------------------------------------------------------------------- as a library
-
-@pytest.mark.parametrize("algo", ALGORITHMS)
-def test_a_federation_without_the_public_data_is_refused_before_any_work(algo):
-    run, use = ALGORITHMS[algo], module_constant(algo, "PUBLIC")
-    settings = {"distill": True} if algo == "fedbe" else {}
-    if use != "none":
-        with pytest.raises(ValueError, match="needs public images: "):
-            run(dataclasses.replace(federation(), public=None), **settings)
-    if use in ("labelled", "joint"):
-        with pytest.raises(ValueError, match="needs public images with labels: "):
-            run(federation())
-
-
-def test_it_is_refused_in_an_algorithms_own_file_too():
-    without = dataclasses.replace(federation(), public=None)
-    for module in (fedgems, fedsdd):
-        with pytest.raises(ValueError, match=f"{module.__name__}.run needs public"):
-            module.run(without)
+def test_an_algorithm_asks_for_its_public_data_before_any_work():
+    without = dataclasses.replace(toys.federation(), public=None)
+    for algo, run in [*ALGORITHMS.items(), ("fedsdd", fedsdd.run), ("fedgems", fedgems.run)]:
+        if module_constant(algo, "PUBLIC") != "none":
+            with pytest.raises(ValueError, match=r"\.\w+ needs public images: "):
+                run(without, **({"distill": True} if algo == "fedbe" else {}))
+    with pytest.raises(ValueError, match="with labels"):
+        fedgems.run(toys.federation())
     next(fedbe.run(without))                             # its ensemble only predicts
