@@ -8,16 +8,14 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from test_runs import ROOT, bytes_of, command, stopped_after
-from toys import refused
+from toys import federation as toy, refused
 
 import federation
 import runs
-import toys
 from algorithms import ALGORITHMS, fedbe, fedgems, fedsdd
 from command_line import module_constant
 from fedkd_minimal import main
@@ -110,7 +108,7 @@ def test_ctrl_c_in_a_fresh_process_ends_with_130_and_how_to_go_on(npz, tmp_path)
 
 
 def test_a_sweep_holds_its_folder_and_those_of_all_its_runs(npz, tmp_path, capsys, monkeypatch):
-    resume = ["--resume", tmp_path]
+    resume = ["--resume", tmp_path]       # also from inside the run, which still holds its folder
     monkeypatch.setattr(runs, "save", lambda *all: refused(capsys, resume, f"{tmp_path} is in use"))
     for argv in (command("fedavg", npz, "--seeds=0,1", "--rounds=1", "--out", tmp_path), resume):
         for folder in (tmp_path, tmp_path / "fedavg-seed0", tmp_path / "fedavg-seed1"):
@@ -141,22 +139,20 @@ def test_two_writers_of_a_file_do_not_meet(tmp_path):
     ("stdout", errno.EPIPE, 141, "")])
 def test_after_a_write_or_print_that_fails_every_finished_round_is_kept(
         short, tmp_path, capsys, place, number, status, words):
-    """141 is 128 + SIGPIPE. The null device takes the rest, so that Python's exit prints nothing."""
-    write, file, writes = Path.write_bytes, os.open(tmp_path, os.O_RDONLY), itertools.count()
-
+    """141 is 128 + SIGPIPE. The null device takes the rest: Python's exit prints nothing."""
+    write, file, writes = runs.Path.write_bytes, os.open(tmp_path, os.O_RDONLY), itertools.count()
     def written(path, content):
         write(path, content[:1000])
         if next(writes) == 2:
             raise OSError(number, "failed")
         write(path, content)
-
     def flushed(output):
         if "  1/2 " in output.getvalue():
             raise OSError(number, "failed")
     Output = type("Output", (io.StringIO,), {"flush": flushed, "fileno": lambda output: file})
+    patches = {"disk": (runs.Path, "write_bytes", written), "stdout": (sys, "stdout", Output())}
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
-        patch.setattr(*((Path, "write_bytes", written) if place == "disk" else
-                        (sys, "stdout", Output())))
+        patch.setattr(*patches[place])
         main([*short[0], "--out", str(tmp_path / "out")])
     error = capsys.readouterr().err
     assert stop.value.code == status and words in error and error.count("\n") == bool(words)
@@ -169,11 +165,9 @@ def test_after_a_write_or_print_that_fails_every_finished_round_is_kept(
 def test_an_ascii_terminal_gets_every_text(short, monkeypatch):
     output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", output)
-    for argv in (["--algo", algo, "--help"] for algo in ALGORITHMS):
+    for argv in (*(["--algo", algo, "--help"] for algo in ALGORITHMS), ["--list"], short[0]):
         with contextlib.suppress(SystemExit):
             main(argv)
-    main(["--list"])
-    main(short[0])
     printed = output.buffer.getvalue().decode("ascii")
     assert "factor temperature^2" in printed and " +- - " in printed and "?" not in printed
 
@@ -188,16 +182,16 @@ def test_ctrl_c_while_torch_is_imported_or_data_are_loaded(short, tmp_path, monk
     monkeypatch.setattr(federation, "load",
                         lambda flags: signal.default_int_handler(signal.SIGINT, None))
     assert main([*short[0], "--out", str(tmp_path / "out")]) == 130
-    assert capsys.readouterr().out == "\nstopped before the first round\n"
-    assert not (tmp_path / "out").exists()
+    printed = capsys.readouterr().out
+    assert printed == "\nstopped before the first round\n" and not (tmp_path / "out").exists()
 
 
 def test_an_algorithm_asks_for_its_public_data_before_any_work():
-    without = dataclasses.replace(toys.federation(), public=None)
+    without = dataclasses.replace(toy(), public=None)
     for algo, run in [*ALGORITHMS.items(), ("fedsdd", fedsdd.run), ("fedgems", fedgems.run)]:
         if module_constant(algo, "PUBLIC") != "none":
             with pytest.raises(ValueError, match=r"\.\w+ needs public images: "):
                 run(without, **({"distill": True} if algo == "fedbe" else {}))
     with pytest.raises(ValueError, match="with labels"):
-        fedgems.run(toys.federation())
+        fedgems.run(toy())
     next(fedbe.run(without))                             # its ensemble only predicts
