@@ -170,53 +170,61 @@ def hold(folders, locks, is_new):
         raise ValueError(problem[0])
 
 
+def settings_of(given, locks):
+    """(the run's folder or None, its config): read for --resume, else made from the flags."""
+    processes = int(os.environ.get("WORLD_SIZE", 1))
+    if "resume" not in given:
+        return given.get("out"), configure(given) | {
+            "environment": environment_of(given, processes)}
+    folder = given["resume"]
+    if folder.is_dir():
+        hold([folder], locks, is_new=False)
+    config = validated_config(runs.read_config(folder), folder)
+    config = runs.with_more_rounds(config, given.get("rounds"))
+    environment = config["environment"]
+    now = {"torch": torch.__version__, "device": given.get("device", environment["device"])}
+    for name, value in now.items():
+        if environment[name] != value:
+            say(f"the run was started with {name} {environment[name]} and continues with "
+                f"{value}: the last digits may differ")
+    environment |= now | {"processes": processes}
+    return folder, config
+
+
+def check_model_file(path, num_runs):
+    """Raises ValueError if --save-model cannot write the models of these runs to this file."""
+    if path and num_runs > 1:
+        raise ValueError("--save-model is for one algorithm and one seed")
+    if path and not path.parent.is_dir():
+        raise ValueError(f"--save-model {path}: {path.parent} is no folder")
+
+
 def prepare(argv, locks):
     """(tasks, build(seed) -> federation, device, write_model(state)), after all checks.
 
-    Only config.json is written, at the end; `locks` (an ExitStack) keeps other runs out of the
-    folders. Raises ValueError or OSError with a one-line message.
+    tasks is a list of (algorithm, seed, config, folder or None). Only config.json is written, at
+    the end; `locks` (an ExitStack) keeps other runs out of the folders. Raises ValueError or
+    OSError with a one-line message.
     """
     given = parse(argv, __doc__)
-    processes, is_new = int(os.environ.get("WORLD_SIZE", 1)), "resume" not in given
+    is_new, model_file = "resume" not in given, given.get("save_model")
     if "WORLD_SIZE" in os.environ:
         dist.init_process_group("gloo")
-    if not is_new:
-        folder = given["resume"]
-        if folder.is_dir():
-            hold([folder], locks, is_new)
-        config = validated_config(runs.read_config(folder), folder)
-        config = runs.with_more_rounds(config, given.get("rounds"))
-        environment = config["environment"]
-        device = given.get("device", environment["device"])
-        for name, now in [("torch", torch.__version__), ("device", device)]:
-            if environment[name] != now:
-                say(f"the run was started with {name} {environment[name]} and continues with "
-                    f"{now}: the last digits may differ")
-        environment |= {"torch": torch.__version__, "processes": processes, "device": device}
-    else:
-        folder, config = given.get("out"), configure(given)
-        config["environment"] = environment_of(given, processes)
-    pairs = list(itertools.product(config["seeds"], config["algo"]))
-    tasks = []                                           # (algorithm, seed, folder or None)
-    for seed, algo in pairs:
-        is_alone = folder is None or len(pairs) == 1
-        run_folder = folder if is_alone else folder / f"{algo.replace(':', '-')}-seed{seed}"
-        tasks.append((algo, seed, run_folder))
-    folders = dict.fromkeys([folder, *(place for _, _, place in tasks)]) if folder else {}
+    folder, config = settings_of(given, locks)
+    places = {pair: folder for pair in itertools.product(config["seeds"], config["algo"])}
+    if folder and len(places) > 1:
+        places = {(seed, algo): folder / f"{algo.replace(':', '-')}-seed{seed}"
+                  for seed, algo in places}
+    folders = dict.fromkeys([folder, *places.values()]) if folder else {}
     for place in folders if is_new else ():
         runs.check_free(place)
-    model_file = given.get("save_model")
-    if model_file and len(pairs) > 1:
-        fail("--save-model is for one algorithm and one seed")
-    if model_file and not model_file.parent.is_dir():
-        fail(f"--save-model {model_file}: {model_file.parent} is no folder")
+    check_model_file(model_file, len(places))
     device = set_up(config["environment"])
     dataset, foreign = federation.load(config["flags"])
     fingerprints = federation.fingerprints(config["flags"], dataset, foreign)
-    if "resume" in given:
+    if not is_new:
         runs.check_data(config, fingerprints, folder)
     config["data"] = fingerprints
-    tasks = [(algo, seed, runs.one_run(config, algo, seed), place) for algo, seed, place in tasks]
     splits = {seed: federation.split(config["flags"], dataset, seed) for seed in config["seeds"]}
 
     def build(seed):
@@ -227,9 +235,11 @@ def prepare(argv, locks):
             names = saved_model.save(model_file, state, config["flags"], dataset, foreign)
             say(f"{model_file} holds the models: {', '.join(names)}")
 
-    for algo, seed, run_config, run_folder in tasks:
+    tasks = [(algo, seed, runs.one_run(config, algo, seed), place)
+             for (seed, algo), place in places.items()]
+    for algo, seed, run_config, place in tasks:
         if not is_new:
-            runs.restore(run_folder, run_config, device)
+            runs.restore(place, run_config, device)
         elif seed == config["seeds"][0]:     # the first yield comes after an algorithm's checks
             next(start(algo, with_small_tests(build(seed)), None, run_config))
     hold([place for place in folders if is_new or place != folder], locks, is_new)

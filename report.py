@@ -142,7 +142,7 @@ def summary(results, flags):
                 text += f", by {len(reached)} of {len(seeds)} seeds"
             notes.append(f"{algo}  ComU@{threshold:g}: {text}")
     widths = [max(map(len, cells)) for cells in zip(*lines)]
-    say()
+    say("")
     for line in lines:
         cells = [cell.ljust(width) if i < 2 or 2 < i < 5 else cell.rjust(width)
                  for i, (cell, width) in enumerate(zip(line, widths))]
