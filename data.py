@@ -35,6 +35,7 @@ class Dataset(NamedTuple):
     writers: np.ndarray | None = None     # int64 [n_train]: the writer of each image, if known
     superclass: np.ndarray | None = None  # int64 [n_train]: CIFAR-100's 20 coarse labels
     subclass: np.ndarray | None = None    # int64 [n_train]: the labels before `by_superclass`
+    class_names: list[str] | None = None  # class_names[j] is the name of label j, if known
 
 
 def load(name_or_path, root="data"):
@@ -74,8 +75,9 @@ def only(dataset, classes):
 
     kept = (new_label[dataset.train.labels] >= 0).numpy()
     arrays = (dataset.writers, dataset.superclass, dataset.subclass)
+    names = dataset.class_names and [dataset.class_names[c] for c in classes]
     return Dataset(part(dataset.train), part(dataset.test), len(classes),
-                   *(None if array is None else array[kept] for array in arrays))
+                   *(None if array is None else array[kept] for array in arrays), names)
 
 
 def by_superclass(dataset, name):
@@ -87,7 +89,8 @@ def by_superclass(dataset, name):
     train, test = (part._replace(labels=superclass_of[part.labels])
                    for part in (dataset.train, dataset.test))
     return dataset._replace(train=train, test=test, num_classes=int(superclass_of.max()) + 1,
-                            superclass=None, subclass=dataset.train.labels.numpy())
+                            superclass=None, subclass=dataset.train.labels.numpy(),
+                            class_names=None)
 
 
 # --------------------------------------------------------------------------------- embedded glyphs
@@ -111,7 +114,8 @@ DATASETS = {
 
 
 # ----------------------------------------------------------------------------------------- checks
-def _dataset(source, x_train, y_train, x_test, y_test, writers=None, superclass=None):
+def _dataset(source, x_train, y_train, x_test, y_test, writers=None, superclass=None,
+             class_names=None):
     """A Dataset from arrays that are checked; every error message begins with `source`."""
     def part(name, pixels, labels):
         pixels = readers.pixels(source, f"x_{name}", pixels)
@@ -131,7 +135,8 @@ def _dataset(source, x_train, y_train, x_test, y_test, writers=None, superclass=
         names = "np.unique(writer_train, return_inverse=True)[1]"
         writers = readers.whole_numbers(source, "writer_train", writers, len(train.labels), names)
     num_classes = int(torch.cat([train.labels, test.labels]).max()) + 1
-    return Dataset(train, test, num_classes, writers, superclass)
+    return Dataset(train, test, num_classes, writers, superclass,
+                   class_names=class_names and [*class_names])
 
 
 def _compare_scales(source, images, other_source, other):

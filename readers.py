@@ -7,6 +7,7 @@ torchvision and PIL are imported only when a data set needs them.
 """
 import math
 import pickle
+import string
 import zipfile
 import zlib
 from pathlib import Path
@@ -20,7 +21,8 @@ TORCHVISION = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "mnist": "MNIST",
 def torchvision(name, root, **options):
     """x_train, y_train, x_test, y_test of a torchvision set; missing files are downloaded.
 
-    ValueError if they can be neither read from the folder `root` nor downloaded to it.
+    After them come None for writers and superclasses, and the names of the classes. ValueError if
+    the files can be neither read from the folder `root` nor downloaded to it.
     """
     from torchvision import datasets
     dataset = getattr(datasets, TORCHVISION[name])
@@ -36,15 +38,16 @@ def torchvision(name, root, **options):
         reason = " ".join(str(error).split())[:120] or type(error).__name__
         raise ValueError(f"{name}: can be neither read under '{root}' nor downloaded ({reason}): "
                          "put torchvision's files there, or use --dataset glyphs") from error
-    return [np.asarray(array) for array in (train.data, train.targets, test.data, test.targets)]
+    arrays = map(np.asarray, (train.data, train.targets, test.data, test.targets))
+    return *arrays, None, None, train.classes
 
 
 def cifar100(root):
-    """CIFAR-100; the writers are None, then come the 20 superclasses, which torchvision hides."""
-    arrays = torchvision("cifar100", root)
+    """CIFAR-100 with its 20 superclasses, which torchvision hides."""
+    *arrays, writers, _, class_names = torchvision("cifar100", root)
     with open(Path(root) / "cifar-100-python" / "train", "rb") as file:
         superclass = pickle.load(file, encoding="latin1")["coarse_labels"]  # MD5 verified above
-    return *arrays, None, np.array(superclass, dtype=np.int64)
+    return *arrays, writers, np.array(superclass, dtype=np.int64), class_names
 
 
 def emnist(root):
@@ -53,8 +56,9 @@ def emnist(root):
     The files hold transposed images and labels 1..26; here images are upright and labels are 0..25.
     FedMD's a-f are 0..5. Writers are unknown: to split by writer, use LEAF's FEMNIST (leaf.py).
     """
-    x_train, y_train, x_test, y_test = torchvision("emnist", root, split="letters")
-    return x_train.swapaxes(1, 2), y_train - 1, x_test.swapaxes(1, 2), y_test - 1
+    x_train, y_train, x_test, y_test, *_ = torchvision("emnist", root, split="letters")
+    return (x_train.swapaxes(1, 2), y_train - 1, x_test.swapaxes(1, 2), y_test - 1, None, None,
+            string.ascii_uppercase)
 
 
 def npz(path):
@@ -123,7 +127,7 @@ def folder(root):
         arrays += [np.stack(images), labels]
     if all((arrays[i] == arrays[i][..., :1]).all() for i in (0, 2)):
         arrays[0], arrays[2] = arrays[0][..., :1], arrays[2][..., :1]
-    return arrays
+    return *arrays, None, None, classes
 
 
 # ---------------------------------------------------- checks; an error says what to save instead

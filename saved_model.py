@@ -60,7 +60,7 @@ def save(path, state, flags, dataset, foreign):
     """
     architecture = [flags["model"][i % len(flags["model"])] for i in range(flags["clients"])]
     mean, std = data.statistics(data.to_float(dataset.train.images))
-    classes = [str(name) for name in range(dataset.num_classes)]
+    classes = dataset.class_names or [str(label) for label in range(dataset.num_classes)]
     if flags["joint"]:                                       # the public data set's come first
         classes = [f"public {j}" for j in range(foreign.num_classes)] + classes
     found = trained_models(state, architecture, flags["server_model"])

@@ -115,7 +115,7 @@ def test_npz_bytes_stay_bytes_whatever_the_layout(tmp_path, layout, channels):
     loaded = data.load(write_npz(tmp_path, x_train=x_train, x_test=x_test))
     for part, array in zip(loaded, arrays):
         assert torch.equal(part.images, nchw(array)) and part.images.is_contiguous(**CHANNELS_LAST)
-    assert loaded.test.labels.tolist() == [0, 0, 2, 1] and loaded[2:] == (3, None, None, None)
+    assert loaded.test.labels.tolist() == [0, 0, 2, 1] and loaded[2:] == (3, *[None] * 4)
     ambiguous = write_npz(tmp_path, x_train=pixels(6, 3, 5, 1), x_test=pixels(4, 3, 5, 1))
     assert data.load(ambiguous).train.images.shape == (6, 1, 3, 5)
 
@@ -365,16 +365,16 @@ def test_crop_and_flip_gives_each_image_one_of_its_crops_all_equally_often():
 @pytest.mark.parametrize("classes", [[3, 5], [5, 3], [4, 5, 6], [6, 2, 0, 1, 3], [*range(7)][::-1]])
 def test_b24_only_numbers_classes_in_the_order_given(classes):
     """The pixels tell the old class; a new number may be an old one that comes later, or stay."""
-    before = TOY._replace(subclass=100 + TOY.train.labels.numpy())
+    before = TOY._replace(subclass=100 + TOY.train.labels.numpy(), class_names="0123456")
     kept = data.only(before, classes)
-    assert kept.num_classes == len(classes)
-    for array, old in zip(kept[3:], before[3:]):
+    assert kept.num_classes == len(classes) and [*map(int, kept.class_names)] == classes
+    for array, old in zip(kept[3:6], before[3:6]):
         assert np.array_equal(array, old[np.isin(TOY.train.labels, classes)])
     for part, old in zip(kept[:2], before[:2]):
         assert torch.equal(torch.tensor(classes)[part.labels], part.images[:, 0, 0, 0].long())
         rows, images = torch.isin(old.labels, torch.tensor(classes)), part.images
         assert torch.equal(images, old.images[rows]) and images.is_contiguous(**CHANNELS_LAST)
-    assert data.only(FOREIGN._replace(writers=None), [3, 0])[3:] == (None, None, None)
+    assert data.only(FOREIGN._replace(writers=None), [3, 0])[3:] == (None, None, None, None)
 
 
 def test_by_superclass_keeps_the_old_labels_as_subclasses():
