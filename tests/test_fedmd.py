@@ -142,7 +142,7 @@ def test_the_penalty_is_of_the_last_layers_kernel_alone():
 def test_training_ends_after_patience_without_gain(monkeypatch, accuracies, settings, epochs):
     """Better is: by more than min_delta = .01 above the best. An epoch is one batch."""
     fed, passes, told = federation(), [], iter(accuracies)
-    monkeypatch.setattr(fedmd_transfer, "accuracy", lambda logits, labels: next(told))
+    monkeypatch.setattr(fedmd_transfer, "accuracy", lambda logits, labels: next(told, 0))
     fed.augment = lambda images, rng: passes.append(len(images)) or images
     model = fed.client_model(0)
     fedmd_transfer.train_until_converged(
