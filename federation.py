@@ -6,7 +6,7 @@ import torch
 import data
 import models
 import partition
-from algorithms.common import Data, Federation, seeded, stream
+from algorithms.common import Data, Federation, no_server_model, seeded, stream
 
 PARTITIONS = ("iid", "dirichlet", "dirichlet_balanced", "dirichlet_equal", "by_writer",
               "single_writer", "few_per_class", "by_subclass", "fedgkt_table6")
@@ -197,6 +197,6 @@ def from_tensors(private, test, networks, *, public=None, validation=None, serve
         private=[checked(f"client {i}", *part) for i, part in enumerate(private)],
         test=checked("test", *test), public=public and checked("public", *public),
         validation=validation and checked("validation", *validation), num_classes=num_classes,
-        client_model=client_model, server_model=server_model if server_network else None,
+        client_model=client_model, server_model=server_model if server_network else no_server_model,
         architecture=[f"network {i % len(networks)}" for i in range(len(private))],
         seed=seed, device=device, **options)

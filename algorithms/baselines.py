@@ -23,7 +23,7 @@ from functools import partial
 
 import torch
 
-from algorithms.common import Data, by_architecture, in_parallel, run_clients, timed
+from algorithms.common import Data, by_architecture, in_parallel, needs_public, run_clients, timed
 from algorithms.evaluation import client_metrics, score, server_metrics
 from algorithms.training import (OPTIMIZERS, Optimizer, network, restore, snapshot,
                                  train_with_labels)
@@ -113,6 +113,7 @@ def standalone(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, bat
     optimizer       optimizer, kept over the rounds
     weight_decay    L2 penalty of the optimizer
     """
+    needs_public(fed, labels=True)
     networks = {"server": fed.server_model(), **client_networks(fed)}
     data = {"server": [(fed.public, local_epochs)],
             **{i: [(private, local_epochs)] for i, private in enumerate(fed.private)}}
@@ -133,6 +134,7 @@ def public_private(fed, state=None, *, rounds: int = 200, local_epochs: int = 1,
     optimizer        optimizer, kept over the rounds
     weight_decay     L2 penalty of the optimizer
     """
+    needs_public(fed, labels=True)
     data = {i: [(private, local_epochs), (fed.public, public_epochs)]
             for i, private in enumerate(fed.private)}
     yield from train_alone(fed, state, client_networks(fed), data, rounds=rounds,
@@ -169,6 +171,7 @@ def centralized_all(fed, state=None, *, rounds: int = 200, local_epochs: int = 1
     optimizer       optimizer, kept over the rounds
     weight_decay    L2 penalty of the optimizer
     """
+    needs_public(fed, labels=True)
     networks = {"server": fed.server_model(), **architecture_networks(fed)}
     data = dict.fromkeys(networks, [(union(fed.public, *fed.private), local_epochs)])
     yield from train_alone(fed, state, networks, data, rounds=rounds, batch_size=batch_size, lr=lr,

@@ -39,6 +39,11 @@ class Data(NamedTuple):
     labels: Tensor | None  # int64 [n], or None where the algorithm must not see them
 
 
+def no_server_model(init=0):
+    raise ValueError("this algorithm needs a network of the server: "
+                     "Federation(..., server_model=...)")
+
+
 @dataclass
 class Federation:
     """Everything an algorithm is given: samples, networks, seed. It is never changed."""
@@ -51,12 +56,20 @@ class Federation:
     architecture: list[str]                      # architecture[i]: the name of client i's network
     seed: int
     device: torch.device                         # all tensors are on it
-    server_model: Callable[..., nn.Module] | None = None     # server_model(init=0), likewise
+    server_model: Callable[..., nn.Module] = no_server_model     # server_model(init=0), likewise
     public: Data | None = None                   # without labels where they must not be seen
     public_test: Data | None = None              # the public half of the test set
     validation: Data | None = None               # for early stopping and learning rates
     augment: Callable[[Tensor, np.random.Generator], Tensor] | None = None   # students' view
     amp: bool = False                            # bfloat16 autocast in every forward pass
+
+
+def needs_public(fed, labels=False):
+    """Raises ValueError if the federation has no public images, or these have no labels."""
+    if fed.public is None:
+        raise ValueError("this algorithm needs public images: Federation(..., public=Data(...))")
+    if labels and fed.public.labels is None:
+        raise ValueError("this algorithm needs the labels of the public images")
 
 
 # --------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from typing import Literal
 import torch
 
 from algorithms import evaluation
-from algorithms.common import Trained, collect_logits, finite, run_clients, timed
+from algorithms.common import Trained, collect_logits, finite, needs_public, run_clients, timed
 from algorithms.equations import soft_cross_entropy
 from algorithms.training import (OPTIMIZERS, Optimizer, predict_logits, restore, snapshot, train,
                                  train_with_labels)
@@ -101,6 +101,7 @@ def run(fed, state=None, *, rounds: int = 300, local_epochs: int = 1, public_epo
     attack               (uploads [M, N, C], client ids, rows [N], t) -> uploads: replaces those of
                          the malicious clients
     """
+    needs_public(fed)
     make = partial(OPTIMIZERS[optimizer], weight_decay=weight_decay)
     at_client = dict(batch_size=batch_size, new_optimizer=partial(make, lr=lr))
     at_server = dict(batch_size=server_batch_size, new_optimizer=partial(make, lr=server_lr))

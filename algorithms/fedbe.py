@@ -40,7 +40,7 @@ from typing import Literal
 import torch
 
 from algorithms import fedavg
-from algorithms.common import collect, sample_clients, seeded, stream, timed
+from algorithms.common import collect, needs_public, sample_clients, seeded, stream, timed
 from algorithms.equations import average_weights, distillation_loss
 from algorithms.evaluation import accuracy, disagreement, global_metrics
 from algorithms.training import batches, forward, load_model, network, predict_members
@@ -169,6 +169,8 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
     training = dict(local_epochs=local_epochs, batch_size=batch_size, lr=lr)
     distillation = dict(distill_steps=distill_steps, server_batch_size=server_batch_size,
                         server_lr=server_lr)
+    if distill:
+        needs_public(fed)
     if state is None:
         state = {"round": 0, "server": fedavg.start_server(fed, fed.architecture[0])}
         yield evaluate(fed, state), state

@@ -50,7 +50,8 @@ import torch
 from torch import nn
 
 from algorithms import fedavg
-from algorithms.common import active_clients, by_architecture, collect, seeded, stream, timed
+from algorithms.common import (active_clients, by_architecture, collect, needs_public, seeded,
+                               stream, timed)
 from algorithms.equations import distillation_loss
 from algorithms.evaluation import Score, accuracy, client_metrics, disagreement, global_metrics
 from algorithms.training import (OPTIMIZERS, Optimizer, batches, forward, load_model, network,
@@ -166,6 +167,7 @@ def evaluate(fed, state, uploads=None):
 
 def check(fed, drop_worst, patience, attack):
     """Raises ValueError if the federation lacks what the options need."""
+    needs_public(fed)
     if attack and len(by_architecture(fed)) > 1:
         raise ValueError("--attack on weights needs one network for all clients")
     if (drop_worst or patience is not None) and fed.validation is None:

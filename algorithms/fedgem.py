@@ -25,7 +25,7 @@ from functools import partial
 import torch
 
 from algorithms import evaluation
-from algorithms.common import collect_logits, finite, run_clients, timed
+from algorithms.common import collect_logits, finite, needs_public, run_clients, timed
 from algorithms.fedgems import distil_client, server_loss, train_client
 from algorithms.training import OPTIMIZERS, Optimizer, predict_logits, restore, snapshot, train
 from communication import logits_ledger
@@ -72,6 +72,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
     attack               (uploads [M, N, C], client ids, rows [N], t) -> uploads: replaces those of
                          the malicious clients
     """
+    needs_public(fed, labels=True)
     make = partial(OPTIMIZERS[optimizer], weight_decay=weight_decay)
     at_client = dict(batch_size=batch_size, new_optimizer=partial(make, lr=lr))
     at_server = dict(batch_size=server_batch_size, new_optimizer=partial(make, lr=server_lr))

@@ -8,8 +8,7 @@ Run:   python fedkd_minimal.py --algo fedgems
 
 Paper              here                         shape         note
 X^0, Y^0           fed.public                   [N, ...], [N] public samples and their labels
-L_Global           pool.logits                  [N, C]        the server's latest correct logits
-idx in L_Global    pool.mask                    bool [N]      samples that are in the pool
+L_Global           pool.logits, pool.mask       [N, C], [N]   the server's latest correct logits
 S_Correct          correct                      bool [B]      of one batch
 l_{C_j}            client_logits                [M, n, C]     of the n samples outside the pool
 C_Reliable         reliable                     bool [M, n]   client j is right on the sample
@@ -48,7 +47,8 @@ import torch
 import torch.nn.functional as F
 
 from algorithms import evaluation
-from algorithms.common import Trained, collect_logits, is_finite, run_clients, seeded, stream, timed
+from algorithms.common import (Trained, collect_logits, is_finite, needs_public, run_clients,
+                               seeded, stream, timed)
 from algorithms.equations import kl_divergence
 from algorithms.training import (OPTIMIZERS, Optimizer, batches, forward, predict_logits, restore,
                                  snapshot, train, train_with_labels)
@@ -228,9 +228,9 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
     optimizer            optimizer of clients and server, kept over the rounds
     weight_decay         L2 penalty of these optimizers
     epsilon              weight of the cross-entropy; 1 - epsilon is that of the distillation
-    attack               (uploads [M, n, C], client ids, rows [n], t) -> uploads: replaces those of
-                         the malicious clients
+    attack               (uploads [M, n, C], client ids, rows [n], t) -> uploads, some poisoned
     """
+    needs_public(fed, labels=True)
     make = partial(OPTIMIZERS[optimizer], weight_decay=weight_decay)
     at_client = dict(batch_size=batch_size, new_optimizer=partial(make, lr=lr))
     at_server = dict(batch_size=server_batch_size, new_optimizer=partial(make, lr=server_lr))

@@ -27,7 +27,7 @@ from functools import partial
 import torch
 
 from algorithms import evaluation
-from algorithms.common import collect_logits, run_clients, seeded, stream, timed
+from algorithms.common import collect_logits, needs_public, run_clients, seeded, stream, timed
 from algorithms.fedgems import (CASES, Fusion, Pool, distil_client, entropy_weights, fuse_logits,
                                 fusion_metrics, reliable_clients, server_loss, train_client)
 from algorithms.training import (OPTIMIZERS, Optimizer, batches, forward, predict_logits, restore,
@@ -107,6 +107,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
     attack               (uploads [M, n, C], client ids, rows [n], t) -> uploads: replaces those of
                          the malicious clients
     """
+    needs_public(fed, labels=True)
     make = partial(OPTIMIZERS[optimizer], weight_decay=weight_decay)
     at_client = dict(batch_size=batch_size, new_optimizer=partial(make, lr=lr))
     at_server = dict(batch_size=server_batch_size, new_optimizer=partial(make, lr=server_lr))

@@ -38,19 +38,19 @@ D4  an upload with nan or infinity is left out of the consensus; without any val
     has no digest [test_non_finite_logits_are_left_out]
 D5  parties with the same network start from different weights
     [test_every_client_starts_from_weights_of_its_own]
-D6  all parties weigh the same in the consensus, as in the code; for CIFAR the text suppresses the
-    networks 0 and 9 slightly and gives no numbers: --consensus-weights .5,1,1,1,1,1,1,1,1,.5 would
-    be such weights [test_a_weighted_consensus_by_hand]
-D7  --public-epochs 0 leaves out the digest: a control without collaboration, which goes on with
-    private training; the text's ends with the transfer learning
-    [test_without_public_epochs_no_client_learns_from_another]
+D6  all parties weigh the same, as in the code; for CIFAR the text suppresses networks 0 and 9
+    slightly, without numbers; such weights would be --consensus-weights .5,1,1,1,1,1,1,1,1,.5
+    [test_a_weighted_consensus_by_hand]
+D7  --public-epochs 0 leaves out the digest: a control without collaboration; the text's ends with
+    the transfer learning [test_without_public_epochs_no_client_learns_from_another]
 """
 from functools import partial
 
 import numpy as np
 import torch
 
-from algorithms.common import Trained, collect_logits, is_finite, run_clients, stream, timed
+from algorithms.common import (Trained, collect_logits, is_finite, needs_public, run_clients,
+                               stream, timed)
 from algorithms.evaluation import by_client, client_metrics, client_scores
 from algorithms.fedmd_transfer import learn_private, learn_public, penalty, train_with_penalty
 from algorithms.training import OPTIMIZERS, Optimizer, predict_logits, restore, train
@@ -112,7 +112,6 @@ def transfer(fed, state, public_stage, private_stage):
     """Transfer learning, Alg. 1, step 0: yields (metrics, state) of round 0, and returns the state.
 
     Before each of its two stages it yields (None, state): a checkpoint without metrics.
-    client_accuracy_public_stage is measured between the two.
     public_stage, private_stage    the keywords of `learn_public` and `learn_private`
     """
     ids = range(len(fed.private))
@@ -194,6 +193,7 @@ def evaluate(fed, state, digested=None):
 
 def check(fed, early_stopping, consensus_weights):
     """Raises ValueError without the validation set, or with weights that `consensus` refuses."""
+    needs_public(fed, labels=True)
     if early_stopping and fed.validation is None:
         raise ValueError("fedmd needs a validation set for --early-stopping")
     if consensus_weights is not None:

@@ -21,7 +21,7 @@ from functools import partial
 
 import torch
 
-from algorithms.common import Data, run_clients, timed
+from algorithms.common import Data, needs_public, run_clients, timed
 from algorithms.evaluation import accuracy, by_client, client_metrics, client_scores
 from algorithms.fedmd_transfer import PRIVATE_STAGE, learn_public, train_with_penalty
 from algorithms.training import OPTIMIZERS, Optimizer, predict_logits, restore, snapshot
@@ -86,6 +86,7 @@ def run(fed, state=None, *, rounds: int = 50, transfer_public_epochs: int = 20,
     weight_decay                  L2 penalty of the optimizer
     kernel_l2                     L2 penalty on the last layer's weights
     """
+    needs_public(fed, labels=True)
     training = dict(new_optimizer=partial(OPTIMIZERS[optimizer], lr=lr, weight_decay=weight_decay),
                     kernel_l2=kernel_l2)
     ids = range(len(fed.private))

@@ -38,8 +38,7 @@ counts over all of them, and all are in the ensemble. --secure-sum (section 3.2)
 Tables 5 and 6: fedsdd_ablations.py.
 
 Where the paper is silent or we differ:
-D1  Eq. (4) read literally is KL(student || teacher); we take KL(teacher || student) of Hinton, whom
-    the paper cites, with his factor temperature²
+D1  Eq. (4) reads KL(student || teacher); we take Hinton's temperature² KL(teacher || student)
     [test_eq4_is_temperature_squared_kl_from_the_teacher]
 D2  the first ensembles have fewer than R rounds [test_rounds_with_R_2_against_algorithm_1]
 D3  groups may differ by one client [test_group_clients_gives_the_first_groups_the_remainder]
@@ -63,8 +62,8 @@ from typing import Literal, NamedTuple
 import torch
 
 from algorithms import fedavg, fedprox, scaffold
-from algorithms.common import (active_clients, by_architecture, collect, count_active, seeded,
-                               stream, timed)
+from algorithms.common import (active_clients, by_architecture, collect, count_active,
+                               needs_public, seeded, stream, timed)
 from algorithms.equations import distillation_loss
 from algorithms.evaluation import accuracy, disagreement, global_metrics
 from algorithms.training import batches, forward, load_model, network, predict_members
@@ -195,6 +194,7 @@ def ledger(fed, groups, uploads, global_models, method):
 
 def check(fed, participation, K, local, secure_sum, attack):
     """Raises ValueError if a group would have no client, or if options exclude each other."""
+    needs_public(fed)
     for ids in by_architecture(fed).values():
         groups = group_clients(range(count_active(len(ids), participation)), K, stream(fed.seed))
         if secure_sum and len(groups[-1]) < 2:
