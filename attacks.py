@@ -62,8 +62,10 @@ def ofom(benign, theta):
 
     source    Eq. (11)
     """
+    wide = torch.promote_types(benign.dtype, torch.float32)          # sums of float16 overflow
     far = benign.mean(0) + theta
-    return torch.stack([far, (benign.sum(0) + far) / (len(benign) + 1)])
+    mean = (benign.sum(0, dtype=wide) + far) / (len(benign) + 1)
+    return torch.stack([far, mean.to(far.dtype)])
 
 
 def lie_z(num_clients, num_attackers):
@@ -71,10 +73,14 @@ def lie_z(num_clients, num_attackers):
 
     s = floor(n / 2 + 1) - m benign clients make a majority together with the m attackers;
     Phi(z) = (n - m - s) / (n - m).
+    raises    ValueError: nobody is benign, or fewer than 0 attackers
     source    Eq. (8), (9); Alg. 2, line 2-3. Needs `math` and `statistics.NormalDist`.
     >>> round(lie_z(50, 12), 3)
     0.336
     """
+    if not 0 <= num_attackers < num_clients:
+        raise ValueError(f"{num_attackers} attackers of {num_clients} clients: "
+                         "at least one client must be benign")
     supporters = math.floor(num_clients / 2 + 1) - num_attackers
     benign = num_clients - num_attackers
     return NormalDist().inv_cdf(min(max((benign - supporters) / benign, 0.001), 0.999))

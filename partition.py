@@ -1,8 +1,9 @@
 """Splits of a training set over clients: every rule that the papers use.
 
-Each function takes labels (or writers, or superclasses) [N] and a numpy Generator `rng`, the only
-source of randomness. Labels can be any whole numbers. Each function returns index arrays: int64,
-sorted and disjoint. Inputs are not changed. Invalid arguments raise a ValueError of one line.
+Each function takes labels (or writers, or superclasses) [N] and a numpy Generator `rng`, such as
+np.random.default_rng(0), the only source of randomness. Labels can be any whole numbers. Each
+function returns index arrays: int64, sorted and disjoint. Inputs are not changed. Invalid arguments
+raise a ValueError of one line.
 
     iid, dirichlet, dirichlet_balanced,        every sample is assigned to a client
     dirichlet_equal, by_writer, fedgkt_table6
@@ -20,9 +21,9 @@ import numpy as np
 def iid(labels, num_clients, rng):
     """Random parts of the samples whose sizes differ by at most one, the larger parts first.
 
-    Needs `_check_clients`.
+    `rng`: a numpy Generator. Needs `_check_clients`.
     """
-    _check_clients(len(labels), num_clients)
+    _check_clients(len(labels), num_clients, rng)
     parts = np.array_split(rng.permutation(len(labels)), num_clients)
     return [np.sort(part) for part in parts]
 
@@ -31,13 +32,14 @@ def dirichlet(labels, num_clients, alpha, rng, min_size=10):
     """Clients whose shares of each class are drawn from Dir(alpha, ..., alpha) (Hsu et al. 2019).
 
     alpha      concentration: with 0.1 a client has few classes, with 100 clients are nearly alike
+    rng        numpy Generator
     min_size   samples: all shares are drawn again until each client has at least this many
     raises     ValueError: alpha is not a positive number, there are too few samples, or 1,000
                draws did not reach min_size
     Needs `_check_clients` and `_dirichlet_shares`.
     """
     labels = np.asarray(labels)
-    _check_clients(len(labels), num_clients, min_size)
+    _check_clients(len(labels), num_clients, rng, min_size)
     classes, counts = np.unique(labels, return_counts=True)
     for _ in range(1000):
         shares = _dirichlet_shares(alpha, len(classes), num_clients, rng)         # [C, M]
@@ -59,11 +61,11 @@ def dirichlet_balanced(labels, num_clients, alpha, rng, min_size=10):
 
     This is the rule of FedML's code, used by FedGKT and FedGEMS (alpha 0.5). Classes are split in
     the order of their numbers, over the clients that still have fewer than N / num_clients samples;
-    the shares of these clients are scaled to sum to 1. Arguments and errors are those of
-    `dirichlet`. Needs `_check_clients` and `_dirichlet_shares`.
+    the shares of these clients are scaled to sum to 1. Arguments (`rng` is a numpy Generator) and
+    errors are those of `dirichlet`. Needs `_check_clients` and `_dirichlet_shares`.
     """
     labels = np.asarray(labels)
-    _check_clients(len(labels), num_clients, min_size)
+    _check_clients(len(labels), num_clients, rng, min_size)
     classes, counts = np.unique(labels, return_counts=True)
     for _ in range(1000):
         all_shares = _dirichlet_shares(alpha, len(classes), num_clients, rng)     # [C, M]
@@ -91,11 +93,12 @@ def dirichlet_equal(labels, num_clients, alpha, rng):
     The samples are shuffled, and each group of at most ten clients gets its part of them. In each
     group `dirichlet_balanced` splits this part, with half the mean client size as min_size. Every
     client's samples are then ordered by class, and the lists of all clients are concatenated and
-    cut into `num_clients` chunks of equal size: a client's surplus goes to the next client. Errors
-    are those of `dirichlet`. Needs `_check_clients` and `dirichlet_balanced`.
+    cut into `num_clients` chunks of equal size: a client's surplus goes to the next client.
+    Arguments (`rng` is a numpy Generator) and errors are those of `dirichlet`.
+    Needs `_check_clients` and `dirichlet_balanced`.
     """
     labels = np.asarray(labels)
-    _check_clients(len(labels), num_clients)
+    _check_clients(len(labels), num_clients, rng)
     order, assigned = rng.permutation(len(labels)), []
     for first in range(0, num_clients, 10):
         size = min(10, num_clients - first)                                       # clients
@@ -114,8 +117,9 @@ def by_writer(writers, num_clients, rng):
     """All samples of the writers that are assigned to each client at random (FEMNIST).
 
     `writers` [N]. The clients' numbers of writers differ by at most one. A writer's samples are
-    never split between clients.
+    never split between clients. `rng`: a numpy Generator. Needs `_check_rng`.
     """
+    _check_rng(rng)
     names, writers = np.unique(writers, return_inverse=True)
     if not 1 <= num_clients <= len(names):
         raise ValueError(f"{num_clients} clients and {len(names)} writers: --clients must be "
@@ -149,9 +153,11 @@ def fedgkt_table6(labels, num_clients, rng):
     """FedGKT's one non-iid split of CIFAR-10 (Table 6, row 7 corrected), for any class sizes.
 
     Each client gets the table's share of each class. Shares are rounded such that all samples are
-    used. The samples are chosen at random. ValueError: not 16 clients, labels other than 0 to 9, or
-    so few samples that a client has none. Needs `FEDGKT_TABLE_6`.
+    used. The samples are chosen at random by `rng`, a numpy Generator. ValueError: not 16 clients,
+    labels other than 0 to 9, or so few samples that a client has none. Needs `FEDGKT_TABLE_6` and
+    `_check_rng`.
     """
+    _check_rng(rng)
     labels = np.asarray(labels)
     if num_clients != 16 or not np.array_equal(np.unique(labels), np.arange(10)):
         raise ValueError("FedGKT's Table 6 is for 16 clients and 10 classes: --clients 16 and a "
@@ -174,8 +180,10 @@ def single_writer(writers, num_clients, rng, min_size=18):
     """All samples of one writer [N] for each client (FedMD, whose code has the same min_size).
 
     The writers are drawn without replacement from those with at least min_size samples; the other
-    writers' samples are not used. ValueError: too few such writers.
+    writers' samples are not used. `rng`: a numpy Generator. ValueError: too few such writers.
+    Needs `_check_rng`.
     """
+    _check_rng(rng)
     names, sizes = np.unique(writers, return_counts=True)
     names = names[sizes >= min_size]
     if not 1 <= num_clients <= len(names):
@@ -189,11 +197,11 @@ def single_writer(writers, num_clients, rng, min_size=18):
 def few_per_class(labels, num_clients, per_class, rng):
     """Exactly `per_class` samples of every class for each client, all different (FedMD).
 
-    The remaining samples are not used. ValueError: a class has fewer than num_clients * per_class
-    samples. Needs `_check_clients`.
+    The remaining samples are not used. `rng`: a numpy Generator. ValueError: a class has fewer than
+    num_clients * per_class samples. Needs `_check_clients`.
     """
     labels = np.asarray(labels)
-    _check_clients(len(labels), num_clients)
+    _check_clients(len(labels), num_clients, rng)
     if per_class < 1:
         raise ValueError(f"per_class is {per_class}: it must be at least 1")
     chosen, needed = [], num_clients * per_class
@@ -213,10 +221,11 @@ def by_subclass(superclass, subclass, num_clients, rng):
     Clients with the same subclass share its samples without overlap. (In FedMD's code they may
     overlap.) With fewer clients than subclasses, the other subclasses are not used. The caller
     selects the superclasses: FedMD's code uses 0, 1, 7, 9, 12, 18, and the superclass as the label.
+    `rng`: a numpy Generator.
     ValueError: a subclass has fewer samples than clients. Needs `_check_clients`.
     """
     superclass, subclass = np.asarray(superclass), np.asarray(subclass)
-    _check_clients(len(superclass), num_clients)
+    _check_clients(len(superclass), num_clients, rng)
     parts = [[] for _ in range(num_clients)]
     for s in np.unique(superclass):
         subclasses = rng.permutation(np.unique(subclass[superclass == s]))
@@ -237,8 +246,10 @@ def hold_out(labels, share, rng):
 
     The number of samples of a class is share * count, rounded down or up. Classes with the largest
     fractions are rounded up (ties at random), as many as make the total right to half a sample.
-    ValueError: `share` is not between 0 and 1, or one part would be empty.
+    `rng`: a numpy Generator. ValueError: `share` is not between 0 and 1, or one part would be
+    empty. Needs `_check_rng`.
     """
+    _check_rng(rng)
     labels = np.asarray(labels)
     if not 0 < share < 1:
         raise ValueError(f"share is {share}: it must lie between 0 and 1")
@@ -258,12 +269,26 @@ def hold_out(labels, share, rng):
 
 
 def halves(labels, rng):
-    """(public, private): two halves, equal to one sample in every class and in total (FedGEMS)."""
+    """(public, private): two halves, equal to one sample in every class and in total (FedGEMS).
+
+    `rng`: a numpy Generator. Needs `hold_out`.
+    """
     return hold_out(labels, 0.5, rng)
 
 
-def _check_clients(num_samples, num_clients, min_size=1):
-    """None, or ValueError if there are too few samples to give each client `min_size` of them."""
+def _check_rng(rng):
+    """None, or ValueError if `rng` is no numpy Generator, but a seed, RandomState, torch's."""
+    if not isinstance(rng, np.random.Generator):
+        raise ValueError(f"rng is of {type(rng)}: a numpy Generator is needed, "
+                         "such as np.random.default_rng(0)")
+
+
+def _check_clients(num_samples, num_clients, rng, min_size=1):
+    """None, or ValueError if there are too few samples to give each client `min_size` of them.
+
+    Likewise if `rng` is not a numpy Generator. Needs `_check_rng`.
+    """
+    _check_rng(rng)
     if num_clients < 1:
         raise ValueError(f"{num_clients} clients: at least 1 is needed")
     min_size = max(min_size, 1)

@@ -51,9 +51,10 @@ evaluate = partial(evaluation.evaluate, headline="client_accuracy")
 def robust_mean(client_probs, malicious_fraction):
     """The mean of the clients left after two passes of the filter, sample by sample.
 
-    client_probs         [M, N, C]
+    client_probs         [M, N, C], finite
     malicious_fraction   in [0, 0.5): the share of clients that may be malicious; 0 is the mean
     returns              [N, C]
+    raises               ValueError: a client's probabilities are not finite
     A pass projects the clients' deviations from their mean on the top eigenvector of their
     covariance, and leaves out the ceil(malicious_fraction * M / 2) largest squares.
     Needs `math` and `mean_of_kept`.
@@ -61,6 +62,10 @@ def robust_mean(client_probs, malicious_fraction):
     >>> robust_mean(probs, 0.2)
     tensor([[0.7500, 0.2500]])
     """
+    bad = (~client_probs.isfinite()).flatten(1).any(1).nonzero().flatten().tolist()
+    if bad:
+        raise ValueError(f"nan or infinity in the probabilities of clients {bad} (rows of "
+                         "client_probs): leave these clients out")
     num_clients, _, num_classes = client_probs.shape
     dropped = math.ceil(round(malicious_fraction * num_clients / 2, 9))      # .28 x 50 / 2 is 7
     if dropped == 0:

@@ -17,15 +17,18 @@ def kl_divergence(teacher_logits, student_logits, temperature=1.0):
         KL[n] = sum_c p[n,c] (ln p[n,c] - ln q[n,c])
         p = softmax(teacher_logits / T),  q = softmax(student_logits / T)
 
-    teacher_logits, student_logits   float [N, C]
-    returns                          float [N]; the teacher gets no gradient
+    teacher_logits, student_logits   float [N, C]; -inf in the teacher is p = 0, and 0 ln 0 = 0
+    returns                          [N] of the student's type; the teacher gets no gradient
     source                           Hinton, Vinyals, Dean (2015); FedGKT Eq. (6)-(7)
     >>> kl_divergence(torch.tensor([[.8, .2]]).log(), torch.tensor([[.5, .5]]).log())
     tensor([0.1927])
     """
-    teacher_log_probs = F.log_softmax(teacher_logits.detach() / temperature, dim=-1)     # [N, C]
-    student_log_probs = F.log_softmax(student_logits / temperature, dim=-1)              # [N, C]
-    return (teacher_log_probs.exp() * (teacher_log_probs - student_log_probs)).sum(-1)
+    wide = torch.promote_types(student_logits.dtype, torch.float32)      # float16 would overflow
+    teacher_log_probs = F.log_softmax(teacher_logits.detach().to(wide) / temperature, dim=-1)
+    student_log_probs = F.log_softmax(student_logits.to(wide) / temperature, dim=-1)     # [N, C]
+    terms = teacher_log_probs.exp() * (teacher_log_probs - student_log_probs)            # [N, C]
+    terms = terms.masked_fill(teacher_log_probs == float("-inf"), 0.0)                   # 0 ln 0
+    return terms.sum(-1).to(student_logits.dtype)
 
 
 def distillation_loss(teacher_logits, student_logits, temperature=1.0):
@@ -38,24 +41,27 @@ def distillation_loss(teacher_logits, student_logits, temperature=1.0):
 
 
 def soft_cross_entropy(logits, target_probs):
-    """- sum_c y[n,c] ln q[n,c] of each sample, q = softmax(logits): [N, C], [N, C] -> float [N].
+    """- sum_c y[n,c] ln q[n,c] of each sample, q = softmax(logits): [N, C], [N, C] -> [N].
 
-    The target gets no gradient.
+    The target gets no gradient. The result has the type of the logits.
     >>> soft_cross_entropy(torch.tensor([[.5, .5]]).log(), torch.tensor([[.8, .2]]))
     tensor([0.6931])
     """
-    return -(target_probs.detach() * F.log_softmax(logits, dim=-1)).sum(-1)
+    wide = torch.promote_types(logits.dtype, torch.float32)              # float16 would overflow
+    log_probs = F.log_softmax(logits.to(wide), dim=-1)                                   # [N, C]
+    return -(target_probs.detach() * log_probs).sum(-1).to(logits.dtype)
 
 
 def average_weights(state_dicts, weights):
     """The weighted average of models of one architecture, as a new state_dict.   FedSDD Eq. (2)
 
-    state_dicts   list of M state_dicts with the same keys
+    state_dicts   list of M state_dicts with the same names and shapes
     weights       M numbers >= 0, for example sample counts; they are normalized to sum to 1
-    returns       floating-point entries (also BatchNorm's running statistics) are averaged;
-                  integer entries (BatchNorm's counters) take the maximum and keep their dtype
+    returns       floating-point entries (also BatchNorm's running statistics) are averaged, in
+                  float32 or better; integer entries (BatchNorm's counters) take the maximum; all
+                  have the types of the first model
     raises        ValueError: no models, another number of weights, a negative or non-finite
-                  weight, weights that sum to 0
+                  weight, weights that sum to 0, models with other names or shapes
     """
     weights = [float(w) for w in weights]
     if not state_dicts or len(state_dicts) != len(weights):
@@ -63,12 +69,22 @@ def average_weights(state_dicts, weights):
                          f"not {len(state_dicts)} models and {len(weights)} weights")
     if not all(0 <= w < float("inf") for w in weights) or sum(weights) == 0:
         raise ValueError(f"weights must be finite, >= 0 and not all 0, not {weights}")
+    shapes = [{name: tuple(value.shape) for name, value in state_dict.items()}
+              for state_dict in state_dicts]
+    for m, other in enumerate(shapes):
+        for name in shapes[0] | other:
+            if shapes[0].get(name) != other.get(name):
+                raise ValueError(f"models of one architecture are needed: {name} has shape "
+                                 f"{shapes[0].get(name, 'none')} in model 0 and "
+                                 f"{other.get(name, 'none')} in model {m}")
     shares = [w / sum(weights) for w in weights]
     average = {}
     for name, first in state_dicts[0].items():
         values = [state_dict[name] for state_dict in state_dicts]
         if first.is_floating_point():
-            average[name] = sum(share * value for share, value in zip(shares, values))
+            wide = torch.promote_types(first.dtype, torch.float32)       # float16 adds up errors
+            total = sum(share * value.to(wide) for share, value in zip(shares, values))
+            average[name] = total.to(first.dtype)
         else:
             average[name] = torch.stack(values).amax(0)
     return average

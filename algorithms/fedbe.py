@@ -68,10 +68,12 @@ def gaussian_sample(state_dicts, weights, rng):
     sample = dict(average)
     for name, mean in average.items():
         if not name.endswith(BUFFERS):
-            deviations = (p * (w[name] - mean).square() for p, w in zip(weights, state_dicts))
+            wide = mean.to(torch.promote_types(mean.dtype, torch.float32))   # squares underflow
+            deviations = (p * (w[name] - wide).square() for p, w in zip(weights, state_dicts))
             variance = sum(deviations) / sum(weights)
             noise = rng.standard_normal(tuple(mean.shape), dtype="float32")
-            sample[name] = mean + variance.sqrt() * torch.from_numpy(noise).to(mean)
+            drawn = wide + variance.sqrt() * torch.from_numpy(noise).to(wide)
+            sample[name] = drawn.to(mean.dtype)
     return sample
 
 
@@ -95,7 +97,7 @@ def sharpened_teacher(member_logits):
     """Logits whose softmax is the squared, normalized mean of the members' probabilities.
 
     member_logits    [M, N, C]
-    returns          [N, C]
+    returns          [N, C]. Needs `math`.
     >>> member_logits = torch.tensor([[[.8, .2]], [[.4, .6]]]).log()
     >>> sharpened_teacher(member_logits).softmax(-1)             # means .6, .4; squares .36, .16
     tensor([[0.6923, 0.3077]])

@@ -68,7 +68,8 @@ def entropy(logits):
     >>> entropy(torch.tensor([[0., 0.], [0., 1.]]))
     tensor([0.6931, 0.5822])
     """
-    return torch.special.entr(logits.softmax(-1)).sum(-1)        # entr(p) = -p ln p, and 0 at 0
+    probs = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+    return torch.special.entr(probs).sum(-1).to(logits.dtype)    # entr(p) = -p ln p, and 0 at 0
 
 
 def reliable_clients(client_logits, labels):
@@ -86,25 +87,24 @@ def entropy_weights(client_logits, reliable):
     >>> entropy_weights(client_logits, torch.tensor([[True], [True], [False]])).T
     tensor([[0.7349, 0.2651, 0.0000]])
     """
-    confidence = 1 / entropy(client_logits).clamp(min=1e-6)                              # [M, N]
+    wide = torch.promote_types(client_logits.dtype, torch.float32)       # 1e6 is inf in float16
+    confidence = 1 / entropy(client_logits.to(wide)).clamp(min=1e-6)                     # [M, N]
     weights = confidence.masked_fill(~reliable, float("-inf")).softmax(0)
-    return torch.where(reliable, weights, 0.0)
+    return torch.where(reliable, weights, 0.0).to(client_logits.dtype)
 
 
 def fuse_logits(client_logits, weights):
     """sum_j weights[j] * client_logits[j]: [M, N, C], [M, N] -> [N, C].   Eq. (5)"""
     weights = weights.unsqueeze(-1)                                                      # [M, N, 1]
-    return torch.where(weights > 0, weights * client_logits, 0.0).sum(0)     # 0 x nan counts as 0
+    return torch.where(weights != 0, weights * client_logits, 0.0).sum(0)    # 0 x nan counts as 0
 
 
 def server_loss(logits, labels, teacher_logits, has_teacher, epsilon):
     """CE where has_teacher is False, epsilon CE + (1 - epsilon) KL(teacher || server) where True.
 
-    logits, teacher_logits   [B, C]; the teacher gets no gradient, and its rows without has_teacher
-                             may hold anything
+    logits, teacher_logits   [B, C]; the teacher gets no gradient; without has_teacher it may be nan
     labels, has_teacher      [B], bool [B]
-    returns                  scalar, the mean over the batch. Needs `kl_divergence`.
-    source                   Eq. (1), (2), (5)
+    returns                  scalar, mean over the batch. Eq. (1), (2), (5). Needs `kl_divergence`.
     """
     ce = F.cross_entropy(logits, labels, reduction="none")                               # [B]
     kl = kl_divergence(torch.where(has_teacher[:, None], teacher_logits, 0.0), logits)   # [B]

@@ -2,8 +2,7 @@
 
 Li and Wang, "FedMD: Heterogenous Federated Learning via Model Distillation", arXiv:1910.03581; what
 the text leaves open is as in its authors' code (CIFAR, iid), whose settings are the defaults.
-FedGEMS compares with FedMD in a setting of its own, where public and private data are of one task:
---paper fedgems-homogeneous.
+FedGEMS's setting for FedMD, public and private data of one task: --paper fedgems-homogeneous.
 What travels: logits of a new public subset in each round, up and down. Public data: labeled, at
 every party. With a foreign public set (--joint) every model has one output layer over the public
 classes and, behind them, the classes of the task.
@@ -73,12 +72,13 @@ def consensus(client_logits, weights=None):
     """
     if weights is None:
         return client_logits.mean(0)
-    weights = torch.as_tensor(weights, dtype=client_logits.dtype, device=client_logits.device)
+    logits = client_logits.to(torch.promote_types(client_logits.dtype, torch.float32))
+    weights = torch.as_tensor(weights, dtype=logits.dtype, device=logits.device)
     valid = (weights.isfinite() & (weights >= 0)).all() and weights.sum() > 0
     if weights.shape != client_logits.shape[:1] or not valid:
         raise ValueError("--consensus-weights needs a weight >= 0 for each of "
                          f"{len(client_logits)} clients, not all 0, not {weights.tolist()}")
-    return torch.tensordot(weights / weights.sum(), client_logits, dims=1)
+    return torch.tensordot(weights / weights.sum(), logits, dims=1).to(client_logits.dtype)
 
 
 def digest_loss(logits, consensus_logits):

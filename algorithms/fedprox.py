@@ -17,6 +17,7 @@ D1  the distance is over the parameters alone, not over BatchNorm's statistics
     [test_proximal_term_ignores_buffers]
 D2  the average is FedAvg's (its D1-D3) [test_fedprox_with_mu_0_is_fedavg_bit_for_bit]
 """
+import torch
 import torch.nn.functional as F
 
 from algorithms.common import collect, sample_clients, seeded, stream, timed
@@ -42,15 +43,17 @@ def proximal_term(model, global_state, mu):
 
     model           the client's network; only its parameters count, not its buffers
     global_state    a state_dict that holds at least these parameters; it gets no gradient
-    returns         a scalar, whose gradient is mu (w - w^t)
+    returns         a scalar of the parameters' type, whose gradient is mu (w - w^t)
     >>> model = torch.nn.Linear(1, 1, bias=False); _ = model.weight.data.fill_(3.0)
     >>> global_state = {"weight": torch.tensor([[1.0]])}
     >>> proximal_term(model, global_state, mu=0.5).item()                    # 0.5 / 2 * (3 - 1)²
     1.0
     """
-    squared_distance = sum((w - global_state[name].detach()).square().sum()
-                           for name, w in model.named_parameters())
-    return mu / 2 * squared_distance                                         # Eq. (2)
+    squared_distance = 0
+    for name, w in model.named_parameters():
+        wide = torch.promote_types(w.dtype, torch.float32)                   # squares underflow
+        squared_distance += (w.to(wide) - global_state[name].detach()).square().sum()
+    return (mu / 2 * squared_distance).to(w.dtype)                           # Eq. (2)
 
 
 def train_client(fed, i, t, server, *, local_epochs, batch_size, lr, mu, optimizer="sgd",

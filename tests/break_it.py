@@ -53,16 +53,18 @@ TABLE["algorithms/equations.py", "common"] = [
     ("«teacher_log_probs→student_log_probs».exp() * («teacher_log_probs→student_log_probs» - "
      "«student_log_probs→teacher_log_probs»)", "kl_is_from_teacher_to_student_by_hand",
      "KL(student || teacher)", "AIJack's FedGEMS"),
-    ("teacher_logits«.detach()→» / temperature", "gradient_of_kl_is_q_minus_p_none_for_teacher",
+    ("teacher_logits«.detach()→».to(wide)", "gradient_of_kl_is_q_minus_p_none_for_teacher",
      "the teacher learns too", "AIJack's FedGEMS"),
-    ("teacher_logits.detach()« / temperature→»", "distillation_is_t_squared_times_mean_kl",
+    ("detach().to(wide)« / temperature→»", "distillation_is_t_squared_times_mean_kl",
      "the teacher is not softened", "FedDF's avg_probs"),
-    ("«→(»F.«log_softmax→softmax»(teacher_logits.detach() / temperature, dim=-1)«→ + 1e-7).log()»",
-     "kl_is_exact_for_equal_and_huge_logits", "1e-7 on the teacher", "FedML's FedGKT"),
-    ("F.«log_softmax→softmax»(student_logits / temperature, dim=-1)«→.log()»",
+    ("«→(»F.«log_softmax→softmax»(teacher_logits.detach().to(wide) / temperature, dim=-1)«→ "
+     "+ 1e-7).log()»", "kl_is_exact_for_equal_and_huge_logits", "1e-7 on the teacher",
+     "FedML's FedGKT"),
+    ("F.«log_softmax→softmax»(student_logits.to(wide) / temperature, dim=-1)«→.log()»",
      "kl_is_exact_for_equal_and_huge_logits", "softmax underflows", "FedBE's code"),
-    (" - student_log_probs)).«sum→mean»(-1)", "kl_is_from_teacher_to_student_by_hand",
+    ("terms.«sum→mean»(-1)", "kl_is_from_teacher_to_student_by_hand",
      "the mean over classes: C times too small", "FedBE's code, PFLlib's FedKD"),
+    ("terms = «terms.masked_fill→»(", "kl_is_from_teacher_to_student_by_hand", "0 ln 0 is nan"),
     ("return «temperature**2 * →»kl", "distillation_is_t_squared_times_mean_kl", "no temperature²",
      "FedDF's code"),
     ("return temperature«**2→ * 2.0» * kl", "distillation_is_t_squared_times_mean_kl",
@@ -73,16 +75,18 @@ TABLE["algorithms/equations.py", "common"] = [
      "weights that do not sum to 1", "FedBE's code"),
     ("shares = [«w / sum→1 / len»(weights) for w in weights]", "eq2_average_by_hand",
      "all models weigh the same", "FedDF's code"),
-    ("sum(share * value for share, value in zip(shares, values))«→ if 'running' not in name else "
-     "values[-1]»", "average_weights_averages_running_statistics",
-     "the last client's running statistics", "FedDF's code"),
+    ("= «→values[-1] if 'running' in name else »total.to(first.dtype)",
+     "average_weights_averages_running_statistics", "the last client's running statistics",
+     "FedDF's code"),
+    ("share * value«.to(wide)→»", "functions::in_every_type_the_result_has_this_type_and_is_near_"
+     "float64s[equations.average_weights-float16]", "float16 adds up errors"),
     ("if «first.is_floating_point()→True»:", "average_weights_keeps_counters_whole",
      "counters become fractions"),
     ("«torch.stack(values).amax(0)→values[0]»", "the_average_of_one_model_is_a_copy_of_it",
      "a client's own tensor comes back"),
-    ("-«→(F.log_softmax»(target_probs.detach(«→), dim=-1») * F.log_softmax",
+    ("-(target_probs.detach()«→.log_softmax(-1)»",
      "logits::soft_cross_entropy_by_hand", "the target is a log-softmax", "AIJack's DS-FL"),
-    ("-(target_probs.detach()«→.softmax(-1)» * F.log_softmax", "logits::soft_cross_entropy_by_hand",
+    ("-(target_probs.detach()«→.softmax(-1)»", "logits::soft_cross_entropy_by_hand",
      "a softmax over probabilities", "AIJack's DS-FL")]
 TABLE["algorithms/common.py", "common"] = [
     ("np.random.default_rng(np.random.SeedSequence(«seed→10», ",
@@ -143,12 +147,12 @@ TABLE["algorithms/fedavg.py", "fedavg"] = [
     ("lr=lr,« optimizer=optimizer,→»", "contracts::optimizer_and_decay_reach_all_networks[fedavg]",
      "clients keep SGD")]
 TABLE["algorithms/fedprox.py", "fedavg"] = [
-    ("return mu «/ 2 →»* squared_distance", "proximal_term_is_half_mu_squared_distance", "no half"),
+    ("mu «/ 2 →»* squared_distance", "proximal_term_is_half_mu_squared_distance", "no half"),
     ("global_state[name].detach()).«square().sum→norm»()",
      "proximal_gradient_is_mu_times_difference", "the distance, not its square", "FedBE's FedProx"),
-    ("for name, w in model.named_parameters()«→ if 'weight' in name»)",
+    ("(«→('weight' in name) * (»w.to(wide) - global_state[name].detach()«→)»)",
      "two_rounds_against_a_slow_loop[run-0.7]", "biases are free", "FedBE's FedProx"),
-    ("model.«named_parameters→state_dict().items»())", "proximal_term_ignores_buffers",
+    ("model.«named_parameters→state_dict().items»()", "proximal_term_ignores_buffers",
      "running statistics are held too"),
     ("global_state[name]«.detach()→»", "proximal_gradient_is_mu_times_difference",
      "the global model gets a gradient"),
@@ -221,10 +225,10 @@ TABLE["algorithms/feddf.py", "feddf"] = [
     ("lr=lr,« optimizer=optimizer,→»", "contracts::optimizer_and_decay_reach_all_networks[feddf]",
      "clients keep SGD")]
 TABLE["algorithms/fedbe.py", "fedbe"] = [
-    ("(«p * (w[name] - mean).square() for p, w in zip(weights, state_dicts)→sum(weights) / "
-     "len(weights) * (w[name] - mean).square() for w in state_dicts»)", "gaussian_sample_by_hand",
+    ("(«p * (w[name] - wide).square() for p, w in zip(weights, state_dicts)→sum(weights) / "
+     "len(weights) * (w[name] - wide).square() for w in state_dicts»)", "gaussian_sample_by_hand",
      "the variance is not weighted", "FedBE's code"),
-    ("mean + variance«.sqrt()→» * torch", "gaussian_sample_by_hand",
+    ("wide + variance«.sqrt()→» * torch", "gaussian_sample_by_hand",
      "the variance for the standard deviation"),
     ("if «not name.endswith(BUFFERS)→mean.is_floating_point()»:",
      "samples_have_the_averages_buffers[gaussian_sample]",
@@ -284,7 +288,7 @@ TABLE["algorithms/fedsdd_ablations.py", "fedsdd"] = [
 TABLE["algorithms/fedmd.py", "fedmd"] = [
     ("        return client_logits.«→softmax(-1).»mean(0)",
      "consensus_is_of_logits_not_of_probabilities", "a consensus of probabilities"),
-    ("weights« / weights.sum()→», client_logits", "a_weighted_consensus_by_hand",
+    ("weights« / weights.sum()→», logits", "a_weighted_consensus_by_hand",
      "weights that do not sum to 1"),
     ("(logits - consensus_logits.detach()).«abs→square»().mean()",
      "digest_loss_is_the_mean_absolute_error", "the squared error"),
@@ -365,8 +369,8 @@ TABLE["algorithms/fedgem.py", "fedgem"] = [
      "clients learn from their own mean"),
     ("up=num_public, down=«num_public→0»)", "fedgem_round_by_hand", "the download is forgotten")]
 TABLE["algorithms/fedgems.py", "fedgems"] = [
-    ("special.entr(logits.softmax(-1)).«sum→mean»(-1)", "eq3_by_hand", "the mean over the classes"),
-    ("«torch.special.entr→-»(logits.softmax(-1)«→ * logits.softmax(-1).log()»).sum(-1)",
+    ("entr(probs).«sum→mean»(-1)", "eq3_by_hand", "the mean over the classes"),
+    ("«torch.special.entr→-»(probs«→ * probs.log()»).sum(-1)",
      "eq3_certain_logits_have_entropy_zero", "0 times log 0", "AIJack's FedGEMS"),
     ("«(client_logits.argmax(-1) == labels) & →»torch",
      "reliable_is_who_predicts_the_label_by_hand", "who is wrong is trusted"),
@@ -374,18 +378,22 @@ TABLE["algorithms/fedgems.py", "fedgems"] = [
      "infinity can be right"),
     ('masked_fill(~reliable, «float("-inf")→0.0»)', "eq4_unreliable_client_gets_exactly_zero",
      "masked with 0: the softmax gives it exp(0)", "AIJack's FedGEMS"),
-    ("1 / entropy(client_logits)«.clamp(min=1e-6)→»", "eq4_certain_clients_share_equally", "1 / 0",
+    ("client_logits.to(wide))«.clamp(min=1e-6)→»", "eq4_certain_clients_share_equally", "1 / 0",
      "AIJack's FedGEMS"),
-    ("1 / entropy(client_logits).clamp(min=1e-«6→3»)",
+    ("client_logits.to(wide)).clamp(min=1e-«6→3»)",
      "eq4_entropies_below_a_millionth_count_the_same", "H is at least a thousandth"),
-    ("«1 / →»entropy(client_logits)", "eq4_by_hand", "H for 1/H: the least certain counts most"),
+    ("«1 / →»entropy(client_logits", "eq4_by_hand", "H for 1/H: the least certain counts most"),
+    ("entropy(client_logits«.to(wide)→»)", "functions::in_every_type_the_result_has_this_type_and_"
+     "is_near_float64s[fedgems.entropy_weights-float16]", "1 / H overflows: nan"),
     ("«torch.where(reliable, weights, 0.0)→weights»",
      "eq4_eq5_against_a_slow_loop", "nan if nobody is right"),
-    ("«torch.where→»(«weights > 0, →»weights * client_logits«, 0.0→»).sum(0)",
+    ("«torch.where→»(«weights != 0, →»weights * client_logits«, 0.0→»).sum(0)",
      "eq4_eq5_a_logit_that_is_not_finite_reaches_nothing", "0 times nan"),
-    ("«torch.where(weights > 0, weights * client_logits, 0.0).sum(0)→(weights * "
+    ("«torch.where(weights != 0, weights * client_logits, 0.0).sum(0)→(weights * "
      "client_logits.softmax(-1)).sum(0).log()»", "eq5_fused_logits_by_hand",
      "probabilities are mixed, not logits"),
+    ("weights «!=→>» 0", "logits::a_weight_of_nan_shows_and_never_makes_a_uniform_teacher",
+     "a weight of nan counts as 0"),
     ("torch.where(has_teacher,« epsilon * ce +→» (1 - epsilon) * «→ce + epsilon * »kl, ce)",
      "eq2_by_hand", "epsilon on the wrong term"),
     ("«torch.where(has_teacher, epsilon * ce + (1 - epsilon) * kl, ce)→(epsilon * ce + (1 - "
@@ -495,7 +503,7 @@ TABLE["attacks.py", "attacks"] = [
      "divided by all clients"),
     ("benign.std(0«, correction=0→»)", "eq10_lie_by_hand",
      "the sample's standard deviation, nan for one client"),
-    ("sum(0) + far) / «(→»len(benign)« + 1)→»", "eq11_ofom_by_hand", "n + 1 uploads divided by n"),
+    ("+ far) / «(→»len(benign)« + 1)→»", "eq11_ofom_by_hand", "n + 1 uploads divided by n"),
     ("math.floor(«→(»num_clients«→ - num_attackers)» / 2 + 1)« - num_attackers→»", "eq9_lie_z",
      "a majority of the benign alone"),
     (" supporters) / «benign→num_clients», 0.001),", "eq9_lie_z", "all clients in the denominator"),
@@ -511,6 +519,10 @@ TABLE["attacks.py", "attacks"] = [
      "a running variance below 0")]
 # ---------------------------------------------------------------------------------------- partition
 TABLE["partition.py", "partition"] = [
+    ("held_out[«rng.permutation→»(", "parts_are_disjoint_sorted_int64_rows[hold_out]",
+     "the first samples of each class"),
+    ("hold_out(labels, 0.«5→4», rng)", "halves_differ_by_at_most_one_per_class_and_in_total",
+     "two fifths"),
     ("names = names[sizes >«=→» min_size]", "what_cannot_be_split_is_an_error_of_one_line",
      "19 images at least"),
     ("np.array_split(«rng.permutation→np.arange»(len(labels)), num_clients)",

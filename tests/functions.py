@@ -69,7 +69,8 @@ LABELS = torch.tensor([2, 0, 1, 1, 0])
 
 INPUTS = {      # name: makes the arguments of one call or several, new each time: rngs start anew
     "equations.kl_divergence": lambda: [
-        (normal(5, 3), normal(5, 3, seed=1), *T) for T in ((), (3.0,))],
+        (z, normal(5, 3, seed=1), *T) for T in ((), (3.0,))
+        for z in (normal(5, 3), normal(5, 3).index_fill(1, torch.tensor(1), -math.inf))],
     "equations.distillation_loss": lambda: [
         (normal(5, 3), normal(5, 3, seed=1), *T) for T in ((), (3.0,))],
     "equations.soft_cross_entropy": lambda: [(normal(5, 3), probs(5, 3, seed=1))],
@@ -85,6 +86,8 @@ INPUTS = {      # name: makes the arguments of one call or several, new each tim
     "fedbe.gaussian_sample": lambda: [(models(with_batchnorm), [1, 4, 3], rng())],
     "fedbe.dirichlet_sample": lambda: [
         (models(with_batchnorm), [1, 4, 3], rng(), *more) for more in ((), (0.3,))],
+    "fedbe.sharpened_teacher": lambda: [(normal(4, 5, 3),)],
+    "evaluation.disagreement": lambda: [(normal(4, 5, 3),)],
     "fedsdd.group_clients": lambda: [([9, 2, 5, 11, 4, 0, 7, 3], 3, rng())],
     "fedsdd.ensemble_logits": lambda: [(normal(4, 5, 3),)],
     "fedmd.consensus": lambda: [(normal(4, 5, 3),), (normal(4, 5, 3), [2, 0, 1, 5])],
@@ -116,6 +119,9 @@ INPUTS = {      # name: makes the arguments of one call or several, new each tim
     "partition.dirichlet_equal": lambda: [
         (classes(), 6, 0.3, rng()), (classes(400), 23, 0.3, rng())],
     "partition.by_writer": lambda: [(classes(60, 9), 4, rng())],
+    "partition.single_writer": lambda: [(classes(300, 9), 4, rng())],
+    "partition.hold_out": lambda: [(classes(), 0.29, rng())],
+    "partition.halves": lambda: [(classes(301), rng())],
     "partition.few_per_class": lambda: [(classes(), 4, 3, rng())],
     "partition.by_subclass": lambda: [
         (classes(), classes(300, 3, seed=1) + 10 * classes(), n, rng()) for n in (2, 5)],
@@ -128,14 +134,33 @@ INPUTS = {      # name: makes the arguments of one call or several, new each tim
     "communication.split_learning_bytes": lambda: [(1500, 16 * 8 * 8)]}
 EQUATIONS = tuple(INPUTS)
 
+FAR = torch.tensor([[3e4, -4e4, 3e4]])      # the differences are beyond float16's range
+HARD = {        # the same, where 16 bits are too few for what is computed on the way
+    "equations.kl_divergence": lambda: [(FAR, torch.zeros(1, 3), T) for T in (1.0, 0.1)],
+    "equations.soft_cross_entropy": lambda: [(FAR, torch.tensor([[1., 0., 0.]]))],
+    "equations.average_weights": lambda: [([{"w": torch.full((3,), 0.1)}] * 1000, [1] * 1000)],
+    "fedprox.proximal_term": lambda: [      # squares below 6e-8; their sum above 65,504
+        (network(linear), {name: w + x for name, w in network(linear).state_dict().items()}, mu)
+        for x, mu in ((1e-4, 1e4), (300., 1e-3))],
+    "fedbe.gaussian_sample": lambda: [([{"w": x + torch.zeros(3)} for x in (1e-4, -1e-4)], [1, 1],
+                                       rng())],
+    "fedmd.consensus": lambda: [(normal(2, 5, 3), [70_000, 140_000])],
+    "fedgems.entropy": lambda: [(torch.tensor([[12., 0.]]),)],
+    "fedgems.entropy_weights": lambda: [(40 * torch.eye(2)[:, None], torch.ones(2, 1).bool())],
+    "attacks.ofom": lambda: [(torch.full((100, 3), 1e3), normal(3))]}
+
 ERRORS = {      # the same for what is refused
     "equations.average_weights": lambda: (models(linear), [1, 4]),
     "fedsdd.group_clients": lambda: ([1, 2], 3, rng()),
+    "cronus.robust_mean": lambda: (spoilt(probs(10, 6, 4), (3, 2)), 0.0),
+    "attacks.lie_z": lambda: (8, 8),
     "fedmd.consensus": lambda: (normal(4, 5, 3), [0, 0, 0, 0]),
     "partition.iid": lambda: (classes(5), 6, rng()),
     "partition.dirichlet": lambda: (classes(30), 3, 0.01, rng(), 10),
     "partition.by_writer": lambda: (classes(60, 9), 10, rng()),
     "partition.dirichlet_balanced": lambda: (classes(30), 6, 0.0, rng(), 1),
+    "partition.single_writer": lambda: (classes(60, 9), 4, rng()),
+    "partition.hold_out": lambda: (classes(), 1.0, rng()),
     "partition.few_per_class": lambda: (classes(), 4, 30, rng()),
     "partition.dirichlet_equal": lambda: (classes(30), 0, 0.3, rng()),
     "partition.fedgkt_table6": lambda: (classes(), 16, rng()),

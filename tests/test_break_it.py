@@ -64,15 +64,15 @@ def test_each_names_a_test_that_exists():
 
 HAND = "test_common.py::test_kl_is_from_teacher_to_student_by_hand"
 UNNOTICED = {   # what: (old, new, verdict)
-    "a comment": ("dim=-1)              # [N, C]", "dim=-1)", "SURVIVED"),
+    "a comment": ("dim=-1)     # [N, C]", "dim=-1)", "SURVIVED"),
     "a docstring": ("in nats, without the factor", "in nats", "SURVIVED"),
-    "a name that is nowhere": ("student_logits / temperature", "student_logits / temparature",
+    "a name that is nowhere": ("student_logits.to(wide)", "student_logits.to(side)",
                                "broken: NameError"),
-    "no Python": ("student_logits / temperature", "student_logits // / temperature", "broken"),
+    "no Python": ("student_logits.to(wide) /", "student_logits // /", "broken"),
     "a wrong import": ("import torch.nn.functional as F", "import torch.nn.functions as F",
                        "broken"),
     "an error of another kind": (
-        "student_logits / temperature", "student_logits.reshape(7) / temperature",
+        "student_logits.to(wide)", "student_logits.reshape(7)",
         f"broken: RuntimeError in the call of tests/{HAND}")}
 
 

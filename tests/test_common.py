@@ -19,9 +19,11 @@ from algorithms.training import batches, forward, predict_logits, predict_member
 
 def test_kl_is_from_teacher_to_student_by_hand():
     """A sum over classes for each sample; from student to teacher it would begin with .2231."""
-    teacher, student = torch.tensor([[.8, .2], [.1, .9]]).log(), torch.tensor([[.5, .5]] * 2).log()
+    teacher = torch.tensor([[.8, .2], [.1, .9], [1., 0.]]).log()
+    student = torch.tensor([[.5, .5]] * 3).log()
     expected = [.8 * math.log(.8 / .5) + .2 * math.log(.2 / .5),                         # .1927
-                .1 * math.log(.1 / .5) + .9 * math.log(.9 / .5)]
+                .1 * math.log(.1 / .5) + .9 * math.log(.9 / .5),
+                math.log(1 / .5)]                                                    # 0 ln 0 = 0
     assert kl_divergence(teacher, student).tolist() == pytest.approx(expected, abs=1e-6)
 
 
@@ -76,6 +78,12 @@ def test_the_average_of_one_model_is_a_copy_of_it():
 def test_weights_that_make_no_average_are_refused(weights):
     with pytest.raises(ValueError, match="weight"):
         average_weights([linear().state_dict()] * 2, weights)
+
+
+@pytest.mark.parametrize("names, size", [("", 3), ("w", 1), ("wb", 3)])
+def test_models_with_other_names_or_shapes_are_refused(names, size):
+    with pytest.raises(ValueError, match="[wb] has shape .* in model 0 and .* in model 1$"):
+        average_weights([{"w": torch.ones(3)}, {name: torch.ones(size) for name in names}], [1, 1])
 
 
 def draw_seeded(*keys):

@@ -1,11 +1,12 @@
 """What every function that carries an equation promises, on the inputs of functions.py."""
 import copy
 import inspect
+import math
 
 import numpy as np
 import pytest
 import torch
-from functions import EQUATIONS, ERRORS, INPUTS, identical, normal, own, results, rng
+from functions import EQUATIONS, ERRORS, HARD, INPUTS, identical, normal, own, results, rng
 
 AXES = {   # M clients, N samples, C classes: a permutation of an axis permutes the result or, where
     # the result lacks that axis, changes nothing. Lower case: not asked (labels number classes).
@@ -121,7 +122,7 @@ def test_logits_of_ten_thousand_are_finite(name):
 def test_the_student_has_the_right_gradient_and_the_teacher_none(name):
     student, teacher = STUDENT[name]
     for arguments in INPUTS[name]():
-        arguments = [x.double().nan_to_num() if isinstance(x, torch.Tensor) and
+        arguments = [x.double().nan_to_num(neginf=-math.inf) if isinstance(x, torch.Tensor) and
                      x.is_floating_point() else x for x in arguments]
         z = arguments[student].requires_grad_()
         assert torch.autograd.gradcheck(
@@ -132,14 +133,38 @@ def test_the_student_has_the_right_gradient_and_the_teacher_none(name):
             assert arguments[teacher].grad is None and z.grad.abs().sum() > 0
 
 
-@pytest.mark.parametrize("name", AXES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_result_has_the_type_of_the_input(name, dtype):
-    for arguments in INPUTS[name]():
-        arguments = [x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
-                     for x in arguments]
-        result = own(name)(*arguments)
-        assert result.dtype in (dtype, torch.bool)
+def in_type(value, dtype):
+    """A copy in which all floating-point numbers of models and tensors have this type."""
+    if isinstance(value, dict):
+        return {key: in_type(x, dtype) for key, x in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [in_type(x, dtype) for x in value]
+    if isinstance(value, torch.nn.Module) or torch.is_tensor(value) and value.is_floating_point():
+        return copy.deepcopy(value).to(dtype)
+    return copy.deepcopy(value)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("name", [name for name in EQUATIONS if "partition" not in name])
+def test_in_every_type_the_result_has_this_type_and_is_near_float64s(name, dtype):
+    """Within eight units in the last place of the largest number."""
+    dtype = getattr(torch, dtype)
+    for arguments in INPUTS[name]() + (HARD.get(name, list)() if dtype.itemsize == 2 else []):
+        arguments = in_type(arguments, dtype)
+        expected = own(name)(*in_type(arguments, torch.float64))
+        for x, y in zip(tensors(own(name)(*arguments)), tensors(expected), strict=True):
+            assert x.dtype == (dtype if y.is_floating_point() else y.dtype)
+            x, y = x.double(), y.double()
+            assert (x - y).abs().max() <= 8 * torch.finfo(dtype).eps * y.abs().max() < math.inf
+
+
+@pytest.mark.parametrize("rng", [0, np.random.RandomState(0), torch.Generator()], ids=type)
+@pytest.mark.parametrize("name", [name for name in EQUATIONS if "partition" in name])
+def test_a_partition_says_which_generator_it_wants(name, rng):
+    arguments = [rng if isinstance(x, np.random.Generator) else x for x in INPUTS[name]()[0]]
+    with pytest.raises(ValueError, match="^rng is .* a numpy Generator is needed"):
+        own(name)(*arguments)
+    assert "numpy Generator" in own(name).__doc__
 
 
 @pytest.mark.parametrize("name", ERRORS)
@@ -150,7 +175,7 @@ def test_what_is_refused_is_refused_in_one_line(name):
 
 
 def test_the_tables_name_functions_and_every_function_that_refuses():
-    assert {*AXES, *LOGITS, *STUDENT, *ERRORS} <= set(EQUATIONS)
+    assert {*AXES, *LOGITS, *STUDENT, *HARD, *ERRORS} <= set(EQUATIONS)
     raising = {name for name in EQUATIONS if "raise ValueError" in inspect.getsource(own(name))
-               or "_check_clients" in inspect.getsource(own(name))}
+               or "_check_" in inspect.getsource(own(name))}
     assert set(ERRORS) == raising

@@ -65,6 +65,13 @@ def test_soft_cross_entropy_by_hand():
     assert soft_cross_entropy(logits, target).tolist() == pytest.approx(expected, abs=1e-12)
 
 
+def test_a_weight_of_nan_shows_and_never_makes_a_uniform_teacher():
+    """The first client is called reliable, with logits of nan."""
+    logits = torch.tensor([[[math.nan, 0.]], [[1., 0.]]])
+    weights = fedgems.entropy_weights(logits, torch.tensor([[True], [True]]))
+    assert weights.isnan().all() and fedgems.fuse_logits(logits, weights).isnan().all()
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1e30])
 def test_an_upload_with_one_bad_number_is_left_out(value):
     uploads = torch.randn(4, 5, 3)
