@@ -7,9 +7,9 @@
 # usage: benchmarks/claims/diversity.sh [METHOD ...]
 # Embedded data, letters as public images, 40 rounds. 12 minutes on one core for one seed.
 source "$(dirname "$0")/common.sh"
-local="--participation 0.4 --rounds 40 --local-epochs 5 --batch-size 32 --lr ${LR:-0.1}"
+local="--participation 0.4 --rounds 40 --local-epochs 5 --batch-size 32 --lr 0.1"
 server="--K 4 --R 1 --distill-steps 100 --server-batch-size 128 --server-lr 0.0125"
-for alpha in ${ALPHAS:-1.0 0.1}; do
+for alpha in 1.0 0.1; do
     data="--model cnn --clients 20 --partition dirichlet_equal --alpha $alpha"
     data+=" --public glyphs-letters"
     methods="fedavg fedprox scaffold none main all main-fedprox main-scaffold"
