@@ -219,6 +219,8 @@ def build_parser(algos, about):
 def own_settings(algo):
     """{name: value} of the hyperparameters in the name of a variant: fedsdd:R=4:local-epochs=1."""
     name, *words = algo.split(":")
+    if not words:
+        return {}
     if "" in words:
         fail(f"{algo}: after a colon goes a hyperparameter, as in fedsdd:R=4:K=2")
     own = parse(["--algo", name, *("--" + word for word in words)])
