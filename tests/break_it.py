@@ -64,7 +64,7 @@ TABLE["algorithms/equations.py", "common"] = [
      "kl_is_exact_for_equal_and_huge_logits", "softmax underflows", "FedBE's code"),
     ("terms.«sum→mean»(-1)", "kl_is_from_teacher_to_student_by_hand",
      "the mean over classes: C times too small", "FedBE's code, PFLlib's FedKD"),
-    ("terms = «terms.masked_fill→»(", "kl_is_from_teacher_to_student_by_hand", "0 ln 0 is nan"),
+    ("«terms = terms.masked_fill→»(", "kl_is_from_teacher_to_student_by_hand", "0 ln 0 is nan"),
     ("return «temperature**2 * →»kl", "distillation_is_t_squared_times_mean_kl", "no temperature²",
      "FedDF's code"),
     ("return temperature«**2→ * 2.0» * kl", "distillation_is_t_squared_times_mean_kl",
@@ -519,7 +519,7 @@ TABLE["attacks.py", "attacks"] = [
      "a running variance below 0")]
 # ---------------------------------------------------------------------------------------- partition
 TABLE["partition.py", "partition"] = [
-    ("held_out[«rng.permutation→»(", "parts_are_disjoint_sorted_int64_rows[hold_out]",
+    ("held_out[«rng.permutation→»(", "hold_out_takes_the_share_of_every_class_to_one_sample",
      "the first samples of each class"),
     ("hold_out(labels, 0.«5→4», rng)", "halves_differ_by_at_most_one_per_class_and_in_total",
      "two fifths"),

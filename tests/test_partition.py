@@ -244,6 +244,7 @@ def test_hold_out_takes_the_share_of_every_class_to_one_sample(share):
     labels = np.repeat([0, 1], 100)
     assert counts(labels, partition.hold_out(labels, .29, rng())).tolist() == [[29] * 2, [71] * 2]
     assert [len(part) for part in partition.hold_out(np.zeros(10), .1, rng())] == [1, 9]
+    assert partition.hold_out(np.zeros(10), .5, rng())[0].tolist() != [0, 1, 2, 3, 4]
 
 
 def test_halves_differ_by_at_most_one_per_class_and_in_total():
