@@ -6,7 +6,7 @@
 #   fedsdd    four aggregated models as the ensemble, only the main one learns from it
 # usage: benchmarks/claims/feddf.sh [METHOD ...]
 # All hold a tenth of the training images out for validation, as the paper's section A.4. The rates
-# are the quick start's: 0.1, and for the server an eighth of it. 7 minutes on one core for one seed.
+# are the quick start's: 0.1, and for the server an eighth of it. 7 minutes a seed on one core.
 source "$(dirname "$0")/common.sh"
 local="--participation 0.4 --rounds 20 --local-epochs 5 --batch-size 32 --lr 0.1"
 server="--distill-steps 100 --server-batch-size 128 --temperature 4 --server-lr 0.0125"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# FedGKT, Tables 1-3: it reaches FedAvg of the full network, with edges far too weak alone (Table
-# 1); the server's logits help the edges (Table 2); asynchronous is level with synchronous (Table 3).
+# FedGKT: it reaches FedAvg of the full network, with edges far too weak alone (Table 1); the
+# server's logits help the edges (Table 2); asynchronous is level with synchronous (Table 3).
 #   none, to-edge, both    who is taught: nobody, the edges, the edges and the server
 #   none-own               none, from different initial weights
 #   async                  to-edge without waiting: as many trainings in all as to-edge
