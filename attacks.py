@@ -13,7 +13,7 @@ theta_m        returned     what a malicious client uploads
 theta'         theta        a vector that does harm
 mu_j, sigma_j               mean and population standard deviation over the benign clients,
                             coordinate by coordinate
-z_max          z            how many standard deviations LIE goes
+z^max          z            how many standard deviations LIE goes
 n, epsilon n                num_clients, num_attackers: all clients, malicious clients
 
 Where the paper is silent or we differ:

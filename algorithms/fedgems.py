@@ -6,16 +6,16 @@ What travels: logits; up, of the public samples that the server requests; down, 
 Public data: labeled, on the server and on every client. All may have different networks.
 Run:   python fedkd_minimal.py --algo fedgems
 
-Paper              here                         shape         note
-X^0, Y^0           fed.public                   [N, ...], [N] public samples and their labels
-L_Global           pool.logits, pool.mask       [N, C], [N]   the server's latest correct logits
-S_Correct          correct                      bool [B]      of one batch
-l_{C_j}            client_logits                [M, n, C]     of the n samples outside the pool
-C_Reliable         reliable                     bool [M, n]   client j is right on the sample
-alpha_{C_j}        weights                      [M, n]        Eq. (4)
-sum_j alpha_j l_j  fused_logits                 [n, C]        Eq. (5)
-L_s                server_logits                [N, C]        the clients learn from these
-epsilon            epsilon (--epsilon)          number        weight of CE in Eq. (2), (5), (6)
+Paper                      here                     shape         note
+X^0, Y^0                   fed.public               [N, ...], [N] public samples and their labels
+L_Global                   pool.logits, pool.mask   [N, C], [N]   the server's latest correct logits
+S_Correct                  correct                  bool [B]      of one batch
+l_{C_j}                    client_logits            [M, n, C]     of the n samples outside the pool
+C_Reliable                 reliable                 bool [M, n]   client j is right on the sample
+alpha_{C_j}                weights                  [M, n]        Eq. (4)
+sum_j alpha_{C_j} l_{C_j}  fused_logits             [n, C]        Eq. (5)
+L_s                        server_logits            [N, C]        the clients learn from these
+epsilon                    epsilon (--epsilon)      number        weight of CE in Eq. (2), (5), (6)
 
 Each public sample of a server batch is one of these cases:
   self_training          the server is right: cross-entropy alone, and its logits go to the pool

@@ -110,9 +110,3 @@ def test_all_draws_are_by_the_runs_seed():
     r"^ *\$? *python fedkd_minimal\.py(?!.*--(?:list|help|resume))([^#\n`|]*)", README, re.M))
 def test_every_command_of_the_readme_is_understood(command):
     configure(parse(command.replace("\\", " ").split()))
-
-
-def test_the_readme_tells_each_algorithm_files_length():
-    for path in {Path(inspect.getfile(ALGORITHMS[algo])) for algo in OF_PAPERS}:
-        length = len(path.read_text().splitlines())
-        assert f"[{path.name}](algorithms/{path.name}) ({length})" in README, (path.name, length)

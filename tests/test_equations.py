@@ -1,5 +1,5 @@
 """EQUATIONS.md: each equation and line of the papers is where it says, and a test pins it.
-Run as a script, this file corrects the line numbers there and in the README's index."""
+Run as a script, this file corrects the line numbers there."""
 import ast
 import re
 from pathlib import Path
@@ -20,6 +20,13 @@ PAPER_OF = {stem: paper for paper, stems in PAPERS.items() for stem in stems.spl
 ANCHOR = re.compile(r"(?:\b(Fed[A-Z]\w+|SCAFFOLD) )?(?:(Eq\.) (?=\()|(?:Alg\. (\d), |(?<=# ))"
                     r"(?:lines?|step) (?=\d))((?:\(?\d+\)?(?:-|, )?)+)")
 
+MATH = re.compile(r"(?:^```math\n|(?<!\w)\$`)((?:[^`$]|\n)+?)(?:^```$|`\$(?!\w))", re.M)
+SIDES = r"{ } \left \right \begin{cases} \end{cases} \begin{aligned} \end{aligned}".split()
+KNOWN = {*SIDES, *r"""\{ \} \, \\ \Big \Delta \Vert \alpha \boldsymbol \cdot \ell \epsilon
+    \eta \exp \frac \in \lVert \leftarrow \lfloor \log \lt \lvert \mathcal \mathrm \max \mid \min
+    \mu \nabla \phi \quad \rVert \rfloor \rvert \sigma \stackrel \sum \tau \text \theta \tilde
+    \times \underbrace \underset""".split()}    # of MathJax, without \operatorname: GitHub bars it
+
 
 def anchors(text, paper=None):
     """{(paper, "Eq." or "Alg. 1", number)} of "Eq. (6)-(7)", "Alg. 1, line 5-7, 9", "# line 4"."""
@@ -37,7 +44,7 @@ def corrected(text):
     """The text whose links to code have the line of the function, or of the only such code."""
     def correct(link):
         name, path, _ = link.groups()
-        wanted = re.compile(rf"def {name}\(" if name.isidentifier() else re.escape(name))
+        wanted = re.compile(rf"def {name}\(|^{name} " if name.isidentifier() else re.escape(name))
         found = [n for n, line in enumerate(read(path).splitlines(), 1) if wanted.search(line)]
         assert len(found) == 1, f"{path} has {name} in the lines {found}, not in one"
         return f"[`{name}`]({path}#L{found[0]})"
@@ -46,23 +53,15 @@ def corrected(text):
 
 def rows():
     """[(paper, {what it numbers}, here, pinned by)] of the whole index."""
-    found = []
-    for paper, section in re.findall(r"^## (.*)\n((?:(?!## ).*\n)*)", INDEX.read_text(), re.M):
-        for line in re.findall(r"^\| (?!paper|-)(.*) \|$", section, re.M):
-            numbers, _, here, tests = line.split(" | ")
-            found.append((paper, anchors(numbers, paper), here, tests))
+    found, paper, text = [], None, INDEX.read_text()
+    for level, title, body in re.findall(r"^(##+) (.*)\n((?:(?!##).*\n)*)", text, re.M):
+        paper = title if level == "##" else paper
+        for here, tests in re.findall(r"^- Here: (.*)\n(?:- Tests: (.*)\n)?", body, re.M):
+            found.append((paper, anchors(title, paper), here, tests))
+        for k, here, tests in re.findall(r"^\| (\d+) \| .* \| (.*) \| (.*) \|$", body, re.M):
+            tests += body.partition("\n|")[0] if here != "nothing" else ""     # tests of all lines
+            found.append((paper, anchors(f"Alg. {title[-1]}, line {k}", paper), here, tests))
     return found
-
-
-def short_index():
-    """The README's links: each equation, to the first place where it is computed."""
-    links = {paper: [paper] for paper in NUMBERED}
-    for paper, numbers, here, _ in rows():
-        equations = [k for _, kind, k in sorted(numbers) if kind == "Eq."]
-        for _, path, line in LINK.findall(here)[:1] if paper in NUMBERED else ():
-            links[paper] += [f"[({k})]({path}#L{line})" for k in equations]
-    lines = [" ".join(words) for words in links.values() if words[1:]]
-    return f"Equations, one click each: {'; '.join(lines)}."
 
 
 def says(path, line):
@@ -82,22 +81,19 @@ def test_every_equation_and_line_of_a_paper_is_in_the_index_once():
 
 def test_every_link_leads_to_the_line_it_names():
     assert INDEX.read_text() == corrected(INDEX.read_text())
-    assert short_index() in read("README.md")
 
 
 def test_the_code_says_the_same_number_where_the_index_leads():
     for paper, numbers, here, _ in rows():
         said = [says(path, int(line)) for _, path, line in LINK.findall(here)]
-        assert said or here in ("definition", "heading"), here
         assert all(numbers & each for each in said), (paper, numbers, here)
-        assert not said or numbers <= set.union(*said), (paper, numbers, here)
+        assert numbers <= set.union(*said) if said else here.startswith("nothing"), (numbers, here)
 
 
 def test_no_equation_or_line_that_is_code_is_without_a_test():
     for _, numbers, here, tests in rows():
-        named = LINK.findall(tests)
-        assert bool(named) == bool(LINK.search(here)), numbers
-        assert all(x[0].startswith("test_") and x[1].startswith("tests/test_") for x in named)
+        assert bool(LINK.search(tests)) == bool(LINK.search(here)), numbers
+        assert all(re.match(r"\[`test_\w+`\]\(tests/test_", x[0]) for x in LINK.finditer(tests))
 
 
 def test_every_anchor_in_the_code_is_in_the_index():
@@ -106,7 +102,27 @@ def test_every_anchor_in_the_code_is_in_the_index():
         assert anchors(path.read_text(), PAPER_OF.get(path.stem)) <= indexed, path.name
 
 
+def renders(formula):
+    """Only known commands, no "|" (it would end a table's cell), as much closed as opened."""
+    words = re.findall(r"\\(?:begin|end)\{\w+\}|\\[A-Za-z]+|\\.|[{|}]", formula)
+    counts = [words.count(side) for side in SIDES]
+    return {*words} <= KNOWN and counts[::2] == counts[1::2]
+
+
+def test_every_formula_renders():
+    assert not re.search(r"\$|```", MATH.sub("", INDEX.read_text()))
+    assert [formula for formula in MATH.findall(INDEX.read_text()) if not renders(formula)] == []
+    assert not any(map(renders, (r"\operatorname{f}", r"\frac{1}{2", r"\left(", "a | b")))
+
+
+def test_formulas_and_notation_tables_have_the_same_letters():
+    noise = re.compile(r"\\(boldsymbol|text|tilde|[lr]vert|mid)\b|[\\{}^~| ]")
+    letters = noise.sub("", "\n".join(MATH.findall(INDEX.read_text())))
+    for path in {path for _, path, _ in LINK.findall(INDEX.read_text())}:
+        for head, table in re.findall(r'^(Paper .*)here .*\n((?:[^"\n]+\n)+)', read(path), re.M):
+            words = re.findall(r"[^\s,]+", " ".join(x[:len(head)] for x in table.splitlines()))
+            assert [word for word in words if noise.sub("", word) not in letters] == [], path
+
+
 if __name__ == "__main__":
     INDEX.write_text(corrected(INDEX.read_text()))
-    readme = re.sub("Equations, one click each: .*", lambda _: short_index(), read("README.md"))
-    (ROOT / "README.md").write_text(readme)
