@@ -8,6 +8,7 @@ import pytest
 import torch
 
 PAGE = Path(__file__).parent.parent / "WORKED_ROUND.md"
+PICTURE = re.sub("<[^>]*>", "", (PAGE.parent / "pictures/worked_round.svg").read_text())
 LN3, THIRD = math.log(3), math.log(3) / 3
 SURE, LESS = math.log(10) - .9 * math.log(9), math.log(4) - .75 * LN3   # H(9/10, 1/10), H(3/4, 1/4)
 MORE = 1 / (1 + math.exp(1 / LESS - 1 / SURE))               # the weight of the one that is surer
@@ -29,6 +30,11 @@ def page():
 
 def close(tensor, expected):
     torch.testing.assert_close(tensor, torch.tensor(expected), atol=2e-6, rtol=1e-5)
+
+
+def test_the_pictures_shapes_are_those_of_the_tensors(page):
+    shown = set(re.findall(r"([a-z_.]+) (\[[\d, ]+\])", PICTURE))
+    assert shown == {(x, str([*eval(x, page["FedGEMS"]).shape])) for x, _ in shown} != set()
 
 
 def test_eq3_eq4_eq5_by_pencil(page):
@@ -92,6 +98,6 @@ def test_the_numbers_in_the_text_are_right(page):
     tensors = [x.float() for names in page.values() for x in names.values()
                if torch.is_tensor(x) and x.ndim]
     numbers = [*derived, *torch.cat([y.flatten() for x in tensors for y in (x, x.softmax(-1))])]
-    text = re.sub(r"```python.*?```", "", PAGE.read_text(), flags=re.S)
+    text = re.sub(r"```python.*?```", "", PAGE.read_text(), flags=re.S) + PICTURE
     said = set(re.findall(r"\d\.\d{4}", text))
     assert len(said) > 20 and said <= {f"{abs(number):.4f}" for number in numbers}
