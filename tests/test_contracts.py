@@ -4,12 +4,14 @@ import copy
 import dataclasses
 import functools
 import inspect
+import json
 import math
+import re
 
 import numpy as np
 import pytest
 import torch
-from toys import (federation, labelled, linear, same, samples, through_a_file,
+from toys import (federation, labelled, linear, main, same, samples, through_a_file,
                   without_seconds)
 from torch import nn
 
@@ -406,3 +408,15 @@ def test_each_contract_notices_its_fault(fault, monkeypatch):
     monkeypatch.setitem(ALGORITHMS, "new", new(fault, monkeypatch))
     with pytest.raises(AssertionError):
         hold(FAULTS[fault], "new")
+
+
+def test_the_page_of_metrics_has_every_key_and_no_other(npz, tmp_path, pytestconfig):
+    main(f"--algo fedmd,fedgems --dataset {npz} --clients 4 --partition iid --public half "
+         f"--validation 0.2 --rounds 1 --lr-patience 2 --out {tmp_path}".split())
+    rows = [json.loads(line) for file in tmp_path.rglob("*.jsonl") for line in open(file)]
+    rows += [row for algo in ALGORITHMS for row, _ in measured(whole(algo))]
+    found = {re.sub(r"\d$", "I", re.sub("Net|Wide", "NETWORK", key)) for row in rows for key in row}
+    for code in (path.read_text() for path in pytestconfig.rootpath.glob("algorithms/*.py")):
+        found |= {f"{name}_seconds" for name in re.findall(r"^@timed\ndef (\w+)", code, re.M)}
+    cells = re.findall("^[|] (`.*?) [|]", (pytestconfig.rootpath / "METRICS.md").read_text(), re.M)
+    assert {*re.findall(r"`(\w+)`", " ".join(cells))} == found
