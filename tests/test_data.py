@@ -257,7 +257,7 @@ def test_folder_reads_classes_and_files_in_sorted_order(tmp_path):
     assert loaded.train.labels.tolist() == [0, 1, 1] and loaded.test.labels.tolist() == [0, 1]
 
 
-def test_folder_has_one_channel_only_if_all_images_are_grey(tmp_path):
+def test_folder_has_one_channel_only_if_all_images_are_gray(tmp_path):
     images = dict.fromkeys(("train/a/0.png", "train/b/0.png", "test/a/0.png"), COLOR[1, :, :, 0])
     assert data.load(write_images(tmp_path, images)).train.images.shape == (2, 1, 5, 4)
     mixed = data.load(write_images(tmp_path, {"test/a/0.png": COLOR[0]})).train.images
@@ -329,11 +329,11 @@ def test_x5_public_images_are_normalized_with_the_tasks_statistics():
 
 
 def test_adapt_by_hand():
-    """Color becomes luminance. With antialiasing, stripes shrink to grey; without, to white."""
+    """Color becomes luminance. With antialiasing, stripes shrink to gray; without, to white."""
     image = torch.tensor([1., .5, .25]).view(1, 3, 1, 1).expand(1, 3, 4, 4)
-    grey = torch.full((1, 1, 4, 4), .299 * 1 + .587 * .5 + .114 * .25)
-    assert torch.allclose(data.adapt(image, (1, 4, 4)), grey)
-    assert torch.equal(data.adapt(grey, (3, 4, 4)), grey.expand(1, 3, 4, 4))
+    gray = torch.full((1, 1, 4, 4), .299 * 1 + .587 * .5 + .114 * .25)
+    assert torch.allclose(data.adapt(image, (1, 4, 4)), gray)
+    assert torch.equal(data.adapt(gray, (3, 4, 4)), gray.expand(1, 3, 4, 4))
     assert torch.equal(data.adapt(image, (3, 4, 4)), image)
     stripes = torch.tensor([0., 1, 1, 0]).repeat(8).expand(1, 1, 32, 32)
     assert torch.allclose(data.adapt(stripes, (1, 8, 8))[..., 1:-1], torch.tensor(.5), atol=1e-6)
@@ -392,7 +392,7 @@ def test_by_superclass_keeps_the_old_labels_as_subclasses():
 
 @pytest.fixture(autouse=True)
 def sets(monkeypatch):
-    """`load` knows the task `toy`, in color and with superclasses, and `foreign`, in grey."""
+    """`load` knows the task `toy`, in color and with superclasses, and `foreign`, in gray."""
     for name, dataset in {"toy": TOY, "foreign": FOREIGN, "glyphs": load("glyphs")}.items():
         monkeypatch.setitem(data.DATASETS, name, lambda root, dataset=dataset: dataset)
 

@@ -160,12 +160,12 @@ def test_fedmd_is_initialised_like_keras(name):
 
 
 # ---------------------------------------------------------------------------- blocks, by hand
-def by_hand(block, **centres):
+def by_hand(block, **centers):
     """In eval mode, BatchNorm without effect (variance 1 - eps: it divides by exactly 1), and
     kernels that are 0 but for the given value at the pixel itself."""
     for norm in layers_of(block, nn.BatchNorm2d):
         norm.running_var.fill_(1 - norm.eps)
-    for name, value in centres.items():
+    for name, value in centers.items():
         kernel = getattr(block, name).weight.data.zero_()
         kernel[:, :, kernel.shape[2] // 2, kernel.shape[3] // 2] = value
     return block.eval()
