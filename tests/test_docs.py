@@ -16,6 +16,9 @@ from fedkd_minimal import configure, parse
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("[!.]*/*.md"), *ROOT.glob("reading/*.html")]
+LINK = (r"(?:\]\(|\b(?:href|src|srcset)=\"|`(?=(?:benchmarks|results|tests)/)|"
+        r"\bpython (?:-m pytest )?(?=\S+\.py))(?!\w+:)([^()\s\">`#]*)#?([^()\s\">`]*)")
 ALGORITHM_FILES = sorted((ROOT / "algorithms").glob("[!_]*.py"))
 PRODUCT = [*sorted(ROOT.glob("*.py")), *ALGORITHM_FILES]
 SHARED = {       # files that all algorithms use: {file: files of the project that it may import}
@@ -107,6 +110,23 @@ def test_all_draws_are_by_the_runs_seed():
 
 
 @pytest.mark.parametrize("command", re.findall(
-    r"^ *\$? *python fedkd_minimal\.py(?!.*--(?:list|help|resume))([^#\n`|]*)", README, re.M))
-def test_every_command_of_the_readme_is_understood(command):
-    configure(parse(command.replace("\\", " ").split()))
+    r"\b(?:python|torchrun \S+ \d+) fedkd_minimal\.py (?!.*(?:--list|--help|--resume|fedavgm))"
+    r"([^#\n`|]+)", "".join(path.read_text() for path in PAGES).replace("\\\n", " ")))
+def test_every_command_on_a_page_is_understood(command):
+    configure(parse(re.sub(r"[][]|\.\.\.", "", command).split()))
+
+
+def places(path):
+    """What may follow a file's #: L and a line's number, an id, a heading in GitHub's spelling."""
+    text = path.read_text()
+    headings = re.findall("^#+ (.*)", re.sub("^```.*?^```", "", text, flags=re.M | re.S), re.M)
+    words = [re.sub(r"\]\(.*?\)|[^\w\- ]", "", x).lower().replace(" ", "-") for x in headings]
+    lines = map("L{}".format, range(1, text.count("\n") + 1))
+    return {*words, *lines, *re.findall(r'\bid="(.*?)"', text)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_every_link_and_script_on_a_page_exists_and_every_anchor(page):
+    for name, place in re.findall(LINK, page.read_text(), re.M):
+        path = page.parent / (name or page.name)
+        assert path.exists() and (not place or place.split("-L")[0] in places(path)), (name, place)

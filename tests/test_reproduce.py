@@ -1,11 +1,10 @@
-"""REPRODUCE.md: its commands are understood, no table or figure is missing, its links lead on."""
+"""REPRODUCE.md: its commands are understood, and no table or figure is missing."""
 import re
 from pathlib import Path
 
 import pytest
 
-from command_line import parse
-from fedkd_minimal import configure
+from fedkd_minimal import configure, parse
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "REPRODUCE.md").read_text()
@@ -38,8 +37,3 @@ def test_every_table_and_figure_has_a_row(paper):
     items = [*(f"Table {k}" for k in TABLES[paper]), *OTHERS.get(paper, ()),
              *(f"Figure {k}" for k in FIGURES.get(paper, ()))]
     assert [x for x in items if not re.search(rf"^\| {x}\b", SECTIONS[paper], re.M)] == []
-
-
-def test_every_link_leads_to_a_file():
-    links = re.findall(r"\]\(([^)#]+)", PAGE)
-    assert len(links) > 40 and [link for link in links if not (ROOT / link).is_file()] == []

@@ -78,6 +78,7 @@ def test_a_hyperparameter_without_a_range_has_one_by_its_type(fedavgm, capsys):
         with pytest.raises(SystemExit):
             configured(f"--algo fedavgm --server-momentum {value}")
     assert configured("--algo fedavgm --server-momentum -2")["settings"]["fedavgm"]
+    assert all(map(configured, re.findall(r"fedkd_minimal\.py (.*\bfedavgm\b.*)", PAGE)))
 
 
 def test_the_pages_program_learns(capsys):
