@@ -708,7 +708,8 @@ def verdicts(mutants, copies):
 def others(folder, names):
     """What a copy does without: all but code, texts and tests."""
     return [name for name in names
-            if name not in ("algorithms", "tests") and not name.endswith((".py", ".toml", ".md"))]
+            if name not in ("algorithms", "reference", "tests")
+            and not name.endswith((".py", ".toml", ".md"))]
 
 
 def main(argv=None):

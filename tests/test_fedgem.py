@@ -3,12 +3,13 @@ import dataclasses
 
 import pytest
 import torch
-from test_fedgems import QUICK, WAYS, slow_slope, toy
+from test_fedgems import QUICK, WAYS, toy
 from toys import (close, labelled, same, slow_accuracy, slow_learner, slow_logits, slow_training,
                   towards_labels)
 
 from algorithms import fedgem, fedgems_ablations
 from algorithms.common import stream
+from reference.fedgems import loss_slope
 
 
 @WAYS
@@ -34,12 +35,12 @@ def test_fedgem_round_by_hand(more, augment):
         teacher = [[sum(upload[n][c] for upload in uploads) / 4 for c in range(3)]
                    for n in range(14)]
         slow_training(server, updates[-1], shown(images, None),
-                      lambda n, z: slow_slope(z, labels[n], teacher[n], epsilon), batch_size=5,
+                      lambda n, z: loss_slope(z, labels[n], teacher[n], epsilon), batch_size=5,
                       epochs=settings["server_epochs"], rng=stream(0, "server", t))
         server_logits = slow_logits(server, images)
         for i in ids:
             slow_training(clients[i], updates[i], shown(images, None),
-                          lambda n, z: slow_slope(z, labels[n], server_logits[n], epsilon),
+                          lambda n, z: loss_slope(z, labels[n], server_logits[n], epsilon),
                           batch_size=4, epochs=settings["public_epochs"],
                           rng=stream(0, "public", t, i))
         own = [slow_accuracy(client, fed.test) for client in clients]

@@ -1,16 +1,18 @@
 """FedGEMS: who is right, what counts how much, what is learned in each case; Algorithm 1 whole."""
 import math
+from functools import partial
+from itertools import product
 
 import pytest
 import torch
-from toys import (close, labelled, last, linear, same, slow_accuracy, slow_learner, slow_logits,
-                  slow_softmax, slow_training, towards_labels, with_batchnorm, with_dropout)
+from toys import (SHAPE, close, drawn, labelled, last, linear, numbers, pixels, same, slow_accuracy,
+                  slow_softmax, update_by, with_batchnorm, with_dropout)
 
 from algorithms import fedgems, fedgems_ablations
-from algorithms.common import stream
 from algorithms.fedgems import (client_loss, entropy, entropy_weights, fuse_logits,
                                 reliable_clients, server_loss)
 from algorithms.training import predict_logits, snapshot
+from reference import fedgems as oracle
 
 CASES = ("self_training", "self_distillation", "ensemble_distillation", "nobody_right")
 QUICK = {"rounds": 2, "local_epochs": 1, "public_epochs": 1, "server_epochs": 1, "batch_size": 4,
@@ -31,22 +33,6 @@ def random_logits(*shape, seed=0, scale=2.0):
     return scale * torch.randn(*shape, generator=rng, dtype=torch.float64)
 
 
-# ----------------------------------------------------------------------- slow: one sample at a time
-
-def slow_entropy(z):
-    return -sum(p * math.log(p) for p in slow_softmax(z))
-
-
-def slow_fusion(uploads, y):
-    """Eq. (4), (5) for one sample: ({client that is right: weight}, the mix of their logits)."""
-    right = [j for j, z in enumerate(uploads) if z.index(max(z)) == y]
-    if not right:
-        return {}, None
-    weights = dict(zip(right, slow_softmax([1 / slow_entropy(uploads[j]) for j in right])))
-    return weights, [sum(w * uploads[j][c] for j, w in weights.items())
-                     for c in range(len(uploads[0]))]
-
-
 def slow_loss(z, y, teacher, epsilon):
     """Eq. (2), (5), (6), with sum_c p_c (ln p_c - ln q_c); Eq. (1) where there is no teacher."""
     q = slow_softmax(z)
@@ -54,16 +40,6 @@ def slow_loss(z, y, teacher, epsilon):
         return -math.log(q[y])
     kl = sum(a * (math.log(a) - math.log(b)) for a, b in zip(slow_softmax(teacher), q))
     return epsilon * -math.log(q[y]) + (1 - epsilon) * kl
-
-
-def slow_slope(z, y, teacher, epsilon):
-    """Its derivative by z: q - [c is the label], and q - p where there is a teacher."""
-    q = slow_softmax(z)
-    to_label = [q_c - (c == y) for c, q_c in enumerate(q)]
-    if teacher is None:
-        return to_label
-    return [epsilon * label + (1 - epsilon) * (q_c - p_c)
-            for label, q_c, p_c in zip(to_label, q, slow_softmax(teacher))]
 
 
 # ----------------------------------------------------------------- who counts how much: Eq. (3)-(5)
@@ -144,11 +120,11 @@ def test_eq4_eq5_against_a_slow_loop():
     weights = entropy_weights(logits, reliable_clients(logits, torch.tensor(labels)))
     fused, several = fuse_logits(logits, weights), 0
     for n, y in enumerate(labels):
-        slow, mixed = slow_fusion(logits[:, n].tolist(), y)
-        expected = [slow.get(j, 0) for j in range(5)]
+        shares, mixed = oracle.fuse(logits[:, n].tolist(), y)
+        expected = [shares.get(j, 0) for j in range(5)]
         assert weights[:, n].tolist() == pytest.approx(expected, abs=1e-12)
         assert fused[n].tolist() == pytest.approx(mixed or [0, 0, 0], abs=1e-12)
-        several += len(slow) > 1
+        several += len(shares) > 1
     assert several > 3
 
 
@@ -230,8 +206,7 @@ def test_rows_without_a_teacher_may_hold_anything(bad):
 
 # What is done with a public sample, by (the server is right, it was right before): Alg. 1,
 # line 5-12; then Table 5 as D1 of fedgems_ablations.py reads it.
-ALGORITHM_1 = {(True, True): "self_training", (True, False): "self_training",
-               (False, True): "self_distillation", (False, False): "clients"}
+ALGORITHM_1 = {kind: oracle.who_teaches(*kind) for kind in product((True, False), repeat=2)}
 WITHOUT = {
     ("self_training",): ALGORITHM_1 | {(True, True): "self_distillation", (True, False): "clients"},
     ("self_distillation",): ALGORITHM_1 | {(False, True): "clients"},
@@ -240,57 +215,41 @@ WITHOUT = {
 
 
 def slow_rounds(fed, settings, table=ALGORITHM_1):
-    """Algorithm 1 sample by sample, in section 3.2's order and with D1-D10, for linear networks.
+    """Yields what reference/fedgems.py knows after each round, with the batches of the run."""
+    *private, public = ([*zip(pixels(images), labels.tolist())]
+                        for images, labels in (*fed.private, fed.public))
+    clients = [numbers(fed.client_model(i, init=i)) for i in range(len(private))]
+    server, kinds = numbers(fed.server_model()), set()
+    *updates, server_update = (
+        update_by(partial(torch.optim.Adam, lr=settings[lr], amsgrad=True,
+                          weight_decay=settings["weight_decay"]), w)
+        for w, lr in [*((w, "lr") for w in clients), (server, "server_lr")])
+    epochs = {"local": "local_epochs", "server": "server_epochs", "public": "public_epochs"}
 
-    Yields what is known after each round, before the next one changes it.
-    """
-    ids, clean, labels = range(len(fed.private)), fed.public.images, fed.public.labels.tolist()
-    shown = fed.augment or (lambda images, rng: images)             # it needs no rng in these tests
-    clients = [slow_learner(fed.client_model(i, init=i)) for i in ids]
-    server, pool = slow_learner(fed.server_model()), {}
-    adam = {"weight_decay": settings["weight_decay"], "amsgrad": True}
-    updates = [torch.optim.Adam(client, lr=settings["lr"], **adam) for client in clients]
-    server_update = torch.optim.Adam(server, lr=settings["server_lr"], **adam)
-    for t in range(1, settings["rounds"] + 1):
-        for i in ids:
-            slow_training(clients[i], updates[i], shown(fed.private[i].images, None),
-                          towards_labels(fed.private[i].labels), epochs=settings["local_epochs"],
-                          batch_size=settings["batch_size"], rng=stream(fed.seed, "local", t, i))
-        private = [slow_accuracy(client, fed.test) for client in clients]
-        uploads = [slow_logits(client, clean) for client in clients]                     # [M][N][C]
-        asked, effective, cases, kinds = set(), {}, {}, set()
+    def draw(purpose, t, *client):
+        size = len(private[client[0]] if purpose == "local" else public)
+        batch_size = settings["batch_size" if client else "server_batch_size"]
+        return drawn(fed, size, batch_size, settings[epochs[purpose]], purpose, t, *client)
 
-        def of_server(n, shown_logits):
-            """Chooses the teacher of sample n by the server before the step."""
-            [z] = slow_logits(server, clean[n:n + 1])
-            right, known, teacher = z.index(max(z)) == labels[n], n in pool, None
-            kinds.add((right, known))
-            cases[n] = table[right, known]
-            if cases[n] == "self_distillation":
-                teacher = pool[n]
-            if cases[n] == "clients":                                            # ClientSelect
-                asked.add(n)
-                weights, teacher = slow_fusion([upload[n] for upload in uploads], labels[n])
-                cases[n] = "ensemble_distillation" if weights else "nobody_right"
-                if weights:
-                    effective[n] = 1 / sum(w * w for w in weights.values())
-            if right:
-                pool[n] = z
-            return slow_slope(shown_logits, labels[n], teacher, settings["epsilon"])
+    def who_teaches(*kind):
+        kinds.add(kind)
+        return table[kind]
 
-        def of_client(n, shown_logits):
-            return slow_slope(shown_logits, labels[n], server_logits[n], settings["epsilon"])
+    def view(x):                                                    # it needs no rng in these tests
+        return fed.augment(torch.tensor(x).view(1, *SHAPE), None).flatten().tolist()
 
-        slow_training(server, server_update, shown(clean, None), of_server,
-                      epochs=settings["server_epochs"], batch_size=settings["server_batch_size"],
-                      rng=stream(fed.seed, "server", t))
-        server_logits = slow_logits(server, clean)
-        for i in ids:
-            slow_training(clients[i], updates[i], shown(clean, None), of_client,
-                          epochs=settings["public_epochs"], batch_size=settings["batch_size"],
-                          rng=stream(fed.seed, "public", t, i))
-        yield {"server": server, "clients": clients, "pool": pool, "asked": asked, "cases": cases,
-               "effective": list(effective.values()), "kinds": kinds, "private": private}
+    rounds = oracle.run(
+        clients, server, private, public, rounds=settings["rounds"], batches=draw, updates=updates,
+        server_update=server_update, epsilon=settings["epsilon"], who_teaches=who_teaches,
+        **({"augment": view} if fed.augment else {}))
+    for server, clients, trained, pool, cases, weights in rounds:
+        of_clients = {n: "ensemble_distillation" if weights[n] else "nobody_right"
+                      for n, case in cases.items() if case == "clients"}
+        yield {"server": server, "clients": clients, "pool": dict(pool), "asked": set(weights),
+               "cases": cases | of_clients, "kinds": kinds,
+               "effective": [1 / sum(w * w for w in shares.values())
+                             for shares in weights.values() if shares],
+               "private": [slow_accuracy(client, fed.test) for client in trained]}
 
 
 def agree(fed, metrics, state, slow):

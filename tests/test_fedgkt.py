@@ -4,11 +4,12 @@ import copy
 import itertools
 import math
 import types
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from toys import federation, last, linear, same, samples, slow_softmax
+from toys import drawn, federation, last, linear, numbers, pixels, same, samples, update_by
 from torch import nn
 
 from algorithms import fedgkt, fedgkt_async, fedgkt_features
@@ -17,6 +18,7 @@ from algorithms.fedgkt import client_loss, server_loss
 from algorithms.fedgkt_features import extract
 from algorithms.training import OPTIMIZERS, batches
 from communication import features_bytes
+from reference import fedgkt as oracle
 
 NUMBERS = 5          # in a feature map: neither the classes (3) nor the pixels (4)
 SIZES = (5, 3, 4)
@@ -119,102 +121,40 @@ def uploads_of(monkeypatch, module=fedgkt):
     return uploads
 
 
-# ------------------------------------------------------ slow: Algorithm 1, number by number
-
-def slow_layers(*layers):
-    """[weight, bias, weight, bias, ...] of linear layers, in double precision."""
-    return [w.detach().double().clone().requires_grad_()
-            for layer in layers for w in (layer.weight, layer.bias)]
-
-
-def slow_values(layers, x):
-    """What goes into each layer, and what comes out: of an edge [image, feature map, logits]."""
-    values = [x]
-    for weight, bias in zip(layers[::2], layers[1::2]):
-        values.append([sum(w * v for w, v in zip(row, values[-1])) + b
-                       for row, b in zip(weight.tolist(), bias.tolist())])
-    return values
-
-
-def slow_slope(z, label, teacher, temperature):
-    """p - [c is the label] + T (q - p_teacher), q and p_teacher softened.
-
-    d/dz of - ln p_label + T² KL(softmax(teacher / T) || softmax(z / T)).
-    """
-    slope = [p - (c == label) for c, p in enumerate(slow_softmax(z))]
-    if teacher is not None:
-        q, p = (slow_softmax([v / temperature for v in logits]) for logits in (z, teacher))
-        slope = [s + temperature * (a - b) for s, a, b in zip(slope, q, p)]
-    return slope
-
-
-def slow_step(layers, update, batch, temperature):
-    """A step of `update` on the mean loss over a batch [(x, label, teacher)] of linear layers."""
-    grads = [torch.zeros_like(w).tolist() for w in layers]
-    for x, label, teacher in batch:
-        values = slow_values(layers, x)
-        delta = [s / len(batch) for s in slow_slope(values[-1], label, teacher, temperature)]
-        for k in reversed(range(len(layers) // 2)):                          # backpropagation
-            for c, d in enumerate(delta):
-                grads[2 * k + 1][c] += d
-                for j, v in enumerate(values[k]):
-                    grads[2 * k][c][j] += d * v
-            weight = layers[2 * k].tolist()
-            delta = [sum(weight[c][j] * d for c, d in enumerate(delta))
-                     for j in range(len(values[k]))]
-    for w, grad in zip(layers, grads):
-        w.grad = torch.tensor(grad, dtype=torch.float64)
-    update.step()
-
-
 def slow_fedgkt(fed, events, server_distill=True, client_distill=True, **changes):
-    """(clients, the server, each client's server logits [n][C] or None) after the events.
-
-    An event is a group of clients that train, upload and are answered.
-    """
+    """What reference/fedgkt.py yields after the last event: a group of clients that train, upload
+    and are answered."""
     use = types.SimpleNamespace(**{**QUICK, "server_order": "clients", **changes})
-    edges = [fed.client_model(i) for i in range(len(fed.private))]
-    clients = [slow_layers(edge.stem, edge.classifier) for edge in edges]
-    server = slow_layers(fed.server_model()[1])
-    *updates, server_update = [
-        OPTIMIZERS[name](layers, lr=lr, weight_decay=use.weight_decay) for name, layers, lr in
-        [*((use.optimizer, client, use.lr) for client in clients),
-         (use.server_optimizer, server, use.server_lr)]]
-    answers, trained = [None] * len(clients), [0] * len(clients)
-    labels = [private.labels.tolist() for private in fed.private]
-    for event, group in enumerate(events, start=1):
-        sent = {}
-        for i in group:
-            trained[i] += 1
-            before, after = ([image.flatten().tolist() for image in view(fed, i, n)]
-                             for n in (trained[i] - 1, trained[i]))
-            taught = client_distill and answers[i]
-            teachers = answers[i] if taught else [None] * len(labels[i])
-            for rows in batches(len(labels[i]), use.batch_size, use.local_epochs,
-                                stream(fed.seed, "local", trained[i], i)):
-                batch = [(before[n], labels[i][n], teachers[n]) for n in rows]
-                slow_step(clients[i], updates[i], batch, use.temperature)
-            sent[i] = [slow_values(clients[i], x)[1:] for x in after]          # feature map, logits
+    clients = [numbers(fed.client_model(i)) for i in range(len(fed.private))]
+    server, labels = numbers(fed.server_model()), [labels.tolist() for _, labels in fed.private]
+    *updates, server_update = (
+        update_by(partial(OPTIMIZERS[name], lr=lr, weight_decay=use.weight_decay), w)
+        for w, name, lr in [*((w, use.optimizer, use.lr) for w in clients),
+                            (server, use.server_optimizer, use.server_lr)])
+
+    def local_batches(i, n):
+        return drawn(fed, len(labels[i]), use.batch_size, use.local_epochs, "local", n, i)
+
+    def server_batches(event, group):
         rng = stream(fed.seed, "server", event)
         for _ in range(use.server_epochs):
-            epoch = [(i, rows) for i in group
+            epoch = [(i, rows.tolist()) for i in group
                      for rows in batches(len(labels[i]), use.server_batch_size, 1, rng)]
             if use.server_order == "mixed":
                 rng.shuffle(epoch)
-            for i, rows in epoch:
-                batch = [(h, labels[i][n], z if server_distill else None)
-                         for n, (h, z) in ((n, sent[i][n]) for n in rows)]
-                slow_step(server, server_update, batch, use.temperature)
-        for i in group:
-            answers[i] = [slow_values(server, h)[-1] for h, _ in sent[i]]
-    return clients, server, answers
+            yield epoch
+
+    return last(oracle.run(
+        clients, server, lambda i, n: pixels(view(fed, i, n)), labels, groups=events,
+        batches=local_batches, server_batches=server_batches, updates=updates, T=use.temperature,
+        server_update=server_update, server_distill=server_distill, client_distill=client_distill))
 
 
 def check(state, clients, server, answers, atol=1e-5):
     """A state's networks and server logits are those of the slow run."""
     for learner, layers in zip([*state["clients"], state["server"]], [*clients, server]):
         for w, slow in zip(learner["model"].values(), layers, strict=True):
-            assert np.allclose(w, slow.detach(), atol=atol)
+            assert np.allclose(w, slow, atol=atol)
     for ours, expected in zip(state["server_logits"], answers, strict=True):
         assert ours is expected is None or np.allclose(ours, expected, atol=10 * atol)
 

@@ -1,17 +1,19 @@
 """FedSDD: groups, ensembles over models and rounds, who learns from whom, what it reduces to."""
 import itertools
 import math
+from functools import partial
 
 import pytest
 import torch
-from toys import (close, federation, last, linear, same, slow_student, with_batchnorm, with_dropout,
-                  with_hidden_layer)
+from toys import (close, drawn, federation, last, linear, numbers, pixels, same, slow_logits,
+                  slow_student, with_batchnorm, with_dropout, with_hidden_layer)
 
 from algorithms import fedavg, fedsdd, fedsdd_ablations
 from algorithms.common import stream
 from algorithms.evaluation import accuracy, disagreement
 from algorithms.training import predict_members
 from communication import round_seconds, weights_bytes
+from reference import fedsdd as oracle
 
 LOCAL = {"local_epochs": 1, "batch_size": 2, "lr": 0.1}
 DISTIL = {"distill_steps": 5, "server_batch_size": 4, "server_lr": 1.0, "temperature": 4.0}
@@ -80,31 +82,53 @@ def test_distil_moves_the_students_running_statistics():
     assert not torch.equal(student["0.running_mean"], start["0.running_mean"])
 
 
+def slow_rounds(fed, starts, K, R, local):
+    """reference/fedsdd.py with the batches of a run; other local methods train as they do."""
+    def groups(t):
+        return groups_of(t, K)
+
+    def own_group(t, k, w, group):
+        servers[k] |= {"model": dict(zip(("1.weight", "1.bias"), map(torch.tensor, w)))}
+        uploads = trained(fed, servers[k], group, t, local)
+        servers[k] = fedsdd.LOCAL[local].aggregate(fed, servers[k], uploads)
+        return numbers(servers[k]["model"].values())
+
+    def local_batches(t, i):
+        return drawn(fed, len(private[i]), LOCAL["batch_size"], 1, "local", t, i)
+
+    def distill_batches(t):
+        return drawn(fed, 8, DISTIL["server_batch_size"], 5, "distil", t, 0)[:5]
+
+    servers = list(starts)
+    private = [[*zip(pixels(images), labels.tolist())] for images, labels in fed.private]
+    fedavgs = partial(oracle.fedavg_group, private=private, batches=local_batches, lr=LOCAL["lr"])
+    return oracle.run(
+        [numbers(w["model"].values()) for w in starts], pixels(fed.public.images), rounds=3, R=R,
+        groups=groups, train_group=fedavgs if local == "fedavg" else own_group,
+        batches=distill_batches, server_lr=DISTIL["server_lr"], T=DISTIL["temperature"])
+
+
 @pytest.mark.parametrize("local", METHODS)
 def test_rounds_with_R_2_against_algorithm_1(local):
     """Each model is trained by its own group from its own weights (A.6), none sees the others."""
-    fed, K, method = federation(EIGHT), 3, fedsdd.LOCAL[local]
+    fed, K, past = federation(EIGHT), 3, []
     (_, start), *rounds = fedsdd.run(fed, **QUICK, K=K, R=2, local=local, mu=0.3)
-    starred, past = start["global_models"], []                                           # line 1
-    for t, (metrics, state) in enumerate(rounds, start=1):                               # line 2
-        averaged = [method.aggregate(fed, w, trained(fed, w, group, t, local))           # line 3-7
-                    for w, group in zip(starred, groups_of(t, K), strict=True)]
-        past.append(averaged)                                      # w_{t,k} of every round so far
-        everyone = [w for members in past[-2:] for w in members]   # K min(t, R) equal teachers
-        teacher = predict_members(fed, everyone, fed.public.images).mean(0)              # Eq. (5)
-        main = slow_student(fed, averaged[0]["model"], teacher, t, 0, **DISTIL)          # line 9
-        assert close(state["global_models"][0]["model"], main)
-        assert same(state["global_models"][1:], averaged[1:])                            # line 10
-        for mean_logits, members in zip(state["ring"], past[-2:], strict=True):          # Eq. (3)
-            expected = predict_members(fed, members, fed.public.images).mean(0)
+    slow = slow_rounds(fed, start["global_models"], K, 2, local)
+    for (metrics, state), (starred, averaged, teacher) in zip(rounds, slow, strict=True):
+        assert all(close(ours["model"], w) for ours, w in zip(state["global_models"], starred))
+        assert torch.allclose(torch.stack(state["ring"]).mean(0), torch.tensor(teacher), atol=1e-5)
+        past, labels = [*past, averaged], fed.test.labels
+        members = [w for models in past[-2:] for w in models]      # K min(t, R) equal teachers
+        for mean_logits, models in zip(state["ring"], past[-2:], strict=True):           # Eq. (3)
+            expected = torch.tensor([slow_logits(w, fed.public.images) for w in models]).mean(0)
             assert torch.allclose(mean_logits, expected, atol=1e-5)
-        starred, labels = state["global_models"], fed.test.labels
-        logits = predict_members(fed, [starred[0], *everyone], fed.test.images)
+        logits = torch.tensor([slow_logits(w, fed.test.images) for w in [starred[0], *members]])
         assert metrics["accuracy"] == metrics["server_accuracy"] == accuracy(logits[0], labels)
         assert metrics["ensemble_accuracy"] == accuracy(logits[1:].mean(0), labels)
         assert metrics["disagreement"] == pytest.approx(disagreement(logits[-K:]))
         assert metrics["accuracy"] != accuracy(logits[-K], labels)     # the untaught main model's
-        assert metrics["bytes_up"] == 8 * weights_bytes(fed.client_model(0), method.COPIES)
+        copies = fedsdd.LOCAL[local].COPIES
+        assert metrics["bytes_up"] == 8 * weights_bytes(fed.client_model(0), copies)
 
 
 def test_warm_up_rounds_have_no_distillation():

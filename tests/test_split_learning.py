@@ -3,14 +3,15 @@ import numpy as np
 import pytest
 import torch
 from test_fedgkt import (NUMBERS, SIZES, Edge, EdgeWithBatchNorm, layered_server, linear_server,
-                         slow_layers, slow_slope, slow_values, toy)
-from toys import last, linear
+                         toy)
+from toys import last, linear, numbers, pixels, towards_labels
 from torch import nn
 
 from algorithms import split_learning
 from algorithms.common import stream
 from algorithms.training import OPTIMIZERS, batches
 from communication import split_learning_bytes
+from reference.linear import sgd, train
 
 QUICK = {"rounds": 2, "local_epochs": 2, "batch_size": 2, "lr": 0.1, "optimizer": "sgd",
          "weight_decay": 0.01}
@@ -73,21 +74,14 @@ def test_split_learning_is_training_the_stacked_network(optimizer, sizes, networ
 def test_a_batch_by_slow_loop():
     """The server steps on its own gradient, the edge on what the server's old weights send down."""
     fed, lr = toy(sizes=(4,)), 0.3
-    layers = slow_layers(fed.client_model(0).stem, fed.server_model()[1])
-    grads = [torch.zeros_like(w) for w in layers]
-    for image, label in zip(*fed.private[0]):
-        x, h, z = slow_values(layers, image.flatten().tolist())
-        slope = [s / 4 for s in slow_slope(z, int(label), None, 1.0)]
-        down = [sum(layers[2][c][j].item() * s for c, s in enumerate(slope))
-                for j in range(NUMBERS)]
-        for k, (delta, values) in enumerate([(down, x), (slope, h)]):
-            grads[2 * k] += torch.tensor([[d * v for v in values] for d in delta])
-            grads[2 * k + 1] += torch.tensor(delta)
+    whole = [*numbers(fed.client_model(0).stem), *numbers(fed.server_model())]
+    [(images, labels)] = fed.private
+    expected = train(whole, pixels(images), [range(4)], towards_labels(labels), sgd(lr))
     _, state = finished(fed, rounds=1, local_epochs=1, batch_size=4, lr=lr, weight_decay=0.0)
     edge, server = (state[half]["model"] for half in ("edge", "server"))
     found = [edge["stem.weight"], edge["stem.bias"], server["1.weight"], server["1.bias"]]
-    for w, before, grad in zip(found, layers, grads):
-        assert np.allclose(w, (before - lr * grad).detach(), atol=1e-6)
+    for w, slow in zip(found, expected, strict=True):
+        assert np.allclose(w, slow, atol=1e-6)
 
 
 def test_the_edges_classifier_is_left_alone():

@@ -4,7 +4,6 @@ import dataclasses
 import inspect
 import io
 import itertools
-import math
 
 import numpy as np
 import pytest
@@ -15,6 +14,8 @@ from algorithms import ALGORITHMS
 from algorithms.common import Data, Federation, seeded, stream
 from algorithms.training import batches
 from fedkd_minimal import main
+from reference.linear import cross_entropy_slope, gradient, kl_slope, logits
+from reference.linear import softmax as slow_softmax
 
 SHAPE = (1, 2, 2)
 # The algorithms that a paper describes: their files have notation, departures, defaults of a paper.
@@ -148,16 +149,39 @@ def slow_learner(model):
     return [state[name].double().clone().requires_grad_() for name in ("1.weight", "1.bias")]
 
 
+def numbers(network):
+    """Weights and biases as reference/linear.py has them, of a model or of a list of tensors."""
+    values = network.parameters() if isinstance(network, nn.Module) else network
+    return [w if isinstance(w, list) else w.tolist() for w in values]
+
+
+def pixels(images):
+    return images.flatten(1).tolist()
+
+
+def drawn(fed, size, batch_size, epochs, *keys):
+    """The batches of a training as lists of positions."""
+    rng = stream(fed.seed, *keys)
+    return [rows.tolist() for rows in batches(size, batch_size, epochs, rng)]
+
+
+def update_by(make, network):
+    """update(w, gradient) as in reference/: steps of the optimizer make(parameters), in double."""
+    parameters = [torch.tensor(w, dtype=torch.float64) for w in network]
+    optimizer = make(parameters)
+
+    def update(network, gradient):
+        for w, now, slopes in zip(parameters, network, gradient):
+            w.data, w.grad = (torch.tensor(x, dtype=torch.float64) for x in (now, slopes))
+        optimizer.step()
+        return numbers(parameters)
+    return update
+
+
 def slow_logits(learner, images):
     """[N][C]"""
-    weight, bias = (w.tolist() for w in learner)
-    return [[sum(w * x for w, x in zip(row, image.flatten().tolist())) + b
-             for row, b in zip(weight, bias)] for image in images]
-
-
-def slow_softmax(z):
-    exponentials = [math.exp(v - max(z)) for v in z]
-    return [e / sum(exponentials) for e in exponentials]
+    network = numbers(learner)
+    return [logits(network, x) for x in pixels(images)]
 
 
 def slow_accuracy(learner, data):
@@ -171,15 +195,8 @@ def slow_slopes(learner, images, rows, slope):
 
     slope(n, z)    the derivative of sample n's loss by its logits z
     """
-    num_classes = len(learner[1])
-    by_weight, by_bias = [[0.0] * 4 for _ in range(num_classes)], [0.0] * num_classes
-    for n in rows.tolist():
-        x, [z] = images[n].flatten().tolist(), slow_logits(learner, images[n:n + 1])
-        for c, s in enumerate(slope(n, z)):
-            by_bias[c] += s / len(rows)
-            for d in range(4):
-                by_weight[c][d] += s * x[d] / len(rows)
-    return [torch.tensor(slopes, dtype=torch.float64) for slopes in (by_weight, by_bias)]
+    slopes = gradient(numbers(learner), pixels(images), rows.tolist(), slope)
+    return [torch.tensor(w, dtype=torch.float64) for w in slopes]
 
 
 def slow_training(learner, update, images, slope, *, epochs, batch_size, rng, steps=None,
@@ -206,8 +223,7 @@ def slow_student(fed, start, teacher, *keys, temperature, distill_steps, server_
 
 
 def towards_labels(labels):
-    """Of cross-entropy: p - [c is the label]."""
-    return lambda n, z: [p - (c == int(labels[n])) for c, p in enumerate(slow_softmax(z))]
+    return lambda n, z: cross_entropy_slope(z, int(labels[n]))
 
 
 def towards_probs(targets):
@@ -216,13 +232,9 @@ def towards_probs(targets):
 
 
 def towards_softened(teacher_logits, T):
-    """Of T² KL(softmax(teacher / T) || softmax(z / T)): T (q - p)."""
-    def softened(z):
-        return slow_softmax([v / T for v in z])
-    return lambda n, z: [T * (q - p) for q, p in
-                         zip(softened(z), softened(teacher_logits[n].tolist()))]
+    return lambda n, z: kl_slope(z, teacher_logits[n].tolist(), T)
 
 
 def close(model_state, learner, atol=1e-5):
-    return all(np.allclose(model_state[name].numpy(), w.detach().numpy(), atol=atol)
-               for name, w in zip(("1.weight", "1.bias"), learner))
+    return all(np.allclose(model_state[name].numpy(), w, atol=atol)
+               for name, w in zip(("1.weight", "1.bias"), numbers(learner)))

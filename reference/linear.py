@@ -1,0 +1,88 @@
+"""What the pages of this folder share: networks of linear layers, in plain Python.
+
+A network is a list [weight, bias, weight, bias, ...]: weight[c][j] and bias[c] are numbers.
+x    an image: the list of its pixels (for FedGKT's server a feature map: a list of numbers)
+z    the logits of one sample: a list of one number for each class
+"""
+import math
+
+
+def layer_outputs(network, x):
+    """What comes out of each layer; the last one gives the logits."""
+    outputs = []
+    for weight, bias in zip(network[::2], network[1::2]):
+        x = [sum(w * v for w, v in zip(row, x)) + b for row, b in zip(weight, bias)]
+        outputs.append(x)
+    return outputs
+
+
+def logits(network, x):
+    return layer_outputs(network, x)[-1]
+
+
+def predicted(z):
+    """The class with the largest logit."""
+    return z.index(max(z))
+
+
+def softmax(z):
+    exponentials = [math.exp(v - max(z)) for v in z]
+    return [e / sum(exponentials) for e in exponentials]
+
+
+def cross_entropy_slope(z, label):
+    """The derivative of -ln p[label] by z, with p = softmax(z): p - (1 at the label, else 0)."""
+    return [p - (c == label) for c, p in enumerate(softmax(z))]
+
+
+def kl_slope(z, teacher, T=1.0):
+    """The derivative of T² KL(p || q) by z, with p and q the softmax of teacher / T and z / T."""
+    p, q = softmax([v / T for v in teacher]), softmax([v / T for v in z])
+    return [T * (q_c - p_c) for q_c, p_c in zip(q, p)]
+
+
+def gradient(network, images, rows, slope):
+    """The gradient of the mean loss of a batch, shaped like the network: backpropagation by hand.
+
+    rows           the batch: positions in images
+    slope(n, z)    the derivative of sample n's loss by its logits z
+    """
+    total = scaled(0.0, network)
+    for n in rows:
+        inputs = [images[n], *layer_outputs(network, images[n])]
+        delta = scaled(1 / len(rows), slope(n, inputs.pop()))
+        for k in reversed(range(0, len(network), 2)):          # from the last layer to the first
+            x = inputs.pop()
+            for c, d in enumerate(delta):
+                total[k + 1][c] += d
+                for j, v in enumerate(x):
+                    total[k][c][j] += d * v
+            delta = [sum(row[j] * d for row, d in zip(network[k], delta)) for j in range(len(x))]
+    return total
+
+
+def train(network, images, batches, slope, update):
+    """The network after a step on each batch; update(network, gradient) gives the next network."""
+    for rows in batches:
+        network = update(network, gradient(network, images, rows, slope))
+    return network
+
+
+def sgd(lr):
+    """The update w <- w - lr g."""
+    return lambda network, g: added(network, scaled(-lr, g))
+
+
+def scaled(factor, values):
+    """factor times each number of nested lists."""
+    return [scaled(factor, v) for v in values] if isinstance(values, list) else factor * values
+
+
+def added(*values):
+    """The sum of nested lists of the same shape, number by number."""
+    return [added(*v) for v in zip(*values)] if isinstance(values[0], list) else sum(values)
+
+
+def average(values, weights):
+    """The weighted mean of nested lists of the same shape, number by number."""
+    return added(*[scaled(w / sum(weights), v) for w, v in zip(weights, values)])
