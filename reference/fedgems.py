@@ -26,10 +26,9 @@ def fuse(client_logits, label):
 
 def loss_slope(z, label, teacher, epsilon):
     """The derivative of a sample's loss by its logits z; the teacher's logits may be None."""
-    ce = cross_entropy_slope(z, label)
-    if teacher is None:
-        return ce                                                            # Eq. (1)
-    return average([ce, kl_slope(z, teacher)], [epsilon, 1 - epsilon])       # Eq. (2), (5), (6)
+    ce = cross_entropy_slope(z, label)                                       # Eq. (1)
+    return ce if teacher is None else average(
+        [ce, kl_slope(z, teacher)], [epsilon, 1 - epsilon])                  # Eq. (2), (5), (6)
 
 
 def who_teaches(right, in_pool):
@@ -49,14 +48,15 @@ def run(clients, server, private, public, *, rounds, batches, updates, server_up
     batches(purpose, t, k)    the batches of a training, lists of positions; the server has no k
     updates[k](w, gradient)   the optimizer of client k, for example linear.sgd(lr)
     """
-    pool = {}                                                                # L_Global
-    views = [augment(x) for x, _ in public]
+    pool, views = {}, [augment(x) for x, _ in public]                        # L_Global
     for t in range(1, rounds + 1):                                           # line 2
+        # Each client learns from the labels of its own samples.
         trained = [train(w, [augment(x) for x, _ in private[k]], batches("local", t, k),
                          lambda n, z: loss_slope(z, private[k][n][1], None, epsilon),
                          updates[k]) for k, w in enumerate(clients)]         # line 24-27
         cases, weights = {}, {}
 
+        # The server learns a public sample alone, from its own past logits, or from the clients.
         def server_slope(n, z):
             x, label = public[n]
             z_now = logits(server, x)
@@ -65,14 +65,14 @@ def run(clients, server, private, public, *, rounds, batches, updates, server_up
             if cases[n] == "self_distillation":
                 teacher = pool[n]                                            # line 9
             if cases[n] == "clients":
-                client_logits = [logits(w, x) for w in trained]              # line 29-33
-                weights[n], teacher = fuse(client_logits, label)             # line 11-12
+                weights[n], teacher = fuse([logits(w, x) for w in trained], label)   # line 11-12
             if right:
                 pool[n] = z_now                                              # line 7
             return loss_slope(z, label, teacher, epsilon)
 
-        for rows in batches("server", t):                              # line 4
+        for rows in batches("server", t):                                    # line 4
             server = server_update(server, gradient(server, views, rows, server_slope))  # line 14
+        # Each client learns from the labels and from the server's logits of all public samples.
         server_logits = [logits(server, x) for x, _ in public]               # line 15
         clients = [train(w, views, batches("public", t, k),                  # line 17-23
                          lambda n, z: loss_slope(z, public[n][1], server_logits[n], epsilon),

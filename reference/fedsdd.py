@@ -30,12 +30,15 @@ def run(global_models, public, *, rounds, R, groups, train_group, batches, serve
     """
     past = []                                                                # line 1
     for t in range(1, rounds + 1):                                           # line 2
+        # Each group of clients trains its own global model.
         averaged = [train_group(t, k, global_models[k], group)               # line 3
                     for k, group in enumerate(groups(t))]
+        # The teacher is the mean of the logits of all K models of the last R rounds.
         past.append(averaged)
         members = [w for models in past[-R:] for w in models]                # line 9: w_{t-r,k}
         member_logits = [[logits(w, x) for x in public] for w in members]
         teacher = average(member_logits, [1] * len(members))                 # Eq. (3), (5)
+        # Only the main model learns from it, so that the others stay different from each other.
         main = train(averaged[0], public, batches(t),                        # line 9
                      lambda n, z: kl_slope(z, teacher[n], T), sgd(server_lr))    # Eq. (4)
         global_models = [main, *averaged[1:]]                                # line 8, 10
