@@ -137,14 +137,15 @@ def curve(seeds, key, axis):
             for x, values in columns]
 
 
-def draw(lines, axis, path):
+def draw(lines, axis, path, together):
     """Writes a picture: a panel for each metric, or one panel for all metrics of a single label.
 
-    lines   {(label, metric): see `curve`}
+    lines      {(label, metric): see `curve`}
+    together   one panel for all
     """
     from matplotlib.figure import Figure
     labels, keys = ([*dict.fromkeys(names)] for names in zip(*lines))
-    panels = [keys] if len(labels) == 1 else [[key] for key in keys]
+    panels = [keys] if together or len(labels) == 1 else [[key] for key in keys]
     figure = Figure(figsize=(2 + 5 * len(panels), 4), dpi=150, layout="constrained")
     legend = {}
     for ax, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
@@ -152,7 +153,8 @@ def draw(lines, axis, path):
             if key in panel:
                 name, i = label, labels.index(label)
                 if len(panel) > 1:
-                    name, i = key.replace("_", " "), panel.index(key)
+                    name = f"{label}, " * (len(labels) > 1) + key.replace("_", " ")
+                    i = len(legend)
                 x, mean, std, _ = zip(*points)
                 [line] = ax.plot(x, mean, color=COLORS[i % 8], linestyle=DASHES[i % 4],
                                  marker="o" if len(x) == 1 else MARKERS[i % 12],
@@ -244,6 +246,7 @@ def main(argv):
     parser.add_argument("--key", default="accuracy", help="metrics, separated by commas")
     parser.add_argument("--x", choices=AXES, default="round", help="of --out and --csv")
     parser.add_argument("--out", type=Path, help="a picture to write, .png or .svg")
+    parser.add_argument("--together", action="store_true", help="all metrics in one panel of it")
     parser.add_argument("--csv", type=Path, help="a file to write, with the points of the curves")
     parser.add_argument("--base", help="labels, the first with a metric is the table's reference "
                                        "(default: the first label)")
@@ -267,7 +270,7 @@ def main(argv):
                 rows.writerows([*names, *point] for names, points in lines.items()
                                for point in points)
         if args.out:
-            draw(lines, args.x, args.out)
+            draw(lines, args.x, args.out, args.together)
     except ImportError as error:
         parser.error(f"{error}: pip install matplotlib, or write the numbers with --csv FILE")
     except (ValueError, OSError) as error:
