@@ -16,7 +16,7 @@ from fedkd_minimal import configure, parse
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("[!.]*/*.md"), *ROOT.glob("reading/*.html")]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("[!.]*/*.md"), *ROOT.glob("reading/fed*.html")]
 LINK = (r"(?:\]\(|\b(?:href|src|srcset)=\"|`(?=(?:benchmarks|results|tests)/)|"
         r"\bpython (?:-m pytest )?(?=\S+\.py))(?!\w+:)([^()\s\">`#]*)#?([^()\s\">`]*)")
 ALGORITHM_FILES = sorted((ROOT / "algorithms").glob("[!_]*.py"))
