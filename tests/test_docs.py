@@ -12,7 +12,7 @@ import torch
 from toys import OF_PAPERS
 
 from algorithms import ALGORITHMS
-from fedkd_minimal import configure, parse
+from fedkd_minimal import configure, main, parse
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -130,3 +130,17 @@ def test_every_link_and_script_on_a_page_exists_and_every_anchor(page):
     for name, place in re.findall(LINK, page.read_text(), re.M):
         path = page.parent / (name or page.name)
         assert path.exists() and (not place or place.split("-L")[0] in places(path)), (name, place)
+
+
+def test_the_readme_shows_what_its_first_command_prints(capsys):
+    """The columns; round 0 and 1, to the digits that the number of threads leaves alone."""
+    shown = README.partition("--K 4 --R 2")[2].partition("```")[0].splitlines()
+    main("--algo fedsdd --K 4 --R 2 --rounds 1".split())
+    printed = capsys.readouterr().out.splitlines()
+    for start in ("  round", "algorithm"):
+        assert next(filter(re.compile(start).match, shown)).split() == next(
+            filter(re.compile(start).match, printed)).split()
+    for t in (0, 1):
+        told, found = (next(line.split() for line in lines if re.match(rf" +{t}/", line))
+                       for lines in (shown, printed))
+        assert told[4:7] == found[4:7] and abs(float(told[1]) - float(found[1])) < .01
