@@ -28,7 +28,7 @@ def test_every_file_of_algorithms_and_every_function_with_an_equation_has_one():
 
 def test_the_readme_tells_how_many():
     told = (f"{len(MUTANTS)} mistakes of one line, {sum(bool(m.whose) for m in MUTANTS)} of them "
-            "out of public code")
+            "found in public code")
     assert told in " ".join((ROOT / "README.md").read_text().split())
 
 
