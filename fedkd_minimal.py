@@ -2,6 +2,7 @@
 
     python fedkd_minimal.py --algo fedsdd --K 4 --R 2            embedded data, under a minute
     python fedkd_minimal.py --algo fedavg,fedsdd --seeds 0,1,2   side by side, with mean and std
+    python fedkd_minimal.py --algo fedsdd:R=1,fedsdd:R=4         with hyperparameters of their own
     python fedkd_minimal.py --algo fedsdd --dataset cifar10 --paper fedsdd --out runs/fedsdd
     python fedkd_minimal.py --resume runs/fedsdd                 continue a run that was stopped
     python fedkd_minimal.py --algo fedsdd --help                 the algorithm and its flags
