@@ -16,8 +16,8 @@ from algorithms import ALGORITHMS
 from presets import DEFAULTS, PAPER, RANGES, at_least_0, finite
 from report import fail, say, value_text
 
-EPILOG = """Without --paper, a run replaces some defaults by small networks and few epochs, so that it
-takes a minute on the embedded data (glyphs, glyphs-letters); it prints what it changed."""
+EPILOG = """Without --paper, a run replaces some defaults by small networks and few epochs, so that
+it takes a minute on the embedded data (glyphs, glyphs-letters); it prints what it changed."""
 
 
 class Parser(argparse.ArgumentParser):
