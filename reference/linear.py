@@ -3,6 +3,7 @@
 A network is a list [weight, bias, weight, bias, ...]: weight[c][j] and bias[c] are numbers.
 x    an image: the list of its pixels (for FedGKT's server a feature map: a list of numbers)
 z    the logits of one sample: a list of one number for each class
+There is no activation between the layers; the networks that the tests compare with have none.
 """
 import math
 
@@ -35,10 +36,11 @@ def cross_entropy_slope(z, label):
     return [p - (c == label) for c, p in enumerate(softmax(z))]
 
 
-def kl_slope(z, teacher, T=1.0):
-    """The derivative of T² KL(p || q) by z, with p and q the softmax of teacher / T and z / T."""
-    p, q = softmax([v / T for v in teacher]), softmax([v / T for v in z])
-    return [T * (q_c - p_c) for q_c, p_c in zip(q, p)]
+def kl_slope(z, teacher, temperature=1.0):
+    """The derivative by z of temperature² KL(p || q), Hinton's order and factor (arXiv:1503.02531):
+    p and q are the softmax of teacher / temperature and of z / temperature."""
+    p, q = (softmax([v / temperature for v in values]) for values in (teacher, z))
+    return [temperature * (q_c - p_c) for q_c, p_c in zip(q, p)]
 
 
 def gradient(network, images, rows, slope):
@@ -51,13 +53,13 @@ def gradient(network, images, rows, slope):
     for n in rows:
         inputs = [images[n], *layer_outputs(network, images[n])]
         delta = scaled(1 / len(rows), slope(n, inputs.pop()))
-        for k in reversed(range(0, len(network), 2)):          # from the last layer to the first
+        for weight, of_weight, of_bias in reversed([*zip(network[::2], total[::2], total[1::2])]):
             x = inputs.pop()
             for c, d in enumerate(delta):
-                total[k + 1][c] += d
+                of_bias[c] += d
                 for j, v in enumerate(x):
-                    total[k][c][j] += d * v
-            delta = [sum(row[j] * d for row, d in zip(network[k], delta)) for j in range(len(x))]
+                    of_weight[c][j] += d * v
+            delta = [sum(row[j] * d for row, d in zip(weight, delta)) for j in range(len(x))]
     return total
 
 

@@ -105,7 +105,7 @@ def slow_rounds(fed, starts, K, R, local):
     return oracle.run(
         [numbers(w["model"].values()) for w in starts], pixels(fed.public.images), rounds=3, R=R,
         groups=groups, train_group=fedavgs if local == "fedavg" else own_group,
-        batches=distill_batches, server_lr=DISTIL["server_lr"], T=DISTIL["temperature"])
+        batches=distill_batches, **{key: DISTIL[key] for key in ("server_lr", "temperature")})
 
 
 @pytest.mark.parametrize("local", METHODS)
