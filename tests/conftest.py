@@ -13,3 +13,16 @@ def npz(tmp_path_factory):
     path = tmp_path_factory.mktemp("npz") / "tiny.npz"
     np.savez(path, **arrays())
     return str(path)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def elsewhere_process(request, npz, tmp_path_factory):
+    """(folder, process) of `elsewhere` in test_runs.py, started with the first test if needed."""
+    if not any("elsewhere" in getattr(item, "fixturenames", ()) for item in request.session.items):
+        yield None
+        return
+    from test_runs import start_elsewhere
+    out = tmp_path_factory.mktemp("elsewhere")
+    with start_elsewhere(npz, out) as process:
+        yield out, process
+        process.kill()

@@ -148,11 +148,8 @@ HEADINGS = {"while the checkpoint is written": ": resumed after round 1",
             "after the round": ": resumed after round 2", "in the transfer phase": ""}
 
 
-@pytest.fixture(scope="module")
-def elsewhere(npz, tmp_path_factory):
-    """A folder where other processes ran every algorithm: killed in round 2, at one of two
-    moments, and resumed in another process; and in two processes. FedMD died before round 0 too."""
-    out = tmp_path_factory.mktemp("elsewhere")
+def start_elsewhere(npz, out):
+    """The process of `elsewhere`, which works while other tests run (conftest.py starts it)."""
     jobs = [(moment, 1, f"{out}/killed.txt", [command(algo, npz, "--out", out / folder)])
             for folder, algo, moment in KILLED]
     jobs += [(None, 1, f"{out}/{folder}.txt", [["--resume", f"{out / folder}"]])
@@ -160,9 +157,17 @@ def elsewhere(npz, tmp_path_factory):
     for kind, algos in [("edges", EDGES), ("others", [a for a in ALGORITHMS if a not in EDGES])]:
         two = command(",".join(algos), npz, "--out", out / "two" / kind)
         jobs.append((None, 2, f"{out}/{kind}.txt", [two]))
-    done = subprocess.run([sys.executable, "-c", ELSEWHERE, json.dumps(jobs)], cwd=ROOT,
-                          capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    return subprocess.Popen([sys.executable, "-c", ELSEWHERE, json.dumps(jobs)], cwd=ROOT,
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.fixture(scope="module")
+def elsewhere(elsewhere_process):
+    """A folder where other processes ran every algorithm: killed in round 2, at one of two
+    moments, and resumed in another process; and in two processes. FedMD died before round 0 too."""
+    out, process = elsewhere_process
+    printed, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, printed
     return out
 
 
