@@ -10,18 +10,18 @@ logits, probabilities, features, or the weights of a model.
 Paper          here         note
 theta_i        benign       [n, ...]: the uploads of the n clients that are not malicious
 theta_m        returned     what a malicious client uploads
-theta'         theta        a vector that does harm
+theta'         theta        the harmful vector
 mu_j, sigma_j               mean and population standard deviation over the benign clients,
                             coordinate by coordinate
-z^max          z            how many standard deviations LIE goes
+z^max          z            LIE's distance from the mean, in standard deviations
 n, epsilon n                num_clients, num_attackers: all clients, malicious clients
 
 Where the paper is silent or we differ:
 D1  Eq. (7) sums over benign clients and divides by their number    [test_eq7_paf_by_hand]
 D2  theta' = scale x (standard deviation over all benign entries of the round) x u, u ~ N(0, 1) for
-    each attacker, row and coordinate, the same in all rounds: a constant added to logits would
+    each attacker, row and coordinate, the same in all rounds. A constant added to all logits would
     change nothing                                      [test_theta_is_the_same_in_all_rounds]
-D3  Eq. (9) with Baruch's denominator, the number of benign clients; the quantile is clipped to
+D3  Eq. (9) divides by the number of benign clients, as Baruch does; the quantile is clipped to
     [.001, .999]                                                    [test_eq9_lie_z]
 D4  A.1 ends "Then, the server updates with the malicious update theta_m and transfers it to all the
     clients", as if theta_m could replace the server's aggregate. Here the attacker replaces its own
@@ -30,8 +30,8 @@ D5  the malicious clients are drawn once, from the seed
     [test_attackers_are_drawn_once_from_the_seed]
 D6  OFOM's two attackers: the second uploads the mean of the benign clients and the first
     [test_eq11_ofom_by_hand]
-D7  benign uploads with nan or infinity are left out of the statistics; where no benign client takes
-    part nothing is replaced                                        [test_nobody_to_imitate]
+D7  benign uploads with nan or infinity are left out of the statistics; if no benign client takes
+    part, nothing is replaced                                       [test_nobody_to_imitate]
 D8  models: all floating-point entries are attacked, and a running variance stays >= 0; integer
     counters are not                                    [test_attack_on_models_by_hand]
 """
@@ -58,7 +58,7 @@ def lie(benign, z):
 
 
 def ofom(benign, theta):
-    """Two uploads [2, ...]: first = benign mean + theta, and the mean of all benign ones and first.
+    """Two uploads [2, ...]: benign mean + theta, then the mean of the benign uploads and the first.
 
     source    Eq. (11)
     """
@@ -69,11 +69,11 @@ def ofom(benign, theta):
 
 
 def lie_z(num_clients, num_attackers):
-    """How far LIE can go unnoticed: a float, in standard deviations.
+    """LIE's largest distance that stays unnoticed, in standard deviations: a float.
 
     s = floor(n / 2 + 1) - m benign clients make a majority together with the m attackers;
     Phi(z) = (n - m - s) / (n - m).
-    raises    ValueError: nobody is benign, or fewer than 0 attackers
+    raises    ValueError: no client is benign, or fewer than 0 attackers
     source    Eq. (8), (9); Alg. 2, line 2-3. Needs `math` and `statistics.NormalDist`.
     >>> round(lie_z(50, 12), 3)
     0.336
@@ -98,11 +98,11 @@ def check(name, num_clients, attackers):
 def build(name, stream, num_clients, attackers, scale=10.0, z=None):
     """The function attack(uploads [M, n, ...], client_ids, rows [n], t) -> uploads.
 
-    It replaces the malicious clients' uploads. attack.samples does so where each client uploads
-    samples of its own.
+    It replaces the malicious clients' uploads. attack.samples does the same for clients that upload
+    results of their own samples.
     stream      stream(*keys) -> numpy Generator, equal for equal keys; it draws attackers and u
-    scale       of PAF and OFOM, in standard deviations
-    z           of LIE, in standard deviations; None: `lie_z`
+    scale       size of theta' in PAF and OFOM, in standard deviations
+    z           distance of LIE, in standard deviations; None: `lie_z`
     raises      ValueError: see `check`
     """
     check(name, num_clients, attackers)

@@ -1,21 +1,21 @@
-"""What federated learning is compared with: training without any exchange.
+"""Baselines for federated learning: training without any exchange.
 
 FedGEMS (Cheng et al., arXiv:2110.11027), section 4, whose settings (Adam, 200 epochs) are the
 defaults. X0 are the public samples, with labels; Xk are the private samples of client k.
     standalone        the server's network on X0, each client's on its own Xk
     centralized       the clients' networks on the union of all Xk
     centralized-all   the server's network and the clients' on X0 and the union of all Xk
-    public-private    the control that the paper lacks: each client on Xk, then on X0. A client of
-                      FedGEMS trains on labeled public data in every round, so a part of its gain
-                      does not come from the others. Here it makes the same steps with cross-entropy
-                      alone
-Where clients have different networks, each network is trained once on a union and counts for all
-its clients.
+    public-private    our control, not in the paper: each client on Xk, then on X0. In FedGEMS a
+                      client trains on labeled public data in every round, so a part of its gain
+                      does not come from the other clients. Here a client makes the same steps
+                      with cross-entropy alone
+If clients have different networks, each network is trained once on a union. Its accuracy counts
+for all its clients.
 Run:   python fedkd_minimal.py --algo standalone,centralized,centralized-all,public-private
 
 Where the paper is silent or we differ:
 D1  Adam is AMSGrad, as in FedGKT's public code [test_amsgrad_is_the_papers_adam]
-D2  the optimizer is kept over the rounds: it is one long training
+D2  the optimizer is kept over the rounds, so all rounds are one long training
     [test_centralized_is_one_long_training]
 D3  a round is local_epochs passes over a network's data [test_centralized_is_one_long_training]
 """
@@ -53,7 +53,7 @@ def train_network(fed, t, name, saved, model, data, *, batch_size, new_optimizer
 
 @timed
 def evaluate(fed, state):
-    """Test accuracy of the clients, and of the server, the headline where it has a network."""
+    """Test accuracy of clients and server; `accuracy` is the server's if it has a network."""
     def network_score(name):
         model = fed.client_model(name) if isinstance(name, int) else network(fed, name)
         model.load_state_dict(saved[name]["model"])

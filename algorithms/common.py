@@ -1,4 +1,4 @@
-"""What every algorithm needs and no paper claims: the federation, random streams, parallel clients.
+"""Parts that all algorithms share: the federation, random streams, clients in parallel.
 
 Batches, prediction and training are in training.py, accuracies in evaluation.py, the equations
 that several papers share in equations.py.
@@ -9,7 +9,7 @@ name                 shape                  meaning
 *_logits             [N, C], [M, N, C]      raw scores; probabilities are `*_probs`, their
                                             logarithms `*_log_probs`
 M, N, C                                     clients or ensemble members, samples, classes
-rows                 int64 [B]              which samples: positions in a `Data`
+rows                 int64 [B]              positions of samples in a `Data`
 t                                           the round, from 1; round 0 is the untrained start
 i                                           a client, from 0 to num_clients - 1
 """
@@ -36,7 +36,7 @@ class Data(NamedTuple):
     """Images and labels. Row n is the same sample for the whole run."""
 
     images: Tensor         # float32 [n, c, h, w], normalized, channels-last
-    labels: Tensor | None  # int64 [n], or None where the algorithm must not see them
+    labels: Tensor | None  # int64 [n]; None: the algorithm must not use them
 
 
 def no_server_model(init=0):
@@ -46,7 +46,7 @@ def no_server_model(init=0):
 
 @dataclass
 class Federation:
-    """Everything an algorithm is given: samples, networks, seed. It is never changed."""
+    """The input of every algorithm: samples, networks, seed. No algorithm changes it."""
 
     private: list[Data]                          # private[i]: the samples of client i
     test: Data
@@ -57,15 +57,15 @@ class Federation:
     seed: int
     device: torch.device                         # all tensors are on it
     server_model: Callable[..., nn.Module] = no_server_model     # server_model(init=0), likewise
-    public: Data | None = None                   # without labels where they must not be seen
+    public: Data | None = None                   # labels None: the algorithm must not use them
     public_test: Data | None = None              # the public half of the test set
     validation: Data | None = None               # for early stopping and learning rates
-    augment: Callable[[Tensor, np.random.Generator], Tensor] | None = None   # students' view
+    augment: Callable[[Tensor, np.random.Generator], Tensor] | None = None   # training images
     amp: bool = False                            # bfloat16 autocast in every forward pass
 
 
 def needs_public(fed, labels=False):
-    """Raises ValueError if the federation has no public images, or these have no labels."""
+    """Raises ValueError without public images; with labels=True also if they have no labels."""
     if fed.public is None:
         raise ValueError("this algorithm needs public images: Federation(..., public=Data(...))")
     if labels and fed.public.labels is None:
@@ -92,7 +92,7 @@ def stream(seed, *keys):
 def seeded(seed, *keys):
     """Seeds torch's default generators by (seed, keys) inside the block, and restores them after.
 
-    Initial weights and dropout need it, because only these generators can draw them.
+    Initial weights and dropout need this, because torch draws them from these generators alone.
     """
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     sequence = np.random.SeedSequence(seed, spawn_key=_words(keys))
@@ -108,7 +108,7 @@ def seeded(seed, *keys):
 # Clients
 
 def count_active(num_clients, participation):
-    """How many clients take part in a round: the share `participation`, rounded, at least one."""
+    """Number of clients in a round: participation * num_clients, rounded, at least 1."""
     return max(1, round(participation * num_clients))
 
 
@@ -150,7 +150,7 @@ def in_parallel(fn, ids, device="cpu"):
 
 
 def run_clients(train, ids, device="cpu"):
-    """The papers' "for each client in parallel do": `in_parallel`, which counts who trains here."""
+    """The papers' "for each client in parallel do": `in_parallel`, which counts trained clients."""
     def counted(i):
         result = train(i)
         run_clients.done += 1
@@ -201,7 +201,7 @@ def finite(uploads):
 
 
 def seconds(device):
-    """A wall clock in seconds; on a GPU it waits for the work that was already submitted."""
+    """The time in seconds; on a GPU it first waits for the work that was already submitted."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
@@ -234,7 +234,7 @@ def collect(fed, t, ids, train, attack=None):
 
 
 class Trained(NamedTuple):
-    """What local training gives where clients keep their models: what is uploaded, what is kept."""
+    """Result of local training where clients keep their models: the upload, and what they keep."""
 
     upload: Tensor | tuple
     client: dict | None

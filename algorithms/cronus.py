@@ -18,7 +18,7 @@ Y bar              target_probs                 [N, C]        the clients' targe
                                                               cross-entropy
 
 Where the paper is silent or we differ:
-D1  written from FedGEMS and the filter's idea, without Cronus's text at hand: sample by sample, two
+D1  written from FedGEMS and the filter's idea, without Cronus's text to read: sample by sample, two
     passes; each leaves out the ceil(epsilon M / 2) clients farthest along the direction of largest
     variance; a pass that would leave fewer than M / 2 + 1 clients is not made
     [test_robust_mean_by_slow_loop]
@@ -52,7 +52,7 @@ def robust_mean(client_probs, malicious_fraction):
     """The mean of the clients left after two passes of the filter, sample by sample.
 
     client_probs         [M, N, C], finite
-    malicious_fraction   in [0, 0.5): the share of clients that may be malicious; 0 is the mean
+    malicious_fraction   in [0, 0.5): the share of clients that may be malicious; 0 gives the mean
     returns              [N, C]
     raises               ValueError: a client's probabilities are not finite
     A pass projects the clients' deviations from their mean on the top eigenvector of their

@@ -15,7 +15,7 @@ y                  target_probs                 [N, C]        the target of clie
                                                               soft cross-entropy
 
 Where the paper is silent or we differ:
-D1  written from FedGEMS and public code, without DS-FL's text at hand; all public samples take part
+D1  written from FedGEMS and public code, without DS-FL's text to read; all public samples take part
     in every round, as FedGEMS's cost table implies [test_dsfl_round_by_hand]
 D2  an upload with nan or infinity is left out of the mean; without any valid upload the round has
     no distillation [test_non_finite_logits_are_left_out]
@@ -97,7 +97,7 @@ def run(fed, state=None, *, rounds: int = 300, local_epochs: int = 1, public_epo
     optimizer            optimizer of clients and server, kept over the rounds
     weight_decay         L2 penalty of these optimizers
     aggregation          era: the clients' mean is sharpened; mean: it is used as it is
-    temperature          of the sharpening: the smaller, the sharper
+    temperature          of the sharpening: a smaller one gives a sharper mean
     attack               (uploads [M, N, C], client ids, rows [N], t) -> uploads: replaces those of
                          the malicious clients
     """

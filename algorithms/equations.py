@@ -60,8 +60,8 @@ def average_weights(state_dicts, weights):
     returns       floating-point entries (also BatchNorm's running statistics) are averaged, in
                   float32 or better; integer entries (BatchNorm's counters) take the maximum; all
                   have the types of the first model
-    raises        ValueError: no models, another number of weights, a negative or non-finite
-                  weight, weights that sum to 0, models with other names or shapes
+    raises        ValueError: no models, not one weight per model, a negative or non-finite
+                  weight, weights that sum to 0, models with different names or shapes
     """
     weights = [float(w) for w in weights]
     if not state_dicts or len(state_dicts) != len(weights):
@@ -82,7 +82,7 @@ def average_weights(state_dicts, weights):
     for name, first in state_dicts[0].items():
         values = [state_dict[name] for state_dict in state_dicts]
         if first.is_floating_point():
-            wide = torch.promote_types(first.dtype, torch.float32)       # float16 adds up errors
+            wide = torch.promote_types(first.dtype, torch.float32)       # float16 sums lose digits
             total = sum(share * value.to(wide) for share, value in zip(shares, values))
             average[name] = total.to(first.dtype)
         else:

@@ -1,4 +1,4 @@
-"""Accuracies: how the test sets judge the server's models, the clients' models and ensembles."""
+"""Test accuracies of the server's models, the clients' models and ensembles."""
 import itertools
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ class Score(NamedTuple):
     """Accuracies of one model, in [0, 1]."""
 
     test: float
-    public_test: float | None      # on the public half of the test set, where there is one
+    public_test: float | None      # on the public half of the test set; None: no such half
 
 
 def accuracy(logits, labels):
@@ -40,7 +40,7 @@ def disagreement(member_logits):
 def global_metrics(fed, global_models):
     """Test accuracy of the server's global models, one {"architecture", "model"} per architecture.
 
-    The headline is their mean; with several architectures each has its own entry.
+    `accuracy` is their mean; with several architectures each has its own entry too.
     """
     accuracies = {}
     for saved in global_models:
@@ -71,7 +71,7 @@ def client_metrics(scores, key="client_accuracy"):
 
 
 def by_client(scores):
-    """Each client's test accuracy, under its number; scores: a `Score` for each."""
+    """{client_accuracy_i: test accuracy of client i}; scores: a `Score` for each."""
     return {f"client_accuracy_{i}": score.test for i, score in enumerate(scores)}
 
 
@@ -90,7 +90,7 @@ def server_metrics(fed, server):
 
 @timed
 def evaluate(fed, state, trained=None, *, headline):
-    """Test accuracies where clients keep models of their own; `accuracy` is the headline's.
+    """Test accuracies where clients keep their own models; `accuracy` repeats the entry `headline`.
 
     state      "clients": a snapshot of each; "server": its snapshot, if it has a model
     trained    the clients after private training, before they learned from the others

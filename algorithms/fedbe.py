@@ -1,9 +1,9 @@
-"""FedBE: clients' models are samples of a posterior over models; the ensemble draws more of them.
+"""FedBE: clients' models are samples of a posterior over models; the ensemble adds more samples.
 
 Chen and Chao, "FedBE: Making Bayesian Model Ensemble Applicable to Federated Learning", ICLR 2021;
 here as the baseline of FedSDD (Kwan and Song, arXiv:2312.17029v1), section 5.2 and Table 5, whose
-settings are the defaults. The global model is FedAvg's; the ensemble of the average, the clients'
-models and the samples only predicts. With --distill the average learns from the ensemble on public
+settings are the defaults. The global model is FedAvg's. The ensemble (the average, the clients'
+models and the samples) only predicts. With --distill the average learns from the ensemble on public
 images, as in FedBE's own paper.
 What travels: weights, down and up. Public data: unlabeled images on the server, for --distill.
 Run:   python fedkd_minimal.py --algo fedbe --posterior dirichlet
@@ -18,7 +18,7 @@ gamma              gamma                        [M]           one draw of a Diri
 p_i-bar            teacher_logits               [N, C]        ln of the sharpened probabilities
 
 Where the paper is silent or we differ:
-D1  written from FedBE's formulas, which the functions below give, without its text at hand
+D1  written from FedBE's formulas, which the functions below give, without its text to read
     [test_gaussian_sample_by_hand]
     [test_dirichlet_samples_of_equal_clients_have_their_average]
 D2  samples take the average's BatchNorm statistics; drawn variances could be negative
@@ -50,8 +50,8 @@ PUBLIC = "unlabelled"
 MIXED = False   # may clients have different networks?
 COLUMNS = ("accuracy", "ensemble_accuracy", "disagreement")
 REFUSED_FLAGS = {"secure_sum": "the clients' own models are in its ensemble, so the server must "
-                               "see them one by one, and a secure sum hides them; fedsdd can, "
-                               "whose teachers are averages"}
+                               "see them one by one, and a secure sum hides them; use fedsdd: "
+                               "its teachers are averages"}
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")     # BatchNorm's: never drawn
 
 
@@ -61,7 +61,7 @@ def gaussian_sample(state_dicts, weights, rng):
     state_dicts, weights   M models of one network and their weights p_i, normalized here
     rng                    a numpy Generator
     returns                BatchNorm's statistics and counters are the averaged ones
-    limits                 where the models agree nothing is drawn. Needs `average_weights` and
+    limits                 an entry that is equal in all models stays. Needs `average_weights` and
                            `BUFFERS`.
     """
     average = average_weights(state_dicts, weights)
@@ -84,7 +84,7 @@ def dirichlet_sample(state_dicts, weights, rng, concentration=1.0):
     state_dicts, weights   M models of one network and their weights p_i
     rng                    a numpy Generator
     returns                BatchNorm's statistics and counters are those of the average by p alone
-    limits                 a large concentration gives the average, a small one one of the models.
+    limits                 a large concentration gives the average, a small one gives one model.
                            Needs `average_weights` and `BUFFERS`.
     """
     gamma = rng.dirichlet([concentration] * len(weights))                    # [M]
@@ -120,7 +120,7 @@ def draw_samples(fed, t, uploads, posterior, samples, concentration):
 
 @timed
 def distil(fed, t, server, teacher_logits, *, distill_steps, server_batch_size, server_lr):
-    """The global model after steps of SGD towards teacher_logits [N, C] on the public images."""
+    """The global model after SGD steps towards teacher_logits [N, C] on the public images."""
     model = load_model(fed, server)
     model.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=server_lr)
@@ -161,7 +161,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
     batch_size           batch size of a client
     lr                   learning rate of a client
     posterior            distribution from which the samples are drawn
-    samples              models drawn in a round; 0: the ensemble is the average and the clients
+    samples              models drawn in a round; 0: only the average and the clients' models
     concentration        parameter of --posterior dirichlet
     distill              the global model learns from the ensemble; otherwise it only predicts
     distill_steps        steps of distillation in a round

@@ -5,8 +5,8 @@ here as the baseline of FedSDD (Kwan and Song, arXiv:2312.17029v1), whose equati
 defaults are the settings of FedDF's public code; --paper fedsdd has those of FedSDD's comparison,
 and FedSDD Table 10 goes from one to the other.
 What travels: weights, down and up. Public data: unlabeled images on the server, and labeled images
-of the task for validation. Clients may have different networks: one average of each, and every
-client teaches all of them.
+of the task for validation. Clients may have different networks: each has its own average, and every
+client teaches all averages.
 Run:   python fedkd_minimal.py --algo feddf
 
 Paper              here                         shape         note
@@ -21,20 +21,20 @@ The teachers and the public images do not change while a student learns, so each
 each image once: M x N forward passes a round, where the public code predicts anew at every step.
 
 Where the paper is silent or we differ:
-D1  models are averaged by numbers of samples (the public code weighs them equally, which its equal
-    partition hides) [test_feddf_round_by_hand]
+D1  models are averaged by numbers of samples (the public code weighs them equally, which is the
+    same in its equal partition) [test_feddf_round_by_hand]
 D2  BatchNorm's statistics are averaged too; the public code keeps the last client's
     [test_average_weights_averages_running_statistics]
 D3  teachers are in eval mode and stay unchanged
     [test_prediction_is_pure_and_image_by_image]
-D4  drop-worst is the threshold alone; the public code has a second rule for rounds in which nobody
-    falls below it [test_drop_worst_by_hand]
+D4  drop-worst is the threshold alone; the public code has a second rule for rounds in which no
+    client falls below it [test_drop_worst_by_hand]
 D5  the student after the last step is validated as well
     [test_fewer_steps_than_a_look_still_return_a_student]
 D6  at a temperature other than the paper's 1 the loss has the factor temperature²
     [test_distil_is_temperature_squared_kl]
-D7  written from FedDF's public code, without its text at hand; what that leaves to the caller is
-    FedSDD's local epochs and batch size, and the local rate 0.1 [test_defaults_are_the_papers]
+D7  written from FedDF's public code, without its text to read; what the code leaves to the caller
+    is FedSDD's local epochs and batch size, and the local rate 0.1 [test_defaults_are_the_papers]
 D8  the student sees augmented images, the teachers clean ones, so that they predict once a round;
     the public code shows both the same augmented image
     [test_augmentation_is_for_what_is_trained_on_alone]
@@ -65,12 +65,12 @@ PLATEAU = ("lr", "server_lr")    # what --lr-patience reduces
 COLUMNS = ("accuracy", "client_accuracy", "ensemble_accuracy", "disagreement", "teacher_forwards",
            "dropped", "steps")
 REFUSED_FLAGS = {"secure_sum": "its teachers are the clients' own models, so the server must see "
-                               "them one by one, and a secure sum hides them; fedsdd can, whose "
+                               "them one by one, and a secure sum hides them; use fedsdd: its "
                                "teachers are averages"}
 
 
 def drop_worst(accuracies, num_classes):
-    """Which clients stay: those right at least 1.2 times as often as chance; all, if none is.
+    """True for clients that are right at least 1.2 times as often as chance; if none is, for all.
 
     accuracies     float [M], in [0, 1], on a validation set
     num_classes    C; chance is right with probability 1/C
@@ -79,7 +79,7 @@ def drop_worst(accuracies, num_classes):
     tensor([False,  True,  True])
     """
     accuracies = torch.as_tensor(accuracies, dtype=torch.float64)
-    stays = accuracies >= 1.2 / num_classes - 1e-6           # 12% stays, whatever its rounding
+    stays = accuracies >= 1.2 / num_classes - 1e-6           # 12% stays in spite of rounding
     return stays if stays.any() else torch.ones_like(stays)
 
 
@@ -196,11 +196,11 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
     server_lr            learning rate of distillation
     server_optimizer     optimizer of distillation
     cosine               the learning rate of distillation falls to 0 over distill_steps
-    max_grad_norm        gradients of distillation are clipped to this norm; none: never
+    max_grad_norm        gradients of distillation are clipped to this norm; none: no clipping
     temperature          softens teacher and student in the distillation loss
     patience             steps without a better student on the validation set before distillation
                          stops; none: it makes all steps
-    check_every          steps between two looks at the validation set
+    check_every          steps between two measurements on the validation set
     attack               (uploads [M, P], client ids, rows [P], t) -> uploads: replaces those of the
                          malicious clients; an upload is a model, as one vector
     """

@@ -1,9 +1,9 @@
-"""FedGEMS: a large server model learns from small clients, where it is wrong and they are right.
+"""FedGEMS: small clients teach a large server model where it is wrong and they are right.
 
 Cheng et al., "FedGEMS: Federated Learning of Larger Server Models via Selective Knowledge Fusion",
 arXiv:2110.11027.
-What travels: logits; up, of the public samples that the server requests; down, of all of them.
-Public data: labeled, on the server and on every client. All may have different networks.
+What travels: logits of the public samples that the server requests up, of all public samples down.
+Public data: labeled, on the server and on every client. All networks may differ.
 Run:   python fedkd_minimal.py --algo fedgems
 
 Paper                      here                     shape         note
@@ -19,23 +19,23 @@ epsilon                    epsilon (--epsilon)      number        weight of CE i
 
 Each public sample of a server batch is one of these cases:
   self_training          the server is right: cross-entropy alone, and its logits go to the pool
-  self_distillation      it is wrong and was right before: the pool teaches it
-  ensemble_distillation  it is wrong and never was right: the clients that are right teach it
+  self_distillation      the server is wrong but was right before: the pool teaches it
+  ensemble_distillation  the server was never right: the clients that are right teach it
   nobody_right           the same, but no client is right: cross-entropy alone
 In the last two cases the server requests the sample, and all clients upload their logits of it. No
-sample leaves the pool. Here clients predict all others, and bytes count the requested ones.
+sample leaves the pool. Clients predict all samples outside it; bytes count the requested ones.
 
 Where the paper is silent or contradicts itself, or we differ:
-D1  section 3.2's order, private training first [test_a_round_is_the_papers_algorithm]
+D1  the order of section 3.2, private training first [test_a_round_is_the_papers_algorithm]
 D2  Eq. (4)'s softmax is over reliable clients [test_eq4_unreliable_client_gets_exactly_zero]
-D3  H is at least 1e-6: 1/H stays finite [test_eq4_certain_clients_share_equally]
+D3  H is at least 1e-6, so that 1/H is finite [test_eq4_certain_clients_share_equally]
 D4  no client is right: cross-entropy alone [test_nobody_right_is_plain_cross_entropy]
 D5  the pool keeps the logits that were checked; Alg. 1, line 7 stores those of the round before
     [test_a_round_is_the_papers_algorithm]
 D6  the check is in eval mode, on clean images, before the step [test_selection_is_in_eval_mode]
 D7  clients learn from one pass of the trained server; Alg. 1, line 15 mixes all models of an epoch
     [test_a_round_is_the_papers_algorithm]
-D8  epsilon weighs CE, as in the equations; the text says distillation [test_eq2_by_hand]
+D8  epsilon weighs CE, as in the equations; the text says it weighs distillation [test_eq2_by_hand]
 D9  one mean over the batch, not one per case [test_server_loss_is_one_mean_over_mixed_cases]
 D10 clients start from different weights [test_every_client_starts_from_weights_of_its_own]
 D11 Adam is AMSGrad, as in FedGKT's public code [test_amsgrad_is_the_papers_adam]
@@ -73,7 +73,7 @@ def entropy(logits):
 
 
 def reliable_clients(client_logits, labels):
-    """Who is right on which sample, with finite logits: [M, N, C], [N] -> bool [M, N].   3.3.2"""
+    """True where a client is right with finite logits: [M, N, C], [N] -> bool [M, N].   3.3.2"""
     return (client_logits.argmax(-1) == labels) & torch.isfinite(client_logits).all(-1)
 
 
@@ -134,7 +134,7 @@ class Fusion(NamedTuple):       # what the server's training in a round gives
 
 
 def train_client(fed, i, t, client, rows, *, local_epochs, batch_size, new_optimizer):
-    """Private training of client i, then its logits [n, C] of public rows it may be asked for."""
+    """Private training of client i, then its logits [n, C] of the public `rows`."""
     model = fed.client_model(i)
     optimizer = restore(client, model, new_optimizer)
     train_with_labels(fed, model, optimizer, fed.private[i], epochs=local_epochs,
@@ -249,7 +249,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
             fed, t, rows, lambda i: train_client(fed, i, t, clients[i], rows,
                                                  local_epochs=local_epochs, **at_client), attack)
 
-        # On each sample only the clients that are right count, the more certain ones more.
+        # On each sample only clients that are right count; more certain clients count more.
         reliable = reliable_clients(client_logits, labels[rows])                         # [M, n]
         weights = entropy_weights(client_logits, reliable)                   # Eq. (4), [M, n]
         fused_logits = fuse_logits(client_logits, weights)                   # Eq. (5), [n, C]

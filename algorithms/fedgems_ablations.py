@@ -1,7 +1,7 @@
 """FedGEMS's ablations, Table 5: without self-training, self-distillation or ensemble distillation.
 
-Cheng et al., arXiv:2110.11027. `train_server` and `run` are those of fedgems.py but for the lines
-marked with Table 5. The text there explains the four cases and the notation.
+Cheng et al., arXiv:2110.11027. `train_server` and `run` are those of fedgems.py except for
+the lines marked with Table 5. fedgems.py explains the four cases and the notation.
 What travels: logits, as in FedGEMS. Public data: labeled, on the server and on every client.
 Run:   python fedkd_minimal.py --algo fedgems-ablations --no-self-distillation
 
@@ -132,7 +132,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
             fed, t, rows, lambda i: train_client(fed, i, t, clients[i], rows,
                                                  local_epochs=local_epochs, **at_client), attack)
 
-        # On each sample only the clients that are right count, the more certain ones more.
+        # On each sample only clients that are right count; more certain clients count more.
         reliable = reliable_clients(client_logits, labels[rows])                         # [M, n]
         weights = entropy_weights(client_logits, reliable)                   # Eq. (4), [M, n]
         fused_logits = fuse_logits(client_logits, weights)                   # Eq. (5), [n, C]

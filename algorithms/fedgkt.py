@@ -1,9 +1,9 @@
 """FedGKT: small edge networks send feature maps to a large server network; both exchange logits.
 
 He, Annavaram and Avestimehr, "Group Knowledge Transfer: Federated Learning of Large CNNs at the
-Edge", arXiv:2007.14513; what the text leaves open (temperature, optimizer) is as in its public code
-of 2020, whose settings for iid data are the defaults.
-What travels: up feature maps, logits and labels of all private samples, down the server's logits.
+Edge", arXiv:2007.14513; what the text does not give (temperature, optimizer) is as in its public
+code of 2020, whose settings for iid data are the defaults.
+What travels: feature maps, logits and labels of all private samples up, the server's logits down.
 Public data: none. Client k predicts with its own extractor and the server's network behind it.
 Run:   python fedkd_minimal.py --algo fedgkt
 
@@ -14,22 +14,22 @@ W_s                server                       snapshot      feature map -> log
 H^(k)              uploads[i].features          [n, 16, h, w] of all n samples of client i
 Z_c^(k)            uploads[i].logits            [n, C]        of its own network, in eval mode
 Z_s^(k)            server_logits[i]             [n, C]        of the server's network, in eval mode;
-                                                              None before its first answer
+                                                              None before the server's first answer
 Y^(k)              fed.private[i].labels        [n]           sent with every upload
 T                  temperature                  number        of the softmax
 E_c, E_s           local_epochs, server_epochs  numbers
 
 In a round the clients that take part train in parallel. The server waits for all their uploads and
 trains on them, client after client in each epoch. Then each of these clients receives the server's
-logits of its own samples, for its next training. In fedgkt_async.py the server waits for nobody.
+logits of its own samples, for its next training. In fedgkt_async.py the server does not wait.
 
 Where the paper is silent or we differ:
-D1  logits are kept by sample row; the public code keeps them by batch number and shuffles between,
-    a mistake: its clients learn from the logits of other images
+D1  logits are kept by sample row; the public code keeps them by batch number but shuffles the
+    samples, a mistake: its clients learn from the logits of other images
     [test_two_rounds_against_algorithm_1]
 D2  with --augment a client's samples are cropped and flipped anew after each of its trainings. The
-    features are of this view, so the server sees it, and the next training is on it, with the
-    server's logits of it [test_extraction_is_in_eval_mode_of_the_next_view]
+    upload is computed on these new images. The client's next training uses the same images, with
+    the server's logits of them [test_extraction_is_in_eval_mode_of_the_next_view]
 D3  clients of one architecture start from the same weights, which depend on the seed alone
     (--no-common-start: each from its own); the public code starts them from a network that was
     trained on all data [test_initial_weights_depend_on_the_seed_alone]
@@ -37,16 +37,16 @@ D4  both losses have the factor temperature²; Eq. (6) sums over clients, but ea
     one client, so its loss has one KL term [test_eq6_by_hand]
 D5  the server's logits come from one pass in eval mode after its last epoch; in Algorithm 1 they
     come from the training passes of that epoch [test_server_logits_are_of_the_trained_server]
-D6  --no-server-distill and --no-client-distill are Table 2's rows; both on are Eq. (6) and (7)
+D6  --no-server-distill and --no-client-distill give Table 2's rows; without them, Eq. (6) and (7)
     [test_two_rounds_against_algorithm_1]
-D7  the server's learning rate falls on a plateau outside the loop, see plateau.py; the public code
-    looks at the test set for it [test_the_test_set_does_not_move_a_rate]
+D7  plateau.py reduces the server's learning rate on a plateau, outside the loop; the public code
+    finds the plateau on the test set [test_the_test_set_does_not_move_a_rate]
 D8  the server leaves out a client whose features or logits are not finite; this client keeps its
-    training and its old server logits: with --augment, of an older view than it trains on next
-    [test_non_finite_features_are_left_out]
-D9  --server-order clients is Algorithm 1, line 8, hence the default; with skewed labels the server
-    then forgets the clients before. mixed is SGD on Eq. (8): the batches of all clients, shuffled
-    [test_two_rounds_against_algorithm_1]
+    trained model and its old server logits; with --augment these are of older images
+    than those of its next training [test_non_finite_features_are_left_out]
+D9  --server-order clients is Algorithm 1, line 8, so it is the default; with skewed labels the
+    server then forgets earlier clients. mixed is SGD on Eq. (8): the batches of all clients,
+    shuffled [test_two_rounds_against_algorithm_1]
 D10 the paper's SGD with momentum, for skewed labels, is --optimizer momentum; the public code has
     nesterov [test_momentum_is_plain_or_nesterovs]
 """
@@ -84,8 +84,8 @@ def server_loss(logits, labels, client_logits, temperature, distill=True):
 def client_loss(logits, labels, server_logits, temperature):
     """CE plus T² KL(server || client): a scalar.   Eq. (7)
 
-    logits, labels, server_logits    [B, C], [B], [B, C]; server_logits None, as before the server's
-                                     first answer: CE alone. Needs `distillation_loss`.
+    logits, labels, server_logits    [B, C], [B], [B, C]; server_logits is None before the server's
+                                     first answer: then CE alone. Needs `distillation_loss`.
     """
     ce = F.cross_entropy(logits, labels)
     if server_logits is None:
@@ -94,7 +94,7 @@ def client_loss(logits, labels, server_logits, temperature):
 
 
 def view(fed, i, n):
-    """The images [n_i, c, h, w] of client i's upload after n trainings, and of training n + 1."""
+    """Client i's images [n_i, c, h, w] for the upload after training n and for training n + 1."""
     images = fed.private[i].images
     return fed.augment(images, stream(fed.seed, "view", n, i)) if fed.augment else images
 
@@ -125,7 +125,7 @@ def train_client(fed, i, client, server_logits, *, local_epochs, batch_size, new
 
 @timed
 def collect(fed, event, clients, group, server_logits, attack, **training):
-    """({client: valid upload}, the clients after training): the clients of `group` in parallel.
+    """({client: valid upload}, all clients), after the clients of `group` have trained in parallel.
 
     event    number of the server's training that follows
     """
@@ -163,7 +163,7 @@ def train_server(fed, event, server, uploads, *, server_epochs, server_batch_siz
         for _ in range(server_epochs):                                       # Alg. 1, line 7
             for i, rows in server_batches(fed, uploads, server_batch_size, server_order, rng):
                 features, client_logits = uploads[i]
-                labels = fed.private[i].labels                               # came with the upload
+                labels = fed.private[i].labels                               # sent with the upload
                 logits = forward(fed, model, features[rows].float())         # Alg. 1, line 9
                 loss = server_loss(logits, labels[rows], client_logits[rows], temperature,
                                    server_distill)
@@ -192,7 +192,7 @@ def start(fed, common_start):
 
 
 def ledger(fed, clients, group, answered, feature_numbers, dtype):
-    """Bytes of a round, uploads that were not valid, trainings of a client so far.
+    """Bytes of a round, number of invalid uploads, fewest and most trainings of a client so far.
 
     group, answered    clients that uploaded, and those whose upload was valid
     feature_numbers    numbers in a feature map, of type dtype
@@ -256,7 +256,7 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local
         active = sample_clients(len(clients), participation, stream(fed.seed, "active", t))
         uploads, clients = collect(fed, t, clients, active, server_logits, attack,
                                    **training)                               # Alg. 1, line 3-5
-        # The server trains on the uploads, and each client receives its logits of its own samples.
+        # The server trains on the uploads; each client receives the server's logits of its samples.
         server, answers = train_server(fed, t, server, uploads, new_optimizer=new_optimizer,
                                        **server_training)                    # Alg. 1, line 6-12
         server_logits = [answers.get(i, z)                                   # Alg. 1, line 14-15

@@ -8,7 +8,7 @@ Run:   python fedkd_minimal.py --algo fedgkt-async
 A queue of events: client i's uploads arrive latencies[i] after the server's last answer to it. At
 each event the server trains on the uploads that arrive at that moment, for all its epochs, and
 answers these clients, which train again. A round ends when at least as many uploads have arrived as
-there are clients, so that the work of a round is that of a synchronous one.
+there are clients, so that a round has the work of a synchronous round.
 
 Paper              here                         shape         note
 the clients' speed latencies                    [M]           simulated time of a training
@@ -17,8 +17,8 @@ the clients' speed latencies                    [M]           simulated time of 
                    event                        number        the server's trainings so far
 
 Where the paper is silent or we differ:
-D1  uploads that arrive at the same moment are trained on together: equal latencies are the
-    synchronous algorithm [test_equal_latencies_are_synchronous]
+D1  uploads that arrive at the same moment are trained on together; with equal latencies this
+    is the synchronous algorithm [test_equal_latencies_are_synchronous]
 D2  latencies are drawn uniformly from 1 to 10, one for each client, or given
     [test_latencies_are_drawn_once_from_the_seed]
 """
@@ -40,7 +40,7 @@ COLUMNS = ("accuracy", "accuracy_min", "accuracy_max", "edge_accuracy", "clock",
 
 
 def check_latencies(fed, latencies):
-    """The latency of each client; drawn from 1 to 10 for None.
+    """The latency of each client; None: drawn from 1 to 10.
 
     raises    ValueError unless there is a time greater than 0 for each client
     """
@@ -56,9 +56,9 @@ def check_latencies(fed, latencies):
 def next_arrivals(clients, latencies):
     """(the next moment at which uploads arrive, the clients whose uploads arrive then).
 
-    Client i's n-th upload arrives at n * latencies[i]: the server answers without delay.
+    Client i's n-th upload arrives at n * latencies[i], because the server answers without delay.
     """
-    arrivals = [round((client["trainings"] + 1) * latency, 9)        # 3 x 0.1 meets 1 x 0.3
+    arrivals = [round((client["trainings"] + 1) * latency, 9)        # makes 3 x 0.1 equal 0.3
                 for client, latency in zip(clients, latencies)]
     clock = min(arrivals)
     return clock, [i for i, arrival in enumerate(arrivals) if arrival == clock]

@@ -1,7 +1,7 @@
-"""FedGKT's feature maps: their extraction, their memory, and the networks that they join.
+"""FedGKT's feature maps: extraction, memory, and accuracies of edge and server networks.
 
-He, Annavaram and Avestimehr, arXiv:2007.14513. fedgkt.py, fedgkt_async.py and split_learning.py use
-them. An edge network has `extract`: images -> feature map, and `classify`: feature map -> logits.
+He, Annavaram and Avestimehr, arXiv:2007.14513. Used by fedgkt, fedgkt_async and split_learning.
+An edge network has `extract`: images -> feature map, and `classify`: feature map -> logits.
 
 Paper              here                         shape         note
 W_e^(k), W_c^(k)   model.extract, .classify     networks      edge k
@@ -24,7 +24,7 @@ CHUNK = 100     # samples of a forward pass without training: limits the memory 
 
 
 class Upload(NamedTuple):
-    """What a client sends of its n private samples, beside their labels."""
+    """What a client sends of its n private samples, besides their labels."""
 
     features: torch.Tensor    # [n, 16, h, w], of the type that --features names
     logits: torch.Tensor      # float32 [n, C]
@@ -73,15 +73,15 @@ def stacked_scores(fed, clients, server, data):
 
 @torch.no_grad()
 def feature_map(fed):
-    """The feature map [1, channels, h, w] of a private image; clients have the same shape.
+    """The feature map [1, channels, h, w] of a private image; all clients have this shape.
 
     raises    ValueError: a client's network has none, or one that the server cannot read
     """
     for name, ids in by_architecture(fed).items():
         edge = fed.client_model(ids[0]).eval()
         if not hasattr(edge, "extract"):
-            raise ValueError(f"--model {name} has no feature map to send: an edge network such as "
-                             "gkt_edge has")
+            raise ValueError(f"--model {name} has no feature map to send: use an edge network such "
+                             "as gkt_edge")
         features = edge.extract(fed.private[0].images[:1])
         try:
             fed.server_model().eval()(features)
@@ -107,7 +107,7 @@ def announcement(fed, settings):
 
 
 def available_memory(device):
-    """Bytes of memory available on the device; on Linux with those that caches would give back."""
+    """Bytes of memory available on the device; on Linux with the bytes that caches can free."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     if os.path.exists("/proc/meminfo"):

@@ -1,11 +1,11 @@
 """FedMD: parties with models of their own design learn from the consensus of their logits.
 
 Li and Wang, "FedMD: Heterogenous Federated Learning via Model Distillation", arXiv:1910.03581; what
-the text leaves open is as in its authors' code (CIFAR, iid), whose settings are the defaults.
-FedGEMS's setting for FedMD, public and private data of one task: --paper fedgems-homogeneous.
+the text does not give is as in its authors' code (CIFAR, iid), whose settings are the defaults.
+FedGEMS runs FedMD with public and private data of one task: --paper fedgems-homogeneous.
 What travels: logits of a new public subset in each round, up and down. Public data: labeled, at
-every party. With a foreign public set (--joint) every model has one output layer over the public
-classes and, behind them, the classes of the task.
+every party. With public data of another task (--joint) every model has one output layer: first the
+public classes, then the classes of the task.
 Run:   python fedkd_minimal.py --algo fedmd --paper fedmd
 
 Paper              here                         shape         note
@@ -20,28 +20,28 @@ Algorithm 1, whose steps are numbered here as follows:
  0  transfer learning: each party trains on the public samples until convergence, then on its own
     (fedmd_transfer.py)
  1  the server draws a public subset
- 2  communicate: each party predicts it
+ 2  communicate: each party predicts the subset
  3  aggregate: the consensus
  4  digest: each party trains towards the consensus on the subset
  5  revisit: each party trains on its own samples
 
 Where the paper is silent or we differ:
-D1  digest is the mean absolute error on raw logits (the text: softmax at a temperature would make
+D1  digest is the mean absolute error on raw logits (the text: softmax with a temperature makes
     no large difference) [test_digest_loss_is_the_mean_absolute_error]
 D2  two optimizers per party, for digest and revisit, are kept over all rounds
     [test_fedmd_round_by_hand]
 D3  accuracy, gain and each party's own accuracy are measured after the revisit, before the digest
-    of the next round, as in the code; client_accuracy is measured after the digest, where the
-    baselines of FedGEMS are measured [test_fedmd_round_by_hand]
+    of the next round, as in the code; client_accuracy is measured after the digest, as for
+    the baselines of FedGEMS [test_fedmd_round_by_hand]
 D4  an upload with nan or infinity is left out of the consensus; without any valid upload the round
     has no digest [test_non_finite_logits_are_left_out]
 D5  parties with the same network start from different weights
     [test_every_client_starts_from_weights_of_its_own]
-D6  all parties weigh the same, as in the code; for CIFAR the text suppresses networks 0 and 9
-    slightly, without numbers; such weights would be --consensus-weights .5,1,1,1,1,1,1,1,1,.5
+D6  all parties have the same weight, as in the code; for CIFAR the text weighs networks 0 and 9
+    slightly less, without numbers; for example --consensus-weights .5,1,1,1,1,1,1,1,1,.5
     [test_a_weighted_consensus_by_hand]
-D7  --public-epochs 0 leaves out the digest: a control without collaboration; the text's ends with
-    the transfer learning [test_without_public_epochs_no_client_learns_from_another]
+D7  --public-epochs 0 leaves out the digest: a control without collaboration; the text's is the
+    transfer learning alone [test_without_public_epochs_no_client_learns_from_another]
 """
 from functools import partial
 
@@ -87,7 +87,7 @@ def digest_loss(logits, consensus_logits):
 
 
 def public_subset(labels, size, rng):
-    """Sorted rows of a stratified subset of `size` samples (all, if there are fewer, or for None).
+    """Sorted rows of a stratified subset of `size` samples; all if size is None or too large.
 
     labels    int array [N]; each class gets its share, to within one sample
     """
@@ -101,7 +101,7 @@ def public_subset(labels, size, rng):
 def valid_consensus(party_logits, weights):
     """(the consensus [n, C] of the parties whose logits are finite, their number).
 
-    weights    one for each party, or None; if no valid party has any weight, the consensus is None
+    weights    one for each party, or None; if those of valid parties sum to 0, consensus is None
     """
     valid = [i for i, logits in enumerate(party_logits) if is_finite(logits)]
     weights = [1.0 if weights is None else weights[i] for i in valid]
@@ -177,10 +177,10 @@ def revisit(fed, i, t, party, *, local_epochs, batch_size, new_optimizer, kernel
 def evaluate(fed, state, digested=None):
     """Test accuracies after the revisit, and client_accuracy, _min and _max after the digest.
 
-    After the revisit are accuracy and client_accuracy_private (the parties' mean),
+    Measured after the revisit: accuracy and client_accuracy_private (the parties' mean),
     client_accuracy_0, ... (each party's) and gain (the mean gain since the transfer).
-    digested    the parties after the digest; None in round 0, which has none: client_accuracy is
-                of the same networks
+    digested    the parties after the digest; None in round 0, which has no digest: then
+                client_accuracy is measured on the same networks as accuracy
     """
     scores = client_scores(fed, state["parties"])
     private = client_metrics(scores, "client_accuracy_private")
@@ -214,22 +214,22 @@ def run(fed, state=None, *, rounds: int = 20, transfer_public_epochs: int = 20,
     rounds                        number of communication rounds
     transfer_public_epochs        passes over the public data in the transfer learning, at most
     transfer_public_batch_size    batch size of these passes
-    transfer_local_epochs         passes over the own data in the transfer learning, at most
+    transfer_local_epochs         passes over a party's own data in the transfer learning, at most
     transfer_batch_size           batch size of these passes
     early_stopping                a stage of the transfer stops when validation stops improving
-    min_delta                     the least growth of accuracy that counts in its public stage;
+    min_delta                     smallest gain of accuracy that counts in its public stage;
                                   FedMD's code has 0.005 for CIFAR, 0.001 for MNIST
     subset_size                   public samples in a round; none: all
     public_epochs                 passes of the digest over the public subset; 0: no digest
     public_batch_size             batch size of the digest
-    local_epochs                  passes of the revisit over the own data
+    local_epochs                  passes of the revisit over a party's own data
     batch_size                    batch size of the revisit
     lr                            learning rate of all training
     optimizer                     optimizer of all training, two per party, kept over the rounds
     weight_decay                  L2 penalty of these optimizers
     kernel_l2                     L2 penalty on the last layer's weights
     consensus_weights             weight of each party in the consensus; none: equal. The text
-                                  lowers those of CIFAR's networks 0 and 9, by how much is unknown
+                                  lowers those of CIFAR's networks 0 and 9 but gives no numbers
     attack                        (uploads [M, n, C], client ids, rows [n], t) -> uploads: replaces
                                   those of the malicious parties
     """

@@ -12,8 +12,8 @@ union of D_k       pool                         [n, ...], [n] all private sample
                    best, best_round             numbers       of a network's validation accuracy
 
 Where the paper is silent or we differ:
-D1  a round is one epoch over the pooled samples; the rounds go on until the last, and a network
-    that has stopped keeps its weights [test_pooled_is_public_training_and_then_epochs]
+D1  a round is one epoch over the pooled samples; all rounds are run, and a network whose training
+    has stopped keeps its weights [test_pooled_is_public_training_and_then_epochs]
 D2  training stops as in the transfer's second stage, by the task's validation set
     [test_pooled_training_stops_for_each_network_on_its_own]
 """
@@ -33,7 +33,7 @@ COLUMNS = ("client_accuracy", "client_accuracy_min", "client_accuracy_max")
 
 
 def new_party(saved, best=float("-inf"), best_round=0):
-    """A party as it is kept between rounds: its snapshot, the best accuracy and its round."""
+    """A party between rounds: its snapshot, its best accuracy and the round of that accuracy."""
     return {**saved, "best": best, "best_round": best_round}
 
 
@@ -74,12 +74,12 @@ def run(fed, state=None, *, rounds: int = 50, transfer_public_epochs: int = 20,
     round. Before round 0 it yields (None, state): a checkpoint without metrics.
 
     rounds                        epochs over the pooled private samples, at most
-    transfer_public_epochs        passes over the public data before them, at most
+    transfer_public_epochs        passes over the public data before these epochs, at most
     transfer_public_batch_size    batch size of these passes
     batch_size                    batch size on the pooled samples
     early_stopping                a network stops training on the public data, and then on the
                                   pooled samples, when validation stops improving
-    min_delta                     the least growth of accuracy that counts on the public data;
+    min_delta                     smallest gain of accuracy that counts on the public data;
                                   FedMD's code has 0.005 for CIFAR, 0.001 for MNIST
     lr                            learning rate of all training
     optimizer                     optimizer of all training, kept over the rounds

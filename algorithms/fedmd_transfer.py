@@ -1,18 +1,18 @@
 """FedMD's transfer learning: a party trains on public samples, then on its own, until convergence.
 
-Li and Wang, arXiv:1910.03581, Algorithm 1, step 0; what the text leaves open is as in its authors'
-code. fedmd.py has the notation and the rounds that follow; fedmd_pooled.py the upper bound.
+Li and Wang, arXiv:1910.03581, Algorithm 1, step 0; what the text does not give is as in its
+authors' code. fedmd.py has the notation and the rounds; fedmd_pooled.py has the upper bound.
 
 Paper              here                         shape         note
 D_0                fed.public                   [N, ...], [N] public samples and their labels
 D_k                fed.private[i]               [n, ...], [n] the few private samples of party k
-                   validation                   [n, ...], [n] says when to stop
+                   validation                   [n, ...], [n] decides when to stop
                    min_delta, patience          numbers       of accuracy; in epochs
 
 Where the paper is silent or we differ:
 D1  early stopping uses a tenth of the public samples, then the task's validation set; the code uses
     test sets [test_transfer_never_sees_a_test_set]
-D2  the last epoch's weights stay, not the best ones [test_fedmd_round_by_hand]
+D2  the last epoch's weights are kept, not the best ones [test_fedmd_round_by_hand]
 D3  the penalty 1e-3 |W|² on the last layer's weights is in all losses, as in the code
     [test_fedmd_round_by_hand]
 """
@@ -24,7 +24,7 @@ from algorithms.common import Data, stream
 from algorithms.evaluation import accuracy
 from algorithms.training import predict_logits, train
 
-PUBLIC_STAGE = dict(patience=3)         # early stopping, in epochs; its min_delta is the run's
+PUBLIC_STAGE = dict(patience=3)         # early stopping, in epochs; `run` sets its min_delta
 PRIVATE_STAGE = dict(min_delta=0.001, patience=10)
 
 
@@ -44,7 +44,7 @@ def train_with_penalty(fed, model, optimizer, data, kernel_l2, **settings):
 
 def train_until_converged(fed, model, optimizer, data, validation, *, epochs, batch_size, kernel_l2,
                           keys, min_delta, patience):
-    """Training with early stopping; the last epoch's weights stay.
+    """Trains `model` in place, with early stopping; the last epoch's weights are kept.
 
     It stops when the accuracy on `validation` has not grown by min_delta for `patience` epochs;
     without a validation set it makes all epochs.
@@ -82,7 +82,7 @@ def learn_public(fed, i, model_state, *, transfer_public_epochs, transfer_public
 
 
 def pick(data, rows):
-    """These rows of a `Data`."""
+    """The samples `rows` of a `Data`."""
     return Data(data.images[rows], data.labels[rows])
 
 

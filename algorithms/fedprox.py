@@ -1,4 +1,4 @@
-"""FedProx: FedAvg with a proximal term that holds each client near the global model.
+"""FedProx: FedAvg with a proximal term that keeps each client near the global model.
 
 Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020; here as the baseline of
 FedSDD (Kwan and Song, arXiv:2312.17029v1), whose settings are the defaults.
@@ -39,7 +39,7 @@ def start_server(fed, architecture, init=0):
 
 
 def proximal_term(model, global_state, mu):
-    """(mu / 2) ||w - w^t||²: the penalty for leaving the global model, a scalar.   FedProx Eq. (2)
+    """(mu / 2) ||w - w^t||²: the penalty on the distance to w^t, a scalar.   FedProx Eq. (2)
 
     model           the client's network; only its parameters count, not its buffers
     global_state    a state_dict that holds at least these parameters; it gets no gradient

@@ -1,4 +1,4 @@
-"""FedSDD: K global models are trained by K groups of clients; their ensemble teaches the main one.
+"""FedSDD: K groups of clients train K global models; their ensemble teaches the main model.
 
 Kwan and Song, "FedSDD: Scalable and Diversity-enhanced Distillation for Model Aggregation in
 Federated Learning", arXiv:2312.17029v1.
@@ -28,12 +28,12 @@ Algorithm 1 of the paper, which does not number its lines:
  9      if k = 0: w*_{t,0} <- Distillation(w_{t,0}, {w_{t-r,k}: 0 <= k < K, 0 <= r < R})
 10      else: w*_{t,k} <- w_{t,k}
 
-Kept for the next round are the K global models after line 10 (for SCAFFOLD with their controls) and
-the ring: for each of the last R rounds the mean logits of its K averaged models on the public
-images (test_ring: on the test images, for the metrics). A past round's models and the images never
-change, so their logits replace the models: teachers predict K x N images a round for any R.
+The next round needs the K global models after line 10 (for SCAFFOLD with their controls) and the
+ring: the mean logits of the K averaged models on the public images, for each of the last R rounds
+(test_ring: on the test images, for the metrics). Past models and the images never change, so the
+ring keeps logits instead of models: teachers predict K x N images in a round, for any R.
 
-With different networks (section A.5) there are K global models of each, one of them a main model; k
+With different networks (section A.5) each network has K global models, one of them a main model; k
 counts over all of them, and all are in the ensemble. --secure-sum (section 3.2): secure_sum.py;
 Tables 5 and 6: fedsdd_ablations.py.
 
@@ -104,7 +104,7 @@ def ensemble_logits(member_logits):
 @timed
 def distil(fed, t, k, student, teacher_logits, *, distill_steps, server_batch_size, server_lr,
            temperature):
-    """Global model k after steps of SGD towards teacher_logits [N, C] on the public images.
+    """Global model k after SGD steps towards teacher_logits [N, C] on the public images.
 
     student    {"architecture", "model", ...}: where global model k starts
     """
@@ -126,14 +126,14 @@ def distil(fed, t, k, student, teacher_logits, *, distill_steps, server_batch_si
 
 
 class LocalMethod(NamedTuple):
-    """What FedSDD takes from FedAvg, FedProx or SCAFFOLD."""
+    """The functions and numbers that FedSDD takes from FedAvg, FedProx or SCAFFOLD."""
 
     start_server: Callable     # (fed, architecture, init) -> global model
     train_client: Callable     # (fed, i, t, global model) -> upload
     aggregate: Callable        # (fed, global model, {client: upload}) -> global model
     copies: int                # tensors of the size of the parameters in a message
     count_valid: Callable = len            # {client: upload} -> number of valid uploads
-    number_bytes: int = FLOAT_BYTES        # of a number on its way up
+    number_bytes: int = FLOAT_BYTES        # of one uploaded number
 
 
 def local_method(local, **settings):
@@ -157,7 +157,7 @@ def deal_clients(fed, t, participation, K):
 
 
 def train_groups(fed, t, groups, global_models, method, attack=None):
-    """For each group {client: upload}: all clients train in parallel, each its group's model."""
+    """[{client: upload} of each group]; all clients train in parallel, from their group's model."""
     group_of = {i: k for k, group in enumerate(groups) for i in group}
     uploads = collect(fed, t, sorted(group_of),
                       lambda i: method.train_client(fed, i, t, global_models[group_of[i]]), attack)
@@ -166,7 +166,7 @@ def train_groups(fed, t, groups, global_models, method, attack=None):
 
 @timed
 def evaluate(fed, state, K):
-    """Test accuracy of the main model; of each network's, where there are several."""
+    """Test accuracy of the main model; with several networks, of each network's main model."""
     return global_metrics(fed, state["global_models"][::K])
 
 
@@ -198,11 +198,11 @@ def check(fed, participation, K, local, secure_sum, attack):
     for ids in by_architecture(fed).values():
         groups = group_clients(range(count_active(len(ids), participation)), K, stream(fed.seed))
         if secure_sum and len(groups[-1]) < 2:
-            raise ValueError("--secure-sum with a single client in a group: the sum would be its "
+            raise ValueError("--secure-sum needs two clients in each group: the sum of one is its "
                              "model; a smaller --K, or more clients, make groups larger")
     if secure_sum and local == "scaffold":
-        raise ValueError("--secure-sum is not built for --local scaffold, which sums controls as "
-                         "well: fedavg or fedprox")
+        raise ValueError("--secure-sum does not work with --local scaffold, which also sums "
+                         "controls: use --local fedavg or fedprox")
     if attack and (secure_sum or local == "scaffold" or len(by_architecture(fed)) > 1):
         raise ValueError("--attack on weights needs one network for all clients, and neither "
                          "--secure-sum nor --local scaffold")
@@ -218,7 +218,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
     rounds               number of communication rounds
     participation        share of the clients that take part in a round
     K                    global models (of each network), each with a group of clients
-    R                    rounds whose averaged models make the ensemble
+    R                    number of last rounds whose averaged models form the ensemble
     local                method of local training and averaging inside a group
     local_epochs         passes of a client over its own data in a round
     batch_size           batch size of a client
@@ -246,7 +246,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
         yield evaluate(fed, state, K), state
     global_models, ring, test_ring = state["global_models"], state["ring"], state["test_ring"]
     for t in range(state["round"] + 1, rounds + 1):                              # Alg. 1, line 2
-        # Active clients are dealt to the K models anew, so that each model meets all clients' data.
+        # Clients are dealt to the K models anew, so that each model learns from all clients' data.
         groups = deal_clients(fed, t, participation, K)
         uploads = train_groups(fed, t, groups, global_models, method, attack)    # Alg. 1, line 3-6
         averaged = [method.aggregate(fed, w, uploads[k])                         # Alg. 1, line 7

@@ -1,6 +1,6 @@
 """FedSDD's ablations, Tables 5 and 6: who is in the ensemble, and which models learn from it.
 
-Kwan and Song, arXiv:2312.17029v1. The loop is that of fedsdd.py but for the lines marked with a
+Kwan and Song, arXiv:2312.17029v1. The loop is that of fedsdd.py except for lines marked with a
 table. With --students none the ensemble of the K models is Fed-ensemble (Shi et al.,
 arXiv:2107.10663): read its `ensemble_accuracy`.
 What travels: weights, down and up, as in the local method (--local). Public data: unlabeled images,
@@ -34,7 +34,7 @@ COLUMNS = ("accuracy", "ensemble_accuracy", "disagreement", "teacher_forwards")
 
 
 def client_members(averaged, uploads):
-    """All clients' models, [{"architecture", "model"}] by client; the averages if there is none."""
+    """All clients' models, [{"architecture", "model"}] by client; without uploads the averages."""
     clients = {i: w | {"model": upload["model"]}
                for w, group in zip(averaged, uploads) for i, upload in group.items()}
     return [clients[i] for i in sorted(clients)] or averaged
@@ -52,9 +52,9 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
     rounds               number of communication rounds
     participation        share of the clients that take part in a round
     K                    global models (of each network), each with a group of clients
-    R                    rounds whose averaged models make the ensemble
-    ensemble             members of the ensemble: the aggregated global models, or all clients'
-    students             global models that learn from it: the main one, all, or none
+    R                    number of last rounds whose averaged models form the ensemble
+    ensemble             members of the ensemble: aggregated global models, or clients' models
+    students             global models that learn from the ensemble: the main one, all, or none
     warmup_rounds        rounds at the start without distillation
     local                method of local training and averaging inside a group
     local_epochs         passes of a client over its own data in a round
@@ -79,7 +79,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
         yield evaluate(fed, state, K), state
     global_models, ring, test_ring = state["global_models"], state["ring"], state["test_ring"]
     for t in range(state["round"] + 1, rounds + 1):                              # Alg. 1, line 2
-        # Active clients are dealt to the K models anew, so that each model meets all clients' data.
+        # Clients are dealt to the K models anew, so that each model learns from all clients' data.
         groups = deal_clients(fed, t, participation, K)
         uploads = train_groups(fed, t, groups, global_models, method, attack)    # Alg. 1, line 3-6
         averaged = [method.aggregate(fed, w, uploads[k])                         # Alg. 1, line 7
@@ -95,7 +95,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
             ring = [*ring, ensemble_logits(member_logits)][-R:]                  # Eq. (3)
             teacher_logits = ensemble_logits(torch.stack(ring))                  # [N, C], Eq. (5)
 
-        # Students learn from it, after the warm-up rounds.
+        # Students learn from the ensemble, after the warm-up rounds.
         global_models = averaged
         if students != "none" and t > warmup_rounds:                             # Table 6
             global_models = [distil(fed, t, k, w, teacher_logits, **distillation)

@@ -20,7 +20,7 @@ eta_l, eta_g       lr, global_lr                numbers       local and global l
 Where the paper is silent or we differ:
 D1  BatchNorm's buffers are outside c; they are averaged as in FedAvg
     [test_controls_hold_parameters_only]
-D2  clients count equally in both averages, as in the paper; FedAvg weighs them by size
+D2  clients count equally in both averages, as in the paper; FedAvg weighs them by sample counts
     [test_scaffold_round_against_slow_loop]
 D3  plain SGD only: momentum or weight decay would break (x - y) / (K lr)
     [test_scaffold_offers_no_other_optimizer]
@@ -70,8 +70,8 @@ def updated_client_control(client_control, server_control, global_params, local_
 
     global_params, local_params   x and y_i: before and after `steps` (K) steps of plain SGD with
                                   rate `lr` (eta_l); this is option II of the paper
-    property                      at a constant rate c_i+ is the mean of the mini-batch gradients
-                                  along the path, whatever c_i and c were
+    property                      at a constant rate c_i+ is the mean of the K mini-batch
+                                  gradients, for any c_i and c
     >>> c_i, c, x, y = map(torch.tensor, (0.5, 0.1, 1.0, 0.6))
     >>> updated_client_control(c_i, c, x, y, steps=2, lr=0.1)
     tensor(2.4000)
@@ -143,7 +143,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4,
     local_epochs     passes of a client over its own data in a round
     batch_size       batch size of a client
     lr               learning rate of a client
-    global_lr        learning rate of the server: how far it moves to the clients' average
+    global_lr        learning rate of the server: 1 takes the mean of the clients' models
     """
     settings = dict(local_epochs=local_epochs, batch_size=batch_size, lr=lr)
     if state is None:
@@ -155,7 +155,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4,
         active = sample_clients(len(fed.private), participation, stream(fed.seed, "active", t))
         uploads = collect(fed, t, active,
                           lambda i: train_client(fed, i, t, server, **settings))
-        # The server moves to the mean of their models, and its control to the mean of theirs.
+        # The server's model and control move by the means of the clients' changes.
         server = aggregate(fed, server, uploads, global_lr)                  # Alg. 1, line 16-17
 
         state = {"round": t, "server": server}

@@ -3,7 +3,7 @@
 Gupta and Raskar, "Distributed Learning of Deep Neural Network over Multiple Agents", 2018;
 Vepakomma et al., arXiv:1812.00564; here as the baseline of FedGKT's communication (He et al.,
 arXiv:2007.14513, Eq. (12)). The edge's half is the extractor of an edge network, which one client
-hands to the next; the server's half is the server's network. Together they train as one network.
+sends to the next; the server's half is the server's network. Together they train as one network.
 What travels: feature maps up, gradients down, in every batch; and the edge's half between clients.
 Public data: none.
 Run:   python fedkd_minimal.py --algo split-learning
@@ -77,7 +77,7 @@ def train_split(fed, i, t, stacked, edge_optimizer, server_optimizer, *, local_e
 
 @timed
 def evaluate(fed, stacked):
-    """Test accuracy of the two halves, one behind the other."""
+    """Test accuracy of the stacked network."""
     mean = accuracy(predict_logits(fed, stacked, fed.test.images), fed.test.labels)
     return {"accuracy": mean, "server_accuracy": mean}
 

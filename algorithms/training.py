@@ -1,7 +1,7 @@
 """Networks by name, batches, prediction, training: the same in every algorithm.
 
-A model at rest is a dict: {"architecture": name, "model": state_dict} where the server averages
-models, and {"model": state_dict, "optimizer": state_dict} where it stays with its owner.
+Between rounds a model is a dict: {"architecture": name, "model": state_dict} if the server averages
+models, and {"model": state_dict, "optimizer": state_dict} if its owner keeps it.
 """
 import copy
 from functools import partial
@@ -19,7 +19,7 @@ def network(fed, architecture, init=0):
 
 
 def load_model(fed, saved):
-    """The network {"architecture": name, "model": state_dict}."""
+    """The network with its saved weights; saved: {"architecture": name, "model": state_dict}."""
     model = network(fed, saved["architecture"])
     model.load_state_dict(saved["model"])
     return model
@@ -35,7 +35,7 @@ def batches(num_samples, batch_size, epochs, rng, device="cpu"):
 
 
 def forward(fed, model, images):
-    """Logits, float32 [B, C], in the mode the model is in; under `amp` computed in bfloat16.
+    """Logits, float32 [B, C], in the model's current mode; with `amp` computed in bfloat16.
 
     A training batch of one sample is duplicated and the copy's logits are dropped: BatchNorm
     on vectors, or on a 1x1 map, needs two values.
@@ -50,8 +50,8 @@ def forward(fed, model, images):
 def predict_logits(fed, model, images, batch_size=None):
     """Logits, float32 [N, C], in eval mode and without gradient; the model keeps its mode.
 
-    batch_size    None: 64 on a CPU, where such batches fit into memory that training has freed,
-                  and 500 on a GPU, where each batch costs the start of its kernels
+    batch_size    None: 64 on a CPU, so that a batch fits into memory that training has freed;
+                  500 on a GPU, because starting the kernels of each batch takes time
     """
     batch_size = batch_size or (64 if images.device.type == "cpu" else 500)
     was_training = model.training
@@ -81,13 +81,13 @@ def snapshot(model, optimizer=None):
 def restore(saved, model, new_optimizer):
     """Loads a snapshot into `model`; returns its optimizer, made by new_optimizer(parameters).
 
-    Its learning rate is that of new_optimizer: a rate may fall from round to round.
+    The learning rate is new_optimizer's, not the saved one, because it may fall between rounds.
     """
     model.load_state_dict(saved["model"])
     optimizer = new_optimizer(model.parameters())
     lr = optimizer.param_groups[0]["lr"]
     if saved["optimizer"] is not None:
-        optimizer.load_state_dict(copy.deepcopy(saved["optimizer"]))     # its steps are in place
+        optimizer.load_state_dict(copy.deepcopy(saved["optimizer"]))     # steps change it in place
         optimizer.param_groups[0]["lr"] = lr
     return optimizer
 
