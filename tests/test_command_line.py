@@ -68,7 +68,7 @@ REFUSED = """
 --algo fedavg --round 3               | unknown flag --round | fedavg has
 --algo feddf --secure-sum             | feddf cannot have --secure-sum: its teachers are the
 --algo fedbe --secure-sum             | fedbe cannot have --secure-sum: the clients' own models are
---algo fedsdd TINY --K 2 --secure-sum | --secure-sum | single client
+--algo fedsdd TINY --K 2 --secure-sum | --secure-sum | two clients
 --algo fedsdd TINY --K 3              | K = 3 | 2 | --K
 --algo fedbe --posterior x            | --posterior | dirichlet
 --algo feddf --temperature none       | --temperature | none
