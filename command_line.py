@@ -1,7 +1,7 @@
 """The flags: those of every run, and one for each keyword-only argument of an algorithm's `run`.
 
 `parse(argv)` returns the flags that were given. Their defaults depend on --algo and --paper, so
-`configure` in fedkd_minimal.py fills them in.
+`configure` in configuration.py fills them in.
 """
 import argparse
 import inspect
@@ -29,7 +29,7 @@ class Parser(argparse.ArgumentParser):
 
 
 # ------------------------------------------------------------------------------------------------
-# What an algorithm's file says. algo: a name of the registry, or a variant such as fedsdd:R=4
+# The algorithm's constants and hyperparameters. algo: a name in ALGORITHMS, or fedsdd:R=4
 
 def run_of(algo):
     """The algorithm's `run`, a generator function."""
@@ -135,7 +135,7 @@ def add_flag(group, name, options, help_text=""):
 def folder(text):
     """The type of --out and --resume."""
     if not text.strip():               # Path("") is the current folder
-        raise argparse.ArgumentTypeError("it names no folder; . is the current one")
+        raise argparse.ArgumentTypeError("it is empty; . is the current folder")
     return Path(text)
 
 
@@ -143,11 +143,11 @@ NAMES = {"type": lambda text: text.split(","), "metavar": "NAME,..."}
 FOLDER = {"type": folder, "metavar": "DIR"}
 FILE = {"type": Path, "metavar": "FILE"}
 COMMON_FLAGS = [   # (name, annotation or argparse's options, help); DEFAULTS gives their defaults
-    ("algo", NAMES, "algorithms to run on the same data, also with hyperparameters of their own, "
+    ("algo", NAMES, "algorithms to run on the same data; a colon adds hyperparameters of one, "
      f"as in fedsdd:R=1,fedsdd:R=4:K=2; there are {', '.join(ALGORITHMS)}"),
     ("dataset", {}, f"the task: {', '.join(data.DATASETS)}, a .npz file, or a folder of images"),
     ("data_root", FOLDER | {"type": str}, "folder for torchvision's data sets, which it downloads"),
-    ("paper", {"choices": PAPER}, "that paper's networks, partition, settings (default none)"),
+    ("paper", {"choices": PAPER}, "use this paper's networks, partition, settings (default none)"),
     ("model", NAMES, "networks of the clients (see --list), assigned to them in turn"),
     ("server_model", {"metavar": "NAME"}, "network of the server, if it has its own"),
     ("clients", int, "number of clients"),
@@ -157,16 +157,16 @@ COMMON_FLAGS = [   # (name, annotation or argparse's options, help); DEFAULTS gi
     ("classes", tuple[int, ...] | None, "keep these classes of the task (default none: all)"),
     ("public", {"metavar": "half|fifth|NAME|PATH"}, "public images: a share of the training "
      "images, which no client then holds, or another data set (default: half if an algorithm needs "
-     "labels of the task; else glyphs and glyphs-letters for each other; else, with --paper, "
-     "the paper's, without it fifth)"),
+     "labels of the task; otherwise glyphs-letters for glyphs, and glyphs for glyphs-letters; "
+     "for other data sets the paper's with --paper, fifth without it)"),
     ("joint", bool, "one output layer for the classes of the public data set and of the task "
      "(default: on for algorithms that support it, if the public images are another data set)"),
     ("public_size", int, "use at most this many public images (default: all)"),
     ("validation", float, "share of the training images that the server holds for validation "
      "(default: 0.1 if an algorithm needs validation images, otherwise none)"),
     ("augment", bool, "train on randomly cropped and flipped images"),
-    ("lr_patience", int | None, "learning rates fall to a tenth after more than so many rounds "
-     "without a better validation accuracy (default none: they stay)"),
+    ("lr_patience", int | None, "learning rates fall to a tenth after more than this many rounds "
+     "without a better validation accuracy (default none: rates do not fall)"),
     ("attack", {"choices": attacks.ATTACKS}, "how some clients poison uploads (default none)"),
     ("attackers", int, "number of malicious clients (default 1, with ofom 2)"),
     ("attack_scale", float, "strength of paf and ofom, in standard deviations (default 10)"),
@@ -185,7 +185,7 @@ COMMON_FLAGS = [   # (name, annotation or argparse's options, help); DEFAULTS gi
 
 
 def hyperparameter_help(name, algos):
-    """The description of a flag of these algorithms, and their default, or each one's own."""
+    """The help of a hyperparameter: its description and its default, or each algorithm's."""
     texts = [descriptions(run_of(algo)).get(name) for algo in algos]
     text = next(filter(None, texts), name.replace("_", " "))
     defaults = {algo: value_text(keywords(algo)[name].default) for algo in algos}
@@ -198,7 +198,7 @@ def hyperparameter_help(name, algos):
 # The parser
 
 def build_parser(algos, about):
-    """The parser for these algorithms; about: the description if there are none."""
+    """The parser for these algorithms; `about` is its description if there are no algorithms."""
     about = "\n\n".join({module_of(algo).__doc__: None for algo in algos}) or about
     parser = Parser("fedkd_minimal.py", description=about, epilog=EPILOG, allow_abbrev=False,
                     formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -222,11 +222,11 @@ def own_settings(algo):
     if not words:
         return {}
     if "" in words:
-        fail(f"{algo}: after a colon goes a hyperparameter, as in fedsdd:R=4:K=2")
+        fail(f"{algo}: a hyperparameter must follow each colon, as in fedsdd:R=4:K=2")
     own = parse(["--algo", name, *("--" + word for word in words)])
     for flag in own.keys() - keywords(name).keys() - {"algo"}:
-        fail(f"{algo}: {flag_name(flag)} is no flag of {name} alone; the algorithms of a command "
-             "share all others")
+        fail(f"{algo}: {flag_name(flag)} is not a hyperparameter of {name}; the algorithms of a "
+             "command share all other flags")
     return {flag: value for flag, value in own.items() if flag != "algo"}
 
 

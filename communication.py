@@ -1,9 +1,9 @@
 """What federated learning costs: bytes over the wire by the papers' formulas, a network's size.
 
 A number is a float32 of 4 bytes; 1 KiB = 1024 bytes (the papers write "kb"), 1 MB of FedGEMS is
-1024 KiB. The papers count the payload alone: parameters, logits or feature maps. What they leave
-out has keys of its own: `*_buffers` (BatchNorm's statistics and counters), `*_indices` (which
-public samples are meant), `*_logits` and `*_labels` of FedGKT.
+1024 KiB. The papers count the payload alone: parameters, logits or feature maps. The other bytes
+have their own keys in the metrics: `*_buffers` (BatchNorm's statistics and counters), `*_indices`
+(which public samples are meant), `*_logits` and `*_labels` of FedGKT.
 """
 import torch
 from torch import nn
@@ -147,8 +147,8 @@ def network_cost(model, shape):
 def bytes_until(rows, accuracy):
     """ComU@x of FedGEMS Table 4: payload up and down until the accuracy is at least x, or None.
 
-    rows    the metrics of each round; the accuracy is the clients' mean, or the headline's where
-            none was measured
+    rows    the metrics of each round; the accuracy is `client_accuracy` (the mean), or `accuracy`
+            where no client was measured
     """
     total = 0
     for row in rows:

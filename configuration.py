@@ -1,4 +1,4 @@
-"""From the flags that were given to a config: explicit flags over the preset over the defaults."""
+"""The config of a run: a given flag comes first, then the preset's value, then the default."""
 import inspect
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def configure(given):
 
 
 def complete(given):
-    """The config of `configure` before its checks."""
+    """The config that `configure` returns, without the checks."""
     algos, preset = given["algo"], preset_of(given)
     flags = complete_flags(given, preset)
     settings = {}
@@ -37,12 +37,12 @@ def complete(given):
 
 
 def preset_of(given):
-    """The table of --paper; without it, the quick start's."""
+    """The preset of --paper, or QUICK_START without --paper."""
     return PAPER[given["paper"]] if "paper" in given else QUICK_START
 
 
 def entry(preset, algo):
-    """The preset's key for an algorithm: its name, or the sibling that LIKE in its file names."""
+    """The preset's key for an algorithm: its name, or the name that LIKE in its file gives."""
     name = algo.partition(":")[0]
     return name if name in preset else module_constant(algo, "LIKE")
 
@@ -61,7 +61,7 @@ def complete_flags(given, preset):
     public_uses = {module_constant(algo, "PUBLIC") for algo in algos} - {"none"}
     if flags["public"] is None and public_uses:
         foreign_sets = EMBEDDED | PUBLIC_SETS.get(flags["paper"], {})
-        held_out = None if flags["paper"] else "fifth"     # a paper holds out what it says, no more
+        held_out = None if flags["paper"] else "fifth"     # --paper holds out what the paper does
         is_labelled = "labelled" in public_uses
         flags["public"] = "half" if is_labelled else foreign_sets.get(flags["dataset"], held_out)
     if flags["joint"] is None:
@@ -70,7 +70,7 @@ def complete_flags(given, preset):
         flags["attackers"] = 2 if flags["attack"] == "ofom" else 1
     if flags["attack"] is not None and flags["attack_scale"] is None:
         flags["attack_scale"] = 10.0
-    # A run that is resumed in another folder finds its data.
+    # Absolute paths, so that --resume finds the data from any working directory.
     names = {*data.DATASETS, *federation.HELD_OUT, None}
     for name in ("dataset", "public"):
         if flags[name] not in names and Path(flags[name]).exists():
@@ -83,7 +83,7 @@ def complete_flags(given, preset):
 def expected(config):
     """{algorithm: {name: value}}: the flags and hyperparameters that --paper sets for the data set.
 
-    Without --paper it is the defaults of the algorithms' signatures, and no flags.
+    Without --paper it has only hyperparameters: the defaults of the algorithms' signatures.
     """
     flags, algos = config["flags"], config["algo"]
     if flags["paper"] is None:
@@ -110,8 +110,8 @@ def problems(given, preset, flags):
             yield f"--paper {given['paper']} has no {algo}; it has {available}"
     apart = [algo for algo in algos if "data" in preset_settings(preset, algo)]
     if "paper" in given and apart not in ([], algos) and "model" not in given:
-        yield (f"--paper {given['paper']}: the networks of {apart[0]} are its own, so it needs a "
-               "command of its own; all algorithms of a paper have the same private data")
+        yield (f"--paper {given['paper']}: {apart[0]} has other networks than the other "
+               "algorithms: run it in a separate command, which has the same private data")
     uses_public = [algo for algo in algos if module_constant(algo, "PUBLIC") != "none"]
     known = flags["public"] in (*federation.HELD_OUT, *data.DATASETS)
     if uses_public and not known and "public" not in given:

@@ -4,8 +4,8 @@
     images = data.to_float(task.train.images)                     # bytes are scaled to [0, 1]
     images = data.normalize(images, *data.statistics(images))     # [n, c, h, w], channels-last
 
-Public images from another dataset go through `adapt`, then the TASK's mean and std (FedDF's code:
-the public set's own). The files are read in readers.py and leaf.py.
+Public images from another dataset go through `adapt`. Then they are normalized with the TASK's mean
+and std (FedDF's code uses the public set's own). The files are read in readers.py and leaf.py.
 """
 import zlib
 from pathlib import Path
@@ -21,7 +21,7 @@ from algorithms.common import Data
 from glyphs import FONT, handwriting
 from readers import TORCHVISION
 
-# Python code that numbers the classes of both parts alike, from 0 and without gaps.
+# Python code for error messages: it numbers the classes of both parts from 0, without gaps.
 RELABEL = ("y_train, y_test = np.split(np.unique(np.concatenate([y_train, y_test]), "
            "return_inverse=True)[1], [len(y_train)])")
 
@@ -169,13 +169,13 @@ def check_classes(source, dataset, can_choose):
     code, tested = RELABEL, missing[test[missing] > 0]
     if len(tested):
         code = "keep = np.isin(y_test, y_train); x_test, y_test = x_test[keep], y_test[keep]"
-    problem = "test images alone have" if len(tested) else "no image has"
+    problem = "only test images have" if len(tested) else "no image has"
     raise ValueError(f"{source}: {problem} label {[*tested, *missing][0]}, but each label from 0 "
                      f"to {dataset.num_classes - 1} needs training images; "
                      f"{choice if can_choose else ''}save {code}")
 
 
-# ----------------------------------------------------------------------------- what a data set is
+# ----------------------------------------------------------------------------------- fingerprints
 def pixel_range(images):
     """The type and the range of the pixels, such as "uint8 0..255" or "float 0..1"."""
     low, high = _range(images)
@@ -188,7 +188,7 @@ def _range(images):
 
 
 def fingerprint(dataset):
-    """One line with what a data set holds, and CRC-32 of its bytes: other data have another line.
+    """A line that identifies a data set: its sizes, pixels, classes, and CRC-32 of its bytes.
 
     It takes 0.3 s for the 60,000 images of CIFAR.
     """

@@ -10,7 +10,7 @@ from algorithms.common import Data, Federation, no_server_model, seeded, stream
 
 PARTITIONS = ("iid", "dirichlet", "dirichlet_balanced", "dirichlet_equal", "by_writer",
               "single_writer", "few_per_class", "by_subclass", "fedgkt_table6")
-HELD_OUT = {"half": 1 / 2, "fifth": 1 / 5}      # --public: share of the training set, in no client
+HELD_OUT = {"half": 1 / 2, "fifth": 1 / 5}      # --public: the share that no client holds
 
 
 def has_foreign_public(flags):
@@ -22,7 +22,8 @@ def load(flags):
     """(the data set, the foreign public data set or None): what the runs of all seeds share.
 
     Pixels are as in the files. Raises ValueError if a data set cannot be loaded, a class has no
-    training images, the public images are the training images, or a network cannot take them.
+    training images, the public images are the training images, or a network cannot
+    take the images.
     """
     dataset, foreign = data.load(flags["dataset"], flags["data_root"]), None
     if has_foreign_public(flags):
@@ -43,7 +44,7 @@ def load(flags):
 
 
 def fingerprints(flags, dataset, foreign):
-    """{flag: a line that another data set would not have}; a held-out public set is its share."""
+    """{flag: the fingerprint of its data set}; held-out public images have "half" or "fifth"."""
     public = flags["public"] if foreign is None else data.fingerprint(foreign)
     return {"dataset": data.fingerprint(dataset), "public": public}
 
@@ -104,7 +105,7 @@ def build(flags, dataset, foreign, parts, public_rows, validation_rows, seed, de
         return Data(data.normalize(images, mean, std).to(device), labels)
 
     num_classes = num_outputs(flags, dataset, foreign)
-    first_label = num_classes - dataset.num_classes      # of the task, behind the public classes
+    first_label = num_classes - dataset.num_classes      # of the task; public classes come first
     train, test = (part._replace(labels=part.labels + first_label)
                    for part in (dataset.train, dataset.test))
     public, public_test, test_rows = None, None, torch.arange(len(test.labels))
@@ -162,11 +163,11 @@ def from_tensors(private, test, networks, *, public=None, validation=None, serve
                       normalized
     test, validation  (images, labels)
     networks          [Network, ...]: Network() is a new nn.Module, images -> logits [B, C]; client
-                      i has the i-th of them, over and over
+                      i uses networks[i % len(networks)]
     public            (images, labels), or (images, None) where no algorithm needs labels
     server_network    Network of a server with a model of its own, as in FedGEMS
     options           augment, amp: see `Federation`
-    raises            ValueError if images and labels do not fit together, or labels and logits
+    raises            ValueError if images and labels do not match, or labels and logits do not
     """
     device = torch.device(device)
 

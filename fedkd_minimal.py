@@ -2,7 +2,7 @@
 
     python fedkd_minimal.py --algo fedsdd --K 4 --R 2            embedded data, under a minute
     python fedkd_minimal.py --algo fedavg,fedsdd --seeds 0,1,2   side by side, with mean and std
-    python fedkd_minimal.py --algo fedsdd:R=1,fedsdd:R=4         with hyperparameters of their own
+    python fedkd_minimal.py --algo fedsdd:R=1,fedsdd:R=4         each with its own hyperparameters
     python fedkd_minimal.py --algo fedsdd --dataset cifar10 --paper fedsdd --out runs/fedsdd
     python fedkd_minimal.py --resume runs/fedsdd                 continue a run that was stopped
     python fedkd_minimal.py --algo fedsdd --help                 the algorithm and its flags
@@ -65,7 +65,10 @@ def set_up(environment):
 
 
 def start(algo, fed, state, config):
-    """The algorithm's generator of (metrics, state), with the public data that its file allows."""
+    """The algorithm's generator of (metrics, state).
+
+    The algorithm gets only the public data that PUBLIC in its file allows.
+    """
     flags, keyword = config["flags"], {}
     if flags["attack"] is not None:
         keyword["attack"] = attacks.build(
@@ -79,7 +82,7 @@ def start(algo, fed, state, config):
 
 
 def tell_duration(done, clients, seconds):
-    """Says once, after the first seconds of a run, how long the training of all clients takes."""
+    """Prints once, after 5 seconds, an estimate of the time that all clients take to train."""
     if seconds > 5:
         total = seconds / done * clients / int(os.environ.get("WORLD_SIZE", 1))
         if total > 15:
@@ -93,9 +96,9 @@ def run_one(algo, fed, config, folder, checkpoint):
 
     Returns the state after the last round.
 
-    folder       where the run is kept, or None
-    checkpoint   (state, rows, timings), (None, [], []) at the start; a round adds a row to each
-                 of the lists: its metrics to rows, its wall-clock seconds to timings
+    folder       where the run is saved, or None
+    checkpoint   (state, rows, timings); (None, [], []) for a new run. Each round appends its
+                 metrics to rows, and its wall-clock seconds to timings
     """
     resumed_state, rows, timings = checkpoint
     columns, settings = module_constant(algo, "COLUMNS"), config["settings"][algo]
@@ -135,7 +138,7 @@ def run_one(algo, fed, config, folder, checkpoint):
 
 
 def with_small_tests(fed):
-    """The federation with two images in each test set: for checks, which need no accuracy."""
+    """The federation with two images in each test set, for checks that need no accuracy."""
     def few(part):
         return part and Data(part.images[:2], part.labels[:2])
 
@@ -143,17 +146,17 @@ def with_small_tests(fed):
 
 
 def environment_of(given, processes):
-    """Where a new run runs: torch's version, processes, device and threads of each process."""
+    """Environment of a new run: torch's version, processes, device, threads of each process."""
     return {"torch": torch.__version__, "processes": processes,
             "device": given.get("device", "cuda" if torch.cuda.is_available() else "cpu"),
             "threads": given.get("threads", 1 if processes > 1 else torch.get_num_threads())}
 
 
 def hold(folders, locks, is_new):
-    """Locks the folders of runs, which it makes if needed, until `locks` is closed.
+    """Makes the folders of runs if needed, and locks them until `locks` is closed.
 
-    The first process locks. Raises ValueError in all processes if another run is in a folder, or,
-    if is_new, was there.
+    Only the first process locks. All processes raise ValueError if another process uses a folder.
+    If is_new, they also raise it if a folder already holds a run.
     """
     problem = [None]
     if rank() == 0:
@@ -172,7 +175,7 @@ def hold(folders, locks, is_new):
 
 
 def settings_of(given, locks):
-    """(the run's folder or None, its config): read for --resume, else made from the flags."""
+    """(the run's folder or None, its config); --resume reads the config, else the flags give it."""
     processes = int(os.environ.get("WORLD_SIZE", 1))
     if "resume" not in given:
         return given.get("out"), configure(given) | {
@@ -197,7 +200,7 @@ def check_model_file(path, num_runs):
     if path and num_runs > 1:
         raise ValueError("--save-model is for one algorithm and one seed")
     if path and not path.parent.is_dir():
-        raise ValueError(f"--save-model {path}: {path.parent} is no folder")
+        raise ValueError(f"--save-model {path}: {path.parent} is not a folder")
 
 
 def prepare(argv, locks):
@@ -241,7 +244,7 @@ def prepare(argv, locks):
     for algo, seed, run_config, place in tasks:
         if not is_new:
             runs.restore(place, run_config, device)
-        elif seed == config["seeds"][0]:     # the first yield comes after an algorithm's checks
+        elif seed == config["seeds"][0]:     # an algorithm checks its input before it yields
             next(start(algo, with_small_tests(build(seed)), None, run_config))
     hold([place for place in folders if is_new or place != folder], locks, is_new)
     if folder and rank() == 0:

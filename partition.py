@@ -245,7 +245,7 @@ def hold_out(labels, share, rng):
     """(held_out, rest): a random `share` of every class, and the remaining samples.
 
     The number of samples of a class is share * count, rounded down or up. Classes with the largest
-    fractions are rounded up (ties at random), as many as make the total right to half a sample.
+    fractions are rounded up (ties at random) until the total is share * N, rounded.
     `rng`: a numpy Generator. ValueError: `share` is not between 0 and 1, or one part would be
     empty. Needs `_check_rng`.
     """
@@ -277,16 +277,16 @@ def halves(labels, rng):
 
 
 def _check_rng(rng):
-    """None, or ValueError if `rng` is no numpy Generator, but a seed, RandomState, torch's."""
+    """Raises ValueError if `rng` is not a numpy Generator (a seed or torch.Generator is not)."""
     if not isinstance(rng, np.random.Generator):
         raise ValueError(f"rng is of {type(rng)}: a numpy Generator is needed, "
                          "such as np.random.default_rng(0)")
 
 
 def _check_clients(num_samples, num_clients, rng, min_size=1):
-    """None, or ValueError if there are too few samples to give each client `min_size` of them.
+    """Raises ValueError if there are too few samples to give each client `min_size` of them.
 
-    Likewise if `rng` is not a numpy Generator. Needs `_check_rng`.
+    It also raises it if `rng` is not a numpy Generator. Needs `_check_rng`.
     """
     _check_rng(rng)
     if num_clients < 1:

@@ -1,15 +1,16 @@
 """Learning rates that fall on a plateau: --lr-patience, for any algorithm whose paper does so.
 
-FedGKT (section 4.2) and FedGEMS (section 4.1) reduce the rate when accuracy stops growing. It is no
-line of their algorithms, so it stands outside the loops: an algorithm's run goes on from its own
-state round by round, each time with the rates of that round.
+FedGKT (section 4.2) and FedGEMS (section 4.1) reduce the rate when accuracy stops growing. This
+is not a line of their algorithms, so it is not in the round loops. Instead, `with_plateau` calls an
+algorithm's `run` for one round at a time, from the state of the last round, with the rates of the
+new round.
 
 Where the papers are silent or we differ:
-D1  accuracy is that of the algorithm's headline on the validation set, which is held out of the
-    private data of all algorithms side by side; public code looks at the test set
+D1  the accuracy is the metric `accuracy` on the validation set. This set is held out of the private
+    data, also for the other algorithms of a command. Public code looks at the test set
     [test_the_test_set_does_not_move_a_rate]
-D2  a rate falls to a tenth after more than `lr_patience` rounds without a better accuracy; the
-    module constant PLATEAU names the rates: FedGKT's code reduces the server's alone
+D2  a rate falls to a tenth after more than `lr_patience` rounds without a better accuracy. The
+    algorithm's module constant PLATEAU names the rates. FedGKT's code reduces the server's alone
     [test_a_rate_falls_after_more_than_patience_rounds_by_hand]
 """
 import dataclasses
@@ -24,7 +25,7 @@ def with_plateau(run, evaluate, rates, patience):
     run         the algorithm, a generator of (metrics, state)
     evaluate    evaluate(fed, state) -> metrics with "accuracy"
     rates       the names of the keywords that fall, for example ("lr", "server_lr")
-    patience    a rate falls after more than so many rounds without a better accuracy
+    patience    a rate falls after more than this many rounds without a better accuracy
     raises      ValueError without a validation set
     """
     def reduced(fed, state=None, *, rounds, **settings):

@@ -6,7 +6,7 @@
     python plot.py runs/a runs/b                            final and best accuracy of each label
     python plot.py runs/a --base fedavg                     differences from fedavg, paired by seed
 
-A RUN is a folder that --out made, or any folder above. The runs of one algorithm in a folder,
+A RUN is a folder that --out made, or a folder above it. The runs of one algorithm in a folder,
 FOLDER/ALGO-seedN or FOLDER/SEED, are one curve. Its label is the folder's name, or the
 algorithm's where the folder has several.
 """
@@ -43,7 +43,7 @@ def read_rows(path):
 
 
 def find_runs(folder):
-    """The runs in a folder and below it, each its config.json with `folder` and `rows` besides.
+    """[{folder, rows, algo, seed, flags, environment}] of the runs in a folder and below it.
 
     Raises ValueError if there is none, or one is damaged.
     """
@@ -79,7 +79,7 @@ def read_runs(folders, notes):
         if other.resolve() != run["folder"].resolve():
             raise ValueError(f"{other} and {run['folder']} are both {algo} with seed {seed}")
     places = [place for place, _ in found]
-    # A folder that is named as an algorithm of the folder above needs its algorithm, too.
+    # A label has the algorithm, too, if an algorithm of the folder above has the folder's name.
     names = [place.parts + (algo,) * (places.count(place) > 1
                                       or (place.parent, place.name) in found)
              for place, algo in found]
@@ -108,7 +108,7 @@ def check_keys(curves, keys, notes):
 
 
 def x_values(run, axis):
-    """Where each round lies on the axis: its number, or the MB or seconds until its end."""
+    """The x value of each round: its number, or the MB or seconds until its end."""
     if axis == "round":
         return range(len(run["rows"]))
     if axis == "MB":
@@ -169,7 +169,7 @@ def draw(lines, axis, path, together):
         ax.xaxis.get_major_locator().set_params(integer=axis == "round")
         if all(map(SHARES.search, panel)):
             ax.yaxis.set_major_formatter(lambda y, _: f"{100 * y:g}%")
-    names = sorted(legend, key=lambda name: -legend[name].get_ydata()[-1])    # as the curves end
+    names = sorted(legend, key=lambda name: -legend[name].get_ydata()[-1])    # by the last values
     counts = sorted({point[-1] for points in lines.values() for point in points})
     title = f"mean ± std, {'-'.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} seeds"
     figure.legend([legend[name] for name in names], names, loc="outside right upper",
@@ -191,7 +191,7 @@ def print_settings(curves):
           f"python={platform.python_version()} machine={platform.machine()}")
     shared = [x for x in texts(runs[0]["flags"]) if all(x in texts(run["flags"]) for run in runs)]
     print("settings:", *shared)
-    for label, seeds in curves.items():                  # a name twice: the seeds differ in it
+    for label, seeds in curves.items():                  # a name twice: seeds have different values
         own = dict.fromkeys(x for run in seeds.values() for x in texts(run["flags"]))
         if len(own) > len(shared):
             print(f"{label}:", *(x for x in own if x not in shared))
@@ -201,7 +201,7 @@ def print_values(measure, key, curves, base):
     """Prints a metric's final or best value for each label, and the differences from a reference.
 
     base   labels: the first that has the metric is the reference. If none has it and it is an
-           accuracy, the reference is the first label's headline, `accuracy`
+           accuracy, the reference is `accuracy` of the first label
     """
     scale, form = (100, ".2f") if SHARES.search(key) else (1, ".6g")
 
@@ -242,13 +242,13 @@ def print_values(measure, key, curves, base):
 def main(argv):
     parser = argparse.ArgumentParser(prog="plot.py", description=__doc__.splitlines()[0])
     parser.add_argument("folders", metavar="RUN", nargs="+", type=Path,
-                        help="a folder that --out of fedkd_minimal.py made, or one above")
+                        help="a folder that --out of fedkd_minimal.py made, or a folder above it")
     parser.add_argument("--key", default="accuracy", help="metrics, separated by commas")
-    parser.add_argument("--x", choices=AXES, default="round", help="of --out and --csv")
+    parser.add_argument("--x", choices=AXES, default="round", help="x axis of --out and --csv")
     parser.add_argument("--out", type=Path, help="a picture to write, .png or .svg")
-    parser.add_argument("--together", action="store_true", help="all metrics in one panel of it")
+    parser.add_argument("--together", action="store_true", help="draw all metrics in one panel")
     parser.add_argument("--csv", type=Path, help="a file to write, with the points of the curves")
-    parser.add_argument("--base", help="labels, the first with a metric is the table's reference "
+    parser.add_argument("--base", help="labels; the first that has a metric is its reference "
                                        "(default: the first label)")
     parser.error = lambda message: parser.exit(2, f"plot.py: error: {message}\n")    # one line
     args, notes = parser.parse_args(argv), []

@@ -10,7 +10,8 @@
 ADAM = {"batch_size": 64, "lr": 1e-3, "optimizer": "amsgrad", "weight_decay": 1e-4}
 TWENTY_CLIENTS = {"clients": 20, "partition": "dirichlet_equal", "augment": True}
 # Learning rates fall on a plateau in FedGKT (section 4.2) and, following it, in FedGEMS (section
-# 4.1). The papers name no patience: 10 is that of ReduceLROnPlateau, which FedGKT's code uses.
+# 4.1). The papers name no patience: 10 is the default of
+# ReduceLROnPlateau, which FedGKT's code uses.
 SIXTEEN_CLIENTS = {"clients": 16, "augment": True, "lr_patience": 10, "validation": 0.1}
 IID, DIRICHLET = {"partition": "iid"}, {"partition": "dirichlet_balanced", "alpha": 0.5}
 PLAIN_FEDDF = {"drop_worst": False, "patience": None, "max_grad_norm": None, "cosine": False}
@@ -69,18 +70,18 @@ PAPER = {
         "fedmd": {}, "fedmd-pooled": {}},
 }
 
-# Public images from another data set: of the embedded data, and of each paper's tasks. (FedGEMS has
-# half of the task's; FedGKT has none.) A name that is not in data.DATASETS is told to the user, who
-# must then give --public.
+# {data set: its default public data set}, for the embedded data and for each paper. (FedGEMS uses
+# half of the task's own images; FedGKT has no public images.) If a name is not in data.DATASETS, an
+# error message shows it and asks for --public.
 EMBEDDED = {"glyphs": "glyphs-letters", "glyphs-letters": "glyphs"}
 CIFAR_TASKS = {"cifar10": "cifar100", "cifar100": "ImageNet-32"}
 PUBLIC_SETS = {"fedsdd": CIFAR_TASKS, "feddf": CIFAR_TASKS,
                "fedmd": {"cifar100": "cifar10", "emnist": "mnist"}}
 
 # The settings without --paper: small networks and few epochs. On the embedded data each run takes
-# less than a minute on two CPU cores. The clients' rate is an eighth of FedSDD's 0.8, and therefore
-# the server's of its 0.1: the distillation loss has the factor temperature² = 16, and at 0.1 it
-# would outweigh local training.
+# less than a minute on two CPU cores. The clients' learning rate is an eighth of FedSDD's
+# 0.8, so the server's is an eighth of FedSDD's 0.1. At 0.1, the distillation loss, which has the
+# factor temperature² = 16, would outweigh local training.
 WEIGHTS = {"rounds": 20, "local_epochs": 5, "batch_size": 32, "lr": 0.1}
 SERVER = {"distill_steps": 100, "server_batch_size": 128, "server_lr": 0.0125}
 LOGITS = {"rounds": 10, "local_epochs": 5, "batch_size": 64}

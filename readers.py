@@ -43,7 +43,7 @@ def torchvision(name, root, **options):
 
 
 def cifar100(root):
-    """CIFAR-100 with its 20 superclasses, which torchvision hides."""
+    """CIFAR-100 with its 20 superclasses, which torchvision does not return."""
     *arrays, writers, _, class_names = torchvision("cifar100", root)
     with open(Path(root) / "cifar-100-python" / "train", "rb") as file:
         superclass = pickle.load(file, encoding="latin1")["coarse_labels"]  # MD5 verified above
@@ -160,7 +160,7 @@ def pixels(source, name, array):
 
 
 def _as_pixels(name, array):
-    """What to save in place of these numbers: bytes, or floats in [0, 1]."""
+    """What to save instead of these numbers: bytes, or floats in [0, 1]."""
     low, high, is_float = array.min(), array.max(), array.dtype.kind == "f"
     if -0.1 < low and high < 1.1:                        # resizing may leave [0, 1] a little
         return f"np.clip({name}, 0, 1)" if is_float else f"{name}.astype(np.float32)"
@@ -177,7 +177,7 @@ def _as_pixels(name, array):
 
 
 def _as_images(name, shape):
-    """What to save in place of an array of this shape, which is no array of images."""
+    """What to save instead of an array whose shape is not that of images."""
     if len(shape) == 2:
         for channels in (1, 3):
             side = math.isqrt(shape[1] // channels)

@@ -24,8 +24,9 @@ def printable(text, encoding):
 def say(text):
     """Prints a text.
 
-    If that is impossible the program ends: silently with exit status 141, as Unix programs do, if
-    the reader of its output has gone (`| head -3`), otherwise with `fail` and status 1.
+    If printing fails, the program ends. If the reader of its output has closed the pipe
+    (`| head -3`), it ends silently with exit status 141, as Unix programs do; otherwise with `fail`
+    and status 1.
     """
     if rank() == 0:
         try:
@@ -62,7 +63,7 @@ def duration(seconds):
 
 
 def remaining(round_seconds, rounds):
-    """Seconds for so many more rounds, by the mean of those measured; None if none is measured."""
+    """Estimated seconds of `rounds` more rounds, from the mean so far; None if there is none."""
     return statistics.mean(round_seconds) * rounds if round_seconds else None
 
 
@@ -94,16 +95,16 @@ WHOSE = {"accuracy": "edges with the server", "edge_accuracy": "edges alone",   
 
 
 def accuracies(row, half_is_public):
-    """{metric: whose accuracy it is, and on which part of the test set} of a round's metrics.
+    """{accuracy metric of a round: whose accuracy it is, and on which part of the test set}.
 
     Where half of the test set is public, a server with a network of its own is scored on that half,
-    and everybody else on the other.
+    and everything else on the other.
     """
     found = {key: whose for key, whose in WHOSE.items() if row.get(key) is not None}
     if "edge_accuracy" not in found:
         found["accuracy"] = "model"
     if "server_accuracy" in found or "client_accuracy" in found:
-        del found["accuracy"]                                # it is one of the others
+        del found["accuracy"]                                # it repeats one of the others
     for key in found if half_is_public else ():
         on_public = key == "server_accuracy" and "server_accuracy_private_test" in row
         found[key] += ", public half" if on_public else ", private half"
@@ -161,7 +162,7 @@ def value_text(value):
 def describe(config, expected, foreign, splits):
     """Prints what will run, and what differs from --paper, or from the algorithms' defaults.
 
-    expected   {algorithm: {name: value}}: flags and hyperparameters as they should be
+    expected   {algorithm: {name: value}}: values of --paper, or the defaults
     foreign    another data set as public images, or None
     splits     {seed: see `federation.split`}; the first seed's is described
     """
@@ -187,7 +188,7 @@ def describe(config, expected, foreign, splits):
                    if found[name] != value and name not in ("data_root", "comu")]
         paper = flags["paper"]
         basis = f"the settings of --paper {paper}" if paper else "without --paper, the defaults"
-        changes = f" except (theirs in brackets): {', '.join(changed)}" if changed else ""
+        changes = f" except (replaced values in brackets): {', '.join(changed)}" if changed else ""
         say(f"{algo}: {basis}{changes}")
 
 

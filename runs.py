@@ -22,7 +22,7 @@ except ImportError:    # Windows
     fcntl = None
 
 FILES = ("config.json", "checkpoint.pt", "metrics.jsonl", "timing.jsonl")
-TEMPORARY = ".fedkd-minimal-"    # how the names of temporary folders begin
+TEMPORARY = ".fedkd-minimal-"    # prefix of the names of temporary folders
 
 
 @contextlib.contextmanager
@@ -64,7 +64,7 @@ def dumps(value, indent=None):
 
 
 def replace(path, write):
-    """Writes a file in one step: a kill leaves either the old file or all of the new one."""
+    """Writes a file in one step: after a kill, the old file or all of the new one is there."""
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=TEMPORARY) as temporary:
         write(Path(temporary) / path.name)
         os.replace(Path(temporary) / path.name, path)
@@ -88,7 +88,7 @@ def read_config(folder):
 
 
 def check_data(config, found, folder):
-    """ValueError if a data set is not the one that the run in `folder` was started with.
+    """Raises ValueError if a data set has changed since the run in `folder` was started.
 
     found   see `federation.fingerprints`
     """
@@ -103,7 +103,7 @@ def with_more_rounds(config, rounds):
     for algo, settings in config["settings"].items():
         if rounds is not None and rounds < settings["rounds"]:
             raise ValueError(f"--rounds {rounds}: {algo} was started with {settings['rounds']} "
-                             "rounds, and this number may only grow")
+                             "rounds, and this number can only be raised")
         settings["rounds"] = rounds or settings["rounds"]
     return config
 
@@ -116,7 +116,7 @@ def one_run(config, algo, seed):
 def identity(config):
     """The part of a config that must not change on resume.
 
-    That is all but `rounds`, the environment, and where the data are: their fingerprint stays.
+    `rounds`, the environment and the paths of the data may change; the data's fingerprints may not.
     """
     settings = {algo: {name: value for name, value in algo_settings.items() if name != "rounds"}
                 for algo, algo_settings in config["settings"].items()}

@@ -15,7 +15,7 @@ def trained_models(state, architecture, server_model):
     """{name: [(network, state_dict), ...]} of the models in an algorithm's state.
 
     "server" comes first, or "server NETWORK" where the server has several; then "client 0", ...
-    FedGKT and split learning have pairs: an edge network and the server's behind it.
+    FedGKT and split learning have pairs: an edge network, then the server's network.
 
     architecture    the network of each client
     server_model    the server's network, if it has one of its own
@@ -48,7 +48,7 @@ def trained_models(state, architecture, server_model):
             found[name] = (server_model if name == "server" else name, saved["model"])
     found |= clients(state.get("clients", state.get("parties", [])))
     if not found:
-        raise ValueError(f"no models are known in a state with {', '.join(state)}")
+        raise ValueError(f"found no models in a state with the keys {', '.join(state)}")
     return {name: [network] for name, network in found.items()}
 
 
@@ -61,7 +61,7 @@ def save(path, state, flags, dataset, foreign):
     architecture = [flags["model"][i % len(flags["model"])] for i in range(flags["clients"])]
     mean, std = data.statistics(data.to_float(dataset.train.images))
     classes = dataset.class_names or [str(label) for label in range(dataset.num_classes)]
-    if flags["joint"]:                                       # the public data set's come first
+    if flags["joint"]:                                       # the public classes come first
         classes = [f"public {j}" for j in range(foreign.num_classes)] + classes
     found = trained_models(state, architecture, flags["server_model"])
     torch.save({"models": found, "image_shape": list(dataset.train.images.shape[1:]),

@@ -78,9 +78,10 @@ def average_of_masked(messages, like):
 
 
 def with_masks(method, groups_of, pair_stream):
-    """FedSDD's local method whose clients upload masked models, and whose server averages sums.
+    """Like `method`, but clients upload masked models, and the server averages from their sum.
 
-    method         a NamedTuple with train_client, aggregate, count_valid and number_bytes
+    method         FedSDD's local method, a NamedTuple with train_client, aggregate, count_valid and
+                   number_bytes
     groups_of      groups_of(t): the groups of clients of round t
     pair_stream    pair_stream(t, i, j): the Generator that clients i and j share in round t
     """

@@ -83,12 +83,12 @@ REFUSED = """
 --algo fedavg --partition few_per_class --per-class 100 | 600 samples | 2000 | --per-class
 --algo fedavg --partition dirichlet --clients 50 --alpha 1e-9 | --alpha or lower --clients
 --algo fedavg --partition fedgkt_table6 | Table 6 | --clients 16
---algo fedavg --out=                  | --out | names no folder
---resume=                             | --resume | names no folder
+--algo fedavg --out=                  | --out | it is empty
+--resume=                             | --resume | it is empty
 --algo fedsdd --public nowhere        | nowhere
 --algo fedgems --paper fedgems        | --paper | fedgems-homogeneous
 --algo scaffold --paper fedgkt        | fedgkt | scaffold | fedavg
---algo fedavg,fedgkt --paper fedgkt   | fedgkt | a command of its own
+--algo fedavg,fedgkt --paper fedgkt   | fedgkt | a separate command
 --algo fedsdd --paper fedsdd --dataset cifar100 | cifar100: --public NAME or PATH | has ImageNet-32
 --algo fedavg,feddf --paper feddf TINY | feddf | --public NAME or PATH
 --algo fedavg,split-learning --lr-patience 3 | --lr-patience | split-learning keeps
@@ -400,9 +400,10 @@ def test_help_of_several_algorithms_and_of_none(capsys):
 
 def test_a_run_prints_a_line_per_round_and_keeps_what_it_measured(finished):
     folder, _, printed = finished
-    assert ("fedsdd: without --paper, the defaults except (theirs in brackets): rounds 2 (100), "
-            "participation 1.0 (0.4), K 2 (4), local_epochs 1 (40), batch_size 16 (64), lr "
-            "0.1 (0.8), distill_steps 2 (5000), server_batch_size 16 (256), server_lr 0.0125 (0.1)"
+    assert ("fedsdd: without --paper, the defaults except (replaced values in brackets): "
+            "rounds 2 (100), participation 1.0 (0.4), K 2 (4), local_epochs 1 (40), "
+            "batch_size 16 (64), lr 0.1 (0.8), distill_steps 2 (5000), "
+            "server_batch_size 16 (256), server_lr 0.0125 (0.1)"
             ) in printed.splitlines()
     lines = printed.split("fedsdd, seed 3\n")[1].splitlines()
     rows, timings = (kept(folder / "fedsdd-seed3", f"{x}.jsonl") for x in ("metrics", "timing"))

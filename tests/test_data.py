@@ -185,7 +185,7 @@ def test_what_a_refusal_says_to_save_is_accepted(tmp_path, letter, change):
 
 @pytest.mark.parametrize("y_train, y_test, words, used, absent, tested", [
     ([1, 2, 2, 1, 4, 4], [4, 1, 1, 2], "no image has label 0", "1,2,4", 0, 4),
-    ([0, 1, 1, 0, 3, 3], [0, 1, 2, 4], "test images alone have label 2", "0,1,3", 2, 2)])
+    ([0, 1, 1, 0, 3, 3], [0, 1, 2, 4], "only test images have label 2", "0,1,3", 2, 2)])
 def test_each_class_needs_training_images(tmp_path, y_train, y_test, words, used, absent, tested):
     """--classes as in the refusal leaves the others out. Public labels count if they are used."""
     path = str(write_npz(tmp_path, y_train=np.array(y_train), y_test=np.array(y_test)))
