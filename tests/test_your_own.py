@@ -68,7 +68,7 @@ def test_variants_of_an_algorithm_are_named_in_table_and_folders(fedavgm, npz, t
     assert "\nfedavg  " in table and f"\n{variant}  server  " in table
     assert main(["--resume", str(tmp_path / "run"), "--rounds", "2"]) == 0
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 3
-    refused(capsys, ["--algo", "fedavgm:clients=3"], "--clients", "share all others")
+    refused(capsys, ["--algo", "fedavgm:clients=3"], "--clients", "is not a hyperparameter of")
     refused(capsys, ["--algo", "fedavgm:lr=x"], "--lr", "'x' is not a number")
     refused(capsys, ["--algo", "fedavgm:"], "fedavgm:")
 
