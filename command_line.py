@@ -139,9 +139,16 @@ def folder(text):
     return Path(text)
 
 
+def file(text):
+    """The type of --save-model: a file that can be made."""
+    if not text.strip() or Path(text).is_dir() or not Path(text).parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is not the name of a file in a folder")
+    return Path(text)
+
+
 NAMES = {"type": lambda text: text.split(","), "metavar": "NAME,..."}
 FOLDER = {"type": folder, "metavar": "DIR"}
-FILE = {"type": Path, "metavar": "FILE"}
+FILE = {"type": file, "metavar": "FILE"}
 COMMON_FLAGS = [   # (name, annotation or argparse's options, help); DEFAULTS gives their defaults
     ("algo", NAMES, "algorithms to run on the same data; a colon adds hyperparameters of one, "
      f"as in fedsdd:R=1,fedsdd:R=4:K=2; there are {', '.join(ALGORITHMS)}"),

@@ -177,7 +177,10 @@ def validated_config(config, folder):
                 elif value is not None:
                     text = ",".join(map(str, value)) if isinstance(value, list) else value
                     argv.append(f"{flag_name(name)}={text}")
-            produced = configure(parse(argv))
+            given = parse(argv)
+            produced = configure(given)
+            # --resume may have raised it since, above the number in a name such as fedavg:rounds=2.
+            produced["settings"][algo]["rounds"] = given["rounds"]
             found = produced["flags"], produced["settings"][algo], produced["seeds"]
             if found != (flags, settings, config["seeds"]):
                 raise KeyError(algo)

@@ -82,12 +82,12 @@ def start(algo, fed, state, config):
 
 
 def tell_duration(done, clients, seconds):
-    """Prints once, after 5 seconds, an estimate of the time that all clients take to train."""
+    """Prints once, after 5 seconds, how long all networks of the round's local training take."""
     if seconds > 5:
         total = seconds / done * clients / int(os.environ.get("WORLD_SIZE", 1))
         if total > 15:
-            say(f"the {clients} clients train for about {duration(total)}; a smaller --model or "
-                "fewer --local-epochs takes less")
+            say(f"{clients} networks train for about {duration(total)}; a smaller --model or fewer "
+                "--local-epochs takes less")
         run_clients.progress = None
 
 
@@ -195,14 +195,6 @@ def settings_of(given, locks):
     return folder, config
 
 
-def check_model_file(path, num_runs):
-    """Raises ValueError if --save-model cannot write the models of these runs to this file."""
-    if path and num_runs > 1:
-        raise ValueError("--save-model is for one algorithm and one seed")
-    if path and not path.parent.is_dir():
-        raise ValueError(f"--save-model {path}: {path.parent} is not a folder")
-
-
 def prepare(argv, locks):
     """(tasks, build(seed) -> federation, device, write_model(state)), after all checks.
 
@@ -222,7 +214,8 @@ def prepare(argv, locks):
     folders = dict.fromkeys([folder, *places.values()]) if folder else {}
     for place in folders if is_new else ():
         runs.check_free(place)
-    check_model_file(model_file, len(places))
+    if model_file and len(places) > 1:
+        raise ValueError("--save-model is for one algorithm and one seed")
     device = set_up(config["environment"])
     dataset, foreign = federation.load(config["flags"])
     fingerprints = federation.fingerprints(config["flags"], dataset, foreign)
@@ -284,7 +277,6 @@ def run_all(argv, locks):
                 dist.barrier()    # every process has read the checkpoint before one replaces it
             results.setdefault(algo, []).append(checkpoint[1:])
             state = run_one(algo, build(seed), config, folder, checkpoint)
-        write_model(state)
     except KeyboardInterrupt:
         status = 130
         say("\nstopped")
@@ -295,6 +287,11 @@ def run_all(argv, locks):
             raise
         fail(f"{whole_run}: {error}; {how_to_go_on}", 1)       # a full disk, for example
     summary(results, tasks[0][2]["flags"])
+    if status == 0:
+        try:
+            write_model(state)
+        except (ValueError, OSError) as error:       # an unknown kind of state, a full disk
+            fail(f"--save-model: {error}", 1)
     if dist.is_initialized() and status == 0:
         counts = [None] * dist.get_world_size()
         dist.all_gather_object(counts, run_clients.done)

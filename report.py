@@ -142,11 +142,11 @@ def summary(results, flags):
             if len(seeds) > 1:
                 text += f", by {len(reached)} of {len(seeds)} seeds"
             notes.append(f"{algo}  ComU@{threshold:g}: {text}")
+    sides = [str.ljust, str.ljust, str.rjust, str.ljust, str.ljust, *3 * [str.rjust]]
     widths = [max(map(len, cells)) for cells in zip(*lines)]
     say("")
     for line in lines:
-        cells = [cell.ljust(width) if i < 2 or 2 < i < 5 else cell.rjust(width)
-                 for i, (cell, width) in enumerate(zip(line, widths))]
+        cells = [side(cell, width) for side, cell, width in zip(sides, line, widths)]
         say("  ".join(cells).rstrip())
     for note in notes:
         say(note)

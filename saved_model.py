@@ -4,6 +4,8 @@
     logits = model(prepare(images))        # images [n, c, h, w]: bytes, or floats in [0, 1]
     [classes[j] for j in logits.argmax(1)]
 """
+import io
+
 import torch
 
 import data
@@ -64,8 +66,10 @@ def save(path, state, flags, dataset, foreign):
     if flags["joint"]:                                       # the public classes come first
         classes = [f"public {j}" for j in range(foreign.num_classes)] + classes
     found = trained_models(state, architecture, flags["server_model"])
+    content = io.BytesIO()       # torch.save to a file gives no reason when the disk is full
     torch.save({"models": found, "image_shape": list(dataset.train.images.shape[1:]),
-                "classes": classes, "mean": mean, "std": std}, path)
+                "classes": classes, "mean": mean, "std": std}, content)
+    path.write_bytes(content.getbuffer())
     return list(found)
 
 

@@ -58,7 +58,7 @@ def test_without_momentum_the_pages_algorithm_is_fedavg(fedavgm):
 
 
 def test_variants_of_an_algorithm_are_named_in_table_and_folders(fedavgm, npz, tmp_path, capsys):
-    variant = "fedavgm:server-momentum=0.9:local-epochs=2"
+    variant = "fedavgm:server-momentum=0.9:local-epochs=2:rounds=1"
     main(f"--algo fedavg,{variant} --dataset {npz} --clients 4 --partition iid --rounds 1 "
          f"--local-epochs 1 --threads 1 --out {tmp_path}/run".split())
     folder = tmp_path / "run" / (variant.replace(":", "-") + "-seed0")
@@ -67,6 +67,7 @@ def test_variants_of_an_algorithm_are_named_in_table_and_folders(fedavgm, npz, t
     table = capsys.readouterr().out.split("algorithm ")[1]
     assert "\nfedavg  " in table and f"\n{variant}  server  " in table
     assert main(["--resume", str(tmp_path / "run"), "--rounds", "2"]) == 0
+    assert main(["--resume", str(tmp_path / "run")]) == 0
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 3
     refused(capsys, ["--algo", "fedavgm:clients=3"], "--clients", "is not a hyperparameter of")
     refused(capsys, ["--algo", "fedavgm:lr=x"], "--lr", "'x' is not a number")
@@ -117,5 +118,7 @@ def test_a_saved_model_predicts_as_in_the_run(algo, key, npz, tmp_path, monkeypa
     Image.new("L", (9, 9)).save("photos/a.png")
     exec(BLOCKS["predict"], {})
     assert re.search("a.png [012]\n", capsys.readouterr().out)
+    for bad in ("", ".", "none/model.pt"):
+        refused(capsys, ["--algo", "fedavg", "--save-model", bad], "is not the name of a file")
     with pytest.raises(ValueError, match="has no model 'client 9'; it has "):
         saved_model.load("model.pt", "client 9")
