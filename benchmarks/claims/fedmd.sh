@@ -5,10 +5,11 @@
 #   alone     the same without digest (--public-epochs 0): private training goes on alone
 #   pooled    each party's network on the private data of all, after the same public training
 # usage: benchmarks/claims/fedmd.sh [METHOD ...]
-# iid: each party has 3 samples of each letter; writer: what one writer wrote.
+# iid: each party has 3 samples of each letter; writer: what one writer wrote. 13 minutes on one
+# core for one seed.
 source "$(dirname "$0")/common.sh"
-transfer="--transfer-public-epochs 20 --no-early-stopping"
-rounds="--rounds 20 --transfer-local-epochs 50 --transfer-batch-size 5 --batch-size 5"
+transfer="--transfer-public-epochs 5 --no-early-stopping"
+rounds="--rounds 12 --transfer-local-epochs 50 --transfer-batch-size 5 --batch-size 5"
 rounds+=" --local-epochs 4 --subset-size 5000 --public-batch-size 256"
 for setting in iid writer; do
     data="--dataset glyphs-letters --classes 0,1,2,3,4,5 --public glyphs --clients 10"
