@@ -36,7 +36,6 @@ ALLOWED = SHARED | {path.stem: {*SHARED, "communication", "attacks", *OTHERS.get
 TREE = {path: ast.parse(path.read_text()) for path in ALGORITHM_FILES}
 DOCSTRING = {path: ast.get_docstring(tree) for path, tree in TREE.items()}
 CODE = {path: path.read_text().replace(text, "") for path, text in DOCSTRING.items()}
-WITHOUT_TABLE = ("baselines.py",)
 
 
 @pytest.mark.parametrize("path", PRODUCT, ids=lambda path: path.stem)
@@ -56,7 +55,7 @@ def test_every_departure_names_a_test_that_exists(path):
 
 
 def test_every_name_in_a_notation_table_is_in_the_code():
-    for path in {*OWN_FILES} - {ROOT / "algorithms" / name for name in WITHOUT_TABLE}:
+    for path in {*OWN_FILES} - {ROOT / "algorithms" / "baselines.py"}:
         code = CODE[path] + CODE[path.with_stem("fedgkt_features")] * (path.stem == "fedgkt")
         [table] = re.findall(r"^(Paper.* here .*\n(?:.*\S.*\n)+)", DOCSTRING[path] + "\n", re.M)
         header, *rows = table.splitlines()
@@ -130,6 +129,15 @@ def test_every_link_and_script_on_a_page_exists_and_every_anchor(page):
     for name, place in re.findall(LINK, page.read_text(), re.M):
         path = page.parent / (name or page.name)
         assert path.exists() and (not place or place.split("-L")[0] in places(path)), (name, place)
+
+
+def test_every_figure_of_the_results_is_in_a_file_that_its_section_names():
+    """Figures with two decimals, but *the papers'*."""
+    for section in re.split("^## ", (ROOT / "RESULTS.md").read_text(), flags=re.M):
+        ours = re.sub(r"\*[+-]?\d[^*\n]*\*", "", section)
+        figures = re.findall(r"(?<![\w.])[+-]?\d+\.\d\d\b(?: ± \d+\.\d\d\b)?", ours)
+        kept = "".join((ROOT / x).read_text() for x in re.findall(r"\((results/\S+txt)\)", ours))
+        assert [x for x in figures if x.replace("±", "+-") not in kept] == [], section[:60]
 
 
 def test_the_readme_shows_what_its_first_command_prints(capsys):

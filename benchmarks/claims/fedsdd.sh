@@ -6,7 +6,6 @@
 # A fifth of the training images is public, without labels, and no client has them, FedAvg's
 # neither. 50 minutes on one core for one seed; each method's own stand beside it.
 # The server's rate is an eighth of the clients', as in the paper (0.8 and 0.1).
-# python plot.py runs/fedsdd --key accuracy,ensemble_accuracy --base fedavg > results/fedsdd.txt
 source "$(dirname "$0")/common.sh"
 file=$1
 shift

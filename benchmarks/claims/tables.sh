@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# The tables of results/ from the runs of the scripts here: final and best values, and differences
+# paired by seed, each against the reference that a claim needs.
+# usage: benchmarks/claims/tables.sh [CLAIM ...]
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+table() {   # table CLAIM KEYS METHOD ...: the first method is the reference
+    python plot.py --key "$2" --base "$3" $(printf "runs/$1/%s " "${@:3}")
+    echo
+}
+both=accuracy,ensemble_accuracy
+clients=server_accuracy,client_accuracy
+for claim in ${*:-fedsdd ablations fedmd fedgems attacks fedgkt}; do
+    case $claim in
+    fedsdd)
+        table fedsdd $both fedavg R4 none-R4
+        table fedsdd $both none-R4 R4 ;;
+    ablations)
+        table ablations $both fedavg scaffold none R1 R4 all
+        table ablations $both none R1 all
+        table ablations $both R1 R4 all
+        table ablations $both scaffold R1-scaffold
+        table ablations $both fedprox R1-fedprox
+        table ablations $both plain feddf config R1
+        table ablations $both fedavg fedavg-amp
+        table ablations $both R1 R1-amp ;;
+    fedmd)
+        for split in iid writer; do
+            table fedmd accuracy,client_accuracy "alone-$split" "fedmd-$split" "pooled-$split"
+        done ;;
+    fedgems)
+        table fedgems $clients control fedgem-{0.75,0.1} fedgems-{0.75,0.1}
+        table fedgems $clients fedgem-0.1 fedgems-0.1
+        table fedgems $clients control-hetero fedgem{,s}-0.1-hetero
+        table fedgems $clients fedgem-0.1-hetero fedgems-0.1-hetero
+        python benchmarks/comu.py 0.3,0.35,0.4 \
+            runs/fedgems/{fedmd,cronus,dsfl,fedgem-0.75,fedgems-0.75} ;;
+    attacks)
+        for algo in fedmd cronus dsfl fedgem fedgems fedgem-0.1 fedgems-0.1; do
+            keys=$clients,client_accuracy_private
+            if [[ $algo = fedmd || $algo = cronus ]]; then keys=${keys#*,}; fi
+            table attacks "$keys" "$algo"-{none,paf,lie,ofom}
+        done ;;
+    fedgkt)
+        table fedgkt accuracy,edge_accuracy to-edge ordered none none-own fedavg
+        table fedgkt accuracy,edge_accuracy none to-edge
+        table fedgkt accuracy,edge_accuracy ordered async-work async-time
+        table fedgkt accuracy,edge_accuracy fedavg-noniid to-edge-noniid ;;
+    esac > "results/$claim.txt"
+done
