@@ -281,7 +281,8 @@ def main(argv):
             print("\nminus ...: differences, paired by seed: mean +- std, and how many of the "
                   "seeds have the sign of the mean")
         for measure, key in product(("final", "best"), keys):
-            print_values(measure, key, curves, base)
+            if measure == "final" or "accuracy" in key:  # of other metrics no end is the best
+                print_values(measure, key, curves, base)
     for note in notes:
         print("note:", note, file=sys.stderr if args.csv or args.out else sys.stdout)
 

@@ -10,14 +10,14 @@ table() {   # table CLAIM KEYS METHOD ...: the first method is the reference
 }
 both=accuracy,ensemble_accuracy
 clients=server_accuracy,client_accuracy
-for claim in ${*:-fedsdd ablations fedmd fedgems attacks fedgkt}; do
+for claim in ${*:-fedsdd ablations fedmd fedgems attacks fedgkt quick-start}; do
     case $claim in
     fedsdd)
         table fedsdd $both fedavg R4 none-R4
         table fedsdd $both none-R4 R4 ;;
     ablations)
-        table ablations $both fedavg scaffold none R1 R4 all
-        table ablations $both none R1 all
+        table ablations $both fedavg scaffold none R1 R4 all R1-scaffold
+        table ablations $both,disagreement none R1 R4 all
         table ablations $both R1 R4 all
         table ablations $both scaffold R1-scaffold
         table ablations $both fedprox R1-fedprox
@@ -46,5 +46,7 @@ for claim in ${*:-fedsdd ablations fedmd fedgems attacks fedgkt}; do
         table fedgkt accuracy,edge_accuracy none to-edge
         table fedgkt accuracy,edge_accuracy ordered async-work async-time
         table fedgkt accuracy,edge_accuracy fedavg-noniid to-edge-noniid ;;
+    quick-start)
+        python plot.py runs/quick-start --key $both ;;
     esac > "results/$claim.txt"
 done
