@@ -47,6 +47,8 @@ for claim in ${*:-fedsdd ablations fedmd fedgems attacks fedgkt quick-start}; do
         table fedgkt accuracy,edge_accuracy ordered async-work async-time
         table fedgkt accuracy,edge_accuracy fedavg-noniid to-edge-noniid ;;
     quick-start)
-        python plot.py runs/quick-start --key $both ;;
+        for base in fedavg fedsdd:R=1; do
+            python plot.py runs/quick-start --key $both --base $base
+        done ;;
     esac > "results/$claim.txt"
 done
