@@ -143,7 +143,7 @@ def test_every_figure_of_the_results_is_in_a_file_that_its_section_names():
 def test_the_readme_shows_what_its_first_command_prints(capsys):
     """The columns; round 0 and 1, to the digits that the number of threads leaves alone."""
     shown = README.partition("--K 4 --R 2")[2].partition("```")[0].splitlines()
-    main("--algo fedsdd --K 4 --R 2 --rounds 1".split())
+    main("--algo fedsdd --K 4 --R 2 --alpha 1.0 --rounds 1".split())
     printed = capsys.readouterr().out.splitlines()
     for start in ("  round", "algorithm"):
         assert next(filter(re.compile(start).match, shown)).split() == next(

@@ -27,6 +27,8 @@ for claim in ${*:-fedsdd ablations fedmd fedgems attacks fedgkt quick-start}; do
     fedmd)
         for split in iid writer; do
             table fedmd accuracy,client_accuracy "alone-$split" "fedmd-$split" "pooled-$split"
+            table fedmd accuracy "fedmd-$split" "pooled-$split"
+            table fedmd "$(echo client_accuracy_{0..9} | tr ' ' ,)" "alone-$split" "fedmd-$split"
         done ;;
     fedgems)
         table fedgems $clients control fedgem-{0.75,0.1} fedgems-{0.75,0.1}
@@ -49,6 +51,7 @@ for claim in ${*:-fedsdd ablations fedmd fedgems attacks fedgkt quick-start}; do
     quick-start)
         for base in fedavg fedsdd:R=1; do
             python plot.py runs/quick-start --key $both --base $base
+            python plot.py runs/quick-start-1.0 --key $both --base $base
         done ;;
     esac > "results/$claim.txt"
 done
