@@ -4,7 +4,7 @@
 #   to-edge        FedGKT as in Table 1: the edges learn from the server's logits
 #   ordered        the same, the server's batches client after client, as in Algorithm 1
 #   none           nobody learns from logits; none-own: from different initial weights
-#   fedavg         of edge and server as one network
+#   fedavg         of edge and server as one network, with as many local epochs as the edges
 #   async-work     asynchronous, but all clients are nearly as fast and do the same work
 #   async-time     asynchronous, the fastest client ten times as fast as the slowest: in the
 #                  simulated time of 8 synchronous rounds, three times as many uploads
@@ -20,7 +20,7 @@ data="--dataset $file --clients 8 --augment --rounds 8 --batch-size 32 --lr 0.00
 gkt="--model gkt_edge_small --server-model gkt_server_small --local-epochs 5 --server-epochs 2"
 gkt+=" --server-batch-size 32 --no-server-distill"
 mixed="--server-order mixed"
-full="--model gkt_full_small --local-epochs 2 --participation 1 --optimizer amsgrad"
+full="--model gkt_full_small --local-epochs 5 --participation 1 --optimizer amsgrad"
 full+=" --weight-decay 1e-4"
 methods="to-edge ordered none none-own fedavg async-work async-time"
 methods+=" to-edge-noniid fedavg-noniid"
