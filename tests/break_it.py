@@ -497,7 +497,6 @@ TABLE["algorithms/baselines.py", "baselines"] = [
      "all clients start alike"),
     ("MIXED = «True→False»", "command_line::networks_may_differ_unless_shared[centralized]",
      "mixed networks refused")]
-# ------------------------------------------------------------------------------------------ attacks
 TABLE["attacks.py", "attacks"] = [
     ("return benign.«mean(0)→sum(0) / (len(benign) + 1)» + theta", "eq7_paf_by_hand",
      "divided by all clients"),
@@ -517,7 +516,6 @@ TABLE["attacks.py", "attacks"] = [
      "the attack sleeps", "FedML's lazy worker"),
     ("piece«.clamp(min=0)→» if", "lie_on_models_never_gives_a_negative_variance",
      "a running variance below 0")]
-# ---------------------------------------------------------------------------------------- partition
 TABLE["partition.py", "partition"] = [
     ("held_out[«rng.permutation→»(", "hold_out_takes_the_share_of_every_class_to_one_sample",
      "the first samples of each class"),

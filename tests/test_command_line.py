@@ -58,8 +58,6 @@ def finished(npz, tmp_path_factory):
     return folder, argv, printed.getvalue()
 
 
-# ---------------------------------------------------------------------------------------- bad input
-
 REFUSED = """
 --seeds 0                             | --algo is missing | fedsdd
 --algo fedsd                          | fedsd | fedavg
@@ -90,14 +88,18 @@ REFUSED = """
 --algo scaffold --paper fedgkt        | fedgkt | scaffold | fedavg
 --algo fedavg,fedgkt --paper fedgkt   | fedgkt | a separate command
 --algo fedsdd --paper fedsdd --dataset cifar100 | cifar100: --public NAME or PATH | has ImageNet-32
+--algo fedavg,feddf --paper feddf TINY | feddf | --public NAME or PATH
 --algo fedavg,split-learning --lr-patience 3 | --lr-patience | split-learning keeps
+--algo split-learning --paper fedgkt --lr-patience 3 | --lr-patience | split-learning keeps
 --algo fedgems --public glyphs-letters | fedgems | labels of the task | --public half
 --algo fedmd --public half --joint    | --joint | foreign
 --algo fedmd --no-joint               | fedmd | labels of the task
 --algo fedgems --attack paf --attackers 20 | --attackers 20 | from 1 to 19
 --algo fedgems --attack-z 1.5         | --attack-z | without --attack
 --algo fedgems,scaffold --attack paf  | --attack | scaffold | fedgems
+--algo split-learning --attack paf    | --attack | split-learning
 --algo split-learning TINY            | --model mlp | gkt_edge
+--algo fedgkt TINY                    | --model mlp | gkt_edge
 --algo fedgkt TINY --model gkt_edge --server-model gkt_server_small | gkt_server_small | [16, 8, 8]
 """
 

@@ -53,5 +53,6 @@ for claim in ${*:-fedsdd ablations fedmd fedgems attacks fedgkt quick-start}; do
             python plot.py runs/quick-start --key $both --base $base
             python plot.py runs/quick-start-1.0 --key $both --base $base
         done ;;
-    esac > "results/$claim.txt"
+    esac > "results/$claim.new"                          # if a run is missing, the table stays
+    mv "results/$claim.new" "results/$claim.txt"
 done
