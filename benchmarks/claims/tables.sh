@@ -38,11 +38,11 @@ for claim in ${*:-fedsdd ablations fedmd fedgems attacks fedgkt quick-start}; do
         python benchmarks/comu.py 0.3,0.35,0.4 \
             runs/fedgems/{fedmd,cronus,dsfl,fedgem-0.75,fedgems-0.75} ;;
     attacks)
-        for algo in fedmd cronus dsfl fedgem fedgems fedgem-0.1 fedgems-0.1; do
-            keys=$clients,client_accuracy_private
-            if [[ $algo = fedmd || $algo = cronus ]]; then keys=${keys#*,}; fi
-            table attacks "$keys" "$algo"-{none,paf,lie,ofom}
-        done ;;
+        keys=client_accuracy,client_accuracy_private
+        for algo in fedmd cronus; do table attacks $keys $algo-{none,paf,lie,ofom}; done
+        keys=server_accuracy,$keys
+        for algo in dsfl fedgem fedgems; do table attacks $keys $algo-{none,paf,lie,ofom}; done
+        for algo in fedgem fedgems; do table attacks $keys $algo-0.1-{none,paf}; done ;;
     fedgkt)
         table fedgkt accuracy,edge_accuracy to-edge ordered none none-own fedavg
         table fedgkt accuracy,edge_accuracy none to-edge
