@@ -16,13 +16,14 @@ for claim in ${*:-fedsdd ablations fedmd fedgems attacks fedgkt quick-start}; do
         table fedsdd $both fedavg R4 none-R4
         table fedsdd $both none-R4 R4 ;;
     ablations)
-        table ablations $both fedavg scaffold none R1 R4 all R1-scaffold
+        table ablations $both fedavg fedprox scaffold none R1 R4 all R1-fedprox R1-scaffold \
+            feddf config plain
         table ablations $both,disagreement none R1 R4 all
         table ablations $both R1 R4 all
         table ablations $both scaffold R1-scaffold
         table ablations $both fedprox R1-fedprox
         table ablations $both plain feddf config R1
-        table ablations $both fedavg fedavg-amp
+        table ablations accuracy fedavg fedavg-amp
         table ablations $both R1 R1-amp ;;
     fedmd)
         for split in iid writer; do
