@@ -3,40 +3,44 @@
 # server's logits help the edges (Table 2); asynchronous is level with synchronous (Table 3).
 #   to-edge        FedGKT as in Table 1: the edges learn from the server's logits
 #   ordered        the same, the server's batches client after client, as in Algorithm 1
+#   both           the server learns from the edges' logits too
 #   none           nobody learns from logits; none-own: from different initial weights
 #   fedavg         of edge and server as one network, with as many local epochs as the edges
+#   centralized    the same network, as many epochs on the images of all clients
 #   async-work     asynchronous, but all clients are nearly as fast and do the same work
 #   async-time     asynchronous, the fastest client ten times as fast as the slowest: in the
 #                  simulated time of 8 synchronous rounds, three times as many uploads
 # usage: benchmarks/claims/fedgkt.sh FILE.npz [METHOD ...]
 # FILE.npz: 5,000 training and 1,000 test images of CIFAR-10, made by
 # benchmarks/cifar10_npz.py --train-per-class 500 --test-per-class 100
-# Non-iid: alpha 0.5. Each upload is for two epochs of the server. 20 minutes on one core for one
+# Non-iid: alpha 0.5. Each upload is for two epochs of the server. 24 minutes on one core for one
 # seed.
 source "$(dirname "$0")/common.sh"
 file=$1
 shift
 data="--dataset $file --clients 8 --augment --rounds 8 --batch-size 32 --lr 0.001"
 gkt="--model gkt_edge_small --server-model gkt_server_small --local-epochs 5 --server-epochs 2"
-gkt+=" --server-batch-size 32 --no-server-distill"
+gkt+=" --server-batch-size 32"
 mixed="--server-order mixed"
-full="--model gkt_full_small --local-epochs 5 --participation 1 --optimizer amsgrad"
-full+=" --weight-decay 1e-4"
-methods="to-edge ordered none none-own fedavg async-work async-time"
+one_way="--no-server-distill"
+full="--model gkt_full_small --local-epochs 5 --optimizer amsgrad --weight-decay 1e-4"
+methods="to-edge ordered both none none-own fedavg centralized async-work async-time"
 methods+=" to-edge-noniid fedavg-noniid"
 for method in ${*:-$methods}; do
     split="--partition iid"
     if [[ $method = *-noniid ]]; then split="--partition dirichlet_balanced --alpha 0.5"; fi
     case ${method%-noniid} in
-    to-edge) run "$method" fedgkt $data $split $gkt $mixed ;;
-    ordered) run "$method" fedgkt $data $split $gkt ;;
-    none) run "$method" fedgkt $data $split $gkt $mixed --no-client-distill ;;
-    none-own) run "$method" fedgkt $data $split $gkt $mixed --no-client-distill \
+    to-edge) run "$method" fedgkt $data $split $gkt $one_way $mixed ;;
+    ordered) run "$method" fedgkt $data $split $gkt $one_way ;;
+    both) run "$method" fedgkt $data $split $gkt $mixed ;;
+    none) run "$method" fedgkt $data $split $gkt $one_way $mixed --no-client-distill ;;
+    none-own) run "$method" fedgkt $data $split $gkt $one_way $mixed --no-client-distill \
                   --no-common-start ;;
-    fedavg) run "$method" fedavg $data $split $full ;;
-    async-work) run "$method" fedgkt-async $data $split $gkt \
+    fedavg) run "$method" fedavg $data $split $full --participation 1 ;;
+    centralized) run "$method" centralized $data $split $full ;;
+    async-work) run "$method" fedgkt-async $data $split $gkt $one_way \
                     --latencies 1,1.01,1.02,1.03,1.04,1.05,1.06,1.07 ;;
-    async-time) run "$method" fedgkt-async $data $split $gkt --rounds 24 \
+    async-time) run "$method" fedgkt-async $data $split $gkt $one_way --rounds 24 \
                     --latencies 1,2.3,3.6,4.9,6.1,7.4,8.7,10 ;;
     esac
 done

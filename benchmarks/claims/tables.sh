@@ -45,8 +45,8 @@ for claim in ${*:-fedsdd ablations fedmd fedgems attacks fedgkt quick-start}; do
         for algo in dsfl fedgem fedgems; do table attacks $keys $algo-{none,paf,lie,ofom}; done
         for algo in fedgem fedgems; do table attacks $keys $algo-0.1-{none,paf}; done ;;
     fedgkt)
-        table fedgkt accuracy,edge_accuracy to-edge ordered none none-own fedavg
-        table fedgkt accuracy,edge_accuracy none to-edge
+        table fedgkt accuracy,edge_accuracy fedavg to-edge ordered both none none-own centralized
+        table fedgkt accuracy,edge_accuracy none to-edge both none-own
         table fedgkt accuracy,edge_accuracy ordered async-work async-time
         table fedgkt accuracy,edge_accuracy fedavg-noniid to-edge-noniid ;;
     quick-start)
