@@ -8,7 +8,7 @@
 # Embedded data, half of it public, 1,000 public images used; 16 clients, alpha 0.5, 10 rounds of 5
 # local epochs. PAF and LIE have one attacker, OFOM two. LIE has z = 1.5: the z of its formula
 # hardly attacks with 1 of 16 (ATTACK lie-formula). FedMD has no transfer phase, as in FedGEMS's
-# Table 13. 20 minutes on one core for one seed.
+# Table 13. 17 minutes on one core for one seed.
 source "$(dirname "$0")/common.sh"
 data="--model cnn --server-model cnn_large --clients 16 --partition dirichlet_balanced --alpha 0.5"
 data+=" --public half --public-size 1000 --rounds 10 --local-epochs 5 --batch-size 32"
