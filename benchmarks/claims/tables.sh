@@ -23,6 +23,7 @@ for claim in ${*:-fedsdd ablations fedmd fedgems attacks fedgkt quick-start}; do
         table ablations $both scaffold R1-scaffold
         table ablations $both fedprox R1-fedprox
         table ablations $both plain feddf config R1
+        table ablations $both config feddf R1
         table ablations accuracy fedavg fedavg-amp
         table ablations $both R1 R1-amp ;;
     fedmd)
@@ -47,6 +48,7 @@ for claim in ${*:-fedsdd ablations fedmd fedgems attacks fedgkt quick-start}; do
     fedgkt)
         table fedgkt accuracy,edge_accuracy fedavg to-edge ordered both none none-own centralized
         table fedgkt accuracy,edge_accuracy none to-edge both none-own
+        table fedgkt accuracy,edge_accuracy to-edge ordered both
         table fedgkt accuracy,edge_accuracy ordered async-work async-time
         table fedgkt accuracy,edge_accuracy fedavg-noniid to-edge-noniid ;;
     quick-start)
