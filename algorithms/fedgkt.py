@@ -143,7 +143,7 @@ def collect(fed, event, clients, group, server_logits, attack, **training):
 
 def server_batches(fed, uploads, server_batch_size, server_order, rng):
     """The batches of an epoch of the server: [(a client, rows [B] of its upload)]."""
-    epoch = [(i, rows) for i in uploads                                      # Alg. 1, line 8
+    epoch = [(i, rows) for i in uploads                                      # Alg. 1, line 8-9
              for rows in batches(len(fed.private[i].labels), server_batch_size, 1, rng, fed.device)]
     if server_order == "mixed":
         rng.shuffle(epoch)
@@ -164,7 +164,7 @@ def train_server(fed, event, server, uploads, *, server_epochs, server_batch_siz
             for i, rows in server_batches(fed, uploads, server_batch_size, server_order, rng):
                 features, client_logits = uploads[i]
                 labels = fed.private[i].labels                               # sent with the upload
-                logits = forward(fed, model, features[rows].float())         # Alg. 1, line 9
+                logits = forward(fed, model, features[rows].float())
                 loss = server_loss(logits, labels[rows], client_logits[rows], temperature,
                                    server_distill)
                 optimizer.zero_grad()

@@ -10,7 +10,7 @@
 #   fedavg-amp, R1-amp                 fedavg and R1 with bfloat16 (--amp, our own claim)
 # usage: benchmarks/claims/ablations.sh FILE.npz [METHOD ...]
 # FILE.npz: 10,000 training and 2,000 test images of CIFAR-10, made by benchmarks/cifar10_npz.py.
-# A tenth of the training images is for validation, a fifth is public, for every method. 35 minutes
+# A tenth of the training images is for validation, a fifth is public, for every method. 45 minutes
 # on one core for one seed: 1.5 without distillation, 3 with it.
 source "$(dirname "$0")/common.sh"
 file=$1

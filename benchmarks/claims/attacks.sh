@@ -28,7 +28,7 @@ for name in ${*:-none paf lie ofom}; do
     for algo in dsfl fedgem fedgems; do
         run "$algo-$name" "$algo" $data $server $attack
     done
-    if [[ $name = lie* || $name = ofom ]]; then continue; fi
+    if [[ $name != none && $name != paf ]]; then continue; fi
     for algo in fedgem fedgems; do
         run "$algo-0.1-$name" "$algo" $data $server --epsilon 0.1 $attack
     done
