@@ -1,33 +1,43 @@
 #!/usr/bin/env bash
-# FedGEMS, Tables 2, 4, 5, 9. The server of FedGEM and FedGEMS is above the server alone; selection
-# (FedGEMS) is better than the mean (FedGEM); clients gain from the server beyond what the labels
-# of the public images give them; FedGEMS needs the fewest bytes.
+# FedGEMS, Tables 2, 4, 5, 9 and Fig. 3. The server of FedGEM and FedGEMS is above the server alone;
+# selection (FedGEMS) is better than the mean (FedGEM); clients gain from the server beyond what the
+# labels of the public images give them; FedGEMS needs the fewest bytes; each part of it helps.
 #   control        epsilon 1: server and clients make the same steps, with labels alone
 #   fedgem-0.1     FedGEM with epsilon 0.1: the weight of distillation is 0.9; 0.75 is the paper's
+#   no-...         FedGEMS with epsilon 0.1, without one part
+#   ...-hetero     alpha 0.1, otherwise iid
+#   ...-networks   alpha 0.5, and clients with four different networks
 # usage: benchmarks/claims/fedgems.sh FILE.npz [METHOD ...]
 # FILE.npz: 10,000 training and 2,000 test images of CIFAR-10, made by benchmarks/cifar10_npz.py.
 # Half of both are public, 1,500 of the public training images are used; 8 clients; one epoch
-# everywhere, as in the paper's section 4.4. Heterogeneous: alpha 0.1. 30 minutes on one core for
-# one seed. The summary of each run has the bytes (--comu); benchmarks/comu.py reads kept runs.
+# everywhere, as in the paper's section 4.4. 60 minutes on one core for one seed. The summary of
+# each run has the bytes (--comu); benchmarks/comu.py reads kept runs.
 source "$(dirname "$0")/common.sh"
 file=$1
 shift
-data="--dataset $file --model cnn --clients 8 --public half --public-size 1500 --rounds 20"
+data="--dataset $file --clients 8 --public half --public-size 1500 --rounds 20"
 data+=" --local-epochs 1 --batch-size 32 --lr 0.001 --comu 0.3,0.35,0.4"
 server="--server-model cnn_large --server-batch-size 32"
-iid="--partition iid"
-alpha="--partition dirichlet_balanced --alpha 0.1"
 fedmd="--public-batch-size 32 --subset-size none --kernel-l2 0 --optimizer amsgrad"
 fedmd+=" --weight-decay 1e-4 --no-early-stopping --transfer-public-epochs 0"
 fedmd+=" --transfer-local-epochs 0"
 methods="control fedgem-0.75 fedgems-0.75 fedgem-0.1 fedgems-0.1 fedmd dsfl cronus"
+methods+=" no-self-training no-self-distillation no-ensemble-distillation"
 methods+=" control-hetero fedgem-0.1-hetero fedgems-0.1-hetero"
+methods+=" standalone-networks control-networks fedgem-0.75-networks fedgems-0.75-networks"
+methods+=" fedmd-networks dsfl-networks cronus-networks"
 for method in ${*:-$methods}; do
-    split=$iid name=${method%-hetero}
-    if [[ $method = *-hetero ]]; then split=$alpha; fi
+    case $method in
+    *-hetero) split="--model cnn --partition dirichlet_balanced --alpha 0.1" ;;
+    *-networks) split="--model cnn,mini2,mini5,mlp --partition dirichlet_balanced --alpha 0.5" ;;
+    *) split="--model cnn --partition iid" ;;
+    esac
+    name=${method%-hetero} name=${name%-networks}
     case $name in
+    standalone) run "$method" standalone $data $split $server ;;
     control) run "$method" fedgem $data $split $server --epsilon 1 ;;
     fedgem*) run "$method" "${name%-*}" $data $split $server --epsilon "${name#*-}" ;;
+    no-*) run "$method" fedgems-ablations $data $split $server --epsilon 0.1 "--$name" ;;
     fedmd) run "$method" fedmd $data $split $fedmd ;;
     cronus) run "$method" cronus $data $split ;;
     dsfl) run "$method" dsfl $data $split $server ;;
