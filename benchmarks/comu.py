@@ -13,6 +13,15 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from communication import bytes_until
 from plot import read_runs
 
+
+def cell(values):
+    """Mean ± standard deviation, and the number of values, or "-" without one."""
+    if not values:
+        return "-"
+    deviation = f"{statistics.stdev(values):.2f}" if len(values) > 1 else "-"
+    return f"{statistics.mean(values):.2f} ± {deviation} ({len(values)})"
+
+
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("thresholds", help="accuracies in [0, 1], separated by commas")
 parser.add_argument("folders", nargs="+", type=Path, help="folders that --out made")
@@ -20,18 +29,19 @@ args = parser.parse_args()
 thresholds = [float(x) for x in args.thresholds.split(",")]
 
 print("MB (2^20 bytes) up and down until the clients' mean accuracy is x, "
-      "mean over the seeds that reach it (how many do)")
-print(f"{'':<10}" + "".join(f"{f'ComU@{x:g}':>16}" for x in thresholds)
+      "mean and deviation of the seeds that reach it (how many do)")
+results = read_runs(args.folders, [])
+width = max(map(len, results))
+print(" " * width + "".join(f"{f'ComU@{x:g}':>18}" for x in thresholds)
       + f"{'best accuracy':>16}   KiB up in each round, mean over seeds")
-for label, runs in read_runs(args.folders, []).items():
+for label, runs in results.items():
     seeds = [run["rows"] for run in runs.values()]
     cells = []
     for x in thresholds:
-        needed = [bytes_until(rows, x) for rows in seeds]
-        reached = [total / 2**20 for total in needed if total is not None]
-        cells.append(f"{statistics.mean(reached):.2f} ({len(reached)})" if reached else "-")
+        totals = [bytes_until(rows, x) for rows in seeds]
+        cells.append(cell([total / 2**20 for total in totals if total is not None]))
     best = statistics.mean(max(row["client_accuracy"] for row in rows) for rows in seeds)
     up = [statistics.mean(row.get("bytes_up", 0) for row in rows_of_a_round) / 1024
           for rows_of_a_round in zip(*seeds)][1:]        # without round 0, the untrained start
-    print(f"{label:<10}" + "".join(f"{cell:>16}" for cell in cells) + f"{100 * best:>16.2f}   "
+    print(f"{label:<{width}}" + "".join(f"{cell:>18}" for cell in cells) + f"{100 * best:>16.2f}   "
           + " ".join(f"{x:.0f}" for x in up))

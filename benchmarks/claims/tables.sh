@@ -9,7 +9,6 @@ table() {   # table CLAIM KEYS METHOD ...: the first method is the reference
     echo
 }
 both=accuracy,ensemble_accuracy
-clients=server_accuracy,client_accuracy
 for claim in ${*:-fedsdd ablations fedmd fedgems attacks fedgkt quick-start}; do
     case $claim in
     fedsdd)
@@ -33,12 +32,19 @@ for claim in ${*:-fedsdd ablations fedmd fedgems attacks fedgkt quick-start}; do
             table fedmd "$(echo client_accuracy_{0..9} | tr ' ' ,)" "alone-$split" "fedmd-$split"
         done ;;
     fedgems)
-        table fedgems $clients control fedgem-{0.75,0.1} fedgems-{0.75,0.1}
-        table fedgems $clients fedgem-0.1 fedgems-0.1
-        table fedgems $clients control-hetero fedgem{,s}-0.1-hetero
-        table fedgems $clients fedgem-0.1-hetero fedgems-0.1-hetero
-        python benchmarks/comu.py 0.3,0.35,0.4 \
-            runs/fedgems/{fedmd,cronus,dsfl,fedgem-0.75,fedgems-0.75} ;;
+        keys=server_accuracy,client_accuracy,client_accuracy_private
+        table fedgems $keys control fedgem-{0.75,0.1} fedgems-{0.75,0.1} fedmd dsfl cronus
+        for epsilon in 0.75 0.1; do table fedgems $keys fedgem{,s}-$epsilon; done
+        table fedgems $keys control-hetero fedgem{,s}-0.1-hetero
+        table fedgems $keys fedgem{,s}-0.1-hetero
+        table fedgems $keys fedgems-0.1 no-{self-training,self-distillation,ensemble-distillation}
+        table fedgems $keys \
+            {control,standalone,fedgem-0.75,fedgems-0.75,fedmd,dsfl,cronus}-networks
+        table fedgems $keys {fedgems-0.75,fedmd,dsfl,cronus}-networks
+        for split in "" -networks; do
+            python benchmarks/comu.py 0.3,0.35,0.4 \
+                runs/fedgems/{fedmd,cronus,dsfl,fedgem-0.75,fedgems-0.75}$split
+        done ;;
     attacks)
         keys=client_accuracy,client_accuracy_private
         for algo in fedmd cronus; do table attacks $keys $algo-{none,paf,lie,ofom}; done
