@@ -34,7 +34,7 @@ for method in ${*:-$methods}; do
     esac
     name=${method%-hetero} name=${name%-networks}
     case $name in
-    standalone) run "$method" standalone $data $split $server ;;
+    standalone) run "$method" standalone $data $split ;;
     control) run "$method" fedgem $data $split $server --epsilon 1 ;;
     fedgem*) run "$method" "${name%-*}" $data $split $server --epsilon "${name#*-}" ;;
     no-*) run "$method" fedgems-ablations $data $split $server --epsilon 0.1 "--$name" ;;
