@@ -7,6 +7,7 @@ The last column is what all clients together send in each round.
 import argparse
 import statistics
 import sys
+from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -34,14 +35,22 @@ results = read_runs(args.folders, [])
 width = max(map(len, results))
 print(" " * width + "".join(f"{f'ComU@{x:g}':>18}" for x in thresholds)
       + f"{'best accuracy':>16}   KiB up in each round, mean over seeds")
+fewest = {x: {} for x in thresholds}                     # {x: {seed: (bytes, label)}}
 for label, runs in results.items():
-    seeds = [run["rows"] for run in runs.values()]
+    rows = [run["rows"] for run in runs.values()]
     cells = []
     for x in thresholds:
-        totals = [bytes_until(rows, x) for rows in seeds]
-        cells.append(cell([total / 2**20 for total in totals if total is not None]))
-    best = statistics.mean(max(row["client_accuracy"] for row in rows) for rows in seeds)
+        totals = {seed: bytes_until(run["rows"], x) for seed, run in runs.items()}
+        reached = {seed: total for seed, total in totals.items() if total is not None}
+        cells.append(cell([total / 2**20 for total in reached.values()]))
+        for seed, total in reached.items():
+            fewest[x][seed] = min(fewest[x].get(seed, (total, label)), (total, label))
+    best = statistics.mean(max(row["client_accuracy"] for row in rows_of) for rows_of in rows)
     up = [statistics.mean(row.get("bytes_up", 0) for row in rows_of_a_round) / 1024
-          for rows_of_a_round in zip(*seeds)][1:]        # without round 0, the untrained start
-    print(f"{label:<{width}}" + "".join(f"{cell:>18}" for cell in cells) + f"{100 * best:>16.2f}   "
+          for rows_of_a_round in zip(*rows)][1:]         # without round 0, the untrained start
+    print(f"{label:<{width}}" + "".join(f"{text:>18}" for text in cells) + f"{100 * best:>16.2f}   "
           + " ".join(f"{x:.0f}" for x in up))
+for x, winners in fewest.items():
+    counts = Counter(label for _, label in winners.values())
+    print(f"fewest at {x:g}:", ", ".join(f"{label} with {n} of {len(winners)} seeds"
+                                         for label, n in counts.most_common()) or "-")

@@ -38,13 +38,15 @@ for claim in ${*:-fedsdd ablations fedmd fedgems attacks fedgkt quick-start}; do
         table fedgems $keys control-hetero fedgem{,s}-0.1-hetero
         table fedgems $keys fedgem{,s}-0.1-hetero
         table fedgems $keys fedgems-0.1 no-{self-training,self-distillation,ensemble-distillation}
-        table fedgems $keys \
-            {control,standalone,fedgem-0.75,fedgems-0.75,fedmd,dsfl,cronus}-networks
-        table fedgems $keys {fedgems-0.75,fedmd,dsfl,cronus}-networks
+        table fedgems $keys {control,standalone,fedgems-0.75,fedmd,dsfl,cronus}-networks
         for split in "" -networks; do
-            python benchmarks/comu.py 0.3,0.35,0.4 \
-                runs/fedgems/{fedmd,cronus,dsfl,fedgem-0.75,fedgems-0.75}$split
-        done ;;
+            table fedgems $keys {fedgems-0.75,fedmd,dsfl,cronus}$split
+        done
+        python benchmarks/comu.py 0.3,0.35,0.4 \
+            runs/fedgems/{fedmd,cronus,dsfl,fedgem-0.75,fedgems-0.75}
+        echo
+        python benchmarks/comu.py 0.3,0.35,0.4 \
+            runs/fedgems/{fedmd,cronus,dsfl,fedgems-0.75}-networks ;;
     attacks)
         keys=client_accuracy,client_accuracy_private
         for algo in fedmd cronus; do table attacks $keys $algo-{none,paf,lie,ofom}; done
