@@ -15,6 +15,12 @@ from communication import bytes_until
 from plot import read_runs
 
 
+def megabytes(seeds, threshold):
+    """{seed: MB up and down until the threshold}, of the seeds that reach it."""
+    totals = {seed: bytes_until(rows, threshold) for seed, rows in seeds.items()}
+    return {seed: total / 2**20 for seed, total in totals.items() if total is not None}
+
+
 def cell(values):
     """Mean ± standard deviation, and the number of values, or "-" without one."""
     if not values:
@@ -29,28 +35,25 @@ parser.add_argument("folders", nargs="+", type=Path, help="folders that --out ma
 args = parser.parse_args()
 thresholds = [float(x) for x in args.thresholds.split(",")]
 
+results = {label: {seed: run["rows"] for seed, run in runs.items()}
+           for label, runs in read_runs(args.folders, []).items()}
+needed = {(label, x): megabytes(seeds, x) for label, seeds in results.items() for x in thresholds}
+
 print("MB (2^20 bytes) up and down until the clients' mean accuracy is x, "
       "mean and deviation of the seeds that reach it (how many do)")
-results = read_runs(args.folders, [])
 width = max(map(len, results))
 print(" " * width + "".join(f"{f'ComU@{x:g}':>18}" for x in thresholds)
       + f"{'best accuracy':>16}   KiB up in each round, mean over seeds")
-fewest = {x: {} for x in thresholds}                     # {x: {seed: (bytes, label)}}
-for label, runs in results.items():
-    rows = [run["rows"] for run in runs.values()]
-    cells = []
-    for x in thresholds:
-        totals = {seed: bytes_until(run["rows"], x) for seed, run in runs.items()}
-        reached = {seed: total for seed, total in totals.items() if total is not None}
-        cells.append(cell([total / 2**20 for total in reached.values()]))
-        for seed, total in reached.items():
-            fewest[x][seed] = min(fewest[x].get(seed, (total, label)), (total, label))
-    best = statistics.mean(max(row["client_accuracy"] for row in rows_of) for rows_of in rows)
+for label, seeds in results.items():
+    best = statistics.mean(max(row["client_accuracy"] for row in rows) for rows in seeds.values())
     up = [statistics.mean(row.get("bytes_up", 0) for row in rows_of_a_round) / 1024
-          for rows_of_a_round in zip(*rows)][1:]         # without round 0, the untrained start
+          for rows_of_a_round in zip(*seeds.values())][1:]   # without round 0, the untrained start
+    cells = [cell(needed[label, x].values()) for x in thresholds]
     print(f"{label:<{width}}" + "".join(f"{text:>18}" for text in cells) + f"{100 * best:>16.2f}   "
           + " ".join(f"{x:.0f}" for x in up))
-for x, winners in fewest.items():
-    counts = Counter(label for _, label in winners.values())
-    print(f"fewest at {x:g}:", ", ".join(f"{label} with {n} of {len(winners)} seeds"
-                                         for label, n in counts.most_common()) or "-")
+for x in thresholds:
+    reached = {seed for label in results for seed in needed[label, x]}
+    fewest = Counter(min(results, key=lambda label: needed[label, x].get(seed, float("inf")))
+                     for seed in reached)
+    print(f"fewest at {x:g}:", ", ".join(f"{label} with {n} of {len(reached)} seeds"
+                                         for label, n in fewest.most_common()) or "-")

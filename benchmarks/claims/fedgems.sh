@@ -32,7 +32,8 @@ for method in ${*:-$methods}; do
     *-networks) split="--model cnn,mini2,mini5,mlp --partition dirichlet_balanced --alpha 0.5" ;;
     *) split="--model cnn --partition iid" ;;
     esac
-    name=${method%-hetero} name=${name%-networks}
+    name=${method%-hetero}
+    name=${name%-networks}
     case $name in
     standalone) run "$method" standalone $data $split ;;
     control) run "$method" fedgem $data $split $server --epsilon 1 ;;
