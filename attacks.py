@@ -5,7 +5,7 @@ FedGEMS (Cheng et al., arXiv:2110.11027), Appendix A: naive poisoning (PAF), "a 
 logits, probabilities, features, or the weights of a model.
 
     attack = build("paf", partial(stream, seed), num_clients=16, attackers=1, scale=10.0)
-    uploads = attack(uploads, client_ids, rows, t)      # [M, ...]: replaces the malicious clients'
+    uploads = attack_rows(attack, uploads, client_ids, rows)      # [M, n, ...], some replaced
 
 Paper          here         note
 theta_i        benign       [n, ...]: the uploads of the n clients that are not malicious
@@ -36,7 +36,9 @@ D8  models: all floating-point entries are attacked, and a running variance stay
     counters are not                                    [test_attack_on_models_by_hand]
 """
 import math
+from collections.abc import Callable
 from statistics import NormalDist
+from typing import NamedTuple
 
 import torch
 
@@ -95,11 +97,18 @@ def check(name, num_clients, attackers):
         raise ValueError(f"--attack ofom has exactly 2 attackers, not {attackers}")
 
 
-def build(name, stream, num_clients, attackers, scale=10.0, z=None):
-    """The function attack(uploads [M, n, ...], client_ids, rows [n], t) -> uploads.
+class Attack(NamedTuple):
+    """Who is malicious, and what they upload."""
 
-    It replaces the malicious clients' uploads. attack.samples does the same for clients that upload
-    results of their own samples.
+    malicious: list[int]    # sorted ids of the malicious clients
+    forge: Callable         # forge(i, upload, benign, rows): what attacker i uploads in place of
+    #                         upload [n, ...]; benign [m, ...] are uploads of the others, and rows
+    #                         int64 [n] numbers the entries of `upload`, so that each has its own u
+
+
+def build(name, stream, num_clients, attackers, scale=10.0, z=None):
+    """The `Attack` of this name.
+
     stream      stream(*keys) -> numpy Generator, equal for equal keys; it draws attackers and u
     scale       size of theta' in PAF and OFOM, in standard deviations
     z           distance of LIE, in standard deviations; None: `lie_z`
@@ -109,60 +118,40 @@ def build(name, stream, num_clients, attackers, scale=10.0, z=None):
     malicious = sorted(stream("attackers").choice(num_clients, attackers, replace=False).tolist())
     z = lie_z(num_clients, attackers) if z is None else z
 
-    def forged(i, benign, rows, row_shape):
-        """What attacker i uploads, from benign [n, ...]; theta' is [len(rows), *row_shape]."""
+    def forge(i, upload, benign, rows):
         if name == "lie":
-            return lie(benign, z)
+            return lie(benign, z).expand(upload.shape).to(upload)
         source = malicious[0] if name == "ofom" else i
-        shape = (int(rows.max()) + 1, *row_shape)                # a row's u depends on no other row
+        shape = (int(rows.max()) + 1, *upload.shape[1:])         # a row's u depends on no other row
         u = torch.from_numpy(stream("theta", source).standard_normal(shape)).to(benign)[rows]
         theta = scale * benign.std(correction=0) * u
-        return paf(benign, theta) if name == "paf" else ofom(benign, theta)[malicious.index(i)]
+        forged = paf(benign, theta) if name == "paf" else ofom(benign, theta)[malicious.index(i)]
+        return forged.to(upload)
 
-    def attack(uploads, client_ids, rows, t):
-        present = [j for j, i in enumerate(client_ids) if i in malicious]    # rows of uploads
-        benign = uploads[[j for j in range(len(uploads)) if j not in present]]       # [n, ...]
-        benign = benign[torch.isfinite(benign).flatten(1).all(1)]
-        if not present or not benign.numel():
-            return uploads
-        uploads = uploads.clone()
-        for j in present:
-            uploads[j] = forged(client_ids[j], benign, rows, benign.shape[2:])
+    return Attack(malicious, forge)
+
+
+# --------------------------------------------------------------------------------------------------
+# What the server receives from the clients `client_ids`: the malicious uploads are replaced
+
+def attack_rows(attack, uploads, client_ids, rows):
+    """Uploads [M, n, ...] of the same rows, int64 [n], by all clients: logits or probabilities."""
+    benign = uploads[[j for j, i in enumerate(client_ids) if i not in attack.malicious]]
+    benign = benign[torch.isfinite(benign).flatten(1).all(1)]
+    if not benign.numel():
         return uploads
-
-    def attack_samples(uploads, client_ids, t):
-        """The same for uploads [n_i, ...] of each client's own samples.
-
-        The statistics are over all benign samples of the round.
-        """
-        benign = [upload for upload, i in zip(uploads, client_ids) if i not in malicious]
-        benign = torch.cat(benign or [uploads[0][:0]])
-        benign = benign[torch.isfinite(benign).flatten(1).all(1)]
-        if not len(benign):
-            return uploads
-        attacked = list(uploads)
-        for j, i in enumerate(client_ids):
-            if i in malicious:
-                upload = uploads[j]
-                poison = forged(i, benign, torch.arange(len(upload)), upload.shape[1:])
-                attacked[j] = poison.expand(upload.shape).to(upload)
-        return attacked
-
-    attack.samples = attack_samples
-    return attack
+    return torch.stack([attack.forge(i, upload, benign, rows) if i in attack.malicious else upload
+                        for i, upload in zip(client_ids, uploads)])
 
 
-def attack_models(attack, uploads, client_ids, t):
-    """The uploads [{"model": state_dict, ...}] after an attack on the models.
-
-    A model is attacked as the vector of all its floating-point entries.
-    """
+def attack_models(attack, uploads, client_ids):
+    """Uploads [{"model": state_dict, ...}]: a model is a vector of its floating-point entries."""
     models = [upload["model"] for upload in uploads]
-    names = [name for name, value in models[0].items() if value.is_floating_point()]
+    names = [name for name, w in models[0].items() if w.is_floating_point()]
     flat = torch.stack([torch.cat([model[name].flatten() for name in names]) for model in models])
-    flat = attack(flat, client_ids, torch.arange(flat.shape[1], device=flat.device), t)   # [M, P]
+    flat = attack_rows(attack, flat, client_ids, torch.arange(flat.shape[1], device=flat.device))
     attacked = []
-    for vector, upload in zip(flat, uploads):
+    for vector, upload in zip(flat, uploads):                                            # [P]
         model = dict(upload["model"])
         pieces = vector.split([model[name].numel() for name in names])
         for name, piece in zip(names, pieces):
@@ -170,3 +159,17 @@ def attack_models(attack, uploads, client_ids, t):
             model[name] = piece.clamp(min=0) if name.endswith("running_var") else piece
         attacked.append(upload | {"model": model})
     return attacked
+
+
+def attack_samples(attack, uploads, client_ids):
+    """Uploads [[n_i, ...]] of each client's own samples, as in FedGKT.
+
+    The statistics are over all benign samples of the round.
+    """
+    benign = [upload for upload, i in zip(uploads, client_ids) if i not in attack.malicious]
+    benign = torch.cat(benign or [uploads[0][:0]])
+    benign = benign[torch.isfinite(benign).flatten(1).all(1)]
+    if not len(benign):
+        return uploads
+    return [attack.forge(i, upload, benign, torch.arange(len(upload)))
+            if i in attack.malicious else upload for i, upload in zip(client_ids, uploads)]

@@ -23,7 +23,7 @@ def iid(labels, num_clients, rng):
 
     `rng`: a numpy Generator. Needs `_check_clients`.
     """
-    _check_clients(len(labels), num_clients, rng)
+    _check_clients(len(labels), num_clients)
     parts = np.array_split(rng.permutation(len(labels)), num_clients)
     return [np.sort(part) for part in parts]
 
@@ -39,7 +39,7 @@ def dirichlet(labels, num_clients, alpha, rng, min_size=10):
     Needs `_check_clients` and `_dirichlet_shares`.
     """
     labels = np.asarray(labels)
-    _check_clients(len(labels), num_clients, rng, min_size)
+    _check_clients(len(labels), num_clients, min_size)
     classes, counts = np.unique(labels, return_counts=True)
     for _ in range(1000):
         shares = _dirichlet_shares(alpha, len(classes), num_clients, rng)         # [C, M]
@@ -65,7 +65,7 @@ def dirichlet_balanced(labels, num_clients, alpha, rng, min_size=10):
     errors are those of `dirichlet`. Needs `_check_clients` and `_dirichlet_shares`.
     """
     labels = np.asarray(labels)
-    _check_clients(len(labels), num_clients, rng, min_size)
+    _check_clients(len(labels), num_clients, min_size)
     classes, counts = np.unique(labels, return_counts=True)
     for _ in range(1000):
         all_shares = _dirichlet_shares(alpha, len(classes), num_clients, rng)     # [C, M]
@@ -98,7 +98,7 @@ def dirichlet_equal(labels, num_clients, alpha, rng):
     Needs `_check_clients` and `dirichlet_balanced`.
     """
     labels = np.asarray(labels)
-    _check_clients(len(labels), num_clients, rng)
+    _check_clients(len(labels), num_clients)
     order, assigned = rng.permutation(len(labels)), []
     for first in range(0, num_clients, 10):
         size = min(10, num_clients - first)                                       # clients
@@ -117,9 +117,8 @@ def by_writer(writers, num_clients, rng):
     """All samples of the writers that are assigned to each client at random (FEMNIST).
 
     `writers` [N]. The clients' numbers of writers differ by at most one. A writer's samples are
-    never split between clients. `rng`: a numpy Generator. Needs `_check_rng`.
+    never split between clients. `rng`: a numpy Generator.
     """
-    _check_rng(rng)
     names, writers = np.unique(writers, return_inverse=True)
     if not 1 <= num_clients <= len(names):
         raise ValueError(f"{num_clients} clients and {len(names)} writers: --clients must be "
@@ -154,10 +153,8 @@ def fedgkt_table6(labels, num_clients, rng):
 
     Each client gets the table's share of each class. Shares are rounded such that all samples are
     used. The samples are chosen at random by `rng`, a numpy Generator. ValueError: not 16 clients,
-    labels other than 0 to 9, or so few samples that a client has none. Needs `FEDGKT_TABLE_6` and
-    `_check_rng`.
+    labels other than 0 to 9, or so few samples that a client has none. Needs `FEDGKT_TABLE_6`.
     """
-    _check_rng(rng)
     labels = np.asarray(labels)
     if num_clients != 16 or not np.array_equal(np.unique(labels), np.arange(10)):
         raise ValueError("FedGKT's Table 6 is for 16 clients and 10 classes: --clients 16 and a "
@@ -181,9 +178,7 @@ def single_writer(writers, num_clients, rng, min_size=18):
 
     The writers are drawn without replacement from those with at least min_size samples; the other
     writers' samples are not used. `rng`: a numpy Generator. ValueError: too few such writers.
-    Needs `_check_rng`.
     """
-    _check_rng(rng)
     names, sizes = np.unique(writers, return_counts=True)
     names = names[sizes >= min_size]
     if not 1 <= num_clients <= len(names):
@@ -201,7 +196,7 @@ def few_per_class(labels, num_clients, per_class, rng):
     num_clients * per_class samples. Needs `_check_clients`.
     """
     labels = np.asarray(labels)
-    _check_clients(len(labels), num_clients, rng)
+    _check_clients(len(labels), num_clients)
     if per_class < 1:
         raise ValueError(f"per_class is {per_class}: it must be at least 1")
     chosen, needed = [], num_clients * per_class
@@ -225,7 +220,7 @@ def by_subclass(superclass, subclass, num_clients, rng):
     ValueError: a subclass has fewer samples than clients. Needs `_check_clients`.
     """
     superclass, subclass = np.asarray(superclass), np.asarray(subclass)
-    _check_clients(len(superclass), num_clients, rng)
+    _check_clients(len(superclass), num_clients)
     parts = [[] for _ in range(num_clients)]
     for s in np.unique(superclass):
         subclasses = rng.permutation(np.unique(subclass[superclass == s]))
@@ -247,9 +242,8 @@ def hold_out(labels, share, rng):
     The number of samples of a class is share * count, rounded down or up. Classes with the largest
     fractions are rounded up (ties at random) until the total is share * N, rounded.
     `rng`: a numpy Generator. ValueError: `share` is not between 0 and 1, or one part would be
-    empty. Needs `_check_rng`.
+    empty.
     """
-    _check_rng(rng)
     labels = np.asarray(labels)
     if not 0 < share < 1:
         raise ValueError(f"share is {share}: it must lie between 0 and 1")
@@ -276,25 +270,12 @@ def halves(labels, rng):
     return hold_out(labels, 0.5, rng)
 
 
-def _check_rng(rng):
-    """Raises ValueError if `rng` is not a numpy Generator (a seed or torch.Generator is not)."""
-    if not isinstance(rng, np.random.Generator):
-        raise ValueError(f"rng is of {type(rng)}: a numpy Generator is needed, "
-                         "such as np.random.default_rng(0)")
-
-
-def _check_clients(num_samples, num_clients, rng, min_size=1):
-    """Raises ValueError if there are too few samples to give each client `min_size` of them.
-
-    It also raises it if `rng` is not a numpy Generator. Needs `_check_rng`.
-    """
-    _check_rng(rng)
-    if num_clients < 1:
-        raise ValueError(f"{num_clients} clients: at least 1 is needed")
+def _check_clients(num_samples, num_clients, min_size=1):
+    """ValueError if there is no client, or fewer than `min_size` samples (or 1) for each client."""
     min_size = max(min_size, 1)
-    if num_clients * min_size > num_samples:
-        raise ValueError(f"{num_samples} samples are too few for {num_clients} clients with "
-                         f"{min_size} or more each: lower --clients")
+    if not 1 <= num_clients <= num_samples // min_size:
+        raise ValueError(f"{num_samples} samples cannot be split among {num_clients} clients with "
+                         f"{min_size} or more each: change --clients")
 
 
 def _dirichlet_shares(alpha, num_rows, num_clients, rng):

@@ -10,7 +10,7 @@ defaults. X0 are the public samples, with labels; Xk are the private samples of 
                       does not come from the other clients. Here a client makes the same steps
                       with cross-entropy alone
 If clients have different networks, each network is trained once on a union. Its accuracy counts
-for all its clients.
+for all its clients. The hyperparameters of clients are those of all networks.
 Run:   python fedkd_minimal.py --algo standalone,centralized,centralized-all,public-private
 
 Where the paper is silent or we differ:
@@ -23,13 +23,14 @@ from functools import partial
 
 import torch
 
-from algorithms.common import Data, by_architecture, in_parallel, needs_public, run_clients, timed
-from algorithms.evaluation import client_metrics, score, server_metrics
-from algorithms.training import (OPTIMIZERS, Optimizer, network, restore, snapshot,
-                                 train_with_labels)
+from algorithms.common import by_architecture, in_parallel, run_clients, timed
+from algorithms.evaluation import client_metrics, client_scores, score, server_metrics
+from algorithms.training import (OPTIMIZERS, Optimizer, load_model, network, restore,
+                                 snapshot, train_with_labels)
+from federation import Data, needs_public
 
-PUBLIC = {"standalone": "labelled", "centralized": "none", "centralized_all": "labelled",
-          "public_private": "labelled"}
+PUBLIC = {"standalone": "labeled", "centralized": "none", "centralized_all": "labeled",
+          "public_private": "labeled"}
 MIXED = True    # may clients have different networks?
 PLATEAU = ("lr",)    # what --lr-patience reduces
 CLIENTS = ("client_accuracy", "client_accuracy_min", "client_accuracy_max")
@@ -37,13 +38,36 @@ COLUMNS = {"standalone": ("server_accuracy", *CLIENTS), "centralized": CLIENTS,
            "centralized_all": ("server_accuracy", *CLIENTS), "public_private": CLIENTS}
 
 
+def check_labels(fed, **settings):
+    """Raises ValueError without labeled public images."""
+    needs_public(fed, labels=True)
+
+
+def check_labels_and_server(fed, **settings):
+    """Raises ValueError without labeled public images, or without a network of the server."""
+    needs_public(fed, labels=True)
+    fed.server_model()
+
+
+check = {"standalone": check_labels_and_server, "centralized": lambda fed, **settings: None,
+         "centralized_all": check_labels_and_server, "public_private": check_labels}
+
+
 def union(*parts):
     """All samples of several Data, one after the other."""
     return Data(*(torch.cat(tensors) for tensors in zip(*parts)))
 
 
-def train_network(fed, t, name, saved, model, data, *, batch_size, new_optimizer):
+def new_network(fed, name):
+    """The untrained network of this name: "server", a client's number, or an architecture."""
+    if name == "server":
+        return fed.server_model()
+    return fed.client_model(name, init=name) if isinstance(name, int) else network(fed, name)
+
+
+def train_network(fed, t, name, saved, data, *, batch_size, new_optimizer):
     """The snapshot of one network after round t; data: [(Data, epochs), ...], in this order."""
+    model = new_network(fed, name)
     optimizer = restore(saved, model, new_optimizer)
     for part, (samples, epochs) in enumerate(data):
         train_with_labels(fed, model, optimizer, samples, epochs=epochs, batch_size=batch_size,
@@ -51,73 +75,77 @@ def train_network(fed, t, name, saved, model, data, *, batch_size, new_optimizer
     return snapshot(model, optimizer)
 
 
+def state_of(t, networks):
+    """The state after round t; networks: {name: snapshot}, the names as in `new_network`."""
+    state = {"round": t}
+    for name, saved in networks.items():
+        if name == "server":
+            state["server"] = saved
+        elif isinstance(name, int):
+            state.setdefault("clients", []).append(saved)
+        else:
+            state.setdefault("global_models", []).append({"architecture": name, **saved})
+    return state
+
+
+def networks_of(state):
+    """{name: snapshot} of a state, the inverse of `state_of`."""
+    networks = {"server": state["server"]} if "server" in state else {}
+    networks |= enumerate(state.get("clients", []))
+    return networks | {saved["architecture"]: saved for saved in state.get("global_models", [])}
+
+
 @timed
 def evaluate(fed, state):
     """Test accuracy of clients and server; `accuracy` is the server's if it has a network."""
-    def network_score(name):
-        model = fed.client_model(name) if isinstance(name, int) else network(fed, name)
-        model.load_state_dict(saved[name]["model"])
-        return score(fed, model)
-
-    saved = state["networks"]
-    names = [name for name in saved if name != "server"]
-    scores = dict(zip(names, in_parallel(network_score, names, fed.device)))
-    metrics = client_metrics([scores.get(i, scores.get(architecture))
-                              for i, architecture in enumerate(fed.architecture)])
-    if "server" in saved:
-        metrics |= server_metrics(fed, saved["server"])
+    if "clients" in state:
+        scores = client_scores(fed, state["clients"])
+    else:
+        saved = state["global_models"]
+        scores = in_parallel(fed, lambda k: score(fed, load_model(fed, saved[k])),
+                             range(len(saved)))
+        score_of = dict(zip(by_architecture(fed), scores))
+        scores = [score_of[architecture] for architecture in fed.architecture]
+    metrics = client_metrics(scores)
+    if "server" in state:
+        metrics |= server_metrics(fed, state["server"])
     return {"accuracy": metrics.get("server_accuracy", metrics["client_accuracy"]), **metrics}
 
 
-def train_alone(fed, state, networks, data, *, rounds, batch_size, lr, optimizer, weight_decay):
+def train_alone(fed, state, data, *, rounds, batch_size, lr, optimizer, weight_decay):
     """The rounds of all baselines: each network trains on its own data.
 
-    networks    {name: its untrained network}: "server", a client's number, or an architecture
-    data        {name: [(Data, epochs), ...]}: what it trains on in a round
+    data    {name: [(Data, epochs), ...]}: what each network trains on in a round; the names are
+            those of `new_network`
     """
     new_optimizer = partial(OPTIMIZERS[optimizer], lr=lr, weight_decay=weight_decay)
     if state is None:
-        saved = {name: snapshot(model) for name, model in networks.items()}
-        state = {"round": 0, "networks": saved}
+        state = state_of(0, {name: snapshot(new_network(fed, name)) for name in data})
         yield evaluate(fed, state), state
-    saved = state["networks"]
+    networks = networks_of(state)
     for t in range(state["round"] + 1, rounds + 1):
-        trained = run_clients(lambda name: train_network(
-            fed, t, name, saved[name], networks[name], data[name], batch_size=batch_size,
-            new_optimizer=new_optimizer), list(networks), fed.device)
-        saved = dict(zip(networks, trained))
+        trained = run_clients(fed, lambda name: train_network(
+            fed, t, name, networks[name], data[name], batch_size=batch_size,
+            new_optimizer=new_optimizer), list(data))
+        networks = dict(zip(data, trained))
 
-        state = {"round": t, "networks": saved}
+        state = state_of(t, networks)
         metrics = {**evaluate(fed, state), "bytes_up": 0, "bytes_down": 0}
         yield metrics, state
-
-
-def client_networks(fed):
-    """{client: its untrained network}."""
-    return {i: fed.client_model(i, init=i) for i in range(len(fed.private))}
-
-
-def architecture_networks(fed):
-    """{architecture: one untrained network}."""
-    return {name: fed.client_model(ids[0]) for name, ids in by_architecture(fed).items()}
 
 
 def standalone(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, batch_size: int = 256,
                lr: float = 1e-3, optimizer: Optimizer = "amsgrad", weight_decay: float = 1e-4):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
-    rounds          number of rounds
     local_epochs    passes over a network's data in a round
-    batch_size      batch size
-    lr              learning rate
-    optimizer       optimizer, kept over the rounds
-    weight_decay    L2 penalty of the optimizer
+    The other keywords are in hyperparameters.py.
     """
-    needs_public(fed, labels=True)
-    networks = {"server": fed.server_model(), **client_networks(fed)}
+    if state is None:
+        check_labels_and_server(fed)
     data = {"server": [(fed.public, local_epochs)],
             **{i: [(private, local_epochs)] for i, private in enumerate(fed.private)}}
-    yield from train_alone(fed, state, networks, data, rounds=rounds, batch_size=batch_size, lr=lr,
+    yield from train_alone(fed, state, data, rounds=rounds, batch_size=batch_size, lr=lr,
                            optimizer=optimizer, weight_decay=weight_decay)
 
 
@@ -126,36 +154,25 @@ def public_private(fed, state=None, *, rounds: int = 200, local_epochs: int = 1,
                    optimizer: Optimizer = "amsgrad", weight_decay: float = 1e-4):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
-    rounds           number of rounds
-    local_epochs     passes of a client over its own data in a round
-    public_epochs    passes of a client over the public data in a round
-    batch_size       batch size
-    lr               learning rate
-    optimizer        optimizer, kept over the rounds
-    weight_decay     L2 penalty of the optimizer
+    The keywords are in hyperparameters.py.
     """
-    needs_public(fed, labels=True)
+    if state is None:
+        check_labels(fed)
     data = {i: [(private, local_epochs), (fed.public, public_epochs)]
             for i, private in enumerate(fed.private)}
-    yield from train_alone(fed, state, client_networks(fed), data, rounds=rounds,
-                           batch_size=batch_size, lr=lr, optimizer=optimizer,
-                           weight_decay=weight_decay)
+    yield from train_alone(fed, state, data, rounds=rounds, batch_size=batch_size, lr=lr,
+                           optimizer=optimizer, weight_decay=weight_decay)
 
 
 def centralized(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, batch_size: int = 256,
                 lr: float = 1e-3, optimizer: Optimizer = "amsgrad", weight_decay: float = 1e-4):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
-    rounds          number of rounds
     local_epochs    passes over all private data in a round
-    batch_size      batch size
-    lr              learning rate
-    optimizer       optimizer, kept over the rounds
-    weight_decay    L2 penalty of the optimizer
+    The other keywords are in hyperparameters.py.
     """
-    networks = architecture_networks(fed)
-    data = dict.fromkeys(networks, [(union(*fed.private), local_epochs)])
-    yield from train_alone(fed, state, networks, data, rounds=rounds, batch_size=batch_size, lr=lr,
+    data = dict.fromkeys(by_architecture(fed), [(union(*fed.private), local_epochs)])
+    yield from train_alone(fed, state, data, rounds=rounds, batch_size=batch_size, lr=lr,
                            optimizer=optimizer, weight_decay=weight_decay)
 
 
@@ -164,15 +181,12 @@ def centralized_all(fed, state=None, *, rounds: int = 200, local_epochs: int = 1
                     weight_decay: float = 1e-4):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
-    rounds          number of rounds
     local_epochs    passes over the public and all private data in a round
-    batch_size      batch size
-    lr              learning rate
-    optimizer       optimizer, kept over the rounds
-    weight_decay    L2 penalty of the optimizer
+    The other keywords are in hyperparameters.py.
     """
-    needs_public(fed, labels=True)
-    networks = {"server": fed.server_model(), **architecture_networks(fed)}
-    data = dict.fromkeys(networks, [(union(fed.public, *fed.private), local_epochs)])
-    yield from train_alone(fed, state, networks, data, rounds=rounds, batch_size=batch_size, lr=lr,
+    if state is None:
+        check_labels_and_server(fed)
+    data = dict.fromkeys(["server", *by_architecture(fed)],
+                         [(union(fed.public, *fed.private), local_epochs)])
+    yield from train_alone(fed, state, data, rounds=rounds, batch_size=batch_size, lr=lr,
                            optimizer=optimizer, weight_decay=weight_decay)

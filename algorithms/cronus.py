@@ -15,7 +15,7 @@ v                  scores                       [M, N]        squared projection
                                                               of largest variance
                    kept                         bool [M, N]   clients left, sample by sample
 Y bar              target_probs                 [N, C]        the clients' target, with soft
-                                                              cross-entropy
+                                                              cross-entropy (`distill` of dsfl.py)
 
 Where the paper is silent or we differ:
 D1  written from FedGEMS and the filter's idea, without Cronus's text to read: sample by sample, two
@@ -35,13 +35,13 @@ from functools import partial
 import torch
 
 from algorithms import evaluation
-from algorithms.common import Trained, collect_logits, finite, needs_public, run_clients, timed
-from algorithms.equations import soft_cross_entropy
-from algorithms.training import (OPTIMIZERS, Optimizer, predict_logits, restore, snapshot, train,
-                                 train_with_labels)
-from communication import logits_ledger
+from algorithms.common import collect_logits, finite, run_clients
+from algorithms.communication import logits_ledger
+from algorithms.dsfl import distill, train_client
+from algorithms.training import OPTIMIZERS, Optimizer, snapshot
+from federation import needs_public
 
-PUBLIC = "unlabelled"
+PUBLIC = "unlabeled"
 MIXED = True    # may clients have different networks?
 PLATEAU = ("lr",)    # what --lr-patience reduces
 COLUMNS = ("client_accuracy", "client_accuracy_min", "client_accuracy_max")
@@ -93,29 +93,9 @@ def mean_of_kept(probs, kept):
     return torch.where(kept[..., None], probs, 0.0).sum(0) / kept.sum(0)[:, None]
 
 
-def train_client(fed, i, t, client, *, local_epochs, batch_size, new_optimizer):
-    """Private training of client i; it uploads its probabilities [N, C] of the public samples."""
-    model = fed.client_model(i)
-    optimizer = restore(client, model, new_optimizer)
-    train_with_labels(fed, model, optimizer, fed.private[i], epochs=local_epochs,
-                      batch_size=batch_size, keys=("local", t, i))
-    probs = predict_logits(fed, model, fed.public.images).softmax(-1)
-    return Trained(probs, snapshot(model, optimizer))
-
-
-@timed
-def distil(fed, saved, model, target_probs, *, epochs, batch_size, new_optimizer, keys):
-    """The snapshot of a client, `saved`, after training towards target_probs [N, C].
-
-    model    a network of its architecture
-    """
-    def loss(logits, rows):
-        return soft_cross_entropy(logits, target_probs[rows]).mean()
-
-    optimizer = restore(saved, model, new_optimizer)
-    train(fed, model, optimizer, fed.public.images, loss, epochs=epochs, batch_size=batch_size,
-          keys=keys)
-    return snapshot(model, optimizer)
+def check(fed, **settings):
+    """Raises ValueError without public images."""
+    needs_public(fed)
 
 
 def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epochs: int = 1,
@@ -123,37 +103,29 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
         weight_decay: float = 1e-4, malicious_fraction: float = 0.1, attack=None):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
-    rounds               number of communication rounds
-    local_epochs         passes of a client over its own data in a round
-    public_epochs        passes of a client over the public data in a round
-    batch_size           batch size of a client
-    lr                   learning rate of a client
-    optimizer            optimizer of a client, kept over the rounds
-    weight_decay         L2 penalty of these optimizers
-    malicious_fraction   share of malicious clients that the robust mean assumes
-    attack               (uploads [M, N, C], client ids, rows [N], t) -> uploads: replaces those of
-                         the malicious clients
+    malicious_fraction    share of malicious clients that the robust mean assumes
+    The other keywords are in hyperparameters.py.
     """
-    needs_public(fed)
     make = partial(OPTIMIZERS[optimizer], weight_decay=weight_decay)
     at_client = dict(batch_size=batch_size, new_optimizer=partial(make, lr=lr))
-    ids, num_public = range(len(fed.private)), len(fed.public.images)
-    rows = torch.arange(num_public, device=fed.device)                           # [N]
+    ids = range(len(fed.private))
     if state is None:
+        check(fed)
         state = {"round": 0, "clients": [snapshot(fed.client_model(i, init=i)) for i in ids]}
         yield evaluate(fed, state), state
-    clients = state["clients"]
+    clients, num_public = state["clients"], len(fed.public.images)
+    rows = torch.arange(num_public, device=fed.device)                           # [N]
     for t in range(state["round"] + 1, rounds + 1):
         # Clients train on their own data, and upload their probabilities of the public samples.
-        client_probs, trained = collect_logits(fed, t, rows, lambda i: train_client(
+        client_probs, trained = collect_logits(fed, rows, lambda i: train_client(
             fed, i, t, clients[i], local_epochs=local_epochs, **at_client), attack)      # [M, N, C]
         valid_probs, clients = finite(client_probs), trained                             # [m, N, C]
         # Clients learn from the robust mean. No valid upload: skip distillation.
         if len(valid_probs):
             target_probs = robust_mean(valid_probs, malicious_fraction)                  # [N, C]
-            clients = run_clients(lambda i: distil(
+            clients = run_clients(fed, lambda i: distill(
                 fed, trained[i], fed.client_model(i), target_probs, epochs=public_epochs,
-                keys=("public", t, i), **at_client), ids, fed.device)
+                keys=("public", t, i), **at_client), ids)
 
         state = {"round": t, "clients": clients}
         metrics = {**evaluate(fed, state, trained),

@@ -30,13 +30,14 @@ from typing import Literal
 import torch
 
 from algorithms import evaluation
-from algorithms.common import Trained, collect_logits, finite, needs_public, run_clients, timed
+from algorithms.common import Trained, collect_logits, finite, run_clients, timed
+from algorithms.communication import logits_ledger
 from algorithms.equations import soft_cross_entropy
 from algorithms.training import (OPTIMIZERS, Optimizer, predict_logits, restore, snapshot, train,
                                  train_with_labels)
-from communication import logits_ledger
+from federation import needs_public
 
-PUBLIC = "unlabelled"
+PUBLIC = "unlabeled"
 MIXED = True    # may clients have different networks?
 PLATEAU = ("lr", "server_lr")    # what --lr-patience reduces
 COLUMNS = ("client_accuracy", "server_accuracy")
@@ -65,7 +66,7 @@ def train_client(fed, i, t, client, *, local_epochs, batch_size, new_optimizer):
 
 
 @timed
-def distil(fed, saved, model, target_probs, *, epochs, batch_size, new_optimizer, keys):
+def distill(fed, saved, model, target_probs, *, epochs, batch_size, new_optimizer, keys):
     """The snapshot of a client or the server, `saved`, after training towards target_probs [N, C].
 
     model    a network of its architecture
@@ -79,6 +80,12 @@ def distil(fed, saved, model, target_probs, *, epochs, batch_size, new_optimizer
     return snapshot(model, optimizer)
 
 
+def check(fed, **settings):
+    """Raises ValueError without public images, or without a network of the server."""
+    needs_public(fed)
+    fed.server_model()
+
+
 def run(fed, state=None, *, rounds: int = 300, local_epochs: int = 1, public_epochs: int = 1,
         server_epochs: int = 2, batch_size: int = 64, server_batch_size: int = 64,
         lr: float = 1e-3, server_lr: float = 1e-3, optimizer: Optimizer = "amsgrad",
@@ -86,35 +93,26 @@ def run(fed, state=None, *, rounds: int = 300, local_epochs: int = 1, public_epo
         temperature: float = 0.1, attack=None):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
-    rounds               number of communication rounds
-    local_epochs         passes of a client over its own data in a round
-    public_epochs        passes of a client over the public data in a round
-    server_epochs        passes of the server over the public data in a round
-    batch_size           batch size of a client
-    server_batch_size    batch size of the server
-    lr                   learning rate of a client
-    server_lr            learning rate of the server
-    optimizer            optimizer of clients and server, kept over the rounds
-    weight_decay         L2 penalty of these optimizers
-    aggregation          era: the clients' mean is sharpened; mean: it is used as it is
-    temperature          of the sharpening: a smaller one gives a sharper mean
-    attack               (uploads [M, N, C], client ids, rows [N], t) -> uploads: replaces those of
-                         the malicious clients
+    optimizer      optimizer of clients and server, kept over the rounds
+    aggregation    era: the clients' mean is sharpened; mean: it is used as it is
+    temperature    of the sharpening: a smaller one gives a sharper mean
+    The other keywords are in hyperparameters.py.
     """
-    needs_public(fed)
     make = partial(OPTIMIZERS[optimizer], weight_decay=weight_decay)
     at_client = dict(batch_size=batch_size, new_optimizer=partial(make, lr=lr))
     at_server = dict(batch_size=server_batch_size, new_optimizer=partial(make, lr=server_lr))
-    ids, num_public = range(len(fed.private)), len(fed.public.images)
-    rows = torch.arange(num_public, device=fed.device)                           # [N]
+    ids = range(len(fed.private))
     if state is None:
+        check(fed)
         state = {"round": 0, "clients": [snapshot(fed.client_model(i, init=i)) for i in ids],
                  "server": snapshot(fed.server_model())}
         yield evaluate(fed, state), state
     clients, server = state["clients"], state["server"]
+    num_public = len(fed.public.images)
+    rows = torch.arange(num_public, device=fed.device)                           # [N]
     for t in range(state["round"] + 1, rounds + 1):
         # Clients train on their own data, and upload their probabilities of the public samples.
-        client_probs, trained = collect_logits(fed, t, rows, lambda i: train_client(
+        client_probs, trained = collect_logits(fed, rows, lambda i: train_client(
             fed, i, t, clients[i], local_epochs=local_epochs, **at_client), attack)      # [M, N, C]
         valid_probs, clients = finite(client_probs), trained                             # [m, N, C]
         # Server and clients learn from the mean. No valid upload: skip distillation.
@@ -122,11 +120,11 @@ def run(fed, state=None, *, rounds: int = 300, local_epochs: int = 1, public_epo
             target_probs = valid_probs.mean(0)                                           # [N, C]
             if aggregation == "era":
                 target_probs = entropy_reduction(valid_probs, temperature)
-            server = distil(fed, server, fed.server_model(), target_probs, epochs=server_epochs,
+            server = distill(fed, server, fed.server_model(), target_probs, epochs=server_epochs,
                             keys=("server", t), **at_server)
-            clients = run_clients(lambda i: distil(
+            clients = run_clients(fed, lambda i: distill(
                 fed, trained[i], fed.client_model(i), target_probs, epochs=public_epochs,
-                keys=("public", t, i), **at_client), ids, fed.device)
+                keys=("public", t, i), **at_client), ids)
 
         state = {"round": t, "clients": clients, "server": server}
         metrics = {**evaluate(fed, state, trained),

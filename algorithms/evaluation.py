@@ -58,7 +58,7 @@ def client_scores(fed, clients):
         model.load_state_dict(clients[i]["model"])
         return score(fed, model)
 
-    return in_parallel(client_score, range(len(clients)), fed.device)
+    return in_parallel(fed, client_score, range(len(clients)))
 
 
 def client_metrics(scores, key="client_accuracy"):

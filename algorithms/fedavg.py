@@ -20,11 +20,12 @@ D3  an upload with nan or infinity is left out and counted [test_non_finite_uplo
 """
 import torch.nn.functional as F
 
-from algorithms.common import collect, sample_clients, seeded, stream, timed
+from algorithms.common import collect, sample_clients, timed
+from algorithms.communication import weights_ledger
 from algorithms.equations import average_weights
 from algorithms.evaluation import global_metrics
 from algorithms.training import OPTIMIZERS, Optimizer, batches, forward, load_model, network
-from communication import weights_ledger
+from federation import seeded, stream
 
 PUBLIC = "none"
 MIXED = False   # may clients have different networks?
@@ -45,15 +46,15 @@ def train_client(fed, i, t, server, *, local_epochs, batch_size, lr, optimizer="
     images, labels = fed.private[i]                                          # [n, c, h, w], [n]
     model = load_model(fed, server)                                          # Eq. (1)
     model.train()
-    optimizer = OPTIMIZERS[optimizer](model.parameters(), lr=lr, weight_decay=weight_decay)
+    local_optimizer = OPTIMIZERS[optimizer](model.parameters(), lr=lr, weight_decay=weight_decay)
     rng = stream(fed.seed, "local", t, i)
     with seeded(fed.seed, "local", t, i):
         for rows in batches(len(labels), batch_size, local_epochs, rng, fed.device):     # [B]
             batch = fed.augment(images[rows], rng) if fed.augment else images[rows]
             loss = F.cross_entropy(forward(fed, model, batch), labels[rows])
-            optimizer.zero_grad()
+            local_optimizer.zero_grad()
             loss.backward()
-            optimizer.step()
+            local_optimizer.step()
     return {"model": model.state_dict()}
 
 
@@ -80,15 +81,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4,
         optimizer: Optimizer = "sgd", weight_decay: float = 0.0, attack=None):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
-    rounds           number of communication rounds
-    participation    share of the clients that take part in a round
-    local_epochs     passes of a client over its own data in a round
-    batch_size       batch size of a client
-    lr               learning rate of a client
-    optimizer        optimizer of a client, new in every round
-    weight_decay     L2 penalty of a client's optimizer
-    attack           (uploads [M, P], client ids, rows [P], t) -> uploads: replaces those of the
-                     malicious clients; an upload is a model, as one vector
+    The keywords are in hyperparameters.py.
     """
     settings = dict(local_epochs=local_epochs, batch_size=batch_size, lr=lr, optimizer=optimizer,
                     weight_decay=weight_decay)
@@ -99,7 +92,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4,
     for t in range(state["round"] + 1, rounds + 1):
         # A share of the clients takes part: each trains the global model on its own data.
         active = sample_clients(len(fed.private), participation, stream(fed.seed, "active", t))
-        uploads = collect(fed, t, active,
+        uploads = collect(fed, active,
                           lambda i: train_client(fed, i, t, server, **settings), attack)
         # The new global model is the average of theirs.
         server = aggregate(fed, server, uploads)                             # Eq. (2)

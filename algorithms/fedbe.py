@@ -28,30 +28,27 @@ D3  the ensemble predicts by its mean logits, as FedSDD's does
 D4  the teacher of --distill is the mean of the probabilities, squared and normalized (FedBE
     sharpens; the power is ours) [test_teacher_is_the_sharpened_mean_of_probabilities]
 D5  --distill takes plain steps of SGD at FedSDD's rate and batch size; FedBE averages the student
-    over its path (SWA) [test_distil_is_plain_sgd_from_the_average]
+    over its path (SWA) [test_distill_is_plain_sgd_from_the_average]
 D6  the student of --distill sees augmented images, the members clean ones, so that they predict
     once a round; FedDF's public code shows both the same augmented image
     [test_augmentation_is_for_what_is_trained_on_alone]
 """
-import itertools
 import math
 from typing import Literal
 
 import torch
 
-from algorithms import fedavg
-from algorithms.common import collect, needs_public, sample_clients, seeded, stream, timed
-from algorithms.equations import average_weights, distillation_loss
+from algorithms import fedavg, fedsdd
+from algorithms.common import collect, sample_clients, timed
+from algorithms.communication import weights_ledger
+from algorithms.equations import average_weights
 from algorithms.evaluation import accuracy, disagreement, global_metrics
-from algorithms.training import batches, forward, load_model, network, predict_members
-from communication import weights_ledger
+from algorithms.training import network, predict_members
+from federation import needs_public, stream
 
-PUBLIC = "unlabelled"
+PUBLIC = "unlabeled"
 MIXED = False   # may clients have different networks?
 COLUMNS = ("accuracy", "ensemble_accuracy", "disagreement")
-REFUSED_FLAGS = {"secure_sum": "the clients' own models are in its ensemble, so the server must "
-                               "see them one by one, and a secure sum hides them; use fedsdd: "
-                               "its teachers are averages"}
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")     # BatchNorm's: never drawn
 
 
@@ -69,7 +66,8 @@ def gaussian_sample(state_dicts, weights, rng):
     for name, mean in average.items():
         if not name.endswith(BUFFERS):
             wide = mean.to(torch.promote_types(mean.dtype, torch.float32))   # squares underflow
-            deviations = (p * (w[name] - wide).square() for p, w in zip(weights, state_dicts))
+            deviations = (p * (state_dict[name] - wide).square()
+                          for p, state_dict in zip(weights, state_dicts))
             variance = sum(deviations) / sum(weights)
             noise = rng.standard_normal(tuple(mean.shape), dtype="float32")
             drawn = wide + variance.sqrt() * torch.from_numpy(noise).to(wide)
@@ -90,7 +88,8 @@ def dirichlet_sample(state_dicts, weights, rng, concentration=1.0):
     gamma = rng.dirichlet([concentration] * len(weights))                    # [M]
     sample = average_weights(state_dicts, [g * p for g, p in zip(gamma, weights)])
     average = average_weights(state_dicts, weights)
-    return {name: average[name] if name.endswith(BUFFERS) else w for name, w in sample.items()}
+    return {name: average[name] if name.endswith(BUFFERS) else drawn
+            for name, drawn in sample.items()}
 
 
 def sharpened_teacher(member_logits):
@@ -119,33 +118,21 @@ def draw_samples(fed, t, uploads, posterior, samples, concentration):
 
 
 @timed
-def distil(fed, t, server, teacher_logits, *, distill_steps, server_batch_size, server_lr):
-    """The global model after SGD steps towards teacher_logits [N, C] on the public images."""
-    model = load_model(fed, server)
-    model.train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=server_lr)
-    rng = stream(fed.seed, "distil", t)
-    images = fed.public.images
-    with seeded(fed.seed, "distil", t):
-        passes = batches(len(images), server_batch_size, distill_steps, rng, fed.device)
-        for rows in itertools.islice(passes, distill_steps):                             # [B]
-            batch = fed.augment(images[rows], rng) if fed.augment else images[rows]
-            loss = distillation_loss(teacher_logits[rows], forward(fed, model, batch))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    return server | {"model": model.state_dict()}
-
-
-@timed
 def evaluate(fed, state, members=None):
     """Test accuracy of the global model, and of the ensemble of `members`, if there are any."""
     metrics = global_metrics(fed, [state["server"]])
     if members is None:
         return metrics
     member_logits = predict_members(fed, members, fed.test.images)                       # [M, N, C]
-    return metrics | {"ensemble_accuracy": accuracy(member_logits.mean(0), fed.test.labels),
+    logits = fedsdd.ensemble_logits(member_logits)                                       # [N, C]
+    return metrics | {"ensemble_accuracy": accuracy(logits, fed.test.labels),
                       "disagreement": disagreement(member_logits)}
+
+
+def check(fed, *, distill=False, **settings):
+    """Raises ValueError if the public images for --distill are missing."""
+    if distill:
+        needs_public(fed)
 
 
 def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local_epochs: int = 40,
@@ -155,32 +142,24 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
         server_batch_size: int = 256, server_lr: float = 0.1):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
-    rounds               number of communication rounds
-    participation        share of the clients that take part in a round
-    local_epochs         passes of a client over its own data in a round
-    batch_size           batch size of a client
-    lr                   learning rate of a client
-    posterior            distribution from which the samples are drawn
-    samples              models drawn in a round; 0: only the average and the clients' models
-    concentration        parameter of --posterior dirichlet
-    distill              the global model learns from the ensemble; otherwise it only predicts
-    distill_steps        steps of distillation in a round
-    server_batch_size    batch size of distillation
-    server_lr            learning rate of distillation
+    posterior        distribution from which the samples are drawn
+    samples          models drawn in a round; 0: only the average and the clients' models
+    concentration    parameter of --posterior dirichlet
+    distill          the global model learns from the ensemble; otherwise it only predicts
+    The other keywords are in hyperparameters.py.
     """
     training = dict(local_epochs=local_epochs, batch_size=batch_size, lr=lr)
     distillation = dict(distill_steps=distill_steps, server_batch_size=server_batch_size,
                         server_lr=server_lr)
-    if distill:
-        needs_public(fed)
     if state is None:
+        check(fed, distill=distill)
         state = {"round": 0, "server": fedavg.start_server(fed, fed.architecture[0])}
         yield evaluate(fed, state), state
     server = state["server"]
     for t in range(state["round"] + 1, rounds + 1):
         # FedAvg: active clients train the global model, and the server averages their models.
         active = sample_clients(len(fed.private), participation, stream(fed.seed, "active", t))
-        uploads = collect(fed, t, active,                                    # FedSDD Eq. (1)
+        uploads = collect(fed, active,                                    # FedSDD Eq. (1)
                           lambda i: fedavg.train_client(fed, i, t, server, **training))
         server = fedavg.aggregate(fed, server, uploads)                      # FedSDD Eq. (2)
         # The ensemble: the average, the clients' models, and samples of their posterior.
@@ -190,7 +169,8 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
         if distill:
             member_logits = predict_members(fed, members, fed.public.images)             # [M, N, C]
             teacher_logits = sharpened_teacher(member_logits)                            # [N, C]
-            server = distil(fed, t, server, teacher_logits, **distillation)
+            server = fedsdd.distill(fed, server, teacher_logits, temperature=1.0,
+                                    keys=("distil", t), **distillation)
 
         state = {"round": t, "server": server}
         model = network(fed, server["architecture"])

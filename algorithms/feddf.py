@@ -32,7 +32,7 @@ D4  drop-worst is the threshold alone; the public code has a second rule for rou
 D5  the student after the last step is validated as well
     [test_fewer_steps_than_a_look_still_return_a_student]
 D6  at a temperature other than the paper's 1 the loss has the factor temperature²
-    [test_distil_is_temperature_squared_kl]
+    [test_distill_is_temperature_squared_kl]
 D7  written from FedDF's public code, without its text to read; what the code leaves to the caller
     is FedSDD's local epochs and batch size, and the local rate 0.1 [test_defaults_are_the_papers]
 D8  the student sees augmented images, the teachers clean ones, so that they predict once a round;
@@ -40,7 +40,7 @@ D8  the student sees augmented images, the teachers clean ones, so that they pre
     [test_augmentation_is_for_what_is_trained_on_alone]
 D9  `client_accuracy` is of the models that clients upload, before they are averaged, without those
     left out; FedGEMS's Tables 7 and 8 do not say which models of FedDF's clients they mean
-    [test_worse_than_a_guess_neither_counts_nor_teaches]
+    [test_client_accuracy_is_of_the_uploads_that_count]
 """
 import copy
 import itertools
@@ -50,23 +50,21 @@ import torch
 from torch import nn
 
 from algorithms import fedavg
-from algorithms.common import (active_clients, by_architecture, collect, needs_public, seeded,
-                               stream, timed)
+from algorithms.common import active_clients, by_architecture, collect, timed
+from algorithms.communication import weights_ledger
 from algorithms.equations import distillation_loss
 from algorithms.evaluation import Score, accuracy, client_metrics, disagreement, global_metrics
+from algorithms.fedsdd import ensemble_logits
 from algorithms.training import (OPTIMIZERS, Optimizer, batches, forward, load_model, network,
                                  predict_logits, predict_members)
-from communication import weights_ledger
+from federation import needs_public, seeded, stream
 
-PUBLIC = "unlabelled"
+PUBLIC = "unlabeled"
 VALIDATION = ("drop_worst", "patience")     # keywords that need the server's validation set
 MIXED = True    # may clients have different networks?
 PLATEAU = ("lr", "server_lr")    # what --lr-patience reduces
 COLUMNS = ("accuracy", "client_accuracy", "ensemble_accuracy", "disagreement", "teacher_forwards",
            "dropped", "steps")
-REFUSED_FLAGS = {"secure_sum": "its teachers are the clients' own models, so the server must see "
-                               "them one by one, and a secure sum hides them; use fedsdd: its "
-                               "teachers are averages"}
 
 
 def drop_worst(accuracies, num_classes):
@@ -108,7 +106,7 @@ class Distilled(NamedTuple):
 
 
 @timed
-def distil(fed, t, student, teacher_logits, *, distill_steps, server_batch_size, server_lr,
+def distill(fed, t, student, teacher_logits, *, distill_steps, server_batch_size, server_lr,
            server_optimizer, cosine, max_grad_norm, temperature, patience, check_every):
     """`Distilled`: the student after steps towards teacher_logits [N, C] on the public images.
 
@@ -161,11 +159,11 @@ def evaluate(fed, state, uploads=None):
     client_logits = predict_members(fed, client_members(fed, uploads), fed.test.images)  # [M, N, C]
     scores = [Score(accuracy(logits, fed.test.labels), None) for logits in client_logits]
     return {**metrics, **client_metrics(scores),
-            "ensemble_accuracy": accuracy(client_logits.mean(0), fed.test.labels),
+            "ensemble_accuracy": accuracy(ensemble_logits(client_logits), fed.test.labels),
             "disagreement": disagreement(client_logits)}
 
 
-def check(fed, drop_worst, patience, attack):
+def check(fed, *, drop_worst, patience, attack=None, **settings):
     """Raises ValueError if the federation lacks what the options need."""
     needs_public(fed)
     if attack and len(by_architecture(fed)) > 1:
@@ -182,29 +180,16 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
         patience: int | None = 1000, check_every: int = 100, attack=None):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
-    rounds               number of communication rounds
-    participation        share of the clients that take part in a round
-    local_epochs         passes of a client over its own data in a round
-    batch_size           batch size of a client
-    lr                   learning rate of a client
-    optimizer            optimizer of a client, new in every round
-    weight_decay         L2 penalty of a client's optimizer
-    drop_worst           clients near chance accuracy on the validation set are excluded from the
-                         average and from the ensemble
-    distill_steps        steps of distillation in a round, at most
-    server_batch_size    batch size of distillation
-    server_lr            learning rate of distillation
-    server_optimizer     optimizer of distillation
-    cosine               the learning rate of distillation falls to 0 over distill_steps
-    max_grad_norm        gradients of distillation are clipped to this norm; none: no clipping
-    temperature          softens teacher and student in the distillation loss
-    patience             steps without a better student on the validation set before distillation
-                         stops; none: it makes all steps
-    check_every          steps between two measurements on the validation set
-    attack               (uploads [M, P], client ids, rows [P], t) -> uploads: replaces those of the
-                         malicious clients; an upload is a model, as one vector
+    drop_worst       clients near chance accuracy on the validation set are excluded from the
+                     average and from the ensemble
+    distill_steps    steps of distillation in a round, at most
+    cosine           the learning rate of distillation falls to 0 over distill_steps
+    max_grad_norm    gradients of distillation are clipped to this norm; none: no clipping
+    patience         steps without a better student on the validation set before distillation stops;
+                     none: it makes all steps
+    check_every      steps between two measurements on the validation set
+    The other keywords are in hyperparameters.py.
     """
-    check(fed, drop_worst, patience, attack)
     training = dict(local_epochs=local_epochs, batch_size=batch_size, lr=lr, optimizer=optimizer,
                     weight_decay=weight_decay)
     distillation = dict(distill_steps=distill_steps, server_batch_size=server_batch_size,
@@ -212,6 +197,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
                         max_grad_norm=max_grad_norm, temperature=temperature, patience=patience,
                         check_every=check_every)
     if state is None:
+        check(fed, drop_worst=drop_worst, patience=patience, attack=attack)
         global_models = [fedavg.start_server(fed, name) for name in by_architecture(fed)]
         state = {"round": 0, "global_models": global_models}
         yield evaluate(fed, state), state
@@ -219,20 +205,21 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
     for t in range(state["round"] + 1, rounds + 1):
         # Active clients train their network's global model on their own data.
         active = sorted(itertools.chain(*active_clients(fed, participation, t).values()))
-        model_of = {w["architecture"]: w for w in global_models}
-        uploads = collect(fed, t, active, lambda i: fedavg.train_client(         # FedSDD Eq. (1)
+        model_of = {saved["architecture"]: saved for saved in global_models}
+        uploads = collect(fed, active, lambda i: fedavg.train_client(            # FedSDD Eq. (1)
             fed, i, t, model_of[fed.architecture[i]], **training), attack)
         # Clients near chance accuracy are excluded; each network's other models are averaged.
         kept = without_worst(fed, uploads) if drop_worst else uploads
-        averaged = [fedavg.aggregate(fed, w, {i: upload for i, upload in kept.items()
-                                              if fed.architecture[i] == w["architecture"]})
-                    for w in global_models]                                      # FedSDD Eq. (2)
+        averaged = [fedavg.aggregate(fed, model_of[name], {                      # FedSDD Eq. (2)
+                        i: kept[i] for i in kept if fed.architecture[i] == name})
+                    for name in model_of]
         # Each average learns from the ensemble of all these clients. No valid upload: it stays.
-        distilled = [Distilled(w, steps=0) for w in averaged]
+        distilled = [Distilled(average, steps=0) for average in averaged]
         if kept:
             client_logits = predict_members(fed, client_members(fed, kept), fed.public.images)
-            teacher_logits = client_logits.mean(0)                               # [N, C]
-            distilled = [distil(fed, t, w, teacher_logits, **distillation) for w in averaged]
+            teacher_logits = ensemble_logits(client_logits)                      # [N, C]
+            distilled = [distill(fed, t, average, teacher_logits, **distillation)
+                         for average in averaged]
         global_models = [student for student, _ in distilled]
 
         state = {"round": t, "global_models": global_models}

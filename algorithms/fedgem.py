@@ -25,12 +25,13 @@ from functools import partial
 import torch
 
 from algorithms import evaluation
-from algorithms.common import collect_logits, finite, needs_public, run_clients, timed
-from algorithms.fedgems import distil_client, server_loss, train_client
+from algorithms.common import collect_logits, finite, run_clients, timed
+from algorithms.communication import logits_ledger
+from algorithms.fedgems import check, distill_client, server_loss, train_client
+from algorithms.fedsdd import ensemble_logits
 from algorithms.training import OPTIMIZERS, Optimizer, predict_logits, restore, snapshot, train
-from communication import logits_ledger
 
-PUBLIC = "labelled"
+PUBLIC = "labeled"
 MIXED = True    # may clients have different networks?
 PLATEAU = ("lr", "server_lr")    # what --lr-patience reduces
 COLUMNS = ("server_accuracy", "client_accuracy")
@@ -58,46 +59,36 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
         weight_decay: float = 1e-4, epsilon: float = 0.75, attack=None):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
-    rounds               number of communication rounds
-    local_epochs         passes of a client over its own data in a round
-    public_epochs        passes of a client over the public data in a round
-    server_epochs        passes of the server over the public data in a round
-    batch_size           batch size of a client
-    server_batch_size    batch size of the server
-    lr                   learning rate of a client
-    server_lr            learning rate of the server
-    optimizer            optimizer of clients and server, kept over the rounds
-    weight_decay         L2 penalty of these optimizers
-    epsilon              weight of the cross-entropy; 1 - epsilon is that of the distillation
-    attack               (uploads [M, N, C], client ids, rows [N], t) -> uploads: replaces those of
-                         the malicious clients
+    optimizer    optimizer of clients and server, kept over the rounds
+    The other keywords are in hyperparameters.py.
     """
-    needs_public(fed, labels=True)
     make = partial(OPTIMIZERS[optimizer], weight_decay=weight_decay)
     at_client = dict(batch_size=batch_size, new_optimizer=partial(make, lr=lr))
     at_server = dict(batch_size=server_batch_size, new_optimizer=partial(make, lr=server_lr))
-    ids, num_public = range(len(fed.private)), len(fed.public.labels)
-    rows = torch.arange(num_public, device=fed.device)                           # [N]
+    ids = range(len(fed.private))
     if state is None:
+        check(fed)
         state = {"round": 0, "clients": [snapshot(fed.client_model(i, init=i)) for i in ids],
                  "server": snapshot(fed.server_model())}
         yield evaluate(fed, state), state
     clients, server = state["clients"], state["server"]
+    num_public = len(fed.public.images)
+    rows = torch.arange(num_public, device=fed.device)                           # [N]
     for t in range(state["round"] + 1, rounds + 1):
         # Clients train on their own data, and upload their logits of all public samples.
-        client_logits, trained = collect_logits(fed, t, rows, lambda i: train_client(
+        client_logits, trained = collect_logits(fed, rows, lambda i: train_client(
             fed, i, t, clients[i], rows, local_epochs=local_epochs, **at_client), attack)
         # The server learns from their mean. No valid upload: from the labels alone.
         valid_logits = finite(client_logits)                                     # [m, N, C]
-        teacher_logits = valid_logits.mean(0)                                    # [N, C]
+        teacher_logits = ensemble_logits(valid_logits)                           # [N, C]
         has_teacher = torch.full_like(rows, len(valid_logits) > 0, dtype=torch.bool)     # [N]
         server, server_logits = train_server(fed, t, server, teacher_logits, has_teacher,
                                              server_epochs=server_epochs, epsilon=epsilon,
                                              **at_server)
         # All clients learn from the server's logits of all public samples.
-        clients = run_clients(lambda i: distil_client(
+        clients = run_clients(fed, lambda i: distill_client(
             fed, i, t, trained[i], server_logits, public_epochs=public_epochs, epsilon=epsilon,
-            **at_client), ids, fed.device)
+            **at_client), ids)
 
         state = {"round": t, "clients": clients, "server": server}
         metrics = {**evaluate(fed, state, trained),

@@ -47,14 +47,14 @@ import torch
 import torch.nn.functional as F
 
 from algorithms import evaluation
-from algorithms.common import (Trained, collect_logits, is_finite, needs_public, run_clients,
-                               seeded, stream, timed)
+from algorithms.common import Trained, collect_logits, is_finite, run_clients, timed
+from algorithms.communication import logits_ledger
 from algorithms.equations import kl_divergence
 from algorithms.training import (OPTIMIZERS, Optimizer, batches, forward, predict_logits, restore,
                                  snapshot, train, train_with_labels)
-from communication import logits_ledger
+from federation import needs_public, seeded, stream
 
-PUBLIC = "labelled"
+PUBLIC = "labeled"
 MIXED = True    # may clients have different networks?
 PLATEAU = ("lr", "server_lr")    # what --lr-patience reduces
 CASES = ("self_training", "self_distillation", "ensemble_distillation", "nobody_right")
@@ -125,6 +125,13 @@ class Pool(NamedTuple):         # the server's logits of samples that it has pre
     mask: torch.Tensor          # bool [N]: samples that are in the pool
 
 
+def empty_pool(fed):
+    """The `Pool` before round 1."""
+    num_samples = len(fed.public.labels)
+    return Pool(torch.zeros(num_samples, fed.num_classes, device=fed.device),
+                torch.zeros(num_samples, dtype=torch.bool, device=fed.device))
+
+
 class Fusion(NamedTuple):       # what the server's training in a round gives
     server: dict                # a snapshot
     server_logits: torch.Tensor     # [N, C], of the final model on all public samples
@@ -143,7 +150,7 @@ def train_client(fed, i, t, client, rows, *, local_epochs, batch_size, new_optim
     return Trained(logits, snapshot(model, optimizer))
 
 
-def distil_client(fed, i, t, client, server_logits, *, public_epochs, batch_size, new_optimizer,
+def distill_client(fed, i, t, client, server_logits, *, public_epochs, batch_size, new_optimizer,
                   epsilon):
     """Client i, a snapshot, after training on all public samples with server_logits [N, C]."""
     model = fed.client_model(i)
@@ -170,19 +177,31 @@ def fusion_metrics(fed, rows, client_logits, weights, fusion):
             **logits_ledger(len(client_logits), fed.num_classes, up, down, indices=up)}
 
 
+def who_teaches(correct, in_pool):
+    """(nobody, the pool, the clients): who teaches each sample of a batch, bool [B] each.
+
+    correct, in_pool    bool [B]: the server is right now; it was right before
+    """
+    from_pool = ~correct & in_pool                                           # Alg. 1, line 8
+    requests = ~correct & ~in_pool                                           # Alg. 1, line 10-11
+    return correct, from_pool, requests
+
+
 @timed
 def train_server(fed, t, server, pool, client_rows, fused_logits, has_reliable, *, server_epochs,
-                 batch_size, new_optimizer, epsilon):
+                 batch_size, new_optimizer, epsilon, who_teaches=who_teaches):
     """Selective knowledge fusion in round t: the `Fusion` after Alg. 1, line 3-15.
 
     client_rows, fused_logits, has_reliable    [n], [n, C], bool [n]: what the clients can teach
+    who_teaches    the function above, or another choice, as in fedgems_ablations.py
     """
     model = fed.server_model()
     optimizer = restore(server, model, new_optimizer)
     images, labels = fed.public
     pool = Pool(pool.logits.clone(), pool.mask.clone())
-    fused_logits = torch.zeros_like(pool.logits).index_copy(0, client_rows, fused_logits)   # [N, C]
-    has_reliable = torch.zeros_like(pool.mask).index_copy(0, client_rows, has_reliable)     # [N]
+    all_fused_logits, any_reliable = torch.zeros_like(pool.logits), torch.zeros_like(pool.mask)
+    all_fused_logits[client_rows] = fused_logits                             # [N, C]
+    any_reliable[client_rows] = has_reliable                                 # [N]
     cases, requested = pool.mask.new_zeros(4, len(labels)), torch.zeros_like(pool.mask)
     rng = stream(fed.seed, "server", t)                                      # for batches
     with seeded(fed.seed, "server", t):                                      # for dropout
@@ -190,16 +209,16 @@ def train_server(fed, t, server, pool, client_rows, fused_logits, has_reliable, 
                             rng, fed.device):
             checked_logits = predict_logits(fed, model, images[rows])                    # [B, C]
             correct = checked_logits.argmax(1) == labels[rows]               # Alg. 1, line 5
-            from_pool = ~correct & pool.mask[rows]                           # Alg. 1, line 8
-            requests = ~correct & ~pool.mask[rows]                           # Alg. 1, line 10-11
-            from_clients = requests & has_reliable[rows]                                 # bool [B]
+            alone, from_pool, requests = who_teaches(correct, pool.mask[rows])
+            from_clients = requests & any_reliable[rows]                                 # bool [B]
             has_teacher = from_pool | from_clients                                       # bool [B]
-            teacher_logits = torch.where(from_pool[:, None], pool.logits[rows], fused_logits[rows])
+            teacher_logits = torch.where(from_pool[:, None], pool.logits[rows],
+                                         all_fused_logits[rows])                         # [B, C]
             pool.logits[rows[correct]] = checked_logits[correct]             # Alg. 1, line 7
             pool.mask[rows[correct]] = True
             requested[rows[requests]] = True
             nobody_right = requests & ~from_clients                                      # bool [B]
-            cases[:, rows] = torch.stack([correct, from_pool, from_clients, nobody_right])
+            cases[:, rows] = torch.stack([alone, from_pool, from_clients, nobody_right])
             model.train()
             batch = fed.augment(images[rows], rng) if fed.augment else images[rows]
             loss = server_loss(forward(fed, model, batch), labels[rows],     # Alg. 1, line 6, 9, 12
@@ -211,42 +230,37 @@ def train_server(fed, t, server, pool, client_rows, fused_logits, has_reliable, 
     return Fusion(snapshot(model, optimizer), server_logits, pool, cases, requested)
 
 
+def check(fed, **settings):
+    """Raises ValueError without labeled public images, or without a network of the server."""
+    needs_public(fed, labels=True)
+    fed.server_model()
+
+
 def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epochs: int = 1,
         server_epochs: int = 1, batch_size: int = 256, server_batch_size: int = 256,
         lr: float = 1e-3, server_lr: float = 1e-3, optimizer: Optimizer = "amsgrad",
         weight_decay: float = 1e-4, epsilon: float = 0.75, attack=None):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
-    rounds               number of communication rounds
-    local_epochs         passes of a client over its own data in a round
-    public_epochs        passes of a client over the public data in a round
-    server_epochs        passes of the server over the public data in a round
-    batch_size           batch size of a client
-    server_batch_size    batch size of the server
-    lr                   learning rate of a client
-    server_lr            learning rate of the server
-    optimizer            optimizer of clients and server, kept over the rounds
-    weight_decay         L2 penalty of these optimizers
-    epsilon              weight of the cross-entropy; 1 - epsilon is that of the distillation
-    attack               (uploads [M, n, C], client ids, rows [n], t) -> uploads, some poisoned
+    optimizer    optimizer of clients and server, kept over the rounds
+    The other keywords are in hyperparameters.py.
     """
-    needs_public(fed, labels=True)
     make = partial(OPTIMIZERS[optimizer], weight_decay=weight_decay)
     at_client = dict(batch_size=batch_size, new_optimizer=partial(make, lr=lr))
     at_server = dict(batch_size=server_batch_size, new_optimizer=partial(make, lr=server_lr))
-    ids, labels = range(len(fed.private)), fed.public.labels
+    ids = range(len(fed.private))
     if state is None:
+        check(fed)
         state = {"round": 0, "clients": [snapshot(fed.client_model(i, init=i)) for i in ids],
-                 "server": snapshot(fed.server_model()),
-                 "pool": {"logits": torch.zeros(len(labels), fed.num_classes, device=fed.device),
-                          "mask": torch.zeros_like(labels, dtype=torch.bool)}}
+                 "server": snapshot(fed.server_model()), "pool": empty_pool(fed)._asdict()}
         yield {**evaluate(fed, state), "pool": 0.0}, state
     clients, server, pool = state["clients"], state["server"], Pool(**state["pool"])
+    labels = fed.public.labels
     for t in range(state["round"] + 1, rounds + 1):                          # Alg. 1, line 2
         # Clients train on their own data, and predict the samples that the server may request.
         rows = torch.nonzero(~pool.mask)[:, 0]                                           # [n]
         client_logits, trained = collect_logits(                             # Alg. 1, line 19
-            fed, t, rows, lambda i: train_client(fed, i, t, clients[i], rows,
+            fed, rows, lambda i: train_client(fed, i, t, clients[i], rows,
                                                  local_epochs=local_epochs, **at_client), attack)
 
         # On each sample only clients that are right count; more certain clients count more.
@@ -260,9 +274,9 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
         server, pool = fusion.server, fusion.pool
 
         # All clients learn from the server's logits of all public samples.
-        clients = run_clients(lambda i: distil_client(                       # Alg. 1, line 17
+        clients = run_clients(fed, lambda i: distill_client(                 # Alg. 1, line 17
             fed, i, t, trained[i], fusion.server_logits, public_epochs=public_epochs,
-            epsilon=epsilon, **at_client), ids, fed.device)
+            epsilon=epsilon, **at_client), ids)
 
         state = {"round": t, "clients": clients, "server": server, "pool": pool._asdict()}
         metrics = {**evaluate(fed, state, trained),

@@ -57,19 +57,22 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from algorithms.common import (Trained, is_finite, run_clients, sample_clients, seeded, stream,
-                               timed)
+from algorithms import fedgkt_features
+from algorithms.common import Trained, is_finite, run_clients, sample_clients, timed
+from algorithms.communication import features_ledger
 from algorithms.equations import distillation_loss
-from algorithms.fedgkt_features import (CHUNK, Upload, announcement, check_memory,  # noqa: F401
-                                        extract, feature_map, stacked_scores)
+from algorithms.fedgkt_features import CHUNK, Upload, extract, feature_map, stacked_scores
 from algorithms.training import (OPTIMIZERS, Optimizer, batches, forward, predict_logits, restore,
                                  snapshot, train)
-from communication import features_ledger
+from attacks import attack_samples
+from federation import seeded, stream
 
 PUBLIC = "none"
 MIXED = True    # may clients have different networks?
 PLATEAU = ("server_lr",)    # what --lr-patience reduces
+STACKED = True  # the server's network continues the clients'
 COLUMNS = ("accuracy", "accuracy_min", "accuracy_max", "edge_accuracy")
+announcement = fedgkt_features.announcement     # the line printed before training
 
 
 def server_loss(logits, labels, client_logits, temperature, distill=True):
@@ -124,16 +127,14 @@ def train_client(fed, i, client, server_logits, *, local_epochs, batch_size, new
 
 
 @timed
-def collect(fed, event, clients, group, server_logits, attack, **training):
+def collect(fed, clients, group, server_logits, attack=None, **training):
     """({client: valid upload}, all clients), after the clients of `group` have trained in parallel.
-
-    event    number of the server's training that follows
     """
-    trained = run_clients(lambda i: train_client(fed, i, clients[i], server_logits[i], **training),
-                          group, fed.device)                                 # Alg. 1, line 3-5
+    trained = run_clients(fed, lambda i: train_client(                       # Alg. 1, line 3-5
+        fed, i, clients[i], server_logits[i], **training), group)
     uploads = [result.upload for result in trained]
     if attack:           # on the features of all clients, then on the logits of all clients
-        parts = [attack.samples(part, group, event) for part in zip(*uploads)]
+        parts = [attack_samples(attack, part, group) for part in zip(*uploads)]
         uploads = [Upload(features, logits) for features, logits in zip(*parts)]
     clients = list(clients)
     for i, result in zip(group, trained):
@@ -206,6 +207,11 @@ def ledger(fed, clients, group, answered, feature_numbers, dtype):
                               dtype.itemsize)}
 
 
+def check(fed, **settings):
+    """Raises ValueError if the server's network cannot read the clients' feature maps."""
+    feature_map(fed)
+
+
 def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local_epochs: int = 1,
         server_epochs: int = 20, batch_size: int = 256, server_batch_size: int = 256,
         lr: float = 1e-3, server_lr: float = 1e-3, optimizer: Optimizer = "amsgrad",
@@ -215,30 +221,11 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local
         features: Literal["float32", "bfloat16"] = "float32", attack=None):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
-    rounds               number of communication rounds
-    participation        share of the clients that take part in a round
-    local_epochs         passes of a client over its own data in a round
-    server_epochs        passes of the server over the uploads in a round
-    batch_size           batch size of a client
-    server_batch_size    batch size of the server
-    lr                   learning rate of a client
-    server_lr            learning rate of the server
-    optimizer            optimizer of a client, kept over the rounds
-    server_optimizer     optimizer of the server, kept over the rounds
-    weight_decay         L2 penalty of these optimizers
-    temperature          softens teacher and student in both losses
-    server_distill       the server learns from the clients' logits too
-    client_distill       the clients learn from the server's logits too
-    server_order         order of the server's batches in each epoch: client after client, or the
-                         batches of all clients mixed
-    common_start         clients of one architecture start from the same weights, so that their
-                         feature maps are alike
-    features             number type in which feature maps are sent and kept
-    attack               attack.samples([n_i, ...] of each client, client ids, t) -> the same:
-                         replaces the uploads of the malicious clients
+    server_epochs       passes of the server over the uploads in a round
+    server_optimizer    optimizer of the server, kept over the rounds
+    The other keywords are in hyperparameters.py.
     """
     dtype, feature_numbers = getattr(torch, features), feature_map(fed).numel()
-    check_memory(fed, dtype)
     training = dict(local_epochs=local_epochs, batch_size=batch_size, temperature=temperature,
                     new_optimizer=partial(OPTIMIZERS[optimizer], lr=lr, weight_decay=weight_decay),
                     client_distill=client_distill, dtype=dtype)
@@ -247,6 +234,7 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local
                            server_distill=server_distill)
     new_optimizer = partial(OPTIMIZERS[server_optimizer], lr=server_lr, weight_decay=weight_decay)
     if state is None:
+        check(fed)
         server, clients, server_logits = start(fed, common_start)
         state = {"round": 0, "server": server, "clients": clients, "server_logits": server_logits}
         yield evaluate(fed, state), state
@@ -254,7 +242,7 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local
     for t in range(state["round"] + 1, rounds + 1):                          # Alg. 1, line 2
         # Clients train on their own samples, then upload feature maps and logits of all of them.
         active = sample_clients(len(clients), participation, stream(fed.seed, "active", t))
-        uploads, clients = collect(fed, t, clients, active, server_logits, attack,
+        uploads, clients = collect(fed, clients, active, server_logits, attack,
                                    **training)                               # Alg. 1, line 3-5
         # The server trains on the uploads; each client receives the server's logits of its samples.
         server, answers = train_server(fed, t, server, uploads, new_optimizer=new_optimizer,

@@ -27,30 +27,27 @@ from typing import Literal
 
 import torch
 
-from algorithms.common import stream
-from algorithms.fedgkt import (announcement, check_memory, collect, evaluate,  # noqa: F401
-                               feature_map, ledger, start, train_server)
+from algorithms import fedgkt
+from algorithms.fedgkt import collect, evaluate, feature_map, ledger, start, train_server
 from algorithms.training import OPTIMIZERS, Optimizer
+from federation import stream
 
 PUBLIC = "none"
 MIXED = True    # may clients have different networks?
 PLATEAU = ("server_lr",)    # what --lr-patience reduces
+STACKED = True  # the server's network continues the clients'
 COLUMNS = ("accuracy", "accuracy_min", "accuracy_max", "edge_accuracy", "clock",
            "clock_if_all_wait")
+announcement = fedgkt.announcement     # the line printed before training
 
 
-def check_latencies(fed, latencies):
-    """The latency of each client; None: drawn from 1 to 10.
-
-    raises    ValueError unless there is a time greater than 0 for each client
-    """
+def check(fed, *, latencies, **settings):
+    """Raises ValueError as FedGKT's, and unless each client has a latency greater than 0."""
+    fedgkt.check(fed)
     num_clients = len(fed.private)
-    if latencies is None:
-        return stream(fed.seed, "latencies").uniform(1, 10, num_clients).tolist()
-    if len(latencies) != num_clients or min(latencies) <= 0:
+    if latencies is not None and (len(latencies) != num_clients or min(latencies) <= 0):
         raise ValueError(f"--latencies needs a time greater than 0 for each of {num_clients} "
                          f"clients, not {list(latencies)}")
-    return list(latencies)
 
 
 def next_arrivals(clients, latencies):
@@ -74,30 +71,15 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, server_epo
         features: Literal["float32", "bfloat16"] = "float32"):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
-    rounds               number of communication rounds
-    local_epochs         passes of a client over its own data in a round
-    server_epochs        passes of the server over the uploads in a round
-    batch_size           batch size of a client
-    server_batch_size    batch size of the server
-    lr                   learning rate of a client
-    server_lr            learning rate of the server
-    optimizer            optimizer of a client, kept over the rounds
-    server_optimizer     optimizer of the server, kept over the rounds
-    weight_decay         L2 penalty of these optimizers
-    temperature          softens teacher and student in both losses
-    server_distill       the server learns from the clients' logits too
-    client_distill       the clients learn from the server's logits too
-    server_order         order of the server's batches in each epoch: client after client, or the
-                         batches of all clients mixed
-    common_start         clients of one architecture start from the same weights, so that their
-                         feature maps are alike
-    features             number type in which feature maps are sent and kept
-    latencies            simulated time from the server's answer to a client's next upload; none:
-                         drawn from 1 to 10
+    server_epochs       passes of the server over the uploads in a round
+    server_optimizer    optimizer of the server, kept over the rounds
+    latencies           simulated time from the server's answer to a client's next upload; none:
+                        drawn from 1 to 10
+    The other keywords are in hyperparameters.py.
     """
     dtype, feature_numbers = getattr(torch, features), feature_map(fed).numel()
-    check_memory(fed, dtype)
-    latencies = check_latencies(fed, latencies)
+    if latencies is None:
+        latencies = stream(fed.seed, "latencies").uniform(1, 10, len(fed.private)).tolist()
     training = dict(local_epochs=local_epochs, batch_size=batch_size, temperature=temperature,
                     new_optimizer=partial(OPTIMIZERS[optimizer], lr=lr, weight_decay=weight_decay),
                     client_distill=client_distill, dtype=dtype)
@@ -106,6 +88,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, server_epo
                            server_distill=server_distill)
     new_optimizer = partial(OPTIMIZERS[server_optimizer], lr=server_lr, weight_decay=weight_decay)
     if state is None:
+        check(fed, latencies=latencies)
         server, clients, server_logits = start(fed, common_start)
         state = {"round": 0, "server": server, "clients": clients, "server_logits": server_logits,
                  "event": 0, "clock": 0.0}
@@ -118,7 +101,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, server_epo
             # The uploads that arrive next, maybe several at one moment.
             clock, group = next_arrivals(clients, latencies)
             event += 1
-            uploads, clients = collect(fed, event, clients, group, server_logits, None, **training)
+            uploads, clients = collect(fed, clients, group, server_logits, **training)
             # The server trains on them and answers these clients at once.
             server, answers = train_server(fed, event, server, uploads,
                                            new_optimizer=new_optimizer, **server_training)

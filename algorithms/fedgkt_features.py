@@ -1,4 +1,4 @@
-"""FedGKT's feature maps: extraction, memory, and accuracies of edge and server networks.
+"""FedGKT's feature maps: extraction, size, and accuracies of edge and server networks.
 
 He, Annavaram and Avestimehr, arXiv:2007.14513. Used by fedgkt, fedgkt_async and split_learning.
 An edge network has `extract`: images -> feature map, and `classify`: feature map -> logits.
@@ -11,12 +11,11 @@ Where the paper is silent or we differ:
 D1  features and logits are computed in eval mode, after training
     [test_extraction_is_in_eval_mode_of_the_next_view]
 """
-import os
 from typing import NamedTuple
 
 import torch
 
-from algorithms.common import by_architecture, in_parallel
+from algorithms.common import by_architecture, count_active, in_parallel
 from algorithms.evaluation import accuracy
 from algorithms.training import predict_logits
 
@@ -68,7 +67,7 @@ def stacked_scores(fed, clients, server, data):
         return ClientScore(accuracy(torch.cat(server_logits), data.labels),
                            accuracy(torch.cat(edge_logits), data.labels))
 
-    return in_parallel(client_score, range(len(clients)), fed.device)
+    return in_parallel(fed, client_score, range(len(clients)))
 
 
 @torch.no_grad()
@@ -92,36 +91,10 @@ def feature_map(fed):
     return features
 
 
-def features_memory(fed, dtype):
-    """Bytes that the feature maps of all private samples take. ValueError: see `feature_map`."""
-    samples = sum(len(private.labels) for private in fed.private)
-    return samples * feature_map(fed).numel() * dtype.itemsize
-
-
 def announcement(fed, settings):
-    """The message printed before training."""
-    memory = features_memory(fed, getattr(torch, settings["features"]))
-    samples, numbers = sum(len(private.labels) for private in fed.private), feature_map(fed).numel()
-    return (f"the feature maps of {samples} samples, {numbers} numbers each, take "
-            f"{memory / 2**20:.1f} MiB")
-
-
-def available_memory(device):
-    """Bytes of memory available on the device; on Linux with the bytes that caches can free."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    if os.path.exists("/proc/meminfo"):
-        with open("/proc/meminfo") as lines:
-            return next(1024 * int(line.split()[1]) for line in lines
-                        if line.startswith("MemAvailable:"))
-    if hasattr(os, "sysconf"):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return float("inf")
-
-
-def check_memory(fed, dtype):
-    """Raises ValueError if the feature maps do not fit into the available memory."""
-    memory, available = features_memory(fed, dtype), available_memory(fed.device)
-    if memory > available:
-        raise ValueError(f"the feature maps take {memory / 2**30:.1f} GiB, and "
-                         f"{available / 2**30:.1f} GiB are free: --features bfloat16 halves them")
+    """The line printed before training: the feature maps of a round in MB, 2**20 bytes each."""
+    num_clients = len(fed.private)
+    active = count_active(num_clients, settings.get("participation", 1.0))
+    num_samples = sum(len(private.labels) for private in fed.private) * active / num_clients
+    map_bytes = feature_map(fed).numel() * getattr(torch, settings["features"]).itemsize
+    return f"a round sends about {num_samples * map_bytes / 2**20:.1f} MB of feature maps"

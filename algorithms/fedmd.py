@@ -48,12 +48,13 @@ from functools import partial
 import numpy as np
 import torch
 
-from algorithms.common import (Trained, collect_logits, is_finite, needs_public, run_clients,
-                               stream, timed)
+from algorithms.common import Trained, collect_logits, is_finite, run_clients, timed
+from algorithms.communication import logits_ledger
 from algorithms.evaluation import by_client, client_metrics, client_scores
-from algorithms.fedmd_transfer import learn_private, learn_public, penalty, train_with_penalty
+from algorithms.fedmd_transfer import (check_transfer, learn_private, learn_public, penalty,
+                                       train_with_penalty)
 from algorithms.training import OPTIMIZERS, Optimizer, predict_logits, restore, train
-from communication import logits_ledger
+from federation import stream
 
 PUBLIC = "joint"
 VALIDATION = ("early_stopping",)            # keywords that need the task's validation set
@@ -108,34 +109,22 @@ def valid_consensus(party_logits, weights):
     return consensus(party_logits[valid], weights) if sum(weights) > 0 else None, len(valid)
 
 
-def transfer(fed, state, public_stage, private_stage):
-    """Transfer learning, Alg. 1, step 0: yields (metrics, state) of round 0, and returns the state.
+def transfer(fed, public_stage, private_stage):
+    """(metrics, state) of round 0: all parties after the transfer learning.   Alg. 1, step 0
 
-    Before each of its two stages it yields (None, state): a checkpoint without metrics.
-    public_stage, private_stage    the keywords of `learn_public` and `learn_private`
+    public_stage     public_stage(i) -> state_dict: `learn_public`
+    private_stage    private_stage(i, state_dict) -> state_dict: `learn_private`
     """
     ids = range(len(fed.private))
-    if state is None:
-        state = {"round": -1, "stage": "public",
-                 "models": [fed.client_model(i, init=i).state_dict() for i in ids]}
-        yield None, state
-    models = state["models"]
-    if state["stage"] == "public":
-        models = run_clients(lambda i: learn_public(fed, i, models[i], **public_stage), ids,
-                             fed.device)
-        scores = client_scores(fed, [{"model": model_state} for model_state in models])
-        state = {"round": -1, "stage": "private", "models": models,
-                 "metrics": client_metrics(scores, "client_accuracy_public_stage")}
-        yield None, state
-    public_metrics = state["metrics"]
-    models = run_clients(lambda i: learn_private(fed, i, models[i], **private_stage), ids,
-                         fed.device)
+    models = run_clients(fed, public_stage, ids)
+    scores = client_scores(fed, [{"model": model_state} for model_state in models])
+    public_metrics = client_metrics(scores, "client_accuracy_public_stage")
+    models = run_clients(fed, lambda i: private_stage(i, models[i]), ids)
     parties = [{"model": model_state, "digest": None, "revisit": None} for model_state in models]
-    state = {"round": 0, "parties": parties, "start": None}
+    state = {"round": 0, "clients": parties, "start": None}
     metrics = evaluate(fed, state)
     state["start"] = [metrics[f"client_accuracy_{i}"] for i in ids]
-    yield metrics | public_metrics, state
-    return state
+    return metrics | public_metrics, state
 
 
 def predict_party(fed, i, party, rows):
@@ -182,7 +171,7 @@ def evaluate(fed, state, digested=None):
     digested    the parties after the digest; None in round 0, which has no digest: then
                 client_accuracy is measured on the same networks as accuracy
     """
-    scores = client_scores(fed, state["parties"])
+    scores = client_scores(fed, state["clients"])
     private = client_metrics(scores, "client_accuracy_private")
     start = state["start"] or [score.test for score in scores]                   # [M]
     gains = [score.test - before for score, before in zip(scores, start, strict=True)]
@@ -191,11 +180,9 @@ def evaluate(fed, state, digested=None):
             "gain": sum(gains) / len(gains), **by_client(scores)}
 
 
-def check(fed, early_stopping, consensus_weights):
-    """Raises ValueError without the validation set, or with weights that `consensus` refuses."""
-    needs_public(fed, labels=True)
-    if early_stopping and fed.validation is None:
-        raise ValueError("fedmd needs a validation set for --early-stopping")
+def check(fed, *, early_stopping, consensus_weights, **settings):
+    """Raises ValueError for what `check_transfer` or `consensus` refuses."""
+    check_transfer(fed, early_stopping=early_stopping)
     if consensus_weights is not None:
         consensus(torch.zeros(len(fed.private), 1, 1), consensus_weights)
 
@@ -209,16 +196,11 @@ def run(fed, state=None, *, rounds: int = 20, transfer_public_epochs: int = 20,
         consensus_weights: tuple[float, ...] | None = None, attack=None):
     """Yields (metrics, state) after round 0, the transfer learning, and after every round.
 
-    During the transfer learning it yields (None, state): checkpoints without metrics.
-
-    rounds                        number of communication rounds
     transfer_public_epochs        passes over the public data in the transfer learning, at most
     transfer_public_batch_size    batch size of these passes
     transfer_local_epochs         passes over a party's own data in the transfer learning, at most
     transfer_batch_size           batch size of these passes
     early_stopping                a stage of the transfer stops when validation stops improving
-    min_delta                     smallest gain of accuracy that counts in its public stage;
-                                  FedMD's code has 0.005 for CIFAR, 0.001 for MNIST
     subset_size                   public samples in a round; none: all
     public_epochs                 passes of the digest over the public subset; 0: no digest
     public_batch_size             batch size of the digest
@@ -226,44 +208,42 @@ def run(fed, state=None, *, rounds: int = 20, transfer_public_epochs: int = 20,
     batch_size                    batch size of the revisit
     lr                            learning rate of all training
     optimizer                     optimizer of all training, two per party, kept over the rounds
-    weight_decay                  L2 penalty of these optimizers
-    kernel_l2                     L2 penalty on the last layer's weights
     consensus_weights             weight of each party in the consensus; none: equal. The text
                                   lowers those of CIFAR's networks 0 and 9 but gives no numbers
-    attack                        (uploads [M, n, C], client ids, rows [n], t) -> uploads: replaces
-                                  those of the malicious parties
+    The other keywords are in hyperparameters.py.
     """
     new_optimizer = partial(OPTIMIZERS[optimizer], lr=lr, weight_decay=weight_decay)
     training = dict(new_optimizer=new_optimizer, kernel_l2=kernel_l2)
     ids = range(len(fed.private))
-    check(fed, early_stopping, consensus_weights)
-    if state is None or state["round"] < 0:                                  # Alg. 1, step 0
-        state = yield from transfer(
-            fed, state, dict(transfer_public_epochs=transfer_public_epochs,
-                             transfer_public_batch_size=transfer_public_batch_size,
-                             early_stopping=early_stopping, min_delta=min_delta, **training),
-            dict(transfer_local_epochs=transfer_local_epochs,
-                 transfer_batch_size=transfer_batch_size,
-                 early_stopping=early_stopping, **training))
-    parties, start = state["parties"], state["start"]
+    if state is None:
+        check(fed, early_stopping=early_stopping, consensus_weights=consensus_weights)
+        public_stage = partial(learn_public, fed, epochs=transfer_public_epochs,
+                               batch_size=transfer_public_batch_size, min_delta=min_delta,
+                               early_stopping=early_stopping, **training)
+        private_stage = partial(learn_private, fed, epochs=transfer_local_epochs,
+                                batch_size=transfer_batch_size, early_stopping=early_stopping,
+                                **training)
+        metrics, state = transfer(fed, public_stage, private_stage)          # Alg. 1, step 0
+        yield metrics, state
+    parties, start = state["clients"], state["start"]
     labels = fed.public.labels.cpu().numpy()
     for t in range(state["round"] + 1, rounds + 1):
         # The server draws a public subset, and each party uploads its logits of it.
         rows = public_subset(labels, subset_size, stream(fed.seed, "subset", t))
         rows = torch.from_numpy(rows).to(fed.device)                         # [n], Alg. 1, step 1
-        party_logits, _ = collect_logits(fed, t, rows, lambda i: predict_party(
+        party_logits, _ = collect_logits(fed, rows, lambda i: predict_party(
             fed, i, parties[i], rows), attack)                               # Alg. 1, step 2
         # Each party trains towards the consensus, then on its own data.
         consensus_logits, num_valid = valid_consensus(                       # Alg. 1, step 3
             party_logits, consensus_weights)
-        digested = run_clients(lambda i: digest(                             # Alg. 1, step 4
+        digested = run_clients(fed, lambda i: digest(                        # Alg. 1, step 4
             fed, i, t, parties[i], rows, consensus_logits, public_epochs=public_epochs,
-            public_batch_size=public_batch_size, **training), ids, fed.device)
-        parties = run_clients(lambda i: revisit(                             # Alg. 1, step 5
-            fed, i, t, digested[i], local_epochs=local_epochs, batch_size=batch_size, **training),
-            ids, fed.device)
+            public_batch_size=public_batch_size, **training), ids)
+        parties = run_clients(fed, lambda i: revisit(                        # Alg. 1, step 5
+            fed, i, t, digested[i], local_epochs=local_epochs, batch_size=batch_size,
+            **training), ids)
 
-        state = {"round": t, "parties": parties, "start": start}
+        state = {"round": t, "clients": parties, "start": start}
         metrics = {**evaluate(fed, state, digested), "bad_uploads": len(ids) - num_valid,
                    **logits_ledger(len(ids), fed.num_classes, up=len(rows), down=len(rows),
                                    indices=len(rows))}

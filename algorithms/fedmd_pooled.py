@@ -21,24 +21,24 @@ from functools import partial
 
 import torch
 
-from algorithms.common import Data, needs_public, run_clients, timed
+from algorithms.common import run_clients, timed
 from algorithms.evaluation import accuracy, by_client, client_metrics, client_scores
-from algorithms.fedmd_transfer import PRIVATE_STAGE, learn_public, train_with_penalty
+from algorithms.fedmd_transfer import (PRIVATE_STAGE, check_transfer, learn_public,
+                                       train_with_penalty)
 from algorithms.training import OPTIMIZERS, Optimizer, predict_logits, restore, snapshot
+from federation import Data
 
 PUBLIC = "joint"
 VALIDATION = ("early_stopping",)            # keywords that need the task's validation set
 MIXED = True    # may clients have different networks?
 COLUMNS = ("client_accuracy", "client_accuracy_min", "client_accuracy_max")
-
-
-def new_party(saved, best=float("-inf"), best_round=0):
-    """A party between rounds: its snapshot, its best accuracy and the round of that accuracy."""
-    return {**saved, "best": best, "best_round": best_round}
+check = check_transfer
 
 
 def train_party(fed, i, t, party, pool, *, early_stopping, batch_size, new_optimizer, kernel_l2):
     """Party i after an epoch over the pooled samples; the same party if its training has stopped.
+
+    party    its snapshot, its best accuracy so far and the round of that accuracy
 
     With early stopping it stops when the accuracy on the validation set has not grown by min_delta
     for `patience` epochs, both as in PRIVATE_STAGE.
@@ -54,7 +54,7 @@ def train_party(fed, i, t, party, pool, *, early_stopping, batch_size, new_optim
         reached = accuracy(predict_logits(fed, model, fed.validation.images), fed.validation.labels)
         if reached > best + PRIVATE_STAGE["min_delta"]:
             best, best_round = reached, t
-    return new_party(snapshot(model, optimizer), best, best_round)
+    return snapshot(model, optimizer) | {"best": best, "best_round": best_round}
 
 
 @timed
@@ -70,8 +70,7 @@ def run(fed, state=None, *, rounds: int = 50, transfer_public_epochs: int = 20,
         transfer_public_batch_size: int = 128, batch_size: int = 32, early_stopping: bool = True,
         min_delta: float = 0.005, lr: float = 1e-3, optimizer: Optimizer = "adam",
         weight_decay: float = 0.0, kernel_l2: float = 1e-3):
-    """Yields (metrics, state) after round 0, the training on the public samples, and after every
-    round. Before round 0 it yields (None, state): a checkpoint without metrics.
+    """Yields (metrics, state) after round 0, the training on the public samples, and every round.
 
     rounds                        epochs over the pooled private samples, at most
     transfer_public_epochs        passes over the public data before these epochs, at most
@@ -79,37 +78,27 @@ def run(fed, state=None, *, rounds: int = 50, transfer_public_epochs: int = 20,
     batch_size                    batch size on the pooled samples
     early_stopping                a network stops training on the public data, and then on the
                                   pooled samples, when validation stops improving
-    min_delta                     smallest gain of accuracy that counts on the public data;
-                                  FedMD's code has 0.005 for CIFAR, 0.001 for MNIST
     lr                            learning rate of all training
     optimizer                     optimizer of all training, kept over the rounds
-    weight_decay                  L2 penalty of the optimizer
-    kernel_l2                     L2 penalty on the last layer's weights
+    The other keywords are in hyperparameters.py.
     """
-    needs_public(fed, labels=True)
     training = dict(new_optimizer=partial(OPTIMIZERS[optimizer], lr=lr, weight_decay=weight_decay),
-                    kernel_l2=kernel_l2)
+                    kernel_l2=kernel_l2, early_stopping=early_stopping)
     ids = range(len(fed.private))
-    if early_stopping and fed.validation is None:
-        raise ValueError("fedmd-pooled needs a validation set for --early-stopping")
-    pool = Data(*(torch.cat(parts) for parts in zip(*fed.private)))
     if state is None:
-        state = {"round": -1, "parties": [new_party(snapshot(fed.client_model(i, init=i)))
-                                          for i in ids]}
-        yield None, state
-    parties = state["parties"]
-    if state["round"] < 0:
-        models = run_clients(lambda i: learn_public(
-            fed, i, parties[i]["model"], transfer_public_epochs=transfer_public_epochs,
-            transfer_public_batch_size=transfer_public_batch_size, early_stopping=early_stopping,
-            min_delta=min_delta, **training), ids, fed.device)
-        parties = [new_party({"model": model_state, "optimizer": None}) for model_state in models]
-        state = {"round": 0, "parties": parties}
+        check(fed, early_stopping=early_stopping)
+        models = run_clients(fed, lambda i: learn_public(
+            fed, i, epochs=transfer_public_epochs, batch_size=transfer_public_batch_size,
+            min_delta=min_delta, **training), ids)
+        parties = [{"model": model_state, "optimizer": None, "best": float("-inf"),
+                    "best_round": 0} for model_state in models]
+        state = {"round": 0, "clients": parties}
         yield evaluate(fed, parties), state
+    parties = state["clients"]
+    pool = Data(*(torch.cat(parts) for parts in zip(*fed.private)))
     for t in range(state["round"] + 1, rounds + 1):
-        parties = run_clients(lambda i: train_party(
-            fed, i, t, parties[i], pool, early_stopping=early_stopping, batch_size=batch_size,
-            **training), ids, fed.device)
+        parties = run_clients(fed, lambda i: train_party(
+            fed, i, t, parties[i], pool, batch_size=batch_size, **training), ids)
 
         metrics = evaluate(fed, parties)
-        yield metrics, {"round": t, "parties": parties}
+        yield metrics, {"round": t, "clients": parties}

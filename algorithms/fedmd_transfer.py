@@ -20,12 +20,19 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from algorithms.common import Data, stream
 from algorithms.evaluation import accuracy
 from algorithms.training import predict_logits, train
+from federation import Data, needs_public, stream
 
 PUBLIC_STAGE = dict(patience=3)         # early stopping, in epochs; `run` sets its min_delta
 PRIVATE_STAGE = dict(min_delta=0.001, patience=10)
+
+
+def check_transfer(fed, *, early_stopping, **settings):
+    """Raises ValueError without labeled public data, or without the validation set."""
+    needs_public(fed, labels=True)
+    if early_stopping and fed.validation is None:
+        raise ValueError("--early-stopping needs a validation set of the task")
 
 
 def penalty(model, kernel_l2):
@@ -62,21 +69,21 @@ def train_until_converged(fed, model, optimizer, data, validation, *, epochs, ba
             break
 
 
-def learn_public(fed, i, model_state, *, transfer_public_epochs, transfer_public_batch_size,
-                 new_optimizer, kernel_l2, early_stopping, min_delta):
+def learn_public(fed, i, *, epochs, batch_size, new_optimizer, kernel_l2, early_stopping,
+                 min_delta):
     """Party i's state_dict after training on the public samples.   Alg. 1, step 0
 
-    With early stopping a tenth of them is the validation set.
+    Parties start from different weights. With early stopping a tenth of the samples is the
+    validation set.
     """
-    model = fed.client_model(i)
-    model.load_state_dict(model_state)
+    model = fed.client_model(i, init=i)
     rows = torch.from_numpy(stream(fed.seed, "transfer").permutation(len(fed.public.labels)))
     held_out = len(rows) // 10 if early_stopping else 0
     validation_rows, rows = rows.to(fed.device).tensor_split([held_out])
     train_until_converged(fed, model, new_optimizer(model.parameters()), pick(fed.public, rows),
                           pick(fed.public, validation_rows) if held_out else None,
-                          epochs=transfer_public_epochs, batch_size=transfer_public_batch_size,
-                          kernel_l2=kernel_l2, keys=("transfer public", i),
+                          epochs=epochs, batch_size=batch_size, kernel_l2=kernel_l2,
+                          keys=("transfer public", i),
                           min_delta=min_delta, **PUBLIC_STAGE)
     return model.state_dict()
 
@@ -86,13 +93,13 @@ def pick(data, rows):
     return Data(data.images[rows], data.labels[rows])
 
 
-def learn_private(fed, i, model_state, *, transfer_local_epochs, transfer_batch_size, new_optimizer,
-                  kernel_l2, early_stopping):
+def learn_private(fed, i, model_state, *, epochs, batch_size, new_optimizer, kernel_l2,
+                  early_stopping):
     """Party i's state_dict after training on its own samples.   Alg. 1, step 0"""
     model = fed.client_model(i)
     model.load_state_dict(model_state)
     train_until_converged(fed, model, new_optimizer(model.parameters()), fed.private[i],
-                          fed.validation if early_stopping else None, epochs=transfer_local_epochs,
-                          batch_size=transfer_batch_size, kernel_l2=kernel_l2,
-                          keys=("transfer local", i), **PRIVATE_STAGE)
+                          fed.validation if early_stopping else None, epochs=epochs,
+                          batch_size=batch_size, kernel_l2=kernel_l2, keys=("transfer local", i),
+                          **PRIVATE_STAGE)
     return model.state_dict()

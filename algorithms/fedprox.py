@@ -15,27 +15,20 @@ N_t                len(active)                  number        clients of round t
 Where the paper is silent or we differ:
 D1  the distance is over the parameters alone, not over BatchNorm's statistics
     [test_proximal_term_ignores_buffers]
-D2  the average is FedAvg's (its D1-D3) [test_fedprox_with_mu_0_is_fedavg_bit_for_bit]
+D2  the server is FedAvg's (its D1-D3) [test_fedprox_with_mu_0_is_fedavg_bit_for_bit]
 """
 import torch
 import torch.nn.functional as F
 
-from algorithms.common import collect, sample_clients, seeded, stream, timed
-from algorithms.equations import average_weights
-from algorithms.evaluation import global_metrics
+from algorithms.common import collect, sample_clients
+from algorithms.communication import weights_ledger
+from algorithms.fedavg import COPIES, aggregate, evaluate, start_server
 from algorithms.training import OPTIMIZERS, Optimizer, batches, forward, load_model, network
-from communication import weights_ledger
+from federation import seeded, stream
 
 PUBLIC = "none"
 MIXED = False   # may clients have different networks?
 COLUMNS = ("accuracy",)
-COPIES = 1      # tensors of the size of the parameters in each message: a model
-
-
-def start_server(fed, architecture, init=0):
-    """The global model before round 1; `init` picks the seed of its weights."""
-    model = network(fed, architecture, init)
-    return {"architecture": architecture, "model": model.state_dict()}
 
 
 def proximal_term(model, global_state, mu):
@@ -62,35 +55,17 @@ def train_client(fed, i, t, server, *, local_epochs, batch_size, lr, mu, optimiz
     images, labels = fed.private[i]                                          # [n, c, h, w], [n]
     model = load_model(fed, server)                                          # FedSDD Eq. (1)
     model.train()
-    optimizer = OPTIMIZERS[optimizer](model.parameters(), lr=lr, weight_decay=weight_decay)
+    local_optimizer = OPTIMIZERS[optimizer](model.parameters(), lr=lr, weight_decay=weight_decay)
     rng = stream(fed.seed, "local", t, i)
     with seeded(fed.seed, "local", t, i):
         for rows in batches(len(labels), batch_size, local_epochs, rng, fed.device):     # [B]
             batch = fed.augment(images[rows], rng) if fed.augment else images[rows]
             loss = F.cross_entropy(forward(fed, model, batch), labels[rows])
             loss = loss + proximal_term(model, server["model"], mu)
-            optimizer.zero_grad()
+            local_optimizer.zero_grad()
             loss.backward()
-            optimizer.step()
+            local_optimizer.step()
     return {"model": model.state_dict()}
-
-
-def aggregate(fed, server, uploads):
-    """The server after the uploads {client: upload}: models averaged by numbers of samples.
-
-    Without any upload the server stays as it is.
-    """
-    if not uploads:
-        return server
-    sizes = [len(fed.private[i].labels) for i in uploads]
-    average = average_weights([upload["model"] for upload in uploads.values()], sizes)
-    return server | {"model": average}                                       # FedSDD Eq. (2)
-
-
-@timed
-def evaluate(fed, state):
-    """Test accuracy of the global model."""
-    return global_metrics(fed, [state["server"]])
 
 
 def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4,
@@ -98,16 +73,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4,
         optimizer: Optimizer = "sgd", weight_decay: float = 0.0, attack=None):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
-    rounds           number of communication rounds
-    participation    share of the clients that take part in a round
-    local_epochs     passes of a client over its own data in a round
-    batch_size       batch size of a client
-    lr               learning rate of a client
-    mu               weight of the proximal term
-    optimizer        optimizer of a client, new in every round
-    weight_decay     L2 penalty of a client's optimizer
-    attack           (uploads [M, P], client ids, rows [P], t) -> uploads: replaces those of the
-                     malicious clients; an upload is a model, as one vector
+    The keywords are in hyperparameters.py.
     """
     settings = dict(local_epochs=local_epochs, batch_size=batch_size, lr=lr, mu=mu,
                     optimizer=optimizer, weight_decay=weight_decay)
@@ -118,7 +84,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4,
     for t in range(state["round"] + 1, rounds + 1):
         # A share of the clients takes part: each trains the global model on its own data.
         active = sample_clients(len(fed.private), participation, stream(fed.seed, "active", t))
-        uploads = collect(fed, t, active,
+        uploads = collect(fed, active,
                           lambda i: train_client(fed, i, t, server, **settings), attack)
         # The new global model is the average of theirs.
         server = aggregate(fed, server, uploads)                             # FedSDD Eq. (2)

@@ -42,7 +42,7 @@ D1  Eq. (4) reads KL(student || teacher); we take Hinton's temperature² KL(teac
     [test_eq4_is_temperature_squared_kl_from_the_teacher]
 D2  the first ensembles have fewer than R rounds [test_rounds_with_R_2_against_algorithm_1]
 D3  groups may differ by one client [test_group_clients_gives_the_first_groups_the_remainder]
-D4  the student's BatchNorm is in train mode [test_distil_moves_the_students_running_statistics]
+D4  the student's BatchNorm is in train mode [test_distill_moves_the_students_running_statistics]
 D5  SCAFFOLD: a server control per global model, a client control per (client, global model)
     [test_rounds_with_R_2_against_algorithm_1]
 D6  each of the K initial models has its own seed; the main model starts as FedAvg's
@@ -62,15 +62,15 @@ from typing import Literal, NamedTuple
 import torch
 
 from algorithms import fedavg, fedprox, scaffold
-from algorithms.common import (active_clients, by_architecture, collect, count_active,
-                               needs_public, seeded, stream, timed)
+from algorithms.common import active_clients, by_architecture, collect, count_active, timed
+from algorithms.communication import FLOAT_BYTES, weights_ledger
 from algorithms.equations import distillation_loss
 from algorithms.evaluation import accuracy, disagreement, global_metrics
+from algorithms.secure_sum import with_masks
 from algorithms.training import batches, forward, load_model, network, predict_members
-from communication import FLOAT_BYTES, weights_ledger
-from secure_sum import with_masks
+from federation import needs_public, seeded, stream
 
-PUBLIC = "unlabelled"
+PUBLIC = "unlabeled"
 MIXED = True    # may clients have different networks?
 COLUMNS = ("accuracy", "ensemble_accuracy", "disagreement", "teacher_forwards")
 LOCAL = {"fedavg": fedavg, "fedprox": fedprox, "scaffold": scaffold}
@@ -102,18 +102,19 @@ def ensemble_logits(member_logits):
 
 
 @timed
-def distil(fed, t, k, student, teacher_logits, *, distill_steps, server_batch_size, server_lr,
-           temperature):
-    """Global model k after SGD steps towards teacher_logits [N, C] on the public images.
+def distill(fed, student, teacher_logits, *, distill_steps, server_batch_size, server_lr,
+            temperature, keys):
+    """The student after SGD steps towards teacher_logits [N, C] on the public images.
 
-    student    {"architecture", "model", ...}: where global model k starts
+    student    {"architecture", "model", ...}: a global model before distillation
+    keys       name the purpose: the stream that shuffles and augments, and the seed of dropout
     """
     model = load_model(fed, student)
     model.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=server_lr)
-    rng = stream(fed.seed, "distil", t, k)                                 # batches, augmentation
+    rng = stream(fed.seed, *keys)                                          # batches, augmentation
     images = fed.public.images
-    with seeded(fed.seed, "distil", t, k):                                               # dropout
+    with seeded(fed.seed, *keys):                                                        # dropout
         passes = batches(len(images), server_batch_size, distill_steps, rng, fed.device)
         for rows in itertools.islice(passes, distill_steps):                             # [B]
             batch = fed.augment(images[rows], rng) if fed.augment else images[rows]
@@ -159,15 +160,21 @@ def deal_clients(fed, t, participation, K):
 def train_groups(fed, t, groups, global_models, method, attack=None):
     """[{client: upload} of each group]; all clients train in parallel, from their group's model."""
     group_of = {i: k for k, group in enumerate(groups) for i in group}
-    uploads = collect(fed, t, sorted(group_of),
+    uploads = collect(fed, sorted(group_of),
                       lambda i: method.train_client(fed, i, t, global_models[group_of[i]]), attack)
     return [{i: uploads[i] for i in group if i in uploads} for group in groups]
+
+
+def is_main(k, K):
+    """True for the main model: the first of the K global models of a network."""
+    return k % K == 0
 
 
 @timed
 def evaluate(fed, state, K):
     """Test accuracy of the main model; with several networks, of each network's main model."""
-    return global_metrics(fed, state["global_models"][::K])
+    return global_metrics(fed, [saved for k, saved in enumerate(state["global_models"])
+                                if is_main(k, K)])
 
 
 @timed
@@ -186,13 +193,13 @@ def evaluate_ensemble(fed, members, test_ring, R):
 def ledger(fed, groups, uploads, global_models, method):
     """Bytes of the round and the number of uploads that were not valid."""
     valid = sum(method.count_valid(upload) for upload in uploads)
-    messages = [(network(fed, w["architecture"]), len(groups[k]))
-                for k, w in enumerate(global_models)]
+    messages = [(network(fed, saved["architecture"]), len(group))
+                for saved, group in zip(global_models, groups)]
     return {"bad_uploads": sum(map(len, groups)) - valid,
             **weights_ledger(messages, method.copies, method.number_bytes)}
 
 
-def check(fed, participation, K, local, secure_sum, attack):
+def check(fed, *, participation, K, local, secure_sum=False, attack=None, **settings):
     """Raises ValueError if a group would have no client, or if options exclude each other."""
     needs_public(fed)
     for ids in by_architecture(fed).values():
@@ -215,22 +222,8 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
         secure_sum: bool = False, attack=None):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
-    rounds               number of communication rounds
-    participation        share of the clients that take part in a round
-    K                    global models (of each network), each with a group of clients
-    R                    number of last rounds whose averaged models form the ensemble
-    local                method of local training and averaging inside a group
-    local_epochs         passes of a client over its own data in a round
-    batch_size           batch size of a client
-    lr                   learning rate of a client
-    mu                   weight of the proximal term, for --local fedprox
-    distill_steps        steps of distillation in a round
-    server_batch_size    batch size of distillation
-    server_lr            learning rate of distillation
-    temperature          softens teacher and student in the distillation loss
-    secure_sum           clients upload masked models: the server learns only a group's average
-    attack               (uploads [M, P], client ids, rows [P], t) -> uploads: replaces those of the
-                         malicious clients; an upload is a model, as one vector
+    secure_sum    clients upload masked models: the server learns only a group's average
+    The other keywords are in hyperparameters.py.
     """
     training = dict(local_epochs=local_epochs, batch_size=batch_size, lr=lr)
     method = local_method(local, **training, **({"mu": mu} if local == "fedprox" else {}))
@@ -240,7 +233,8 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
     distillation = dict(distill_steps=distill_steps, server_batch_size=server_batch_size,
                         server_lr=server_lr, temperature=temperature)
     if state is None:
-        check(fed, participation, K, local, secure_sum, attack)
+        check(fed, participation=participation, K=K, local=local, secure_sum=secure_sum,
+              attack=attack)
         state = {"round": 0, "global_models": start_models(fed, method, K),      # Alg. 1, line 1
                  "ring": [], "test_ring": []}
         yield evaluate(fed, state, K), state
@@ -249,8 +243,8 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
         # Clients are dealt to the K models anew, so that each model learns from all clients' data.
         groups = deal_clients(fed, t, participation, K)
         uploads = train_groups(fed, t, groups, global_models, method, attack)    # Alg. 1, line 3-6
-        averaged = [method.aggregate(fed, w, uploads[k])                         # Alg. 1, line 7
-                    for k, w in enumerate(global_models)]
+        averaged = [method.aggregate(fed, global_model, uploads[k])              # Alg. 1, line 7
+                    for k, global_model in enumerate(global_models)]
 
         # The teacher is the ensemble of the averaged models of the last R rounds.
         member_logits = predict_members(fed, averaged, fed.public.images)        # [K, N, C]
@@ -258,9 +252,10 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
         teacher_logits = ensemble_logits(torch.stack(ring))                      # [N, C], Eq. (5)
 
         # Only the main model learns from the ensemble, so that the others stay diverse.
-        global_models = [distil(fed, t, k, w, teacher_logits, **distillation)    # Alg. 1, line 9
-                         if k % K == 0 else w                                    # Alg. 1, line 10
-                         for k, w in enumerate(averaged)]                        # Alg. 1, line 8
+        global_models = [distill(fed, average, teacher_logits,                   # Alg. 1, line 9
+                                 keys=("distil", t, k), **distillation)
+                         if is_main(k, K) else average                           # Alg. 1, line 10
+                         for k, average in enumerate(averaged)]                  # Alg. 1, line 8
 
         ensemble, test_ring = evaluate_ensemble(fed, averaged, test_ring, R)
         state = {"round": t, "global_models": global_models, "ring": ring, "test_ring": test_ring}

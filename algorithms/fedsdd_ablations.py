@@ -24,19 +24,20 @@ from typing import Literal
 
 import torch
 
-from algorithms.fedsdd import (check, deal_clients, distil, ensemble_logits, evaluate,
-                               evaluate_ensemble, ledger, local_method, start_models, train_groups)
+from algorithms.fedsdd import (check, deal_clients, distill, ensemble_logits, evaluate,
+                               evaluate_ensemble, is_main, ledger, local_method, start_models,
+                               train_groups)
 from algorithms.training import predict_members
 
-PUBLIC = "unlabelled"
+PUBLIC = "unlabeled"
 MIXED = True    # may clients have different networks?
 COLUMNS = ("accuracy", "ensemble_accuracy", "disagreement", "teacher_forwards")
 
 
 def client_members(averaged, uploads):
     """All clients' models, [{"architecture", "model"}] by client; without uploads the averages."""
-    clients = {i: w | {"model": upload["model"]}
-               for w, group in zip(averaged, uploads) for i, upload in group.items()}
+    clients = {i: average | {"model": upload["model"]}
+               for average, group in zip(averaged, uploads) for i, upload in group.items()}
     return [clients[i] for i in sorted(clients)] or averaged
 
 
@@ -49,31 +50,17 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
         attack=None):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
-    rounds               number of communication rounds
-    participation        share of the clients that take part in a round
-    K                    global models (of each network), each with a group of clients
-    R                    number of last rounds whose averaged models form the ensemble
-    ensemble             members of the ensemble: aggregated global models, or clients' models
-    students             global models that learn from the ensemble: the main one, all, or none
-    warmup_rounds        rounds at the start without distillation
-    local                method of local training and averaging inside a group
-    local_epochs         passes of a client over its own data in a round
-    batch_size           batch size of a client
-    lr                   learning rate of a client
-    mu                   weight of the proximal term, for --local fedprox
-    distill_steps        steps of distillation in a round
-    server_batch_size    batch size of distillation
-    server_lr            learning rate of distillation
-    temperature          softens teacher and student in the distillation loss
-    attack               (uploads [M, P], client ids, rows [P], t) -> uploads: replaces those of the
-                         malicious clients; an upload is a model, as one vector
+    ensemble         members of the ensemble: aggregated global models, or clients' models
+    students         global models that learn from the ensemble: the main one, all, or none
+    warmup_rounds    rounds at the start without distillation
+    The other keywords are in hyperparameters.py.
     """
     training = dict(local_epochs=local_epochs, batch_size=batch_size, lr=lr)
     method = local_method(local, **training, **({"mu": mu} if local == "fedprox" else {}))
     distillation = dict(distill_steps=distill_steps, server_batch_size=server_batch_size,
                         server_lr=server_lr, temperature=temperature)
     if state is None:
-        check(fed, participation, K, local, False, attack)
+        check(fed, participation=participation, K=K, local=local, attack=attack)
         state = {"round": 0, "global_models": start_models(fed, method, K),      # Alg. 1, line 1
                  "ring": [], "test_ring": []}
         yield evaluate(fed, state, K), state
@@ -82,12 +69,11 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
         # Clients are dealt to the K models anew, so that each model learns from all clients' data.
         groups = deal_clients(fed, t, participation, K)
         uploads = train_groups(fed, t, groups, global_models, method, attack)    # Alg. 1, line 3-6
-        averaged = [method.aggregate(fed, w, uploads[k])                         # Alg. 1, line 7
-                    for k, w in enumerate(global_models)]
+        averaged = [method.aggregate(fed, global_model, uploads[k])              # Alg. 1, line 7
+                    for k, global_model in enumerate(global_models)]
 
-        members = averaged
-        if ensemble == "clients":                                                # Table 5
-            members = client_members(averaged, uploads)
+        # Members are the averaged models or, in Table 5, the models of all clients.
+        members = client_members(averaged, uploads) if ensemble == "clients" else averaged
 
         # The teacher is the ensemble of the members of the last R rounds.
         if students != "none":                                                   # Table 6
@@ -98,9 +84,10 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
         # Students learn from the ensemble, after the warm-up rounds.
         global_models = averaged
         if students != "none" and t > warmup_rounds:                             # Table 6
-            global_models = [distil(fed, t, k, w, teacher_logits, **distillation)
-                             if k % K == 0 or students == "all" else w           # Table 6
-                             for k, w in enumerate(averaged)]
+            global_models = [distill(fed, average, teacher_logits, keys=("distil", t, k),
+                                     **distillation)
+                             if is_main(k, K) or students == "all" else average  # Table 6
+                             for k, average in enumerate(averaged)]
 
         ensemble_metrics, test_ring = evaluate_ensemble(fed, members, test_ring, R)
         state = {"round": t, "global_models": global_models, "ring": ring, "test_ring": test_ring}

@@ -30,11 +30,11 @@ D4  a client whose upload is not finite keeps its old control
 import torch
 import torch.nn.functional as F
 
-from algorithms.common import collect, sample_clients, seeded, stream, timed
-from algorithms.equations import average_weights
-from algorithms.evaluation import global_metrics
+from algorithms import fedavg
+from algorithms.common import collect, sample_clients
+from algorithms.communication import weights_ledger
 from algorithms.training import batches, forward, load_model, network
-from communication import weights_ledger
+from federation import seeded, stream
 
 PUBLIC = "none"
 MIXED = False   # may clients have different networks?
@@ -44,9 +44,8 @@ COPIES = 2      # tensors of the size of the parameters in each message: a model
 
 def start_server(fed, architecture, init=0):
     """The global model before round 1 and its control; `init` picks the seed of its weights."""
-    model = network(fed, architecture, init)
-    return {"architecture": architecture, "model": model.state_dict(),
-            "control": zero_control(model), "client_controls": {}}
+    server = fedavg.start_server(fed, architecture, init)
+    return server | {"control": zero_control(load_model(fed, server)), "client_controls": {}}
 
 
 def zero_control(model):
@@ -114,8 +113,7 @@ def aggregate(fed, server, uploads, global_lr=1.0):
     """
     if not uploads:
         return server
-    sizes = [len(fed.private[i].labels) for i in uploads]
-    model = average_weights([upload["model"] for upload in uploads.values()], sizes)
+    model = fedavg.aggregate(fed, server, uploads)["model"]                  # the buffers
     control = {}
     for name, c in server["control"].items():
         x = server["model"][name]
@@ -128,38 +126,28 @@ def aggregate(fed, server, uploads, global_lr=1.0):
     return server | {"model": model, "control": control, "client_controls": client_controls}
 
 
-@timed
-def evaluate(fed, state):
-    """Test accuracy of the global model."""
-    return global_metrics(fed, [state["server"]])
-
-
 def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4,
         local_epochs: int = 40, batch_size: int = 64, lr: float = 0.8, global_lr: float = 1.0):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
-    rounds           number of communication rounds
-    participation    share of the clients that take part in a round
-    local_epochs     passes of a client over its own data in a round
-    batch_size       batch size of a client
-    lr               learning rate of a client
-    global_lr        learning rate of the server: 1 takes the mean of the clients' models
+    global_lr    learning rate of the server: 1 takes the mean of the clients' models
+    The other keywords are in hyperparameters.py.
     """
     settings = dict(local_epochs=local_epochs, batch_size=batch_size, lr=lr)
     if state is None:
         state = {"round": 0, "server": start_server(fed, fed.architecture[0])}
-        yield evaluate(fed, state), state
+        yield fedavg.evaluate(fed, state), state
     server = state["server"]
     for t in range(state["round"] + 1, rounds + 1):
         # A share of the clients takes part: each trains the global model on its own data.
         active = sample_clients(len(fed.private), participation, stream(fed.seed, "active", t))
-        uploads = collect(fed, t, active,
+        uploads = collect(fed, active,
                           lambda i: train_client(fed, i, t, server, **settings))
         # The server's model and control move by the means of the clients' changes.
         server = aggregate(fed, server, uploads, global_lr)                  # Alg. 1, line 16-17
 
         state = {"round": t, "server": server}
         model = network(fed, server["architecture"])
-        metrics = {**evaluate(fed, state), "bad_uploads": len(active) - len(uploads),
+        metrics = {**fedavg.evaluate(fed, state), "bad_uploads": len(active) - len(uploads),
                    **weights_ledger([(model, len(active))], COPIES)}
         yield metrics, state

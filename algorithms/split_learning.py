@@ -16,7 +16,8 @@ edge, server           edge, server      networks         W_e and W_s of FedGKT
 Where the papers are silent or we differ:
 D1  a round is local_epochs passes over each client's data, client after client in the order of
     their numbers [test_split_learning_is_training_the_stacked_network]
-D2  both halves keep their optimizers, which travel with the edge's half
+D2  both halves keep their optimizers; the edge's travels with its half, so that a state has one
+    entry in "clients", the half that all clients train in turn
     [test_split_learning_is_training_the_stacked_network]
 D3  the edge network's own classifier is not used and not changed
     [test_the_edges_classifier_is_left_alone]
@@ -28,15 +29,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from algorithms.common import seeded, stream, timed
+from algorithms.common import timed
+from algorithms.communication import FLOAT_BYTES
 from algorithms.evaluation import accuracy
 from algorithms.fedgkt_features import feature_map
 from algorithms.training import (OPTIMIZERS, Optimizer, batches, forward, predict_logits, restore,
                                  snapshot)
-from communication import FLOAT_BYTES
+from federation import seeded, stream
 
 PUBLIC = "none"
 MIXED = False   # may clients have different networks?
+STACKED = True  # the server's network continues the clients'
 COLUMNS = ("accuracy",)
 
 
@@ -82,24 +85,29 @@ def evaluate(fed, stacked):
     return {"accuracy": mean, "server_accuracy": mean}
 
 
+def check(fed, **settings):
+    """Raises ValueError if the two halves do not fit together."""
+    feature_map(fed)
+
+
 def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, batch_size: int = 256,
         lr: float = 1e-3, optimizer: Optimizer = "amsgrad", weight_decay: float = 1e-4):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
-    rounds          number of rounds
     local_epochs    passes over each client's data in a round
-    batch_size      batch size
     lr              learning rate of both halves
     optimizer       optimizer of both halves, kept over the rounds
-    weight_decay    L2 penalty of these optimizers
+    The other keywords are in hyperparameters.py.
     """
-    feature_map(fed)                     # raises ValueError if the two halves do not fit together
     new_optimizer = partial(OPTIMIZERS[optimizer], lr=lr, weight_decay=weight_decay)
     stacked = Stacked(fed.client_model(0), fed.server_model())
     if state is None:
-        state = {"round": 0, "edge": snapshot(stacked.edge), "server": snapshot(stacked.server)}
+        check(fed)
+        state = {"round": 0, "clients": [snapshot(stacked.edge)],
+                 "server": snapshot(stacked.server)}
         yield evaluate(fed, stacked), state
-    edge_optimizer = restore(state["edge"], stacked.edge, new_optimizer)
+    [edge] = state["clients"]                                # the one that travels between clients
+    edge_optimizer = restore(edge, stacked.edge, new_optimizer)
     server_optimizer = restore(state["server"], stacked.server, new_optimizer)
     for t in range(state["round"] + 1, rounds + 1):
         # The edge's half goes from client to client.
@@ -107,7 +115,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, batch_size
                                      local_epochs=local_epochs, batch_size=batch_size)
                          for i in range(len(fed.private)))
 
-        state = copy.deepcopy({"round": t, "edge": snapshot(stacked.edge, edge_optimizer),
+        state = copy.deepcopy({"round": t, "clients": [snapshot(stacked.edge, edge_optimizer)],
                                "server": snapshot(stacked.server, server_optimizer)})
         metrics = {**evaluate(fed, stacked),                                 # FedGKT Eq. (12)
                    "bytes_up": sent_bytes, "bytes_down": sent_bytes}

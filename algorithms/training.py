@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from algorithms.common import seeded, stream
+from federation import seeded, stream
 
 
 def network(fed, architecture, init=0):

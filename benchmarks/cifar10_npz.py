@@ -1,6 +1,6 @@
 """Part of CIFAR-10 as one .npz file, from torchvision's files: the first N images of each class.
 
-    python benchmarks/cifar10_npz.py data part.npz --train-per-class 1000 --test-per-class 200
+    python benchmarks/cifar10_npz.py downloads part.npz --train-per-class 1000 --test-per-class 200
 """
 import argparse
 

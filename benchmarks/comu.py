@@ -11,8 +11,8 @@ from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from communication import bytes_until
-from plot import read_runs
+from algorithms.communication import bytes_until
+from experiment.plot import read_runs
 
 
 def megabytes(seeds, threshold):
@@ -36,7 +36,7 @@ args = parser.parse_args()
 thresholds = [float(x) for x in args.thresholds.split(",")]
 
 results = {label: {seed: run["rows"] for seed, run in runs.items()}
-           for label, runs in read_runs(args.folders, []).items()}
+           for label, runs in read_runs(args.folders).items()}
 needed = {(label, x): megabytes(seeds, x) for label, seeds in results.items() for x in thresholds}
 
 print("MB (2^20 bytes) up and down until the clients' mean accuracy is x, "

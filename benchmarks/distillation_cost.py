@@ -18,12 +18,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import torch
 
-import federation
-import fedkd_minimal
 from algorithms import feddf, fedsdd
-from algorithms.common import seconds, timed
+from algorithms.common import seconds
+from algorithms.communication import round_seconds
 from algorithms.training import forward
-from communication import round_seconds
+from experiment import build
+from experiment.config import configure
+from experiment.flags import parse
 
 ROUNDS, WARM_UP = 8, 4       # rounds, and how many at the start do not count: after 4 the ensemble
                              # has R rounds for every R below
@@ -40,15 +41,15 @@ parser.add_argument("--recompute", action="store_true",
                     help="also measure teachers that predict the batch of every step")
 recompute = parser.parse_args().recompute
 
-config = fedkd_minimal.configure(fedkd_minimal.parse([
+config = configure(parse([
     "--algo", "feddf,fedsdd", "--clients", str(CLIENTS), "--rounds", str(ROUNDS),
     "--local-epochs", "1", "--K", str(K), "--distill-steps", str(STEPS),
     "--server-batch-size", str(BATCH), "--server-lr", "0.1", "--server-optimizer", "sgd",
     "--no-cosine", "--max-grad-norm", "none", "--temperature", "4", "--no-drop-worst",
     "--patience", "none"]))
 flags, settings = config["flags"], config["settings"]
-dataset, foreign = federation.load(flags)
-fed = federation.build(flags, dataset, foreign, *federation.split(flags, dataset, 0), 0,
+datasets = build.load(flags)
+fed = build.federation(flags, datasets, build.split(flags, datasets.task, 0), 0,
                        torch.device("cpu"))
 
 
@@ -60,13 +61,13 @@ def start(algo, active, R):
 
 def timed_round(run):
     """(metrics, seconds of distillation, seconds of local training) of the run's next round."""
-    timed.seconds.clear()
+    fed.seconds.clear()
     begin = seconds(fed.device)
     metrics, _ = next(run)
     whole = seconds(fed.device) - begin
     others = ("collect", "evaluate", "evaluate_ensemble")
-    distillation = whole - sum(timed.seconds[name] for name in others)
-    return metrics, distillation, timed.seconds["collect"]
+    distillation = whole - sum(fed.seconds[name] for name in others)
+    return metrics, distillation, fed.seconds["collect"]
 
 
 class RecomputedLogits:
@@ -85,15 +86,15 @@ def recomputed_seconds(algo, num_teachers, t):
     """Seconds of a distillation for which all teachers predict the batch of every step."""
     student = {"architecture": fed.architecture[0], "model": fed.client_model(0).state_dict()}
     teacher_logits = RecomputedLogits(num_teachers)
-    distil = MODULES[algo].distil
-    names = inspect.getfullargspec(inspect.unwrap(distil)).kwonlyargs
-    hyperparameters = {name: settings[algo][name] for name in names}
-    timed.seconds.clear()
+    distill = MODULES[algo].distill
+    names = inspect.getfullargspec(inspect.unwrap(distill)).kwonlyargs
+    hyperparameters = {name: settings[algo][name] for name in names if name in settings[algo]}
+    fed.seconds.clear()
     if algo == "feddf":
-        distil(fed, t, student, teacher_logits, **hyperparameters)
+        distill(fed, t, student, teacher_logits, **hyperparameters)
     else:
-        distil(fed, t, 0, student, teacher_logits, **hyperparameters)
-    return timed.seconds["distil"]
+        distill(fed, student, teacher_logits, keys=("distil", t, 0), **hyperparameters)
+    return fed.seconds["distill"]
 
 
 runs = {case: start(*case) for case in CASES}

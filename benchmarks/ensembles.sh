@@ -17,7 +17,7 @@ for alpha in ${*:-0.1 1.0}; do
     for R in 1 2 4; do
         run "aggregated-K4-R$R" fedsdd-ablations --K 4 --R "$R" --students none
     done
-    python plot.py --key accuracy,ensemble_accuracy \
+    python -m experiment.plot --key accuracy,ensemble_accuracy \
         "$out"/{clients-K1,gaussian,dirichlet,clients-K4,aggregated-K4-R{1,2,4}} \
-        > "results/table5-alpha$alpha.txt"
+        > "docs/results/table5-alpha$alpha.txt"
 done

@@ -18,9 +18,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import torch
 import torch.nn.functional as F
 
-import federation
-import fedkd_minimal
 from algorithms import fedgems
+from experiment import build
+from experiment.config import configure
+from experiment.flags import parse
 
 BATCH, PREDICTION_BATCH = 64, 64
 WARM_UP = 2                                              # rounds that are not in the medians
@@ -29,13 +30,13 @@ parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("rounds", nargs="?", type=int, default=12, help="more than 2; default 12")
 num_rounds = parser.parse_args().rounds
 
-config = fedkd_minimal.configure(fedkd_minimal.parse([
+config = configure(parse([
     "--algo", "fedgems", "--clients", "16", "--partition", "dirichlet_balanced", "--alpha", "0.5",
     "--public", "half", "--public-size", "1500", "--rounds", str(num_rounds),
     "--local-epochs", "1", "--batch-size", str(BATCH), "--server-batch-size", str(BATCH)]))
 flags = config["flags"]
-dataset, foreign = federation.load(flags)
-fed = federation.build(flags, dataset, foreign, *federation.split(flags, dataset, 0), 0,
+datasets = build.load(flags)
+fed = build.federation(flags, datasets, build.split(flags, datasets.task, 0), 0,
                        torch.device("cpu"))
 
 

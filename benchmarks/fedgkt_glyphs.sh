@@ -19,6 +19,6 @@ for what in ${*:-edges networks}; do
         done
         folders=(runs/fedgkt/networks/{gkt_edge4,gkt_edge6,gkt_edge})
     fi
-    python plot.py --key accuracy,edge_accuracy "${folders[@]}" \
-        > "results/fedgkt-$what.txt"
+    python -m experiment.plot --key accuracy,edge_accuracy "${folders[@]}" \
+        > "docs/results/fedgkt-$what.txt"
 done

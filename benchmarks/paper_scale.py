@@ -16,9 +16,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import torch
 import torch.nn.functional as F
 
-import fedkd_minimal
 import models
-from communication import network_cost
+from algorithms.communication import network_cost
+from experiment.config import configure
+from experiment.flags import parse
 
 IMAGE, CLASSES, BATCHES = (3, 32, 32), 10, 5
 TRAINING = 50_000                                        # CIFAR-10's images, and CIFAR-100's
@@ -36,7 +37,7 @@ def settings_of(paper, algo):
     argv = ["--algo", algo, "--paper", paper]
     if paper == "fedsdd":
         argv += ["--public", "glyphs-letters"]           # embedded; here only settings are read
-    return fedkd_minimal.configure(fedkd_minimal.parse(argv))["settings"][algo]
+    return configure(parse(argv))["settings"][algo]
 
 
 def samples_a_second(name, batch_size):

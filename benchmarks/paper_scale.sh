@@ -2,7 +2,7 @@
 # FedSDD's Table 2 and FedGEMS's Table 2, homogeneous, at the papers' scale, on a GPU.
 # usage: benchmarks/paper_scale.sh [FLAG ...]
 # FLAG: for every run, for example --rounds 3 --amp. torchvision downloads CIFAR-10 and CIFAR-100
-# to data/. benchmarks/paper_scale.py estimates the hours.
+# to downloads/. benchmarks/paper_scale.py estimates the hours.
 # Goal: 10 s for a round of FedSDD with ResNet-20, where the paper's A100 needs 298 s.
 set -euo pipefail
 cd "$(dirname "$0")/.."

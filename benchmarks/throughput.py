@@ -24,13 +24,14 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import torch
 import torch.nn.functional as F
 
-import federation
-import fedkd_minimal
 import models
 from algorithms import fedavg
-from algorithms.common import seeded, stream
 from algorithms.evaluation import accuracy
 from algorithms.training import batches, load_model, predict_logits
+from experiment import build
+from experiment.config import configure
+from experiment.flags import parse
+from federation import seeded, stream
 
 EPOCHS, BATCH, LR = 5, 64, 0.1
 PREDICTED, PREDICTION_BATCHES, TURNS = 500, (32, 64, 100, 256, 500), 11
@@ -43,13 +44,13 @@ parser.add_argument("--prediction-only", action="store_true", help="do not measu
 args = parser.parse_args()
 
 
-def build(name, dataset_flag, amp):
+def federation_of(name, dataset_flag, amp):
     """A federation of one client that holds all training images."""
-    flags = fedkd_minimal.configure(fedkd_minimal.parse([
+    flags = configure(parse([
         "--algo", "fedavg", "--dataset", dataset_flag, "--model", name, "--clients", "1",
         "--partition", "iid", "--amp" if amp else "--no-amp"]))["flags"]
-    dataset, _ = federation.load(flags)
-    return federation.build(flags, dataset, None, *federation.split(flags, dataset, 0), 0,
+    datasets = build.load(flags)
+    return build.federation(flags, datasets, build.split(flags, datasets.task, 0), 0,
                             torch.device("cpu"))
 
 
@@ -65,7 +66,7 @@ def plain_epoch(model, images, labels, t):
 
 def measure_training(name):
     """Prints the speed of local training, and the accuracy that it reaches."""
-    feds = [build(name, args.file, amp) for amp in (False, True)]
+    feds = [federation_of(name, args.file, amp) for amp in (False, True)]
     images, labels = feds[0].private[0].images.contiguous(), feds[0].private[0].labels
     with seeded(0, "init", 0):                           # the same initial weights
         plain = models.build(name, images.shape[1:], feds[0].num_classes)
@@ -100,7 +101,7 @@ def plain_prediction(model, images, batch_size):
 def start_worker(name, loop, size):
     """Makes `predict_in_turn` of this process: the seconds of one prediction."""
     global predict_in_turn
-    fed = build(name, args.file, amp=False)
+    fed = federation_of(name, args.file, amp=False)
     model, (train_images, labels), images = fed.client_model(0), fed.private[0], fed.test.images
     predict = partial(predict_logits, fed, model, images[:PREDICTED], size)
     if loop == LOOPS[0]:

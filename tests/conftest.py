@@ -1,4 +1,5 @@
-"""One thread: the networks of the tests are so small that a second one only waits."""
+"""One thread: the networks of the tests are so small that a second one only waits. Processes that
+work for long are started before the first test."""
 import numpy as np
 import pytest
 import torch
@@ -16,13 +17,19 @@ def npz(tmp_path_factory):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def elsewhere_process(request, npz, tmp_path_factory):
-    """(folder, process) of `elsewhere` in test_runs.py, started with the first test if needed."""
-    if not any("elsewhere" in getattr(item, "fixturenames", ()) for item in request.session.items):
-        yield None
-        return
-    from test_runs import start_elsewhere
-    out = tmp_path_factory.mktemp("elsewhere")
-    with start_elsewhere(npz, out) as process:
-        yield out, process
-        process.kill()
+def background(request, npz, tmp_path_factory):
+    """{name: (folder, process)}: what works while other tests run.
+
+    The process of a fixture `name` is what `start_name(npz, folder)` in its module returns. It is
+    started if a test needs the fixture.
+    """
+    needed = {name: getattr(item.module, f"start_{name}") for item in request.session.items
+              for name in item.fixturenames if hasattr(item.module, f"start_{name}")}
+    started = {}
+    for name, start in needed.items():
+        folder = tmp_path_factory.mktemp(name)
+        started[name] = folder, start(npz, folder)
+    yield started
+    for _, process in started.values():
+        with process:
+            process.kill()

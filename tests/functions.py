@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from toys import linear, same, with_batchnorm, with_hidden_layer
 
-from algorithms.common import seeded
+from federation import seeded
 
 ROOT = Path(__file__).parent.parent
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from algorithms import ALGORITHMS
-from algorithms.common import Data, Federation, seeded, stream
+from algorithms import ALGORITHMS, common
 from algorithms.training import batches
+from federation import Data, Federation, seeded, stream
 from fedkd_minimal import main
-from reference.linear import cross_entropy_slope, gradient, kl_slope, logits
+from reference.linear import cross_entropy_slope, gradient, logits
 from reference.linear import softmax as slow_softmax
 
 SHAPE = (1, 2, 2)
@@ -78,7 +78,7 @@ def federation(sizes=(5, 3, 4, 6), network=linear, seed=0, num_public=8, num_cla
         "public": Data(samples(num_public, num_classes, 2).images, None), **changes})
 
 
-def labelled(**changes):
+def labeled(**changes):
     """A federation whose public samples have labels: 8 of them, or `num_public`."""
     fed = federation(**changes)
     return dataclasses.replace(fed, public=samples(len(fed.public.images), fed.num_classes, seed=2))
@@ -129,9 +129,11 @@ def refused(capsys, argv, *words, run=main):
     return error
 
 
-def equal(rounds, expected):
-    """True if two lists of (metrics, state) are equal bit for bit."""
-    return all(same(a[1], b[1]) and a[0] == b[0] for a, b in zip(rounds, expected, strict=True))
+def receives(monkeypatch, change):
+    """{"attack": True} for a run whose server receives change(uploads [M, n, C], rows [n])."""
+    monkeypatch.setattr(common, "attack_rows",
+                        lambda attack, uploads, client_ids, rows: change(uploads, rows))
+    return {"attack": True}
 
 
 def through_a_file(state):
@@ -211,15 +213,11 @@ def slow_training(learner, update, images, slope, *, epochs, batch_size, rng, st
         update.step()
 
 
-def slow_student(fed, start, teacher, *keys, temperature, distill_steps, server_batch_size,
-                 server_lr):
-    """SGD of a linear student on public images, from a state_dict; keys: t, and k if there is one.
-    """
-    student = slow_learner(start)
-    slow_training(student, torch.optim.SGD(student, lr=server_lr), fed.public.images,
-                  towards_softened(teacher, temperature), epochs=distill_steps, steps=distill_steps,
-                  batch_size=server_batch_size, rng=stream(fed.seed, "distil", *keys))
-    return student
+def slopes(loss, z, h=1e-4):
+    """The derivative of loss(z) by each number of z, as a difference quotient."""
+    def moved(c, step):
+        return [v + step * (k == c) for k, v in enumerate(z)]
+    return [(loss(moved(c, h)) - loss(moved(c, -h))) / (2 * h) for c in range(len(z))]
 
 
 def towards_labels(labels):
@@ -229,10 +227,6 @@ def towards_labels(labels):
 def towards_probs(targets):
     """Of - sum_c y_c ln q_c: q_c sum_k y_k - y_c."""
     return lambda n, z: [q * sum(targets[n]) - y for q, y in zip(slow_softmax(z), targets[n])]
-
-
-def towards_softened(teacher_logits, T):
-    return lambda n, z: kl_slope(z, teacher_logits[n].tolist(), T)
 
 
 def close(model_state, learner, atol=1e-5):

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The tables of results/ from the runs of the scripts here: final and best values, and differences
+# The tables of docs/results/ from the runs of the scripts here: final and best values, differences
 # paired by seed, each against the reference that a claim needs.
 # usage: benchmarks/claims/tables.sh [CLAIM ...]
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 table() {   # table CLAIM KEYS METHOD ...: the first method is the reference
-    python plot.py --key "$2" --base "$3" $(printf "runs/$1/%s " "${@:3}")
+    python -m experiment.plot --key "$2" --base "$3" $(printf "runs/$1/%s " "${@:3}")
     echo
 }
 both=accuracy,ensemble_accuracy
@@ -61,9 +61,9 @@ for claim in ${*:-fedsdd ablations fedmd fedgems attacks fedgkt quick-start}; do
         table fedgkt accuracy,edge_accuracy fedavg-noniid to-edge-noniid ;;
     quick-start)
         for base in fedavg fedsdd:R=1; do
-            python plot.py runs/quick-start --key $both --base $base
-            python plot.py runs/quick-start-1.0 --key $both --base $base
+            python -m experiment.plot runs/quick-start --key $both --base $base
+            python -m experiment.plot runs/quick-start-1.0 --key $both --base $base
         done ;;
-    esac > "results/$claim.new"                          # if a run is missing, the table stays
-    mv "results/$claim.new" "results/$claim.txt"
+    esac > "docs/results/$claim.new"                     # if a run is missing, the table stays
+    mv "docs/results/$claim.new" "docs/results/$claim.txt"
 done

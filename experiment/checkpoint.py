@@ -1,0 +1,236 @@
+"""A run on disk: config.json, checkpoint.pt, metrics.jsonl, timing.jsonl.
+
+The checkpoint holds the state after a round and the rows of all rounds so far. It is replaced in
+one step, and the .jsonl files are written after it, from its rows. So a run that is killed at any
+moment can continue after its last finished round, and no row is lost or doubled.
+"""
+import contextlib
+import io
+import json
+import os
+import shutil
+import tempfile
+import zipfile
+import zlib
+from pathlib import Path
+
+import torch
+
+from experiment import process
+from experiment.process import fail, rank, say
+
+try:
+    import fcntl
+except ImportError:    # Windows: folders are not locked
+    fcntl = None
+
+FILES = ("config.json", "checkpoint.pt", "metrics.jsonl", "timing.jsonl")
+TEMPORARY = ".fedkd-minimal-"    # prefix of the names of temporary folders
+
+
+# ------------------------------------------------------------------------------------- the folders
+
+def places(folder, config):
+    """{(algorithm, seed): the folder of this run}: `folder` itself, or one inside it for each."""
+    runs = [(algo, seed) for seed in config["seeds"] for algo in config["algo"]]
+    if folder is None or len(runs) == 1:
+        return dict.fromkeys(runs, folder)
+    return {(algo, seed): folder / f"{algo.replace(':', '-')}-seed{seed}" for algo, seed in runs}
+
+
+def check_free(folder):
+    """Raises ValueError if `folder` holds a run."""
+    if any((folder / name).exists() for name in FILES):
+        raise ValueError(f"{folder} already holds a run; --resume {folder} continues it")
+
+
+@contextlib.contextmanager
+def lock(folder):
+    """Keeps other processes from writing to `folder` while the block runs.
+
+    It also removes temporary files that a killed run left there. The lock ends with the process,
+    even if that is killed. Nothing is locked or removed on Windows, or on a network file system
+    that cannot lock folders. Raises ValueError if another process holds the lock.
+    """
+    if fcntl is None:
+        yield
+        return
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{folder} is in use by another process: wait until it ends, or give "
+                             "a new run another --out") from None
+        except OSError:        # the file system cannot lock a folder
+            pass
+        else:
+            for leftover in folder.glob(f"{TEMPORARY}*"):
+                shutil.rmtree(leftover)
+        yield
+    finally:
+        os.close(number)
+
+
+@contextlib.contextmanager
+def locked(folder, places, is_new):
+    """Makes the folders of a command, and keeps other processes out of them while the block runs.
+
+    The first process locks them. If it cannot, or if a new run's folder holds a run, all processes
+    end with one line and exit status 2. folder may be None: nothing is kept.
+    """
+    problem = None
+    with contextlib.ExitStack() as locks:
+        if folder and rank() == 0:
+            try:
+                for place in dict.fromkeys([folder, *places.values()]):
+                    place.mkdir(parents=True, exist_ok=True)
+                    locks.enter_context(lock(place))
+                    if is_new:
+                        check_free(place)
+            except (ValueError, OSError) as error:
+                problem = str(error)
+        if problem := process.gather(problem)[0]:
+            fail(problem)
+        yield
+
+
+# -------------------------------------------------------------------------------------- the config
+
+def identity(config):
+    """A number for the part of a config that must not change on resume.
+
+    `rounds`, the device, the versions and the paths of the data may change; the data's fingerprints
+    may not.
+    """
+    settings = {algo: {name: value for name, value in of_algo.items() if name != "rounds"}
+                for algo, of_algo in config["settings"].items()}
+    flags = {name: value for name, value in config["flags"].items()
+             if name not in ("dataset", "public", "data_root")}
+    kept = [config["algo"], config["seeds"], config["data"], config["environment"]["threads"]]
+    return zlib.crc32(dumps([*kept, flags, settings]).encode())
+
+
+def one_run(config, algo, seed):
+    """The part of a config that is one algorithm with one seed."""
+    return {**config, "algo": [algo], "seeds": [seed], "settings": {algo: config["settings"][algo]}}
+
+
+def write_config(folder, config):
+    """Writes config.json; only the first process does. folder may be None: nothing is kept."""
+    if folder and rank() == 0:
+        text = dumps(config | {"identity": identity(config)}, indent=2)
+        replace(folder / "config.json", lambda path: path.write_text(text))
+
+
+def resumed(given):
+    """The config of the run in the folder of --resume, with the rounds and the device of `given`.
+
+    Raises ValueError if there is no run, if config.json is damaged or was changed by hand, or if
+    there would be fewer rounds.
+    """
+    folder = given["resume"]
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text())
+        is_whole = config.pop("identity") == identity(config)
+    except OSError:
+        raise ValueError(f"{folder} holds no run: it has no readable config.json") from None
+    except (ValueError, LookupError, TypeError, AttributeError):
+        is_whole = False
+    if not is_whole:
+        raise ValueError(f"{path} is damaged, was changed, or is not from this program")
+    for algo, settings in config["settings"].items():
+        rounds = given.get("rounds", settings["rounds"])
+        if rounds < settings["rounds"]:
+            raise ValueError(f"--rounds {rounds}: {algo} was started with {settings['rounds']} "
+                             "rounds, and this number can only be raised")
+        settings["rounds"] = rounds
+    environment = config["environment"]
+    now = {"torch": torch.__version__, "device": given.get("device", environment["device"])}
+    for name, value in now.items():
+        if environment[name] != value:
+            say(f"the run was started with {name} {environment[name]} and continues with "
+                f"{value}: the last digits may differ")
+    config["environment"] = environment | now | {"processes": process.count()}
+    return config
+
+
+def with_data(config, found):
+    """The config with the fingerprints of its data sets, `found` (see `build.fingerprints`).
+
+    Raises ValueError if they have changed since the run was started.
+    """
+    for flag, now in found.items():
+        before = config.get("data", found)[flag]
+        if now != before:
+            raise ValueError(f"{config['flags'][flag]} has changed; the run was started with "
+                             f"{before}; now it has {now}")
+    return config | {"data": found}
+
+
+# -------------------------------------------------------------------------------------- the rounds
+
+def dumps(value, indent=None):
+    """A line of JSON, or an indented text. Raises ValueError for nan and infinity."""
+    return json.dumps(value, indent=indent, allow_nan=False) + "\n"
+
+
+def replace(path, write):
+    """Writes a file in one step: after a kill, the old file or all of the new one is there."""
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=TEMPORARY) as temporary:
+        write(Path(temporary) / path.name)
+        os.replace(Path(temporary) / path.name, path)
+
+
+def save(folder, config, state, rows, timings):
+    """Writes the checkpoint of a round, then its lines of metrics.jsonl and timing.jsonl.
+
+    Only the first process writes. folder may be None: nothing is kept.
+    """
+    if folder is None or rank() > 0:
+        return
+    checkpoint = {"identity": identity(config), "state": state, "rows": rows, "timings": timings}
+    content = io.BytesIO()    # torch.save to a file gives no reason when the disk is full
+    torch.save(checkpoint, content)
+    replace(folder / "checkpoint.pt", lambda path: path.write_bytes(content.getbuffer()))
+    for name, lines in [("metrics.jsonl", rows), ("timing.jsonl", timings)]:
+        with open(folder / name, "a") as file:
+            file.write(dumps(lines[-1]))
+
+
+def restore(folder, config, device):
+    """(state, rows, timings) of the last finished round; (None, [], []) before the first.
+
+    folder may be None: nothing is kept. Raises ValueError if the checkpoint is missing, damaged, or
+    of a run with other settings.
+    """
+    if folder is None:
+        return None, [], []
+    path = folder / "checkpoint.pt"
+    if not path.exists():
+        if (folder / "metrics.jsonl").exists():
+            raise ValueError(f"{path} is missing, but {folder / 'metrics.jsonl'} exists")
+        return None, [], []
+    try:
+        if damaged := zipfile.ZipFile(path).testzip():   # torch.load does not check the checksums
+            raise ValueError(f"{damaged} has a wrong checksum")
+        found = torch.load(path, map_location=device, weights_only=True)
+        state, rows, timings = found["state"], found["rows"], found["timings"]
+        is_of_this_run = found["identity"] == identity(config)
+    except Exception as error:       # of many types: from zipfile, pickle, torch
+        raise ValueError(f"{path} is damaged, or not from this program ({error})") from None
+    if not is_of_this_run:
+        raise ValueError(f"{path} is from a run with other settings than {folder / 'config.json'}")
+    return state, rows, timings
+
+
+def begin(folder, config, rows, timings):
+    """Writes config.json, and the .jsonl files anew from the rows of a checkpoint.
+
+    Only the first process writes. folder may be None: nothing is kept.
+    """
+    write_config(folder, config)
+    for name, lines in [("metrics.jsonl", rows), ("timing.jsonl", timings)]:
+        if folder and rank() == 0 and rows:
+            replace(folder / name, lambda path: path.write_text("".join(map(dumps, lines))))

@@ -1,0 +1,146 @@
+"""The numbers behind the flags: each paper's settings, settings for the embedded data, ranges."""
+
+# PAPER[paper] has the settings of --paper: under "data" those of the federation, and under each
+# algorithm what differs from the defaults of its signature. An algorithm's own "data" holds the
+# flags of the federation that the paper has for this algorithm alone.
+# Sources: FedSDD section 4.1 and Table 2 (alpha 0.1); FedDF's public code; FedGEMS Tables 11, 13
+# and Appendix B; FedGKT Tables 6, 10; FedMD's public code.
+# "validation" is in the "data" wherever a method needs it, so that all methods of a paper hold the
+# same private images.
+ADAM = {"batch_size": 64, "lr": 1e-3, "optimizer": "amsgrad", "weight_decay": 1e-4}
+TWENTY_CLIENTS = {"clients": 20, "partition": "dirichlet_equal", "augment": True}
+# Learning rates fall on a plateau in FedGKT (section 4.2) and, following it, in FedGEMS (section
+# 4.1). The papers name no patience: 10 is the default of
+# ReduceLROnPlateau, which FedGKT's code uses.
+SIXTEEN_CLIENTS = {"clients": 16, "augment": True, "lr_patience": 10, "validation": 0.1}
+IID, DIRICHLET = {"partition": "iid"}, {"partition": "dirichlet_balanced", "alpha": 0.5}
+PLAIN_FEDDF = {"drop_worst": False, "patience": None, "max_grad_norm": None, "cosine": False}
+EDGE = {"model": ["gkt_edge"], "server_model": "gkt_server55"}
+# FedGKT, Table 10, not iid: "SGD, lr=0.005, momentum=0.9", without the weight decay that it lists
+# for Adam. The public code has Nesterov's momentum.
+FEDGKT_SGD = {"optimizer": "momentum", "server_optimizer": "momentum", "lr": 0.005,
+              "server_lr": 0.005, "weight_decay": 0.0, "server_epochs": 40, "data": EDGE}
+FEDAVG = {**ADAM, "rounds": 200, "participation": 1.0, "local_epochs": 20}
+FEDGKT_BASELINES = {"fedavg": FEDAVG, "centralized": {"rounds": 300, "lr": 3e-3}}
+FEDGEMS_DATA = {**SIXTEEN_CLIENTS, "server_model": "bottleneck56", "public": "half"}
+FEDGEMS = {
+    "fedgems": {}, "fedgems-ablations": {}, "fedgem": {}, "dsfl": {}, "cronus": {},
+    "standalone": {}, "public-private": {}, "centralized": {}, "centralized-all": {},
+    # Table 13 has neither a transfer phase nor early stopping.
+    "fedmd": {**ADAM, "rounds": 200, "local_epochs": 2, "public_batch_size": 64,
+              "subset_size": None, "kernel_l2": 0.0, "transfer_public_epochs": 0,
+              "transfer_local_epochs": 0, "early_stopping": False}}
+PAPER = {
+    "fedsdd": {
+        "data": {**TWENTY_CLIENTS, "model": ["resnet20"], "alpha": 0.1},
+        "fedavg": {}, "fedprox": {}, "scaffold": {}, "fedbe": {},
+        "fedsdd": {}, "fedsdd-ablations": {},
+        "feddf": {"lr": 0.8, **PLAIN_FEDDF, "server_optimizer": "sgd", "server_lr": 0.1,
+                  "server_batch_size": 256, "distill_steps": 5000, "temperature": 4.0}},
+    "feddf": {
+        "data": {**TWENTY_CLIENTS, "model": ["resnet8"], "alpha": 1.0, "validation": 0.1},
+        "fedavg": {"lr": 0.1}, "feddf": {}},
+    "fedgems-homogeneous": {
+        "data": {**FEDGEMS_DATA, **IID, "model": ["bottleneck11"]}, **FEDGEMS,
+        "fedavg": FEDAVG, "fedgkt": {"data": EDGE},
+        # distill_steps: 5 epochs of half of CIFAR's training images, 5 x ceil(25,000 / 64). With
+        # another number of public images, give --distill-steps. The weight decay is the clients'.
+        "feddf": {**ADAM, **PLAIN_FEDDF, "rounds": 100, "participation": 1.0, "local_epochs": 40,
+                  "server_optimizer": "amsgrad", "server_batch_size": 64, "distill_steps": 1955}},
+    # The paper has no FedAvg and no FedDF here: they average clients with the same network.
+    # Networks of clients 1 to 8, and of 9 to 16, as Table 11 prints them (D1 in models.py).
+    "fedgems-heterogeneous": {
+        "data": {**FEDGEMS_DATA, **DIRICHLET,
+                 "model": ["bottleneck11", "bottleneck14a", "bottleneck14b", "bottleneck14c",
+                           "bottleneck17a", "bottleneck17b", "bottleneck17c", "bottleneck14a"]},
+        **FEDGEMS, "fedgkt": {**FEDGKT_SGD, "weight_decay": 1e-4}},    # Table 13 lists it
+    "fedgkt": {
+        "data": {**SIXTEEN_CLIENTS, **IID, "model": ["bottleneck56"]}, **FEDGKT_BASELINES,
+        "fedgkt": {"data": EDGE}, "fedgkt-async": {"data": EDGE}, "split-learning": {"data": EDGE}},
+    # Table 6 is of CIFAR-10. CIFAR-100 and CINIC-10: --partition dirichlet_balanced
+    "fedgkt-noniid": {
+        "data": {**SIXTEEN_CLIENTS, "partition": "fedgkt_table6", "alpha": 0.5,
+                 "model": ["bottleneck56"]}, **FEDGKT_BASELINES,
+        "fedgkt": FEDGKT_SGD, "fedgkt-async": FEDGKT_SGD},
+    # CIFAR, iid as in the public code: --dataset cifar100. REPRODUCE.md has the other three
+    # settings.
+    "fedmd": {
+        "data": {"clients": 10, "model": [f"fedmd{j}" for j in range(10)],
+                 "partition": "few_per_class", "per_class": 3},
+        "fedmd": {}, "fedmd-pooled": {}},
+}
+
+# {data set: its default public data set}, for the embedded data and for each paper. (FedGEMS uses
+# half of the task's own images; FedGKT has no public images.) If a name is not in data.DATASETS, an
+# error message shows it and asks for --public.
+EMBEDDED = {"glyphs": "glyphs-letters", "glyphs-letters": "glyphs"}
+CIFAR_TASKS = {"cifar10": "cifar100", "cifar100": "ImageNet-32"}
+PUBLIC_SETS = {"fedsdd": CIFAR_TASKS, "feddf": CIFAR_TASKS,
+               "fedmd": {"cifar100": "cifar10", "emnist": "mnist"}}
+
+# The settings without --paper: small networks and few epochs. On the embedded data each run takes
+# less than a minute on two CPU cores. The clients' learning rate is an eighth of FedSDD's
+# 0.8, so the server's is an eighth of FedSDD's 0.1. At 0.1, the distillation loss, which has the
+# factor temperature² = 16, would outweigh local training.
+WEIGHTS = {"rounds": 20, "local_epochs": 5, "batch_size": 32, "lr": 0.1}
+SERVER = {"distill_steps": 100, "server_batch_size": 128, "server_lr": 0.0125}
+LOGITS = {"rounds": 10, "local_epochs": 5, "batch_size": 64}
+LOGITS_AND_SERVER = {**LOGITS, "server_batch_size": 64}
+SMALL_EDGE = {"clients": 16, **DIRICHLET,
+              "model": ["gkt_edge_small"], "server_model": "gkt_server_small"}
+FEDGKT = {"rounds": 10, "batch_size": 32, "server_batch_size": 32, "server_epochs": 5,
+          "data": SMALL_EDGE}
+QUICK_START = {
+    "data": {"model": ["cnn"], "server_model": "cnn_large"},
+    "fedavg": WEIGHTS, "fedprox": WEIGHTS, "scaffold": WEIGHTS,
+    "feddf": {**WEIGHTS, "distill_steps": 100, "check_every": 20, "patience": 60},
+    "fedbe": {**WEIGHTS, **SERVER},
+    "fedsdd": {**WEIGHTS, **SERVER}, "fedsdd-ablations": {**WEIGHTS, **SERVER},
+    "fedgkt": FEDGKT, "fedgkt-async": FEDGKT,
+    "split-learning": {"rounds": 10, "batch_size": 32, "data": SMALL_EDGE},
+    "fedmd": {**LOGITS, "local_epochs": 1, "batch_size": 5, "transfer_public_epochs": 5,
+              "transfer_local_epochs": 10, "subset_size": 1000, "public_batch_size": 64},
+    "fedmd-pooled": {"rounds": 20, "transfer_public_epochs": 5},
+    "dsfl": LOGITS, "cronus": LOGITS, "fedgem": LOGITS_AND_SERVER,
+    "fedgems": LOGITS_AND_SERVER, "fedgems-ablations": LOGITS_AND_SERVER,
+    "public-private": LOGITS, "standalone": {"rounds": 20, "batch_size": 64},
+    "centralized": {"rounds": 20, "batch_size": 64},
+    "centralized-all": {"rounds": 20, "batch_size": 64},
+}
+
+# The flags of the federation, with their defaults. None: see `complete_flags` in config.py.
+DEFAULTS = {
+    "paper": None, "dataset": "glyphs", "data_root": "downloads", "classes": None,
+    "model": ["resnet20"], "server_model": "resnet56", "clients": 20,
+    "partition": "dirichlet_equal", "alpha": 0.1,
+    "per_class": 3, "public": None, "joint": None, "public_size": None, "validation": None,
+    "augment": False, "amp": False, "lr_patience": None, "attack": None, "attackers": None,
+    "attack_scale": None, "attack_z": None, "comu": None}
+
+# The range of each number, the same in every algorithm: (a test of the value, the range in words).
+# A hyperparameter that is not listed may be a whole number from 0, or any finite number.
+at_least_0 = (lambda x: 0 <= x < float("inf"), "0 or more")
+at_least_1 = (lambda x: 1 <= x < 2**31, "1 or more")
+positive = (lambda x: 0 < x < float("inf"), "greater than 0")
+share = (lambda x: 0 < x <= 1, "in (0, 1]")
+finite = (lambda x: abs(x) < float("inf"), "finite")
+RANGES = {
+    "rounds": at_least_1, "participation": share, "local_epochs": at_least_1,
+    "public_epochs": at_least_0, "server_epochs": at_least_1, "batch_size": at_least_1,
+    "server_batch_size": at_least_1, "public_batch_size": at_least_1, "lr": positive,
+    "server_lr": positive, "global_lr": positive, "lr_patience": at_least_1,
+    "weight_decay": at_least_0, "kernel_l2": at_least_0, "max_grad_norm": positive,
+    "mu": at_least_0, "temperature": positive, "epsilon": (lambda x: 0 <= x <= 1, "from 0 to 1"),
+    "K": at_least_1, "R": at_least_1, "warmup_rounds": at_least_0, "distill_steps": at_least_1,
+    "check_every": at_least_1, "patience": at_least_1, "samples": at_least_0,
+    "concentration": positive, "subset_size": at_least_1, "consensus_weights": at_least_0,
+    "malicious_fraction": (lambda x: 0 <= x < 0.5, "at least 0 and less than 0.5"),
+    "transfer_public_epochs": at_least_0, "transfer_local_epochs": at_least_0,
+    "transfer_public_batch_size": at_least_1, "transfer_batch_size": at_least_1,
+    "min_delta": at_least_0, "latencies": positive,
+    "clients": at_least_1, "alpha": positive, "per_class": at_least_1, "classes": at_least_0,
+    "public_size": at_least_1,
+    "validation": (lambda x: 0 < x < 1, "greater than 0 and less than 1"), "attackers": at_least_1,
+    "attack_scale": at_least_0, "attack_z": finite,
+    "comu": share, "seeds": at_least_0, "threads": (lambda x: 1 <= x <= 1024, "from 1 to 1024"),
+}

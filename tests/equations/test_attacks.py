@@ -1,0 +1,256 @@
+"""Poisoning: PAF, LIE and OFOM by hand; who is malicious; models and logits under attack."""
+import copy
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from toys import federation, linear, same, with_batchnorm, with_hidden_layer
+
+from algorithms import feddf, fedsdd
+from attacks import (Attack, attack_models, attack_rows, attack_samples, build, check, lie, lie_z,
+                     ofom, paf)
+from federation import stream
+
+BENIGN = torch.tensor([[1., 0., 4.], [3., 0., 5.], [8., 3., 6.]])                # means 4, 1, 5
+SIGMAS = [math.sqrt(total / 3) for total in (9 + 1 + 16, 1 + 1 + 4, 1 + 0 + 1)]
+ROWS = torch.arange(5)
+ATTACKERS = {"paf": 1, "lie": 1, "ofom": 2}
+every_attack = pytest.mark.parametrize("name", ATTACKERS)
+
+
+def close(a, b, atol=1e-6):
+    return torch.allclose(a, torch.as_tensor(b, dtype=a.dtype), atol=atol)
+
+
+def uploads_of(num_clients, rows=5, classes=3, seed=0):
+    return torch.stack(samples_of([rows] * num_clients, (classes,), seed))
+
+
+def samples_of(sizes=(3, 2, 4, 3, 2, 5), shape=(3,), seed=0, dtype=torch.float32):
+    """What each client sends: [n_i, ...]."""
+    rng = np.random.default_rng(seed)
+    return [torch.tensor(rng.normal(size=(n, *shape)), dtype=dtype) for n in sizes]
+
+
+def same_rows(attack, uploads, ids):
+    """All clients upload the same rows."""
+    return list(attack_rows(attack, torch.stack(uploads), ids, ROWS))
+
+
+def own_rows(attack, uploads, ids):
+    """Each uploads samples of its own, as in FedGKT."""
+    return attack_samples(attack, uploads, ids)
+
+
+def made(name, num_clients=6, seed=0, attackers=None, **settings):
+    return build(name, partial(stream, seed), num_clients, attackers or ATTACKERS[name], **settings)
+
+
+def changed(before, after):
+    """The places of the uploads that an attack replaced."""
+    return [j for j, (a, b) in enumerate(zip(before, after, strict=True)) if not torch.equal(a, b)]
+
+
+def sides(attack, num_clients=6):
+    """(malicious, benign): the clients' numbers."""
+    return attack.malicious, [i for i in range(num_clients) if i not in attack.malicious]
+
+
+def u_of(attack, uploads, rows, scale=10.0):
+    """What PAF attackers add to the mean of the others' uploads, in units of their deviation."""
+    malicious, benign = sides(attack, len(uploads))
+    attacked = attack_rows(attack, uploads, range(len(uploads)), rows)
+    theta = attacked[malicious] - uploads[benign].mean(0)
+    return theta / (scale * np.std(uploads[benign].numpy()))
+
+
+# ---------------------------------------------------------------------------------- PAF, LIE, OFOM
+
+def test_eq7_paf_by_hand():
+    """The sum over the three benign clients is divided by three."""
+    assert paf(BENIGN, torch.tensor([10., -1., 0.])).tolist() == [
+        (1 + 3 + 8) / 3 + 10, (0 + 0 + 3) / 3 - 1, (4 + 5 + 6) / 3]
+
+
+@pytest.mark.parametrize("z", [1.5, -0.5])
+def test_eq10_lie_by_hand(z):
+    """The squares are divided by n, not by n - 1: a single benign client has deviation 0."""
+    assert close(lie(BENIGN, z), [4 + z * SIGMAS[0], 1 + z * SIGMAS[1], 5 + z * SIGMAS[2]])
+    assert torch.equal(lie(BENIGN[:1], z), BENIGN[0])
+
+
+def test_eq11_ofom_by_hand():
+    """The second is the mean of the three benign clients and of the first, over four."""
+    first = [4 + 10, 1 - 1, 5 + 2]
+    second = [(1 + 3 + 8 + first[0]) / 4, (0 + 0 + 3 + first[1]) / 4, (4 + 5 + 6 + first[2]) / 4]
+    assert close(ofom(BENIGN, torch.tensor([10., -1., 2.])), [first, second])
+
+
+@pytest.mark.parametrize("n, m, share", [
+    (50, 12, 24 / 38), (16, 1, 7 / 15), (16, 2, 7 / 14), (7, 2, 3 / 5),
+    (10, 6, .999), (10, 9, .999), (2, 1, .001)])
+def test_eq9_lie_z(n, m, share):
+    """s = floor(n / 2 + 1) - m; a share (n - m - s) / (n - m) of the normal curve is below z.
+    16, 1: s = 9 - 1, (15 - 8) / 15. It is clipped where no z would be finite: with 6 of 10 nobody
+    need be won (4 / 4), with more it is above 1; with 1 of 2 everybody must (0 / 1)."""
+    assert (1 + math.erf(lie_z(n, m) / math.sqrt(2))) / 2 == pytest.approx(share, abs=1e-9)
+
+
+@pytest.mark.parametrize("name, clients, attackers, words", [
+    ("paf", 6, 0, "from 1 to 5 of the 6"), ("lie", 6, 6, "from 1 to 5 of the 6"),
+    ("ofom", 6, 1, "exactly 2 attackers, not 1"), ("ofom", 6, 3, "exactly 2 attackers, not 3")])
+def test_numbers_of_attackers_that_are_refused(name, clients, attackers, words):
+    for refuses in (check, partial(build, stream=partial(stream, 0))):
+        with pytest.raises(ValueError, match=words):
+            refuses(name, num_clients=clients, attackers=attackers)
+    assert check("ofom", 3, 2) is None and check("paf", 6, 5) is None
+
+
+@every_attack
+@pytest.mark.parametrize("send, sizes, shape, dtype", [
+    (same_rows, [5] * 6, (3,), torch.float32),
+    (own_rows, [3, 2, 4, 3, 2, 5], (3,), torch.float32),
+    (own_rows, [3, 2, 4, 3, 2, 5], (5, 2, 2), torch.bfloat16)])
+def test_only_the_attackers_uploads_change(name, send, sizes, shape, dtype):
+    """The attackers' own do not count, nor does the order: the ids tell who is malicious. What is
+    handed over stays as it is; what returns has the rows, the shape and the type of each."""
+    for seed in range(3):
+        uploads, attack = samples_of(sizes, shape, dtype=dtype), made(name, seed=seed, z=1.5)
+        before, (malicious, benign) = copy.deepcopy(uploads), sides(attack)
+        attacked = send(attack, uploads, range(6))
+        assert same(uploads, before) and len(malicious) == ATTACKERS[name]
+        assert changed(uploads, attacked) == malicious
+        assert [(x.shape, x.dtype) for x in attacked] == [(x.shape, x.dtype) for x in uploads]
+        order = [4, 2, 5, 0, 1, 3]
+        for i, x in zip(order, send(attack, [uploads[i] for i in order], order)):
+            assert close(x, attacked[i], atol=1e-1 if dtype == torch.bfloat16 else 1e-4)
+        for m in malicious:                            # without the other attacker it is the same
+            ids = sorted([m, *benign])
+            assert same(send(attack, [uploads[i] for i in ids], ids), [attacked[i] for i in ids])
+            uploads[m] = uploads[m] + 1e6
+        assert same(send(attack, uploads, range(6)), attacked)
+
+
+@pytest.mark.parametrize("name, attackers", [("paf", 1), ("lie", 2), ("ofom", 2), ("paf", 3)])
+def test_attackers_are_drawn_once_from_the_seed(name, attackers):
+    """The same for each attack built anew; over 30 seeds, each client is drawn."""
+    drawn, again = ([made(name, seed=seed, attackers=attackers).malicious for seed in range(30)]
+                    for _ in range(2))
+    assert drawn == again
+    assert {len(ids) for ids in drawn} == {attackers} and set(sum(drawn, [])) == set(range(6))
+
+
+def test_theta_is_the_same_in_all_rounds():
+    """And for all uploads, in units of the deviation of all benign entries; u is another for
+    each row, whichever rows are asked for."""
+    attack, row = made("paf"), uploads_of(6, rows=1)
+    [whole] = u_of(attack, row.expand(6, 40, 3), torch.arange(40))
+    assert len({tuple(u) for u in whole.tolist()}) == 40
+    for t, rows in enumerate([[7], [0, 1, 2], [12, 3, 39, 0]], start=1):
+        [u] = u_of(attack, t * uploads_of(6, len(rows), seed=t) + 3, torch.tensor(rows))
+        assert close(u, whole[rows], atol=1e-4)
+
+
+@pytest.mark.parametrize("scale", [10.0, 4.0, 0.0])
+def test_us_are_standard_normal(scale):
+    """A constant would change no softmax. Two attackers draw independently: (u - v)² is 2. Mean
+    and mean square of 10,000 lie within five standard errors (a square has variance 2)."""
+    attack = made("paf", attackers=2, **({} if scale == 10 else {"scale": scale}))
+    u, v = u_of(attack, uploads_of(6, 1000, 10), torch.arange(1000), scale or 1)
+    for x, square in [(u, 1), (v, 1), (u - v, 2)]:
+        assert abs(x.mean().item()) < 5 * math.sqrt(square) / 100
+        assert abs(x.square().mean().item() / square - (scale > 0)) < 5 * math.sqrt(2) / 100
+
+
+@pytest.mark.parametrize("z, used", [(None, lie_z(6, 1)), (1.5, 1.5), (0.0, 0.0)])
+def test_lie_goes_as_far_as_eq9_says_unless_it_is_told(z, used):
+    """It imitates the benign clients who take part."""
+    uploads, attack = uploads_of(6), made("lie", z=z)
+    [m], benign = sides(attack)
+    for others in (benign, benign[:2]):
+        ids = sorted([m, *others])
+        attacked = attack_rows(attack, uploads[ids], ids, ROWS)
+        assert torch.equal(attacked[ids.index(m)], lie(uploads[others], used))
+
+
+@every_attack
+@pytest.mark.parametrize("send", [same_rows, own_rows])
+@pytest.mark.parametrize("bad", [math.nan, -math.inf])
+def test_nobody_to_imitate(name, send, bad):
+    """Uploads that are not finite are not imitated: of a client's own samples the one, else all of
+    the client's. Without a good one, an attacker, rows or uploads, all stays as it is."""
+    uploads, attack = samples_of([5] * 6), made(name, z=1.5)
+    malicious, benign = sides(attack)
+    spoilt, good = copy.deepcopy(uploads), dict(enumerate(uploads))
+    spoilt[benign[1]][2, 1] = bad
+    if send is own_rows:
+        good[benign[1]] = uploads[benign[1]][[0, 1, 3, 4]]
+    else:
+        del good[benign[1]]
+    expected = dict(zip(good, send(attack, [*good.values()], [*good])))
+    for i, x in enumerate(send(attack, spoilt, range(6))):
+        assert same(x.nan_to_num(), (expected if i in malicious else spoilt)[i].nan_to_num())
+    for i in benign:
+        spoilt[i] = torch.full_like(uploads[i], bad)
+    for x, ids in [(spoilt, range(6)), (uploads, malicious), (uploads, benign)]:
+        sent = [x[i] for i in ids]
+        for before, after in zip(sent, send(attack, sent, ids), strict=True):
+            assert same(before.nan_to_num(), after.nan_to_num())
+    assert attack_rows(attack, torch.zeros(6, 0, 3), range(6), torch.arange(0)).shape == (6, 0, 3)
+    assert attack_rows(attack, torch.zeros(0, 5, 3), [], ROWS).shape == (0, 5, 3)
+
+
+# ------------------------------------------------------------------------------ attacks on models
+
+def batchnorm_uploads():
+    """Three clients whose numbers are all i + 1, but for the counters, 10 (i + 1)."""
+    state = with_batchnorm().state_dict()
+    return [{"model": {name: torch.full_like(w, (1 if w.is_floating_point() else 10) * (i + 1))
+                       for name, w in state.items()}, "steps": 7 + i} for i in range(3)]
+
+
+def test_attack_on_models_by_hand():
+    """The vector is every float of the model in its order; a running variance stays >= 0."""
+    trained, seen = batchnorm_uploads(), []
+
+    def forge(i, upload, benign, rows):
+        seen.append((i, upload, benign, rows.tolist()))
+        return rows - 9.5
+    attacked = attack_models(Attack([7], forge), trained, [4, 7, 9])
+    [(attacker, upload, benign, rows)] = seen
+    assert attacker == 7 and rows == list(range(1 + 1 + 1 + 1 + 12 + 3))
+    assert torch.equal(upload, torch.full((19,), 2.))
+    assert torch.equal(benign, torch.tensor([1., 3.])[:, None].expand(2, 19))
+    model = attacked[1]["model"]
+    assert {name: value.flatten().tolist() for name, value in model.items()} == {
+        "0.weight": [-9.5], "0.bias": [-8.5], "0.running_mean": [-7.5], "0.running_var": [0.0],
+        "0.num_batches_tracked": [20], "2.weight": [n - 9.5 for n in range(4, 16)],
+        "2.bias": [6.5, 7.5, 8.5]}
+    assert model["2.weight"].shape == (3, 4) and list(model) == list(trained[1]["model"])
+    assert model["0.num_batches_tracked"].dtype == torch.int64 and attacked[1]["steps"] == 8
+    assert same([attacked[0], trained, attacked[2]], [trained[0], batchnorm_uploads(), trained[2]])
+
+
+@pytest.mark.parametrize("run, settings, networks", [
+    (fedsdd.run, {"K": 2, "secure_sum": True}, 1), (fedsdd.run, {"K": 2}, 2),
+    (fedsdd.run, {"K": 2, "local": "scaffold"}, 1),
+    (feddf.run, {"patience": None, "drop_worst": False}, 2)])
+def test_an_attack_that_could_not_be_carried_out_is_refused(run, settings, networks):
+    fed = federation(network=(linear, with_hidden_layer)[:networks])
+    words = "one network for all clients" + ", and neither" * ("K" in settings)
+    with pytest.raises(ValueError, match="--attack on weights needs " + words):
+        next(run(fed, **settings, participation=1.0, attack=made("paf", 4)))
+
+
+# ------------------------------------------------- uploads of samples of each client's own (FedGKT)
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_lie_on_samples_by_hand_repeats_one_value_for_all_rows(rows):
+    """Over the three benign samples of two clients, each counted once; not the clients' means."""
+    attack, uploads = made("lie", 3, z=1.5), [BENIGN[:2], BENIGN[2:]]
+    [m], _ = sides(attack, 3)
+    uploads.insert(m, torch.full((rows, 3), 9.))
+    expected = torch.tensor([4, 1, 5]) + 1.5 * torch.tensor(SIGMAS)
+    assert close(attack_samples(attack, uploads, range(3))[m], expected.expand(rows, 3))

@@ -1,0 +1,110 @@
+"""Baselines without exchange: what each network is trained on, and for whom it counts."""
+import pytest
+import torch
+import torch.nn.functional as F
+from toys import federation, labeled, last, linear, same, samples, with_hidden_layer
+
+from algorithms import baselines
+from algorithms.baselines import centralized, centralized_all, public_private, standalone
+from algorithms.evaluation import client_metrics, score, server_metrics
+from algorithms.training import OPTIMIZERS, batches
+from federation import stream
+
+QUICK = {"rounds": 3, "batch_size": 4, "lr": 0.01}
+BOTH = {"network": (linear, with_hidden_layer)}          # client i has network i mod 2
+SIZES = (6, 3, 2)                  # with 8 public samples: no batch of 4 is of one sample
+ALL = [standalone, public_private, centralized, centralized_all]
+
+
+def one_long_training(model, name, *parts):
+    """A plain loop over all rounds with one optimizer: its moments are never forgotten.
+
+    parts    (images, labels, epochs): what a round trains on, one after the other
+    """
+    adam = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=1e-4, amsgrad=True)
+    for t in (1, 2, 3):
+        for number, (images, labels, epochs) in enumerate(parts):
+            rng = stream(0, "alone", t, name, number)
+            for rows in batches(len(labels), 4, epochs, rng):
+                adam.zero_grad()
+                F.cross_entropy(model(images[rows]), labels[rows]).backward()
+                adam.step()
+    return dict(model.state_dict())
+
+
+def models_of(state):
+    """{name: state_dict}: "server", a client's number, or an architecture."""
+    models = {"server": dict(state["server"]["model"])} if "server" in state else {}
+    models |= {i: dict(saved["model"]) for i, saved in enumerate(state.get("clients", []))}
+    return models | {saved["architecture"]: dict(saved["model"])
+                     for saved in state.get("global_models", [])}
+
+
+def test_standalone_trains_each_on_its_own_data():
+    """From weights of their own."""
+    fed = labeled(sizes=SIZES, **BOTH)
+    expected = {"server": one_long_training(fed.server_model(), "server", (*fed.public, 2))}
+    for i, private in enumerate(fed.private):
+        expected[i] = one_long_training(fed.client_model(i, init=i), i, (*private, 2))
+    _, state = last(standalone(fed, **QUICK, local_epochs=2))
+    assert same(models_of(state), expected)
+
+
+def test_public_private_makes_private_steps_then_public_ones():
+    """As FedGEMS's clients, with one optimizer for both, towards the labels alone; no server."""
+    fed = labeled(sizes=SIZES, **BOTH)
+    expected = {i: one_long_training(fed.client_model(i, init=i), i, (*own, 2), (*fed.public, 3))
+                for i, own in enumerate(fed.private)}
+    _, state = last(public_private(fed, **QUICK, local_epochs=2, public_epochs=3))
+    assert same(models_of(state), expected)
+
+
+@pytest.mark.parametrize("run", [centralized, centralized_all])
+def test_centralized_is_one_long_training(run):
+    """On all private samples, centralized_all on the public ones too; one for each network."""
+    if run is centralized:
+        fed = federation(sizes=SIZES, **BOTH, public=None, server_model=None)
+        parts, expected = fed.private, {}
+    else:
+        fed = labeled(sizes=SIZES, **BOTH)
+        parts, expected = [fed.public, *fed.private], {"server": fed.server_model()}
+    expected |= {"linear": fed.client_model(0), "with_hidden_layer": fed.client_model(1)}
+    images, labels = (torch.cat(tensors) for tensors in zip(*parts))
+    _, state = last(run(fed, **QUICK, local_epochs=2))
+    assert same(models_of(state), {name: one_long_training(model, name, (images, labels, 2))
+                                   for name, model in expected.items()})
+
+
+def test_who_is_told_the_public_labels():
+    assert baselines.PUBLIC == {
+        **{run.__name__: "labeled" for run in ALL}, "centralized": "none"}
+
+
+@pytest.mark.parametrize("run", ALL, ids=lambda run: run.__name__)
+@pytest.mark.parametrize("public_test", [None, samples(50, seed=9)], ids=["test", "public_test"])
+def test_a_server_is_the_headline_and_a_network_counts_for_each_client(run, public_test):
+    """In round 0 too. Clients 0, 2 and 4 have one kind of network, 1 and 3 another.
+
+    No bytes travel. Server and clients are judged as in the other algorithms.
+    """
+    fed = labeled(sizes=(6, 3, 2, 5, 4), **BOTH, public_test=public_test)
+    for t, (metrics, state) in enumerate(run(fed, **QUICK)):
+        models = models_of(state)
+        clients = [models.get(i, models.get(name)) for i, name in enumerate(fed.architecture)]
+        networks = [fed.client_model(i) for i in range(5)]
+        for network, model in zip(networks, clients):
+            network.load_state_dict(model)
+        expected = client_metrics([score(fed, network) for network in networks])
+        headline = "client_accuracy"
+        if run in (standalone, centralized_all):
+            expected |= server_metrics(fed, state["server"])
+            headline = "server_accuracy"
+        bytes_of_round = {"bytes_up": 0, "bytes_down": 0} if t else {}
+        assert metrics == {"accuracy": expected[headline], **expected, **bytes_of_round}
+        assert expected["client_accuracy_min"] < expected["client_accuracy_max"]
+
+
+@pytest.mark.parametrize("name, amsgrad", [("amsgrad", True), ("adam", False)])
+def test_amsgrad_is_the_papers_adam(name, amsgrad):
+    optimizer = OPTIMIZERS[name]([torch.zeros(1, requires_grad=True)], lr=1e-3, weight_decay=1e-4)
+    assert type(optimizer) is torch.optim.Adam and optimizer.defaults["amsgrad"] is amsgrad

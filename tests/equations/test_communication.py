@@ -1,0 +1,152 @@
+"""Bytes over the wire, by the papers' arithmetic (4 bytes a number, 1 KiB = 1024 bytes)."""
+import copy
+
+import pytest
+from torch import nn
+from toys import labeled, last, linear, same, with_batchnorm
+
+from algorithms import ALGORITHMS
+from algorithms.communication import (bytes_until, features_bytes, features_ledger, logits_bytes,
+                                      logits_ledger, network_cost, split_learning_bytes,
+                                      weights_bytes, weights_ledger)
+from models import build
+
+KIB, MB, GIB = 1024, 1024**2, 1024**3            # FedGEMS writes "kb" and "MB"
+MAP = 16 * 32 * 32                               # numbers in the feature map of an image of CIFAR
+
+
+def test_fedavg_of_resnet11_costs_what_fedgems_counts():
+    """127,642 parameters: 498.6 KiB a model; 16 clients, both ways: 15,955 KiB a round."""
+    model = build("bottleneck11", (3, 32, 32), 10)
+    assert weights_bytes(model, 1) == 4 * 127_642 and round(4 * 127_642 / KIB, 1) == 498.6
+    ledger = weights_ledger([(model, 16)])
+    assert round((ledger["bytes_up"] + ledger["bytes_down"]) / KIB) == 15_955
+
+
+def test_bytes_are_proportional_to_clients_and_copies():
+    """15 weights, with BatchNorm 17 and its buffers: a mean, a variance, a counter of 8 bytes.
+    A secure sum's masked numbers take 8 bytes on their way up."""
+    assert weights_ledger([(linear(), 2), (with_batchnorm(), 3)], copies=2) == {
+        "bytes_up": 2 * 4 * (2 * 15 + 3 * 17), "bytes_down": 2 * 4 * (2 * 15 + 3 * 17),
+        "bytes_up_buffers": 3 * (4 + 4 + 8), "bytes_down_buffers": 3 * (4 + 4 + 8)}
+    assert weights_ledger([(with_batchnorm(), 3)], up_number_bytes=8) == {
+        "bytes_up": 3 * 8 * 17, "bytes_down": 3 * 4 * 17,
+        "bytes_up_buffers": 3 * (8 + 8 + 8), "bytes_down_buffers": 3 * (4 + 4 + 8)}
+
+
+def test_logits_bytes_by_hand():
+    """5 clients, 3 classes. The numbers of the samples meant are counted apart, 4 bytes each."""
+    assert logits_ledger(5, 3, up=7, down=11, indices=13) == {
+        "bytes_up": 4 * 7 * 3 * 5, "bytes_down": 4 * 11 * 3 * 5, "bytes_down_indices": 4 * 13 * 5}
+    assert logits_ledger(5, 3, up=7, down=7)["bytes_down_indices"] == 0
+    table_6 = {5_000: 3125, 10_000: 6250, 15_000: 9375, 20_000: 12_500, 25_000: 15_625}  # KiB
+    assert {n: logits_bytes(n, 10, 16) / KIB for n in table_6} == table_6
+
+
+TABLE_4 = {"fedmd": {32: 976.56, 180: 5493.16}, "cronus": {20: 610.35, 81: 2471.92},
+           "dsfl": {121: 3692.63}, "fedgem": {3: 91.55, 8: 244.14}}          # {rounds: MB}
+
+
+@pytest.mark.parametrize("algo", TABLE_4)
+def test_fedgems_table_4_is_whole_rounds_up_and_down(algo):
+    """25,000 public samples, a thousand times those of this round; each client is sent its own
+    copy. FedMD alone says which samples it means."""
+    fed = labeled(sizes=(1,) * 16, num_classes=10, num_public=25)
+    fedmds = {"subset_size": None, "early_stopping": False, "transfer_public_epochs": 0,
+              "transfer_local_epochs": 0}
+    metrics, _ = last(ALGORITHMS[algo](fed, rounds=1, **fedmds if algo == "fedmd" else {}))
+    up, down, indices = (metrics[f"bytes_{way}"] for way in ("up", "down", "down_indices"))
+    assert up == down == 4 * 25 * 10 * 16 and indices == (4 * 25 * 16 if algo == "fedmd" else 0)
+    assert {n: round(n * 1000 * (up + down) / MB, 2) for n in TABLE_4[algo]} == TABLE_4[algo]
+
+
+def test_bytes_until_by_hand():
+    """ComU@x: payload both ways, up to and with the first round in which the clients reach x;
+    the global model, if clients have none of their own."""
+    rows = [{"accuracy": .0, "client_accuracy": .1},
+            {"accuracy": .1, "client_accuracy": .3,
+             "bytes_up": 10, "bytes_down": 200, "bytes_down_indices": 5_000},
+            {"accuracy": .2, "client_accuracy": .5,
+             "bytes_up": 30, "bytes_down": 400, "bytes_up_buffers": 5_000},
+            {"accuracy": .9, "client_accuracy": .4, "bytes_up": 1, "bytes_down": 1}]
+    one, two = 10 + 200, 10 + 200 + 30 + 400
+    expected = {.05: 0, .1: 0, .2: one, .3: one, .31: two, .5: two, .51: None}
+    assert {x: bytes_until(rows, x) for x in expected} == expected
+    for rest in ({}, {"client_accuracy": None}):
+        rows = [{"accuracy": row["accuracy"]} | rest | {
+            name: row[name] for name in row if "bytes" in name} for row in rows]
+        assert bytes_until(rows, .2) == two and bytes_until(rows, 0) == 0
+
+
+def test_eq13_features_bytes_by_hand():
+    """7 samples: a map of 5 numbers up, 3 soft labels down. bfloat16 halves the maps alone."""
+    assert features_bytes(7, 5, 3) == 7 * (4 * 5 + 4 * 3)
+    assert features_bytes(7, 5, 3, number_bytes=2) == 7 * (2 * 5 + 4 * 3)
+
+
+def test_eq12_split_learning_bytes_by_hand():
+    """7 samples: a map of 5 numbers up, its gradient down."""
+    assert split_learning_bytes(7, 5) == 7 * (4 * 5 + 4 * 5)
+
+
+def test_eq12_and_eq13_on_cifar_10():
+    """50,000 images: an epoch of split learning takes 6.10 GiB, a round of FedGKT 3.054 GiB and
+    its 200 rounds 610.7. FedGEMS counts half of the images, and of them the features alone:
+    "1.6M kb" a round, 31,250 MB (Table 4) in 20."""
+    assert round(split_learning_bytes(50_000, MAP) / GIB, 2) == 6.10
+    gkt = features_bytes(50_000, MAP, 10) / GIB
+    assert round(gkt, 3) == 3.054 and round(200 * gkt, 1) == 610.7
+    up = features_ledger(25_000, 25_000, MAP, 10)["bytes_up"]
+    assert up == 1_600_000 * KIB and 20 * up == 31_250 * MB
+
+
+def test_features_ledger_by_hand():
+    """7 samples in bfloat16, 3 unanswered; the clients' logits and labels are counted apart."""
+    assert features_ledger(7, 4, 5, 3, number_bytes=2) == {
+        "bytes_up": 7 * 5 * 2, "bytes_down": 4 * 3 * 4, "bytes_up_logits": 7 * 3 * 4,
+        "bytes_up_labels": 7 * 4}
+
+
+def test_network_cost_by_hand_on_a_tiny_convolution():
+    """2 channels of 4 x 5, 3 kernels of 3 x 2, stride 2 -> 3 x 1 x 2, then 6 numbers to 4."""
+    model = nn.Sequential(nn.Conv2d(2, 3, (3, 2), stride=2), nn.BatchNorm2d(3), nn.Flatten(),
+                          nn.Linear(6, 4))
+    maps = 3 * 1 * 2
+    assert network_cost(model, (2, 4, 5)) == {
+        "parameters": (3 * 2 * 3 * 2 + 3) + 2 * 3 + (6 * 4 + 4), "statistics": 2 * 3,
+        "multiply_adds": maps * (2 * 3 * 2) + 6 * 4, "activations": 4 * (maps + maps + maps + 4)}
+    groups = nn.Conv2d(4, 6, 3, padding=1, groups=2)
+    assert network_cost(groups, (4, 5, 5))["multiply_adds"] == 6 * 5 * 5 * (4 // 2) * 9
+    layer = nn.Linear(3, 3)                                                       # used twice
+    assert network_cost(nn.Sequential(layer, layer), (3,)) == {
+        "parameters": 9 + 3, "statistics": 0, "multiply_adds": 2 * 9, "activations": 2 * 4 * 3}
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_network_cost_leaves_mode_statistics_and_hooks_alone(training):
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Dropout(.5)).train(training)
+    before = copy.deepcopy(model.state_dict())
+    assert network_cost(model, (1, 4, 4)) == network_cost(model, (1, 4, 4))
+    with pytest.raises(RuntimeError):
+        network_cost(model, (5, 4, 4))                             # a wrong number of channels
+    assert all(m.training == training and not m._forward_hooks for m in model.modules())
+    assert same(dict(model.state_dict()), dict(before))
+
+
+def test_fedgkts_edge_is_as_much_smaller_as_the_paper_says():
+    """Section 4.3. BatchNorm's statistics count, and the edge is appendix B.3's, not Table 7's.
+    Its stem, two Bottlenecks of 1x1, 3x3, 1x1 and a projection multiply for each of 32 x 32
+    pixels, its linear layer once. Its stem and FedGKT's server are the whole ResNet-56."""
+    names = ("gkt_edge", "gkt_edge_table7", "bottleneck56", "bottleneck110")
+    edge, table7, whole, deeper = (network_cost(build(n, (3, 32, 32), 10), (3, 32, 32))
+                                   for n in names)
+    stem, bottlenecks = 3 * 16 * 9, (16 + 64) * 16 + 2 * 16 * 16 * 9 + 2 * 16 * 64
+    assert edge["multiply_adds"] == 32 * 32 * (stem + bottlenecks + 16 * 64) + 64 * 10
+    assert edge["parameters"] + edge["statistics"] == 11_130
+    for net, fewer_numbers, fewer_multiply_adds in ((whole, 54, 9), (deeper, 105, 17)):
+        assert round((net["parameters"] + net["statistics"]) / 11_130) == fewer_numbers
+        assert round(net["multiply_adds"] / edge["multiply_adds"]) == fewer_multiply_adds
+        assert round(net["multiply_adds"] / table7["multiply_adds"]) < fewer_multiply_adds
+    stem = network_cost(build("gkt_edge", (3, 32, 32), 10).stem, (3, 32, 32))
+    server = network_cost(build("gkt_server55", (3, 32, 32), 10), (MAP // 32**2, 32, 32))
+    assert all(stem[x] + server[x] == whole[x] for x in whole if x != "activations")

@@ -1,0 +1,145 @@
+"""Cronus: the robust mean of probabilities, sample by sample; whole rounds against plain Python."""
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from toys import (close, federation, slow_accuracy, slow_learner, slow_logits, slow_softmax,
+                  slow_training, towards_labels, towards_probs)
+
+from algorithms import cronus
+from federation import stream
+
+LARGEST = torch.finfo(torch.float32).max
+both_branches = pytest.mark.parametrize("num_classes", [3, 12])    # of 8 clients: covariance, Gram
+
+
+def probabilities(num_clients, num_samples, num_classes, seed=0):
+    rng = np.random.default_rng(seed)
+    return torch.tensor(rng.dirichlet(np.ones(num_classes), size=(num_clients, num_samples)))
+
+
+def slow_robust_mean(vectors, malicious_fraction):
+    """[M, N, C] -> ([N, C], the clients that are left for each sample). One sample after the other.
+
+    Twice: the top eigenvector of the covariance of those who are left; the ceil(epsilon M / 2)
+    farthest along it go, unless fewer than M / 2 + 1 stayed.
+    """
+    num_clients, means, everyone_left = len(vectors), [], []
+    dropped = math.ceil(Fraction(str(malicious_fraction)) * num_clients / 2)
+    for of_sample in np.asarray(vectors, dtype=float).swapaxes(0, 1):
+        left = list(range(num_clients))
+        for _ in range(2):
+            if dropped == 0 or len(left) - dropped < num_clients / 2 + 1:
+                break
+            mean = sum(of_sample[k] for k in left) / len(left)
+            covariance = sum(np.outer(of_sample[k] - mean, of_sample[k] - mean) for k in left)
+            values, columns = np.linalg.eigh(covariance / len(left))
+            direction = columns[:, np.argmax(values)]
+            left.sort(key=lambda k: float(direction @ (of_sample[k] - mean)) ** 2)
+            left = left[:len(left) - dropped]
+        means.append(sum(of_sample[k] for k in left) / len(left))
+        everyone_left.append(sorted(left))
+    return np.array(means), everyone_left
+
+
+@pytest.mark.parametrize("num_clients, num_classes", [
+    (8, 3), (8, 8), (8, 9), (8, 30), (5, 2), (5, 6), (16, 10), (3, 4), (2, 2), (1, 5)])
+def test_robust_mean_by_slow_loop(num_clients, num_classes):
+    """Up to as many classes as clients by the covariance, beyond by the Gram matrix."""
+    probs = probabilities(num_clients, 12, num_classes)
+    assert torch.equal(cronus.robust_mean(probs.float(), 0), probs.float().mean(0))
+    for fraction in (0.0, 0.1, 0.25, 0.3, 0.49):
+        expected, _ = slow_robust_mean(probs, fraction)
+        assert np.allclose(cronus.robust_mean(probs, fraction), expected, atol=1e-12)
+        assert np.allclose(cronus.robust_mean(probs.float(), fraction), expected, atol=1e-6)
+
+
+def test_two_passes_by_hand():
+    """On a line: 0, 1, 2, 3, 4, 30 and 100; ceil(.2 x 7 / 2) = 1 is left out each time. Farthest
+    from the mean 20 is 100; from the rest's mean 40 / 6 it is 30."""
+    line = torch.tensor([0., 1., 2., 3., 4., 30., 100.])
+    probs = torch.stack([line, torch.zeros(7)], dim=-1)[:, None]
+    assert cronus.robust_mean(probs, 0.2)[0].tolist() == [(0 + 1 + 2 + 3 + 4) / 5, 0]
+
+
+@pytest.mark.parametrize("num_clients, fraction, kept", [
+    (5, .2, 4), (3, .2, 3),      # 1 each: 4 are at least 3.5, 3 are not; 2 are not 2.5
+    (4, .2, 3),       # 1 each: 3 are at least 3, 2 are not
+    (6, .1, 4),       # 1 each: 5, and 4, which is 6 / 2 + 1
+    (16, .49, 12),    # ceil(3.92) = 4 each: 12 are at least 9, 8 are not
+    (16, .1, 14), (16, 1 / 16, 14), (16, 2 / 16, 14), (2, .49, 2), (1, .49, 1),
+    (50, .28, 36),    # 7 each: .28 x 50 / 2 is 7, though not in floating point
+])
+def test_no_pass_leaves_fewer_than_half_plus_one(num_clients, fraction, kept):
+    """Those who are to go lie far out on both sides: the mean tells whether just they went."""
+    near, far = [k / 10 for k in range(kept)], [1000, -1001, 1002, -1003, 1004, -1005, 1006]
+    for num_classes in (2, 60):
+        probs = torch.zeros(num_clients, 1, num_classes)
+        probs[:, 0, 0] = torch.tensor(near + (2 * far)[:num_clients - kept])
+        assert cronus.robust_mean(probs, fraction)[0, 0].item() == pytest.approx(sum(near) / kept)
+
+
+@both_branches
+def test_a_liar_is_left_out_on_each_sample_it_lies_on(num_classes):
+    """Another client goes in the second pass; the other samples are as without a lie."""
+    honest = 0.5 * probabilities(8, 6, num_classes) + 0.5 / num_classes
+    lying = honest.clone()
+    lying[3, [0, 2, 5]] = 50 * torch.eye(num_classes, dtype=torch.float64)[0]
+    (_, left), mean = slow_robust_mean(lying, 0.1), cronus.robust_mean(lying, 0.1)
+    assert all(3 not in left[n] for n in (0, 2, 5))
+    assert all(torch.allclose(mean[n], lying[left[n], n].mean(0), atol=1e-12) for n in range(6))
+    assert torch.equal(mean[[1, 3, 4]], cronus.robust_mean(honest, 0.1)[[1, 3, 4]])
+
+
+@both_branches
+def test_robust_mean_of_identical_clients_is_theirs(num_classes):
+    """Whatever it is: not brought to the simplex."""
+    theirs = torch.randn(1, 6, num_classes).double() * 3
+    assert torch.allclose(cronus.robust_mean(theirs.repeat(8, 1, 1), 0.3), theirs[0], atol=1e-12)
+
+
+@both_branches
+def test_liars_with_the_largest_numbers_are_left_out(num_classes):
+    """No square nor sum of them is infinite, nor do they hide the others' differences from the
+    second pass. With a fraction of .49, ceil(.49 x 8 / 2) = 2 are left out, once."""
+    probs = probabilities(8, 6, num_classes).float()
+    for huge in (1e30, LARGEST, -LARGEST):
+        probs[2] = huge * torch.eye(num_classes)[1]
+        expected, _ = slow_robust_mean(probs.clamp(-1e9, 1e9), 0.1)
+        assert np.allclose(cronus.robust_mean(probs, 0.1), expected, atol=1e-5)
+    honest, probs[6] = probs[[0, 1, 3, 4, 5, 7]].mean(0), probs[2]
+    assert torch.allclose(cronus.robust_mean(probs, 0.49), honest, atol=1e-6)
+
+
+def test_cronus_round_by_hand():
+    """Two rounds in plain Python: private labels, two passes of the filter on all public samples,
+    the clients towards the robust mean; AMSGrad lives on."""
+    fed, ids = federation(sizes=(5, 3, 4, 6, 2, 4, 3, 5)), range(8)
+    public = fed.public.images
+    assert cronus.PUBLIC == "unlabeled" and fed.public.labels is None
+    clients = [slow_learner(fed.client_model(i, init=i)) for i in ids]
+    updates = [torch.optim.Adam(c, lr=0.05, weight_decay=0.01, amsgrad=True) for c in clients]
+    (_, start), *rounds = cronus.run(
+        fed, rounds=2, local_epochs=2, public_epochs=1, batch_size=2, lr=0.05, weight_decay=0.01,
+        malicious_fraction=0.2)
+    assert start["round"] == 0 and len(rounds) == 2
+    for t, (metrics, state) in enumerate(rounds, start=1):
+        for i in ids:
+            images, labels = fed.private[i]
+            slow_training(clients[i], updates[i], images, towards_labels(labels),
+                          epochs=2, batch_size=2, rng=stream(0, "local", t, i))
+        private = [slow_accuracy(client, fed.test) for client in clients]
+        probs = [[slow_softmax(z) for z in slow_logits(c, public)] for c in clients]
+        target, left = slow_robust_mean(probs, 0.2)
+        assert {len(of_sample) for of_sample in left} == {6} and len(set(map(str, left))) > 1
+        for i in ids:
+            slow_training(clients[i], updates[i], public, towards_probs(target.tolist()),
+                          epochs=1, batch_size=2, rng=stream(0, "public", t, i))
+        own = [slow_accuracy(client, fed.test) for client in clients]
+        assert all(close(state["clients"][i]["model"], clients[i], atol=1e-4) for i in ids)
+        assert metrics["accuracy"] == metrics["client_accuracy"] == pytest.approx(sum(own) / 8)
+        assert metrics["client_accuracy_private"] == pytest.approx(sum(private) / 8)
+        assert metrics["bytes_up"] == metrics["bytes_down"] == 4 * 8 * 3 * 8
+        assert metrics["bytes_down_indices"] == metrics["bad_uploads"] == 0

@@ -1,0 +1,132 @@
+"""FedAvg and FedProx: rounds against slow loops, the proximal term, uploads that are not finite."""
+import math
+
+import pytest
+import torch
+from torch.nn import ParameterDict
+from toys import (close, constant, federation, last, linear, same, samples, slow_learner,
+                  slow_training, towards_labels, with_batchnorm, with_dropout)
+
+from algorithms import fedavg, fedbe, feddf, fedprox, fedsdd, scaffold
+from algorithms.common import sample_clients
+from algorithms.equations import average_weights
+from federation import stream
+
+LOCAL = {"local_epochs": 3, "batch_size": 2, "lr": 0.1}
+QUICK = {**LOCAL, "rounds": 2, "participation": 0.5}
+STEP = {"local_epochs": 1, "batch_size": 8, "lr": 0.5}        # one step, on all samples of a client
+BOTH = [(fedavg, {}), (fedprox, {"mu": 0.001})]
+
+
+def slow_client(fed, start, t, i, *, local_epochs, batch_size, lr, mu=0.0):
+    """A client's weights and biases after softmax regression by SGD from a state_dict."""
+    learner, (images, labels) = slow_learner(start), fed.private[i]
+    slow_training(learner, torch.optim.SGD(learner, lr=lr), images, towards_labels(labels), mu=mu,
+                  epochs=local_epochs, batch_size=batch_size, rng=stream(fed.seed, "local", t, i))
+    return learner
+
+
+def slow_average(learners, sizes):
+    """The state_dict of their mean, by numbers of samples."""
+    return {name: sum(n * w.detach() for n, w in zip(sizes, ws)) / sum(sizes)
+            for name, ws in zip(("1.weight", "1.bias"), zip(*learners))}
+
+
+@pytest.mark.parametrize("run, mu", [(fedavg.run, 0.0), (fedprox.run, 0.7)])
+def test_two_rounds_against_a_slow_loop(run, mu):
+    fed = federation(sizes=(5, 3, 4, 6))
+    expected = fed.client_model(0).state_dict()
+    for t in (1, 2):
+        active = sample_clients(4, 0.5, stream(0, "active", t))
+        trained = [slow_client(fed, expected, t, i, **LOCAL, mu=mu) for i in active]
+        expected = slow_average(trained, [len(fed.private[i].labels) for i in active])
+    metrics, state = last(run(fed, **QUICK, **({"mu": mu} if mu else {})))
+    assert close(state["server"]["model"], expected.values())
+    assert metrics["bytes_up"] == metrics["bytes_down"] == 2 * 4 * (3 * 4 + 3)    # of two clients
+
+
+@pytest.mark.parametrize("module, more", BOTH)
+def test_fedavg_round_by_hand(module, more):
+    """A step from weights 0: the gradient is 1/3 - the class's share. Client 0 is not active."""
+    fed = federation(sizes=(2, 6, 4))
+    zero = {"architecture": "linear", "model": constant(0., 0., 0.)}
+    uploads = {i: module.train_client(fed, i, 1, zero, **STEP, **more) for i in (1, 2)}
+    bias = module.aggregate(fed, zero, uploads)["model"]["1.bias"]
+    one, two = (torch.bincount(fed.private[i].labels, minlength=3) / n for i, n in [(1, 6), (2, 4)])
+    assert torch.allclose(bias, -.5 * (6 / 10 * (1 / 3 - one) + 4 / 10 * (1 / 3 - two)), atol=1e-6)
+
+
+DISTILL = {"distill_steps": 3, "server_batch_size": 4, "server_lr": 0.1}
+
+
+@pytest.mark.parametrize("module, more", [
+    pytest.param(fedavg, {}, id="fedavg"), pytest.param(fedprox, {"mu": 0.0}, id="fedprox"),
+    (scaffold, {}), (fedbe, {"posterior": "gaussian"}), (fedbe, {"posterior": "dirichlet"}),
+    (fedsdd, {"K": 1, **DISTILL}), (feddf, {"server_optimizer": "sgd", **DISTILL})])
+def test_a_federation_of_one_is_local_training(module, more):
+    """Its control corrects nothing, its posterior is a point, its ensemble says what it says."""
+    fed = federation(sizes=(5,), validation=samples(20))
+    own = fedavg.start_server(fed, "linear")
+    for t in (1, 2):
+        own = own | {"model": fedavg.train_client(fed, 0, t, own, **LOCAL)["model"]}
+    metrics, state = last(module.run(fed, rounds=2, **LOCAL, **more))
+    [found] = state.get("global_models") or [state["server"]]
+    assert all(torch.allclose(found["model"][n], w, atol=1e-5) for n, w in own["model"].items())
+    assert metrics.get("ensemble_accuracy", metrics["accuracy"]) == metrics["accuracy"]
+    assert metrics["bad_uploads"] == 0 and not metrics.get("disagreement")
+
+
+@pytest.mark.parametrize("module, more", BOTH)
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_non_finite_upload_is_left_out(module, more, bad):
+    """The others are averaged with their own sizes; with no good upload the model stays."""
+    fed = federation(sizes=(5, 3, 4, 6))
+    fed.private[1].images[0], server = bad, module.start_server(fed, "linear")
+    metrics, state = last(module.run(fed, **LOCAL, rounds=1, participation=1.0))
+    kept = [module.train_client(fed, i, 1, server, **LOCAL, **more)["model"] for i in (0, 2, 3)]
+    assert metrics["bad_uploads"] == 1 and metrics["bytes_up"] == 4 * 4 * (3 * 4 + 3)
+    assert same(state["server"]["model"], average_weights(kept, [5, 4, 6]))
+    for private in fed.private:
+        private.images[:] = bad
+    metrics, state = last(module.run(fed, **QUICK))
+    assert metrics["bad_uploads"] == 2 and same(state["server"], server)
+
+
+# ---------------------------------------------------------------------------------------- FedProx
+
+def test_proximal_term_is_half_mu_squared_distance():
+    model, start = ParameterDict({"w": torch.tensor(3.0)}), {"w": torch.tensor(1.0)}
+    assert fedprox.proximal_term(model, start, 0.5).item() == 0.5 / 2 * (3 - 1)**2
+
+
+def test_proximal_gradient_is_mu_times_difference():
+    """Over all weights and biases, of the client's model alone. A distance has one of length 1."""
+    model = linear()
+    start = {n: torch.full_like(w, 2., requires_grad=True) for n, w in model.state_dict().items()}
+    fedprox.proximal_term(model, start, 0.3).backward()
+    assert all(w.grad is None for w in start.values())
+    assert all(torch.allclose(w.grad, 0.3 * (w - 2)) for w in model.parameters())
+
+
+def test_two_proximal_steps_by_hand():
+    """w0 = 1, gradient 2, mu = .5, lr = .1: 1 - .1 * 2 = .8; .8 - .1 * (2 + .5 * (.8 - 1))."""
+    w = 1.0
+    for _ in range(2):
+        model = ParameterDict({"w": torch.tensor(w)})
+        (2 * model["w"] + fedprox.proximal_term(model, {"w": torch.tensor(1.0)}, 0.5)).backward()
+        w -= .1 * model["w"].grad.item()
+    assert w == pytest.approx(.8 - .1 * (2 + .5 * (.8 - 1)), abs=1e-6)
+
+
+def test_proximal_term_ignores_buffers():
+    model = with_batchnorm()
+    start = {name: w.clone() for name, w in model.state_dict().items()}
+    model[0].running_mean.fill_(5.0)
+    assert fedprox.proximal_term(model, start, 1.0).item() == 0
+
+
+@pytest.mark.parametrize("network", [with_batchnorm, with_dropout])
+def test_fedprox_with_mu_0_is_fedavg_bit_for_bit(network):
+    fed = federation(network=network)
+    both = zip(fedavg.run(fed, **QUICK), fedprox.run(fed, **QUICK, mu=0.0), strict=True)
+    assert all(same(list(a), list(b)) for a, b in both)

@@ -1,0 +1,341 @@
+"""FedGEMS: who is right, what counts how much, what is learned in each case; Algorithm 1 whole."""
+import math
+from functools import partial
+from itertools import product
+
+import pytest
+import torch
+from toys import (SHAPE, close, drawn, labeled, last, linear, numbers, pixels, receives, same,
+                  slow_accuracy, update_by, with_batchnorm, with_dropout)
+
+from algorithms import fedgems, fedgems_ablations
+from algorithms.fedgems import (client_loss, entropy, entropy_weights, fuse_logits,
+                                reliable_clients, server_loss)
+from algorithms.training import predict_logits
+from reference import fedgems as oracle
+
+CASES = ("self_training", "self_distillation", "ensemble_distillation", "nobody_right")
+QUICK = {"rounds": 2, "local_epochs": 1, "public_epochs": 1, "server_epochs": 1, "batch_size": 4,
+         "server_batch_size": 5, "lr": 0.1, "server_lr": 0.1, "epsilon": 0.6,
+         "optimizer": "amsgrad", "weight_decay": 0.01}
+TWICE = {"local_epochs": 2, "public_epochs": 2, "server_epochs": 2}
+
+
+def logits_of(*probs):
+    """Logits whose softmax is the given probabilities."""
+    return torch.tensor(probs, dtype=torch.float64).log()
+
+
+def random_logits(*shape, seed=0, scale=2.0):
+    rng = torch.Generator().manual_seed(seed)
+    return scale * torch.randn(*shape, generator=rng, dtype=torch.float64)
+
+
+# ----------------------------------------------------------------- who counts how much: Eq. (3)-(5)
+
+def test_eq3_by_hand():
+    """In nats, a sum over the classes."""
+    expected = [-(.8 * math.log(.8) + .2 * math.log(.2)), math.log(2)]
+    assert entropy(logits_of([.8, .2], [.5, .5])).tolist() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("size", [1e3, 3e38])
+def test_eq3_certain_logits_have_entropy_zero(size):
+    """Two finite float32 can be further apart than any float32."""
+    logits = torch.tensor([[size, -size, 0.0], [-size, 0.0, -size]])
+    assert entropy(logits).tolist() == [oracle.entropy(z) for z in logits.tolist()] == [0.0, 0.0]
+
+
+def test_reliable_is_who_predicts_the_label_by_hand():
+    logits = torch.tensor([[[1., 3., 2.], [5., 4., 3.]], [[.1, 0., 0.], [-9., -8., -7.]]])
+    reliable = reliable_clients(logits, torch.tensor([1, 2]))
+    assert reliable.tolist() == [[True, False], [False, True]]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("where", [0, 1])
+def test_a_logit_that_is_not_finite_is_never_right(bad, where):
+    """Nor is one whose argmax is the label, with the bad number at another class."""
+    logits = torch.tensor([[[2., 1.], [2., 1.]]])
+    logits[0, 0, where] = bad
+    assert reliable_clients(logits, torch.tensor([0, 0])).tolist() == [[False, True]]
+
+
+def test_eq4_by_hand():
+    """Softmax of 1/H over two reliable clients, beside one that is more certain but wrong."""
+    logits = logits_of([[.8, .2]], [[.6, .4]], [[.01, .99]])
+    a, b = (math.exp(-1 / (p * math.log(p) + (1 - p) * math.log(1 - p))) for p in (.8, .6))
+    weights = entropy_weights(logits, torch.tensor([[True], [True], [False]]))[:, 0]
+    assert weights.tolist() == pytest.approx([a / (a + b), b / (a + b), 0], abs=1e-12)  # .625, .375
+
+
+def test_eq4_unreliable_client_gets_exactly_zero():
+    """And the others' weights are as without it: a 0 before the softmax would give it exp(0)."""
+    logits = random_logits(4, 5, 3, scale=.1)                   # 1/H is about .9, not far from 0
+    reliable = torch.tensor([[True] * 5, [False] * 5, [True] * 5, [False] * 5])
+    weights = entropy_weights(logits, reliable)
+    assert weights[[1, 3]].tolist() == [[0.0] * 5] * 2
+    assert torch.allclose(weights[[0, 2]], entropy_weights(logits[[0, 2]], reliable[[0, 2]]))
+
+
+@pytest.mark.parametrize("size", [1e2, 1e4])
+def test_eq4_certain_clients_share_equally(size):
+    """H is 0 for both, whatever their logits; who is less certain by a margin gets nothing."""
+    logits = torch.tensor([[[size, 0.]], [[2 * size, -size]], [[1., 0.]]])
+    weights = entropy_weights(logits, torch.tensor([[True]] * 3))
+    slow, _ = oracle.fuse(logits[:, 0].tolist(), 0)
+    assert weights.flatten().tolist() == [*slow.values()] == [.5, .5, 0.]
+
+
+@pytest.mark.parametrize("sure, less, low, high, expected", [
+    (25., 20., 1e-10, 1e-6, [.5, .5]),
+    (16.5, 16., 1e-6, 2e-6, [1, 0])])                # 1/H differs by 1e5, and exp(-1e5) is 0
+def test_eq4_entropies_below_a_millionth_count_the_same(sure, less, low, high, expected):
+    logits = torch.tensor([[[sure, 0.]], [[less, 0.]]], dtype=torch.float64)
+    [a], [b] = entropy(logits).tolist()
+    assert low < a < b < high
+    weights = entropy_weights(logits, torch.tensor([[True], [True]]))
+    assert weights.flatten().tolist() == expected
+
+
+def test_eq5_fused_logits_by_hand():
+    logits = torch.tensor([[[4., 0.], [1., 2.]], [[0., 1.], [3., 4.]], [[9., 9.], [5., 7.]]])
+    weights = torch.tensor([[.25, 0.], [.75, .5], [0., .5]])
+    assert fuse_logits(logits, weights).tolist() == [
+        [.25 * 4 + .75 * 0, .25 * 0 + .75 * 1], [.5 * 3 + .5 * 5, .5 * 4 + .5 * 7]]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_eq4_eq5_a_logit_that_is_not_finite_reaches_nothing(bad):
+    """One client has bad logits of the second of three samples, all clients of the third."""
+    logits, labels = random_logits(3, 3, 2), torch.tensor([0, 0, 0])
+    logits[:, :, 0] = logits[:, :, 1] + 1                                        # all are right
+    others = entropy_weights(logits[[0, 2]], torch.ones(2, 3, dtype=torch.bool))
+    without = fuse_logits(logits[[0, 2]], others)
+    logits[1, 1, 0] = logits[:, 2, 1] = bad
+    weights = entropy_weights(logits, reliable_clients(logits, labels))
+    fused = fuse_logits(logits, weights)
+    assert weights[:, 2].tolist() == [0.0] * 3 and fused[2].tolist() == [0.0] * 2
+    assert weights[1, 1] == 0 and torch.allclose(weights[[0, 2], 1], others[:, 1])
+    assert torch.allclose(fused[1], without[1]) and torch.isfinite(fused).all()
+
+
+def test_a_weight_of_nan_shows_and_never_makes_a_uniform_teacher():
+    """The first client is called reliable, with logits of nan."""
+    logits = torch.tensor([[[math.nan, 0.]], [[1., 0.]]])
+    weights = entropy_weights(logits, torch.tensor([[True], [True]]))
+    assert weights.isnan().all() and fuse_logits(logits, weights).isnan().all()
+
+
+# ------------------------------------------------------------------- losses: Eq. (1), (2), (5), (6)
+
+def test_eq1_by_hand():
+    """Cross-entropy alone, neither weighed by epsilon nor moved by a teacher."""
+    server, teacher = logits_of([.7, .2, .1]), logits_of([.1, .1, .8])
+    loss = server_loss(server, torch.tensor([1]), teacher, torch.tensor([False]), .75)
+    assert loss.item() == pytest.approx(-math.log(.2), abs=1e-12)
+
+
+def test_eq2_by_hand():
+    """epsilon is the share of the cross-entropy; KL(pool || server), summed over the classes."""
+    p, q = [.7, .2, .1], [.3, .6, .1]
+    expected = .75 * -math.log(.3) + .25 * (.7 * math.log(.7 / .3) + .2 * math.log(.2 / .6))
+    loss = server_loss(logits_of(q), torch.tensor([0]), logits_of(p), torch.tensor([True]), .75)
+    assert loss.item() == pytest.approx(expected, abs=1e-12)
+
+
+def test_eq6_by_hand():
+    p, q = [[.7, .2, .1], [.25, .25, .5]], [[.3, .6, .1], [.5, .25, .25]]
+    first = .75 * -math.log(.3) + .25 * (.7 * math.log(.7 / .3) + .2 * math.log(.2 / .6))
+    second = .75 * -math.log(.25) + .25 * (.25 * math.log(.25 / .5) + .5 * math.log(.5 / .25))
+    loss = client_loss(logits_of(*q), torch.tensor([0, 2]), logits_of(*p), .75)
+    assert loss.item() == pytest.approx((first + second) / 2, abs=1e-12)
+
+
+def test_server_loss_is_one_mean_over_mixed_cases():
+    """The one sample of four with a teacher weighs a quarter, not as much as the other three."""
+    q, p = [.4, .6], [.9, .1]
+    with_teacher = .5 * -math.log(.4) + .5 * (.9 * math.log(.9 / .4) + .1 * math.log(.1 / .6))
+    loss = server_loss(logits_of(q, q, q, q), torch.tensor([0, 0, 1, 1]), logits_of(p, p, p, p),
+                       torch.tensor([True, False, False, False]), .5)
+    expected = (with_teacher - math.log(.4) - 2 * math.log(.6)) / 4
+    assert loss.item() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_rows_without_a_teacher_may_hold_anything(bad):
+    logits, teacher = logits_of([.4, .6], [.3, .7]).requires_grad_(), logits_of([.9, .1], [.5, .5])
+    teacher[1, 1] = bad
+    loss = server_loss(logits, torch.tensor([0, 1]), teacher, torch.tensor([True, False]), .5)
+    kl = .9 * math.log(.9 / .4) + .1 * math.log(.1 / .6)
+    expected = (.5 * -math.log(.4) + .5 * kl - math.log(.7)) / 2
+    [gradient] = torch.autograd.grad(loss, logits)
+    assert loss.item() == pytest.approx(expected, abs=1e-12) and torch.isfinite(gradient).all()
+
+
+# ------------------------------------------------------------------------ whole rounds: Algorithm 1
+
+# What is done with a public sample, by (the server is right, it was right before): Alg. 1,
+# line 5-12; then Table 5 as D1 of fedgems_ablations.py reads it.
+ALGORITHM_1 = {kind: oracle.who_teaches(*kind) for kind in product((True, False), repeat=2)}
+WITHOUT = {
+    ("self_training",): ALGORITHM_1 | {(True, True): "self_distillation", (True, False): "clients"},
+    ("self_distillation",): ALGORITHM_1 | {(False, True): "clients"},
+    ("ensemble_distillation",): ALGORITHM_1 | {(False, False): "labels"},
+    ("self_training", "self_distillation"): dict.fromkeys(ALGORITHM_1, "clients")}
+
+
+def slow_rounds(fed, settings, table=ALGORITHM_1):
+    """Yields what reference/fedgems.py knows after each round, with the batches of the run."""
+    *private, public = ([*zip(pixels(images), labels.tolist())]
+                        for images, labels in (*fed.private, fed.public))
+    clients = [numbers(fed.client_model(i, init=i)) for i in range(len(private))]
+    server, kinds = numbers(fed.server_model()), set()
+    *updates, server_update = (
+        update_by(partial(torch.optim.Adam, lr=settings[lr], amsgrad=True,
+                          weight_decay=settings["weight_decay"]), w)
+        for w, lr in [*((w, "lr") for w in clients), (server, "server_lr")])
+    epochs = {"local": "local_epochs", "server": "server_epochs", "public": "public_epochs"}
+
+    def draw(purpose, t, *client):
+        size = len(private[client[0]] if purpose == "local" else public)
+        batch_size = settings["batch_size" if client else "server_batch_size"]
+        return drawn(fed, size, batch_size, settings[epochs[purpose]], purpose, t, *client)
+
+    def view(x):                                                    # it needs no rng in these tests
+        augment = fed.augment or (lambda images, rng: images)
+        return augment(torch.tensor(x).view(1, *SHAPE), None).flatten().tolist()
+
+    rounds = oracle.run(
+        clients, server, private, public, rounds=settings["rounds"], batches=draw, updates=updates,
+        server_update=server_update, epsilon=settings["epsilon"], augment=view,
+        who_teaches=lambda *kind: kinds.add(kind) or table[kind])
+    for server, clients, trained, pool, cases, weights in rounds:
+        of_clients = {n: "ensemble_distillation" if weights[n] else "nobody_right"
+                      for n, case in cases.items() if case == "clients"}
+        yield {"server": server, "clients": clients, "pool": pool, "asked": set(weights),
+               "cases": cases | of_clients, "kinds": kinds,
+               "effective": [1 / sum(w * w for w in shares.values())
+                             for shares in weights.values() if shares],
+               "private": [slow_accuracy(client, fed.test) for client in trained]}
+
+
+def agree(fed, metrics, state, slow):
+    """Everything a round leaves behind, against the slow version."""
+    M, C, N, asked = len(fed.private), fed.num_classes, len(fed.public.labels), len(slow["asked"])
+    assert close(state["server"]["model"], slow["server"], atol=1e-4)
+    for client, theirs in zip(state["clients"], slow["clients"], strict=True):
+        assert close(client["model"], theirs, atol=1e-4)
+    assert state["pool"]["mask"].tolist() == [n in slow["pool"] for n in range(N)]
+    for n, z in slow["pool"].items():
+        assert state["pool"]["logits"][n].tolist() == pytest.approx(z, abs=1e-4)
+    taken, effective = list(slow["cases"].values()), slow["effective"]
+    shares = [taken.count(case) / N for case in CASES]
+    assert [metrics[case] for case in CASES] == pytest.approx(shares, abs=1e-6)
+    assert metrics["pool"] == pytest.approx(len(slow["pool"]) / N, abs=1e-6)
+    assert (metrics["bytes_up"], metrics["bytes_down"]) == (4 * asked * C * M, 4 * N * C * M)
+    assert metrics["bytes_down_indices"] == 4 * asked * M and metrics["bad_uploads"] == 0
+    mean = sum(effective) / len(effective) if effective else None
+    assert metrics["effective_teachers"] == (mean and pytest.approx(mean, rel=1e-4))
+    score = slow_accuracy(slow["server"], fed.test)
+    assert metrics["accuracy"] == metrics["server_accuracy"] == pytest.approx(score)
+    distilled = [slow_accuracy(client, fed.test) for client in slow["clients"]]
+    for when, scores in (("", distilled), ("_private", slow["private"])):
+        ours = [metrics[f"client_accuracy{when}{kind}"] for kind in ("", "_min", "_max")]
+        assert ours == pytest.approx([sum(scores) / M, min(scores), max(scores)])
+
+
+def toy(**changes):
+    return labeled(**{"num_public": 14, "server": linear, **changes})
+
+
+@pytest.mark.parametrize("more, augment", [
+    ({}, None), (TWICE, lambda images, rng: images.flip(-1))], ids=["one epoch", "two, augmented"])
+def test_a_round_is_the_papers_algorithm(more, augment):
+    """Private training, upload, server, broadcast, distillation; two rounds, all four cases, a
+    pool of the first for the second. A sample asked for in two epochs is paid for once."""
+    fed, settings, known = toy(seed=4, augment=augment), {**QUICK, **more}, []
+    rounds = list(fedgems.run(fed, **settings))[1:]
+    for (metrics, state), slow in zip(rounds, slow_rounds(fed, settings), strict=True):
+        agree(fed, metrics, state, slow)
+        known.append(slow)
+    assert {case for slow in known for case in slow["cases"].values()} == set(CASES)
+    assert "self_distillation" in known[1]["cases"].values()
+    twice = [n for n in known[0]["asked"] if known[0]["cases"][n] == "self_training"]
+    assert bool(twice) == (more == TWICE)
+    assert any(1.4 < x < 1.95 for slow in known for x in slow["effective"])
+
+
+@pytest.mark.parametrize("off", WITHOUT, ids=" and ".join)
+def test_ablations_move_samples_between_cases(off):
+    """Table 5 as D1 of fedgems_ablations.py reads it: who teaches each sample."""
+    fed, settings, known = toy(seed=4), {**QUICK, "server_epochs": 2}, []
+    rounds = list(fedgems_ablations.run(fed, **settings, **dict.fromkeys(off, False)))[1:]
+    slow_ones = slow_rounds(fed, settings, WITHOUT[off])
+    for (metrics, state), slow in zip(rounds, slow_ones, strict=True):
+        agree(fed, metrics, state, slow)
+        known.append(slow)
+    assert set.union(*(slow["kinds"] for slow in known)) == set(ALGORITHM_1)
+    seen = {case for slow in known for case in slow["cases"].values()}
+    assert seen >= set(WITHOUT[off].values()) - {"clients"}
+
+
+def test_ablations_without_an_ablation_are_fedgems_bit_for_bit():
+    fed = toy(server=with_dropout, augment=lambda images, rng: images * rng.random())
+    settings = {**QUICK, **TWICE, "rounds": 3}
+    assert same(list(fedgems_ablations.run(fed, **settings)), list(fedgems.run(fed, **settings)))
+
+
+# ------------------------------------------------------------------------------- selection and pool
+
+def test_selection_is_in_eval_mode():
+    """Also on clean images, though the server learns from others, and with the weights before."""
+    fed = toy(server=with_batchnorm, augment=lambda images, rng: -images)
+    logits = predict_logits(fed, fed.server_model(), fed.public.images)
+    right = logits.argmax(1) == fed.public.labels
+    assert 0 < right.sum() < 14
+    metrics, state = last(fedgems.run(fed, **{**QUICK, "rounds": 1, "server_batch_size": 14}))
+    assert torch.equal(state["pool"]["mask"], right)
+    assert torch.allclose(state["pool"]["logits"][right], logits[right], atol=1e-6)
+    assert metrics["self_training"] == pytest.approx(right.sum().item() / 14)
+    assert state["server"]["model"]["0.num_batches_tracked"] == 1          # no prediction is a step
+
+
+# ------------------------------------------------------------------------------------- who is asked
+
+def test_nobody_right_is_plain_cross_entropy():
+    """Clients that know class 0 alone, of which no public sample is, and an empty pool."""
+    fed = toy()
+    fed.public.labels.clamp_(min=1)
+    for private in fed.private:
+        private.labels.zero_()
+    settings = {**QUICK, "rounds": 1, "local_epochs": 10, "lr": 0.5}
+    metrics, state = last(fedgems.run(fed, **settings))
+    assert metrics["nobody_right"] > 0 == metrics["ensemble_distillation"]
+    assert metrics["nobody_right"] + metrics["self_training"] == pytest.approx(1)
+    assert metrics["effective_teachers"] is None
+    _, by_labels = last(fedgems.run(fed, **{**settings, "epsilon": 1.0}))
+    assert same(state["server"], by_labels["server"])
+
+
+def test_an_upload_is_bad_only_for_what_was_asked():
+    """Clients 0, 1, 2 have nan on samples 1, 2, 3, of which 1 and 3 were requested."""
+    logits, requested = random_logits(3, 3, 3), torch.tensor([False, True, False, True])
+    logits[range(3), range(3)] = math.nan
+    pool = fedgems.Pool(torch.zeros(4, 3), torch.tensor([True, False, False, False]))
+    fusion = fedgems.Fusion({}, None, pool, torch.zeros(4, 4), requested)
+    metrics = fedgems.fusion_metrics(toy(), torch.arange(1, 4), logits, torch.zeros(3, 3), fusion)
+    assert metrics["bad_uploads"] == 2
+
+
+def test_clients_predict_exactly_what_the_pool_lacks(monkeypatch):
+    fed, seen = toy(), []
+
+    def note(uploads, rows):
+        assert uploads.shape == (4, len(rows), 3)
+        seen.append(rows.tolist())
+        return uploads
+    rounds = list(fedgems.run(fed, **QUICK, **receives(monkeypatch, note)))
+    pools = [state["pool"]["mask"].tolist() for _, state in rounds]
+    assert seen == [[n for n in range(14) if not pool[n]] for pool in pools[:-1]]
+    assert 0 < sum(pools[1]) < 14

@@ -1,0 +1,403 @@
+"""FedGKT: feature maps up, logits both ways; whole runs, synchronous and not, by slow loops."""
+import copy
+import itertools
+import math
+import types
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from toys import drawn, federation, last, linear, numbers, pixels, same, samples, update_by
+from torch import nn
+
+from algorithms import fedgkt, fedgkt_async, fedgkt_features
+from algorithms.common import sample_clients, tensors
+from algorithms.communication import features_bytes
+from algorithms.fedgkt import client_loss, server_loss
+from algorithms.fedgkt_features import extract
+from algorithms.training import OPTIMIZERS, batches
+from federation import stream
+from reference import fedgkt as oracle
+
+NUMBERS = 5          # in a feature map: neither the classes (3) nor the pixels (4)
+SIZES = (5, 3, 4)
+QUICK = {"rounds": 2, "local_epochs": 2, "server_epochs": 2, "batch_size": 2,
+         "server_batch_size": 3, "lr": 0.1, "server_lr": 0.05, "optimizer": "sgd",
+         "server_optimizer": "sgd", "weight_decay": 0.01, "temperature": 2.0}
+RUNS = (fedgkt.run, fedgkt_async.run)
+
+
+class Edge(nn.Module):
+    """Linear twice: images [B, 1, 2, 2] -> feature map [B, numbers, 1, 1] -> logits [B, C]."""
+
+    def __init__(self, num_classes=3, numbers=NUMBERS):
+        super().__init__()
+        self.stem = nn.Linear(4, numbers)
+        self.classifier = nn.Linear(numbers, num_classes)
+
+    def extract(self, images):
+        return self.stem(images.flatten(1))[:, :, None, None]
+
+    def classify(self, features):
+        return self.classifier(features.flatten(1))
+
+    def forward(self, images):
+        return self.classify(self.extract(images))
+
+
+class EdgeWithBatchNorm(Edge):
+    """With running statistics before the feature map is sent."""
+
+    def __init__(self, num_classes=3):
+        super().__init__(num_classes)
+        self.bn = nn.BatchNorm2d(NUMBERS)
+
+    def extract(self, images):
+        return self.bn(super().extract(images))
+
+
+def linear_server(num_classes=3):
+    return nn.Sequential(nn.Flatten(), nn.Linear(NUMBERS, num_classes))
+
+
+def layered_server(num_classes=3):
+    """What eval mode is needed for: running statistics and dropout."""
+    return nn.Sequential(nn.BatchNorm2d(NUMBERS), nn.Flatten(), nn.Dropout(0.3),
+                         nn.Linear(NUMBERS, num_classes))
+
+
+def toy(sizes=SIZES, network=Edge, server=linear_server, num_classes=3, **changes):
+    """The federation of `toys` with networks cut in two, and a test set of a batch and a half."""
+    settings = {"public": None, "test": samples(150, num_classes, seed=1),
+                "validation": samples(20, num_classes, seed=3), **changes}
+    return federation(sizes, network, num_classes=num_classes, server=server, **settings)
+
+
+def shifted(images, rng):
+    """An augmentation that makes each image brighter or darker."""
+    return images + torch.tensor(rng.normal(size=(len(images), 1, 1, 1)), dtype=torch.float32)
+
+
+def view(fed, i, n):
+    """What client i uploads after n trainings and trains on next: all its images at once."""
+    images = fed.private[i].images
+    return fed.augment(images, stream(fed.seed, "view", n, i)) if fed.augment else images
+
+
+def finished(fed, **changes):
+    """(metrics, state) of the last round."""
+    return last(fedgkt.run(fed, **{**QUICK, **changes}))
+
+
+def loaded(model, learner):
+    model.load_state_dict(learner["model"])
+    return model.eval()
+
+
+def trainings(state):
+    """How often each client has been trained."""
+    return [client["trainings"] for client in state["clients"]]
+
+
+@torch.no_grad()
+def check_accuracies(fed, metrics, state):
+    """Mean, least and largest over the clients: their extractor with the server behind it."""
+    server, stacked, own = loaded(fed.server_model(), state["server"]), [], []
+    for i, client in enumerate(state["clients"]):
+        model = loaded(fed.client_model(i), client)
+        features = model.extract(fed.test.images)
+        for found, logits in ((stacked, server(features)), (own, model.classify(features))):
+            found.append((logits.argmax(1) == fed.test.labels).float().mean().item())
+    assert metrics["accuracy"] == pytest.approx(sum(stacked) / len(stacked))
+    assert metrics["edge_accuracy"] == pytest.approx(sum(own) / len(own))
+    assert (metrics["accuracy_min"], metrics["accuracy_max"]) == (min(stacked), max(stacked))
+
+
+def uploads_of(monkeypatch, module=fedgkt):
+    """What the server trains on, from now on: [{client: (features, logits)}] of each event."""
+    uploads, original = [], module.train_server
+    monkeypatch.setattr(module, "train_server", lambda *args, **keywords:
+                        uploads.append(args[3]) or original(*args, **keywords))
+    return uploads
+
+
+def slow_fedgkt(fed, events, server_distill=True, client_distill=True, **changes):
+    """What reference/fedgkt.py yields after each event, for a group of clients."""
+    use = types.SimpleNamespace(**{**QUICK, "server_order": "clients", **changes})
+    clients = [numbers(fed.client_model(i)) for i in range(len(fed.private))]
+    server, labels = numbers(fed.server_model()), [labels.tolist() for _, labels in fed.private]
+    *updates, server_update = (
+        update_by(partial(OPTIMIZERS[name], lr=lr, weight_decay=use.weight_decay), w)
+        for w, name, lr in [*((w, use.optimizer, use.lr) for w in clients),
+                            (server, use.server_optimizer, use.server_lr)])
+
+    def server_batches(event, group):
+        rng = stream(fed.seed, "server", event)
+        for _ in range(use.server_epochs):
+            epoch = [(i, rows.tolist()) for i in group
+                     for rows in batches(len(labels[i]), use.server_batch_size, 1, rng)]
+            if use.server_order == "mixed":
+                rng.shuffle(epoch)
+            yield epoch
+
+    return list(oracle.run(
+        clients, server, lambda i, n: pixels(view(fed, i, n)), labels, groups=events,
+        batches=lambda i, n: drawn(fed, len(labels[i]), use.batch_size, use.local_epochs,
+                                   "local", n, i),
+        server_batches=server_batches, updates=updates, server_update=server_update,
+        temperature=use.temperature, server_distill=server_distill, client_distill=client_distill))
+
+
+def check(state, clients, server, answers, atol=1e-5):
+    """A state's networks and server logits are those of the slow run."""
+    for learner, layers in zip([*state["clients"], state["server"]], [*clients, server]):
+        for w, slow in zip(learner["model"].values(), layers, strict=True):
+            assert np.allclose(w, slow, atol=atol)
+    for ours, expected in zip(state["server_logits"], answers, strict=True):
+        assert ours is expected is None or np.allclose(ours, expected, atol=10 * atol)
+
+
+# ------------------------------------------------------------------------------ the losses
+
+T, LABELS = 3.0, torch.tensor([0, 0])
+# Logits whose softmax at temperature T are these numbers; at 1 their T-th powers, scaled.
+STUDENT, TEACHER = (T * torch.tensor(probs, dtype=torch.float64).log() for probs in
+                    ([[.6, .4], [.3, .7]], [[.8, .2], [.5, .5]]))
+CE = (-math.log(.6**3 / (.6**3 + .4**3)) - math.log(.3**3 / (.3**3 + .7**3))) / 2
+KL = (.8 * math.log(.8 / .6) + .2 * math.log(.2 / .4)                  # of the first sample
+      + .5 * math.log(.5 / .3) + .5 * math.log(.5 / .7)) / 2           # of the second
+
+
+def test_eq6_by_hand():
+    """CE and T² times the divergence from the sample's one client, or CE alone; mean over both."""
+    for distill, expected in ((True, CE + 3**2 * KL), (False, CE)):
+        loss = server_loss(STUDENT, LABELS, TEACHER, T, distill)
+        assert loss.item() == pytest.approx(expected, abs=1e-12)
+
+
+def test_eq7_by_hand():
+    """The same with the server as the teacher; before its first answer CE alone."""
+    for teacher, expected in ((TEACHER, CE + 3**2 * KL), (None, CE)):
+        assert client_loss(STUDENT, LABELS, teacher, T).item() == pytest.approx(expected, abs=1e-12)
+
+
+# ------------------------------------------------------------------------------ extraction
+
+def test_extraction_is_in_eval_mode_of_the_next_view(monkeypatch):
+    """With the weights after training."""
+    uploads, fed = uploads_of(monkeypatch), toy(network=EdgeWithBatchNorm, augment=shifted)
+    states = [state for _, state in fedgkt.run(fed, **QUICK)][1:]
+    for n, (state, sent) in enumerate(zip(states, uploads, strict=True), start=1):
+        for i, (features, logits) in sent.items():
+            model, images = loaded(fed.client_model(i), state["clients"][i]), view(fed, i, n)
+            assert torch.allclose(features, model.extract(images), atol=1e-4)
+            assert torch.allclose(logits, model(images), atol=1e-4)
+
+
+@pytest.mark.parametrize("training, amp", [(True, False), (False, False), (True, True)])
+def test_b3_b15_extraction_is_by_row_and_holds_no_graph(training, amp, monkeypatch):
+    """The network stays as it was; under amp maps are computed in bfloat16, kept in float32."""
+    monkeypatch.setattr(fedgkt_features, "CHUNK", 4)
+    model, images = EdgeWithBatchNorm(), samples(7).images
+    model(images)                                                   # fills its running statistics
+    before, expected = copy.deepcopy(model.state_dict()), copy.deepcopy(model).eval()
+    features, logits = extract(toy(amp=amp), model.train(training), images)
+    atol = .1 if amp else 1e-6
+    assert torch.allclose(features, expected.extract(images), atol=atol)
+    assert torch.allclose(logits, expected(images), atol=atol)
+    assert torch.equal(features, features.bfloat16().float()) == amp
+    assert features.dtype == logits.dtype == torch.float32
+    assert not features.requires_grad and not logits.requires_grad
+    assert same(dict(model.state_dict()), dict(before))
+    assert model.training == model.bn.training == training
+
+
+def test_bfloat16_rounds_the_maps_that_are_sent_and_not_the_logits(monkeypatch):
+    uploads = uploads_of(monkeypatch)
+    (full, _), (half, _) = (finished(toy(), rounds=1, features=features)
+                            for features in ("float32", "bfloat16"))
+    sent, rounded = uploads
+    for i in range(3):
+        assert same(rounded[i], (sent[i].features.bfloat16(), sent[i].logits))
+        assert sent[i].features.dtype == sent[i].logits.dtype == torch.float32
+    assert 2 * half["bytes_up"] == full["bytes_up"]
+
+
+# ---------------------------------------------------------------- whole rounds, synchronous
+
+@pytest.mark.parametrize("settings", [
+    {"optimizer": "amsgrad", "lr": .01, "server_optimizer": "nesterov", "server_lr": .02},
+    {"temperature": 3.0, "local_epochs": 1, "server_epochs": 3},
+    {"server_order": "mixed", "optimizer": "momentum", "server_optimizer": "momentum"},
+    {"server_distill": False}, {"client_distill": False},                                # Table 2
+    {"server_distill": False, "client_distill": False}])
+def test_two_rounds_against_algorithm_1(settings):
+    fed = toy()
+    metrics, state = finished(fed, **settings)
+    check(state, *slow_fedgkt(fed, [(0, 1, 2)] * 2, **settings)[-1])
+    check_accuracies(fed, metrics, state)
+    n = 5 + 3 + 4
+    assert {key: value for key, value in metrics.items() if key.startswith("bytes")} == {
+        "bytes_up": 4 * NUMBERS * n, "bytes_down": 4 * 3 * n, "bytes_up_logits": 4 * 3 * n,
+        "bytes_up_labels": 4 * n}
+    assert metrics["bytes_up"] + metrics["bytes_down"] == features_bytes(n, NUMBERS, 3)   # Eq. (13)
+    assert metrics["answers_min"] == metrics["answers_max"] == 2 and metrics["bad_uploads"] == 0
+    assert trainings(state) == [2, 2, 2] and state["round"] == 2
+
+
+def test_participation_below_1_against_algorithm_1():
+    """Who is absent keeps its network, its server logits and its view; batches are of its n-th
+    training."""
+    sizes = (5, 3, 4, 2)
+    fed = toy(sizes, augment=shifted)
+    groups = [sample_clients(4, .5, stream(0, "active", t)) for t in range(1, 6)]
+    assert len({tuple(group) for group in groups}) > 2 and not set.intersection(*map(set, groups))
+    rounds = list(fedgkt.run(fed, **{**QUICK, "rounds": 5}, participation=.5))
+    for group, ((_, before), (metrics, after)) in zip(groups, itertools.pairwise(rounds)):
+        assert metrics["bytes_up"] == 4 * NUMBERS * sum(sizes[i] for i in group)
+        for key in ("clients", "server_logits"):
+            assert [same(a, b) for a, b in zip(before[key], after[key])] == [
+                i not in group for i in range(4)]
+    for (_, state), slow in zip(rounds[1:], slow_fedgkt(fed, groups), strict=True):
+        check(state, *slow, atol=1e-4)
+    check_accuracies(fed, *rounds[-1])                                   # on clean images
+
+
+@pytest.mark.parametrize("optimizer, second", [("momentum", 1.9), ("nesterov", 2.71)])
+def test_momentum_is_plain_or_nesterovs(optimizer, second):
+    """A second step with the same gradient 1: v = .9 + 1, and Nesterov's 1 + .9 v."""
+    w = nn.Parameter(torch.zeros(()))
+    steps = OPTIMIZERS[optimizer]([w], lr=1.0)
+    for _ in range(2):
+        before, w.grad = w.item(), torch.ones(())
+        steps.step()
+    assert before - w.item() == pytest.approx(second)
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_initial_weights_depend_on_the_seed_alone(run):
+    """All clients start from the same weights, or each from its own; no data has a part in it."""
+    def start(common=True, **changes):
+        _, state = next(run(toy(**changes), **QUICK, common_start=common))
+        assert state["round"] == 0 and state["server_logits"] == [None] * 3
+        return [dict(learner["model"]) for learner in [state["server"], *state["clients"]]]
+    server, *edges = [dict(model.state_dict()) for model in
+                      [toy().server_model(), *(toy().client_model(i, init=i) for i in range(3))]]
+    assert same(start(), [server, *[edges[0]] * 3])
+    assert same(start(common=False), [server, *edges])
+    assert same(start(), start(private=[samples(n, seed=7 + n) for n in SIZES]))
+
+
+def test_server_logits_are_of_the_trained_server():
+    """In eval mode after the last epoch, of the maps that were sent, row by row."""
+    fed = toy(network=EdgeWithBatchNorm, server=layered_server)
+    metrics, state = finished(fed)
+    server = loaded(fed.server_model(), state["server"])
+    for i, (images, _) in enumerate(fed.private):
+        with torch.no_grad():
+            expected = server(loaded(fed.client_model(i), state["clients"][i]).extract(images))
+        assert torch.allclose(state["server_logits"][i], expected, atol=1e-5)
+    check_accuracies(fed, metrics, state)
+    steps = 2 * 2 * (2 + 1 + 2)                       # rounds, E_s, ceil(n_i / 3)
+    assert state["server"]["model"]["0.num_batches_tracked"].item() == steps
+    assert not any(value.requires_grad for value in tensors(state))
+
+
+# ---------------------------------------------------------------------------- asynchronous
+
+def test_equal_latencies_are_synchronous():
+    """Bit for bit; the clock shows rounds of one latency."""
+    fed = toy(network=EdgeWithBatchNorm, augment=shifted)
+    changes = {**QUICK, "rounds": 4, "server_order": "mixed"}
+    both = zip(fedgkt.run(fed, **changes), fedgkt_async.run(fed, **changes, latencies=(2.5,) * 3),
+               strict=True)
+    for t, ((metrics, state), found) in enumerate(both):
+        clock = {"clock": t * 2.5}
+        expected = metrics | clock | {"clock_if_all_wait": t * 2.5}, state | clock | {"event": t}
+        assert same(found, expected)
+
+
+def test_asynchronous_rounds_against_algorithm_1(monkeypatch):
+    """A round has at least three uploads; if all waited, each training would take 0.4.
+
+    Uploads meet although their moments are different floats, as 3 * 0.1 and 2 * 0.15.
+    """
+    fed, uploads = toy(augment=shifted), uploads_of(monkeypatch, fedgkt_async)
+    _, *rounds = fedgkt_async.run(fed, **{**QUICK, "rounds": 3}, latencies=(.4, .15, .1))
+    groups = [[2], [1], [2],                                                # at .1, .15, .2
+              [1, 2], [0, 2],                                               # at .3, .4
+              [1], [2], [1, 2]]                                             # at .45, .5, .6
+    assert [sorted(event) for event in uploads] == groups
+    for (metrics, state), clock, events, answers, sent in zip(
+            rounds, (.2, .4, .6), (3, 5, 8), ([0, 1, 2], [1, 2, 4], [1, 4, 6]),
+            (4 + 3 + 4, (3 + 4) + (5 + 4), 3 + 4 + (3 + 4)), strict=True):
+        assert metrics["clock"] == state["clock"] == clock and state["event"] == events
+        assert trainings(state) == answers and metrics["bytes_up"] == 4 * NUMBERS * sent
+        assert (metrics["answers_min"], metrics["answers_max"]) == (min(answers), max(answers))
+        assert metrics["clock_if_all_wait"] == pytest.approx(sum(answers) / 3 * .4)
+    check(rounds[-1][1], *slow_fedgkt(fed, groups)[-1], atol=1e-4)
+
+
+def clocks(seed):
+    """The simulated time after rounds 0, 1 and 2 of a single client: 0, its latency, and twice."""
+    fed = toy(sizes=(1,), seed=seed)
+    return [metrics["clock"] for metrics, _ in fedgkt_async.run(fed, **QUICK)]
+
+
+def test_latencies_are_uniform_from_1_to_10():
+    latencies = [clocks(seed)[1] for seed in range(40)]
+    assert 1 <= min(latencies) < 2 and 9 < max(latencies) <= 10
+    assert len(set(latencies)) == 40
+
+
+def test_latencies_are_drawn_once_from_the_seed():
+    start, latency, end = clocks(seed=7)
+    assert start == 0 and end == pytest.approx(2 * latency) and clocks(seed=7)[1] == latency
+
+
+# ----------------------------------------------------------------- uploads not to be used
+
+@pytest.mark.parametrize("part, value", [("features", math.nan), ("logits", -1e30)])
+def test_non_finite_features_are_left_out(part, value, monkeypatch):
+    """Client 1's in round 2: the server learns from the others alone; the client keeps its old
+    server logits."""
+    fed = toy()
+    calls = iter([(t, name) for t in (1, 2) for name in ("features", "logits")])
+
+    def spoilt(attack, uploads, client_ids):
+        if next(calls) == (2, part):
+            uploads[1][-1] = value
+        return uploads
+    monkeypatch.setattr(fedgkt, "attack_samples", spoilt)
+    (_, first), (metrics, state) = list(fedgkt.run(fed, **QUICK, attack=True))[1:]
+    _, server, answers = slow_fedgkt(fed, [(0, 1, 2), (0, 2)])[-1]
+    clients, _, _ = slow_fedgkt(fed, [(0, 1, 2)] * 2)[-1]         # its local training counts
+    check(state, clients, server, answers)
+    assert torch.equal(state["server_logits"][1], first["server_logits"][1])
+    assert metrics["bad_uploads"] == 1 and trainings(state) == [2, 2, 2]
+    assert metrics["bytes_down"] == 4 * fed.num_classes * (5 + 4)         # no answer to client 1
+
+
+# ------------------------------------------------------------ the metrics, what is refused
+
+@pytest.mark.parametrize("runs, federation, settings, message", [
+    (RUNS, {"network": (Edge, linear)}, {}, "linear has no feature map"),
+    (RUNS, {"network": (Edge, lambda classes: Edge(classes, 6))}, {},
+     r"cannot read the \[6, 1, 1\] feature maps of <lambda>"),
+    *((RUNS[1:], {}, {"latencies": latencies}, "--latencies .* greater than 0 .* 3 clients")
+      for latencies in [(1., 2., 3., 4.), (1., 0., 2.)])])
+def test_what_does_not_fit_together_is_refused(runs, federation, settings, message):
+    """Before anything is computed: there is not even a first row."""
+    for run in runs:
+        with pytest.raises(ValueError, match=message) as error:
+            next(run(toy(**federation), **{**QUICK, **settings}))
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("features, share, megabytes", [
+    ("float32", 1.0, 2 * 2**15 * 5 * 4 / 2**20), ("bfloat16", 0.5, 2**15 * 5 * 2 / 2**20)])
+def test_the_announcement_says_how_many_mb_a_round_sends(features, share, megabytes):
+    """Of those of two clients, of 2^15 samples each, who take part; 5 numbers for a sample."""
+    said = fedgkt.announcement(toy((2**15, 2**15)), {"features": features, "participation": share})
+    assert said == f"a round sends about {megabytes:.1f} MB of feature maps"

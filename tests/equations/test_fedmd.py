@@ -1,0 +1,314 @@
+"""FedMD: the consensus, its digest, public subsets, the transfer, whole rounds; the upper bound."""
+import collections
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from toys import (close, federation, labeled, last, same, samples, slow_accuracy,
+                  slow_learner, slow_logits, slow_training, through_a_file, towards_labels,
+                  with_hidden_layer)
+
+from algorithms import fedmd, fedmd_pooled, fedmd_transfer
+from attacks import Attack
+from federation import Data, stream
+
+TRANSFER = {"transfer_public_epochs": 12, "transfer_public_batch_size": 6, "lr": 0.05,
+            "min_delta": 0.6}
+QUICK = {**TRANSFER, "rounds": 2, "transfer_local_epochs": 18, "transfer_batch_size": 3,
+         "subset_size": 7, "public_epochs": 2, "public_batch_size": 3, "local_epochs": 2,
+         "batch_size": 2, "weight_decay": 0.01, "kernel_l2": 0.02}
+BRIEF = {**QUICK, "transfer_public_epochs": 1, "transfer_local_epochs": 1, "rounds": 1}
+POOLED = {**TRANSFER, "rounds": 2, "batch_size": 5, "weight_decay": 0.01, "kernel_l2": 0.02}
+
+
+def joint(sizes=(5, 3, 4), num_public=24, **changes):
+    """One output layer over public classes 0, 1, 2 and, behind them, the private ones, 3 and 4."""
+    def task(count, seed):
+        images, labels = samples(count, 2, seed)
+        return Data(images, labels + 3)
+    return federation(**{
+        "sizes": sizes, "num_classes": 5, "public": samples(num_public, 3, seed=2),
+        "private": [task(size, 100 + i) for i, size in enumerate(sizes)], "test": task(40, 1),
+        "public_test": samples(30, 3, seed=4), "validation": task(8, 5), **changes})
+
+
+def rows_of(fed, **settings):
+    """([(metrics, state)], [the public rows of each round])"""
+    rows = []
+    idle = Attack([0], lambda i, upload, benign, asked: rows.append(asked) or upload)
+    return list(fedmd.run(fed, **settings, attack=idle)), rows
+
+
+# ------------------------------------------------------------------------------ consensus, digest
+
+def test_consensus_is_of_logits_not_of_probabilities():
+    """Of (4, 0) and (0, 1): (2, .5). The mean of the softmaxes is another one."""
+    assert fedmd.consensus(torch.tensor([[[4., 0.], [1., 1.]], [[0., 1.], [1., 4.]]])).tolist() == [
+        [(4 + 0) / 2, (0 + 1) / 2], [(1 + 1) / 2, (1 + 4) / 2]]
+
+
+@pytest.mark.parametrize("weights", [[2, 1, 1], torch.tensor([2, 1, 1]), [.5, .25, .25]])
+def test_a_weighted_consensus_by_hand(weights):
+    logits = torch.tensor([[[4., 0.]], [[0., 8.]], [[-4., 4.]]])
+    expected = [[(2 * 4 + 1 * 0 + 1 * -4) / 4, (2 * 0 + 1 * 8 + 1 * 4) / 4]]
+    assert fedmd.consensus(logits, weights).tolist() == expected
+    assert torch.equal(fedmd.consensus(logits[:1], [7]), logits[0])
+
+
+@pytest.mark.parametrize("weights", [
+    [1, 1], [1, 1, 1, 1], [0, 0, 0], [1, -1, 1], [1, math.nan, 1], [1, math.inf, 1]])
+def test_weights_that_make_no_consensus_are_refused(weights):
+    with pytest.raises(ValueError, match="weight >= 0 for each of 3 clients"):
+        fedmd.consensus(torch.randn(3, 5, 4), weights)
+
+
+def test_weights_stay_with_parties_if_one_is_not_finite():
+    """If none that is finite has any weight, there is no consensus."""
+    logits = torch.tensor([[[math.nan, 0.]], [[0., 8.]], [[-4., 4.]]])
+    consensus, num_valid = fedmd.valid_consensus(logits, (1., 2., 5.))
+    assert torch.allclose(consensus, torch.tensor([[(2 * 0 + 5 * -4) / 7, (2 * 8 + 5 * 4) / 7]]))
+    assert num_valid == 2
+    assert fedmd.valid_consensus(logits, None)[0].tolist() == [[(0 - 4) / 2, (8 + 4) / 2]]
+    assert fedmd.valid_consensus(logits, (1., 0., 0.)) == (None, 2)
+
+
+def test_digest_loss_is_the_mean_absolute_error():
+    """Of raw logits, over samples and classes: neither a sum over classes, nor squares, nor after a
+    softmax. The gradient is a sign; the consensus gets none."""
+    logits = torch.tensor([[1., -2., 0.], [0., 0., 3.]], requires_grad=True)
+    target = torch.tensor([[0., 2., .5], [1., 0., 1.]], requires_grad=True)
+    loss = fedmd.digest_loss(logits, target)
+    loss.backward()
+    assert loss.item() == pytest.approx((1 + 4 + .5 + 1 + 0 + 2) / 6)
+    assert torch.allclose(logits.grad, torch.tensor([[1., -1., -1.], [-1., 0., 1.]]) / 6)
+    assert target.grad is None
+
+
+# ---------------------------------------------------------------------------------- public subset
+
+@pytest.mark.parametrize("counts", [(50, 50, 50), (97, 2, 1), (10, 0, 30, 7)])
+@pytest.mark.parametrize("size", [1, 7, 30, 47, 5000, None])
+def test_a_public_subset_has_of_each_class_its_share_to_one(counts, size):
+    """Whatever the classes are called, and in whatever order the samples are; at most all."""
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(len(counts)), counts))
+    expected = min(size or 5000, len(labels))
+    for t, named in itertools.product(range(10), (labels, labels + 10, -labels)):
+        rows = fedmd.public_subset(named, size, stream(0, "subset", t))
+        assert rows.dtype == np.int64 and rows.tolist() == sorted(set(rows.tolist()))
+        assert len(rows) == expected and 0 <= rows[0] and rows[-1] < len(labels)
+        drawn = collections.Counter(labels[rows].tolist())
+        assert all(abs(drawn[c] - expected * n / len(labels)) < 1 for c, n in enumerate(counts))
+
+
+@pytest.mark.parametrize("labels", [np.arange(20) % 3, np.arange(20)])
+def test_every_sample_is_drawn_as_often_as_every_other(labels):
+    """300 times 6 of 20: each 90 times, give or take 5 standard deviations."""
+    counts = collections.Counter(n for t in range(300) for n in fedmd.public_subset(
+        labels, 6, stream(0, "subset", t)).tolist())
+    assert all(abs(counts[n] - 300 * .3) < 5 * math.sqrt(300 * .3 * .7) for n in range(20))
+
+
+def test_each_rounds_subset_is_of_its_own_stream():
+    fed = joint()
+    _, rows = rows_of(fed, **{**BRIEF, "rounds": 3})
+    expected = [fedmd.public_subset(fed.public.labels.numpy(), 7, stream(0, "subset", t)).tolist()
+                for t in (1, 2, 3)]
+    assert [r.tolist() for r in rows] == expected and len(set(map(str, expected))) == 3
+
+
+# ------------------------------------------------------------------------ penalty, early stopping
+
+def test_the_penalty_is_of_the_last_layers_kernel_alone():
+    model = with_hidden_layer()
+    kernel = model[3].weight.detach()
+    loss = fedmd_transfer.penalty(model, 0.5)
+    loss.backward()
+    squares = sum(w * w for w in kernel.flatten().tolist())
+    assert loss.item() == pytest.approx(.5 * squares, rel=1e-6)
+    assert torch.allclose(model[3].weight.grad, 0.5 * 2 * kernel)
+    assert all(w.grad is None for name, w in model.named_parameters() if name != "3.weight")
+
+
+@pytest.mark.parametrize("accuracies, settings, epochs", [
+    ([.5, .6, .6, .5, .55, .9, .9], {}, 2 + 3),         # the best is epoch 2: no better in 3, 4, 5
+    ([.5, .508, .505, .509], {}, 1 + 3),                # never .01 above .5
+    ([.5, .508, .516, .516, .516, .516], {}, 3 + 3),    # .516 is above .5, if not above .508
+    ([0.0] * 9, {"patience": 4}, 1 + 4),                # 0 is the best so far
+    ([], {"epochs": 13}, 13)])                          # without a validation set
+def test_training_ends_after_patience_without_gain(monkeypatch, accuracies, settings, epochs):
+    """Better is: by more than min_delta = .01 above the best. An epoch is one batch."""
+    fed, passes, told = federation(), [], iter(accuracies)
+    monkeypatch.setattr(fedmd_transfer, "accuracy", lambda logits, labels: next(told, 0))
+    fed.augment = lambda images, rng: passes.append(len(images)) or images
+    model = fed.client_model(0)
+    fedmd_transfer.train_until_converged(
+        fed, model, torch.optim.SGD(model.parameters(), lr=0.1), fed.private[0],
+        fed.test if accuracies else None,
+        **{"epochs": 20, "batch_size": 5, "kernel_l2": 0.1, "keys": ("here",), "min_delta": .01,
+           "patience": 3, **settings})
+    assert len(passes) == epochs
+
+
+def test_each_stage_counts_growth_beyond_its_own_min_delta(monkeypatch):
+    """Public training waits 3 epochs for it, private training 10."""
+    seen, fed = [], joint()
+    monkeypatch.setattr(fedmd_transfer, "train_until_converged", lambda *args, min_delta, patience,
+                        **settings: seen.append((settings["keys"], min_delta, patience)))
+    last(fedmd.run(fed, **{**QUICK, "min_delta": .004, "rounds": 0}))
+    assert seen == [*((("transfer public", i), .004, 3) for i in range(3)),
+                    *((("transfer local", i), .001, 10) for i in range(3))]
+
+
+# --------------------------------------------------------------------------------- transfer phase
+
+def test_transfer_never_sees_a_test_set():
+    """Nor does a round: other test sets, the same states; another validation set, others."""
+    def states(**changes):
+        (_, start), (_, end) = fedmd.run(joint(**changes), **{**QUICK, "rounds": 1})
+        return start["clients"], end["clients"]
+    fed, here = joint(), states()
+    wrong = fed.test._replace(labels=7 - fed.test.labels)
+    public_test = fed.public_test._replace(labels=2 - fed.public_test.labels)
+    assert same(here, states(test=wrong, public_test=public_test))
+    assert not same(here[-1], states(validation=wrong)[-1])
+
+
+@pytest.mark.parametrize("num_public, epochs, early_stopping, held_out", [
+    (20, 1, True, 2), (24, 5, False, 0), (9, 8, True, 0)])
+def test_a_tenth_of_the_public_samples_is_held_out_for_early_stopping(
+        num_public, epochs, early_stopping, held_out):
+    """The same for all parties. All are learned, in all epochs, without it or if there are 9."""
+    fed, seen = joint(num_public=num_public), collections.Counter()
+    fed.augment = lambda images, rng: seen.update(str(image) for image in images) or images
+    next(fedmd.run(fed, **{**BRIEF, "transfer_public_epochs": epochs, "transfer_local_epochs": 0,
+                           "early_stopping": early_stopping}))
+    assert len(seen) == num_public - held_out and set(seen.values()) == {3 * epochs}
+
+
+def test_early_stopping_without_a_validation_set_is_refused():
+    for algo in (fedmd, fedmd_pooled):
+        with pytest.raises(ValueError, match="early-stopping needs a validation"):
+            next(algo.run(labeled()))
+        next(algo.run(labeled(), early_stopping=False, transfer_public_epochs=1))
+
+
+# ------------------------------------------------------------------------------------ whole rounds
+
+def towards_consensus(consensus):
+    """Of the mean absolute error over C classes: the sign of each difference, over C."""
+    return lambda n, z: [((a > b) - (a < b)) / len(z) for a, b in zip(z, consensus[n])]
+
+
+def slow_until_no_better(learner, images, labels, validation, *, epochs, batch_size, keys,
+                         min_delta, patience):
+    """Adam on cross-entropy until `patience` epochs brought no growth by min_delta: how many."""
+    update = torch.optim.Adam(learner, lr=QUICK["lr"], weight_decay=QUICK["weight_decay"])
+    best, waited = -1.0, 0
+    for epoch in range(1, epochs + 1):
+        slow_training(learner, update, images, towards_labels(labels), epochs=1,
+                      batch_size=batch_size, rng=stream(0, *keys, epoch),
+                      kernel_l2=QUICK["kernel_l2"])
+        now = slow_accuracy(learner, validation)
+        waited = 0 if now > best + min_delta else waited + 1
+        best = now if waited == 0 else best
+        if waited == patience:
+            break
+    return epoch
+
+
+def slow_public_stage(fed, i, learner):
+    order = stream(0, "transfer").permutation(24)
+    held_out, kept = (Data(*(x[rows] for x in fed.public)) for rows in (order[:2], order[2:]))
+    return slow_until_no_better(learner, *kept, held_out, epochs=12, batch_size=6,
+                                keys=("transfer public", i), min_delta=.6, patience=3)
+
+
+@pytest.mark.parametrize("weights", [None, (2., 1., 0.)])
+def test_fedmd_round_by_hand(weights):
+    """Transfer and two rounds in plain Python: steps 0 to 5, a penalty in every loss, two Adams
+    per party that live on."""
+    fed, ids = joint(), range(3)
+    rounds, rows = rows_of(fed, **QUICK, consensus_weights=weights)
+    parties = [slow_learner(fed.client_model(i, init=i)) for i in ids]
+    public_epochs = [slow_public_stage(fed, i, parties[i]) for i in ids]                # step 0
+    for end, data in [("", fed.test), ("_public_test", fed.public_test)]:
+        assert rounds[0][0]["client_accuracy_public_stage" + end] == pytest.approx(
+            sum(slow_accuracy(party, data) for party in parties) / 3)
+    private_epochs = [slow_until_no_better(
+        parties[i], *fed.private[i], fed.validation, epochs=18, batch_size=3,
+        keys=("transfer local", i), min_delta=.001, patience=10) for i in ids]
+    assert min(public_epochs) < 12 and 10 < min(private_epochs) < 18    # some stopped early
+    start = digested = [slow_accuracy(party, fed.test) for party in parties]
+
+    adam = {"lr": QUICK["lr"], "weight_decay": QUICK["weight_decay"]}
+    digests, revisits = ([torch.optim.Adam(party, **adam) for party in parties] for _ in range(2))
+    c = [w / sum(weights) for w in weights] if weights else [1 / 3] * 3
+    for t in (0, 1, 2):
+        if t > 0:
+            images = fed.public.images[rows[t - 1]]                                     # step 1
+            said = [slow_logits(party, images) for party in parties]    # step 2: before any learns
+            consensus = [[sum(c[i] * said[i][n][k] for i in ids) for k in range(5)]
+                         for n in range(7)]                                             # step 3
+            for i in ids:
+                slow_training(parties[i], digests[i], images, towards_consensus(consensus),
+                              epochs=2, batch_size=3, rng=stream(0, "digest", t, i),
+                              kernel_l2=QUICK["kernel_l2"])                             # step 4
+                digested = [*digested[1:], slow_accuracy(parties[i], fed.test)]
+                slow_training(parties[i], revisits[i], fed.private[i].images,
+                              towards_labels(fed.private[i].labels), epochs=2, batch_size=2,
+                              rng=stream(0, "revisit", t, i), kernel_l2=QUICK["kernel_l2"])  # 5
+        metrics, state = rounds[t]
+        own = [slow_accuracy(party, fed.test) for party in parties]
+        assert all(close(party["model"], parties[i], atol=1e-4)
+                   for i, party in enumerate(state["clients"]))
+        assert metrics["accuracy"] == metrics["client_accuracy_private"]
+        assert metrics["accuracy"] == pytest.approx(sum(own) / 3)
+        assert metrics["client_accuracy"] == pytest.approx(sum(digested) / 3)
+        assert [metrics[f"client_accuracy_{i}"] for i in ids] == pytest.approx(own)
+        assert metrics["gain"] == pytest.approx(sum(own) / 3 - sum(start) / 3, abs=1e-7)
+        if t > 0:
+            assert metrics["bytes_up"] == metrics["bytes_down"] == 4 * 7 * 5 * 3
+            assert metrics["bytes_down_indices"] == 4 * 7 * 3
+
+
+# -------------------------------------------------------------------------------- the upper bound
+
+def test_pooled_is_public_training_and_then_epochs():
+    """The public stage, then one Adam per party that lives on, over all private samples in one."""
+    fed = joint()
+    rounds = list(fedmd_pooled.run(fed, **POOLED))
+    assert [state["round"] for _, state in rounds] == [0, 1, 2]
+    images, labels = (torch.cat(parts) for parts in zip(*fed.private))
+    for i in range(3):
+        learner = slow_learner(fed.client_model(i, init=i))
+        slow_public_stage(fed, i, learner)
+        update = torch.optim.Adam(learner, lr=0.05, weight_decay=0.01)
+        for t in (0, 1, 2):
+            if t > 0:
+                slow_training(learner, update, images, towards_labels(labels), epochs=1,
+                              batch_size=5, rng=stream(0, "pooled", t, i), kernel_l2=0.02)
+            metrics, state = rounds[t]
+            assert close(state["clients"][i]["model"], learner, atol=1e-4)
+            assert metrics["bytes_up"] == metrics["bytes_down"] == 0
+            assert metrics["accuracy"] == metrics["client_accuracy"]
+            own = slow_accuracy(learner, fed.test)
+            assert metrics[f"client_accuracy_{i}"] == pytest.approx(own)
+
+
+def test_pooled_training_stops_for_each_network_on_its_own(monkeypatch):
+    """Party 0 grows by less than .001 after round 1, and stops 10 rounds later; party 1 goes on."""
+    def rounds(state=None, first=1):
+        told = iter([x for t in range(first, 15) for x in (
+            [.5 + .0009 * (t > 1)] if t <= 11 else []) + [.1 + .002 * t]])
+        fed = joint(sizes=(5, 7))
+        monkeypatch.setattr(fedmd_pooled, "accuracy", lambda logits, labels: (
+            torch.equal(labels, fed.validation.labels) and next(told)))
+        return list(fedmd_pooled.run(fed, state, **{**POOLED, "batch_size": 6, "rounds": 14}))
+    whole = rounds()
+    for t, batches in [(11, [22, 22]), (12, [22, 24]), (14, [22, 28])]:         # two in a round
+        assert [party["optimizer"]["state"][0]["step"] for party in whole[t][1]["clients"]
+                ] == batches
+    assert same(whole[11][1]["clients"][0], whole[14][1]["clients"][0])
+    assert same(rounds(through_a_file(whole[8][1]), first=9), whole[9:])

@@ -1,0 +1,121 @@
+"""SCAFFOLD: the correction, the control variates, whole rounds, and the mistakes of public code."""
+import inspect
+import math
+
+import torch
+from pytest import approx
+from toys import federation, last, same, with_batchnorm
+
+from algorithms import scaffold
+from algorithms.common import sample_clients, tensors
+from algorithms.training import batches
+from federation import stream
+
+LOCAL = {"local_epochs": 3, "batch_size": 2, "lr": 0.1}
+
+
+def test_correction_is_servers_minus_own_control():
+    """Gradient -.5, c_i = .3, c = .1. The wrong sign gives -.3."""
+    corrected = scaffold.corrected_gradient(*torch.tensor([-.5, .3, .1], dtype=torch.float64))
+    assert corrected.item() == approx(-.5 - .3 + .1, abs=1e-15)
+
+
+def test_new_control_by_hand():
+    """c_i = .3, c = .1, x = 1, y = .6 after 2 steps of .1."""
+    values = torch.tensor([.3, .1, 1., .6], dtype=torch.float64)
+    new = scaffold.updated_client_control(*values, steps=2, lr=.1)
+    assert new.item() == approx(.3 - .1 + (1 - .6) / (2 * .1), abs=1e-12)
+
+
+def test_new_control_is_the_mean_gradient_along_the_path():
+    """Whatever c_i and c were: y = x - lr sum_k (g_k - c_i + c)."""
+    c, c_i, x, *gradients = torch.tensor([.7, -.4, 1., .3, .9, -2.], dtype=torch.float64)
+    y = x - .1 * sum(scaffold.corrected_gradient(g, c_i, c) for g in gradients)
+    new = scaffold.updated_client_control(c_i, c, x, y, steps=3, lr=.1)
+    assert new.item() == approx((.3 + .9 - 2) / 3, abs=1e-12)
+
+
+def test_scaffold_round_against_slow_loop():
+    """Two rounds of Algorithm 1. Client sizes differ, and clients count equally."""
+    fed, lr_g, n = federation(sizes=(5, 3, 4, 6)), 0.7, 4
+    x = {name: w.detach().clone() for name, w in fed.client_model(0).named_parameters()}
+    zero = {name: torch.zeros_like(w) for name, w in x.items()}
+    c, c_i = zero, [zero] * n
+    active = {t: sample_clients(n, 0.5, stream(0, "active", t)) for t in (1, 2)}
+    assert len({*active[1]} & {*active[2]}) == 1            # one client returns, one does not
+    for t in (1, 2):
+        dy, dc = [], []
+        for i in active[t]:
+            y, steps = {name: w.clone().requires_grad_() for name, w in x.items()}, 0      # line 7
+            for rows in batches(len(fed.private[i].labels), 2, 3, stream(0, "local", t, i)):
+                z = fed.private[i].images[rows].flatten(1) @ y["1.weight"].T + y["1.bias"]
+                loss = -z.log_softmax(1)[range(len(rows)), fed.private[i].labels[rows]].mean()
+                for name, g in zip(y, torch.autograd.grad(loss, list(y.values()))):
+                    step = 0.1 * (g - c_i[i][name] + c[name])                              # line 10
+                    y[name] = (y[name].detach() - step).requires_grad_()
+                steps += 1
+            y = {name: w.detach() for name, w in y.items()}
+            new = {name: c_i[i][name] - c[name] + (x[name] - y[name]) / (steps * 0.1)      # line 12
+                   for name in x}
+            dy.append({name: y[name] - x[name] for name in x})                             # line 13
+            dc.append({name: new[name] - c_i[i][name] for name in x})
+            c_i[i] = new
+        x = {name: x[name] + lr_g * (dy[0][name] + dy[1][name]) / 2 for name in x}         # line 16
+        c = {name: c[name] + 2 / n * (dc[0][name] + dc[1][name]) / 2 for name in x}        # line 17
+    _, state = last(scaffold.run(fed, rounds=2, participation=0.5, global_lr=lr_g, **LOCAL))
+    kept = state["server"]["client_controls"]
+    assert kept.keys() == {*active[1], *active[2]}
+    for ours, slow in [(state["server"]["model"], x), (state["server"]["control"], c),
+                       *((kept[i], c_i[i]) for i in kept)]:
+        assert all(torch.allclose(ours[name], slow[name], atol=1e-5) for name in x)
+
+
+def test_opposite_updates_cancel_and_one_is_one_nth():
+    """Two of four clients send +d and -d; then one alone: the model moves by d, c by d / 4."""
+    fed = federation()
+    server = scaffold.start_server(fed, fed.architecture[0])
+    x, d = server["model"], {name: torch.full_like(w, .5) for name, w in server["model"].items()}
+    uploads = {i: {"model": {name: x[name] + sign * d[name] for name in x}, "client_control": d,
+                   "control_change": {name: sign * d[name] for name in x}}
+               for i, sign in [(0, 1), (1, -1)]}
+    both, one = (scaffold.aggregate(fed, server, sent) for sent in (uploads, {0: uploads[0]}))
+    for name in x:
+        assert torch.allclose(both["model"][name], x[name], atol=1e-6)
+        assert torch.allclose(one["model"][name], x[name] + d[name], atol=1e-6)      # global_lr 1
+        assert not both["control"][name].any() and torch.equal(one["control"][name], d[name] / 4)
+
+
+def test_controls_hold_parameters_only():
+    """BatchNorm's buffers are averaged by samples, as in FedAvg. No upload holds a graph."""
+    fed = federation(sizes=(5, 3), network=with_batchnorm)
+    server = scaffold.start_server(fed, fed.architecture[0])
+    uploads = {i: scaffold.train_client(fed, i, 1, server, **LOCAL) for i in (0, 1)}
+    assert not any(w.requires_grad for w in tensors(uploads))
+    after = scaffold.aggregate(fed, server, uploads)
+    names = dict(fed.client_model(0).named_parameters()).keys()
+    for control in (after["control"], *after["client_controls"].values()):
+        assert control.keys() == names == uploads[0]["control_change"].keys()
+    means = [uploads[i]["model"]["0.running_mean"] for i in (0, 1)]
+    assert torch.allclose(after["model"]["0.running_mean"], (5 * means[0] + 3 * means[1]) / 8)
+
+
+def test_messages_are_twice_the_parameters():
+    """A model and the change of a control; the control itself stays with the client."""
+    metrics, _ = last(scaffold.run(federation(), rounds=1, participation=1.0, **LOCAL))
+    assert metrics["bytes_up"] == metrics["bytes_down"] == 4 * 2 * (4 * 3 + 3) * 4    # 4 clients
+
+
+def test_scaffold_offers_no_other_optimizer():
+    settings = inspect.signature(scaffold.run).parameters.keys()
+    assert not {"optimizer", "weight_decay", "momentum"} & settings
+
+
+def test_bad_upload_keeps_the_clients_control():
+    fed = federation()
+    generator = scaffold.run(fed, rounds=2, participation=1.0, **LOCAL)
+    _, (_, state) = next(generator), next(generator)
+    fed.private[1].images[:] = math.nan
+    metrics, after = next(generator)
+    before, kept = state["server"]["client_controls"], after["server"]["client_controls"]
+    assert metrics["bad_uploads"] == 1
+    assert [same(kept[i], before[i]) for i in range(4)] == [False, True, False, False]

@@ -1,0 +1,106 @@
+"""The mistakes of break_it.py: what the table must hold, and that its program tells caught,
+survived and broken apart."""
+import functools
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from break_it import MUTANTS, ROOT, mutated, place_of
+from functions import EQUATIONS
+
+
+def test_every_file_of_algorithms_and_every_function_with_an_equation_has_one():
+    files = {m.file for m in MUTANTS}
+    functions = {f"{Path(m.file).stem}.{place_of(m)[1]}" for m in MUTANTS}
+    algorithms = {f"algorithms/{path.name}" for path in (ROOT / "algorithms").glob("*.py")}
+    without = {f"algorithms/{name}.py" for name in ("__init__", "hyperparameters", "fedmd_pooled")}
+    assert files >= algorithms - without | {"attacks.py", "partition.py", "experiment/plateau.py"}
+    assert set(EQUATIONS) <= functions
+
+
+def test_a_page_tells_how_many():
+    told = (f"{len(MUTANTS)} mistakes of one line, {sum(bool(m.whose) for m in MUTANTS)} of them "
+            "found in public code")
+    assert told in " ".join((ROOT / "docs" / "READING.md").read_text().split())
+
+
+def test_no_two_are_the_same():
+    for names in (("file", "old", "new"), ("file", "what")):
+        counts = Counter(tuple(getattr(m, name) for name in names) for m in MUTANTS)
+        assert [key for key, count in counts.items() if count > 1] == []
+
+
+@functools.cache
+def compiled(text):
+    return compile(text, "", "exec", optimize=2)
+
+
+def test_each_is_a_part_of_one_line_that_changes_code():
+    """Code, and not only a comment or a docstring, which optimize=2 leaves out."""
+    for m in MUTANTS:
+        text = (ROOT / m.file).read_text()
+        assert text.count(m.old) == 1 and "\n" not in m.old + m.new, m
+        assert compiled(text) != compiled(mutated(text, m)), m
+
+
+def test_each_names_a_test_that_exists():
+    for m in MUTANTS:
+        file, test = re.fullmatch(r"(\w+/test_\w+\.py)::(test_\w+)(?:\[.+\])?", m.test).groups()
+        assert re.search(rf"^def {test}\(", (ROOT / "tests" / file).read_text(), re.M), m
+
+
+# ------------------------------------------------------------------------------------- the program
+
+HAND = "equations/test_equations.py::test_kl_is_from_teacher_to_student_by_hand"
+UNNOTICED = {   # what: (old, new, verdict)
+    "a docstring": ("in nats, without the factor", "in nats", "SURVIVED"),
+    "a name that is nowhere": ("student_logits.to(wide)", "student_logits.to(side)",
+                               "broken: NameError"),
+    "an error of another kind": (
+        "student_logits.to(wide)", "student_logits.reshape(7)",
+        f"broken: RuntimeError in the call of tests/{HAND}")}
+
+
+def start_told(npz, folder):
+    """The process of `told` (conftest.py): a sample, and what nobody notices."""
+    odd = [("algorithms/equations.py", old, new, HAND, what)
+           for what, (old, new, _) in UNNOTICED.items()]
+    script = f"""import break_it
+print('status', break_it.main(['--every', '24']))
+break_it.MUTANTS = [break_it.Mutant(*fields) for fields in {odd!r}]
+print('status', break_it.main([]))"""
+    return subprocess.Popen([sys.executable, "-B", "-c", script], cwd=ROOT / "tests",
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.fixture(scope="module")
+def told(background):
+    """{which: (exit status, lines)}."""
+    if not hasattr(os, "fork"):
+        pytest.skip("needs os.fork")
+    out, errors = background["told"][1].communicate(timeout=600)
+    *parts, rest = re.split(r"^status (\d)\n", out, flags=re.M)
+    assert len(parts) == 4 and not rest, out + errors
+    runs = [(int(status), lines.splitlines()) for lines, status in zip(parts[::2], parts[1::2])]
+    return dict(zip(("sample", "odd"), runs))
+
+
+def test_every_twenty_fourth_mistake_is_caught(told):
+    status, (*lines, summary) = told["sample"]
+    number = len(MUTANTS[::24])
+    assert len(lines) == number and all(line.endswith("  caught") for line in lines)
+    assert re.fullmatch(rf"tried {number}, caught {number}, survived 0, broken 0, in \d+ s",
+                        summary) and status == 0
+
+
+def test_what_no_assertion_notices_is_not_called_caught(told):
+    """A docstring survives; what ends in an error of another kind is broken."""
+    status, (*lines, summary) = told["odd"]
+    for what, (_, _, verdict) in UNNOTICED.items():
+        [line] = [line for line in lines if f"  {what}  " in line]
+        assert line.split("  ")[-1].startswith(verdict), what
+    assert summary.startswith("tried 3, caught 0, survived 1, broken 2, ") and status == 1

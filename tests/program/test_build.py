@@ -1,0 +1,259 @@
+"""From flags to a federation: who holds which images, with which labels and networks."""
+import numpy as np
+import pytest
+import torch
+from test_data import refused
+
+from data import load
+from data.images import adapt, crop_and_flip, normalize, statistics
+from experiment import build
+from federation import Data, restrict_public
+
+
+def toy_set(num_classes, copies, test_copies, channels=1, seed=0):
+    """Pixels of class c lie in [c, c + 1), no images are alike, rows are shuffled."""
+    parts, draw = [], np.random.default_rng(seed)
+    for count in (copies, test_copies):
+        labels = draw.permutation(np.repeat(np.arange(num_classes), count))
+        values = labels[:, None, None, None] + draw.random((len(labels), channels, 4, 4))
+        images = torch.tensor(values).float().contiguous(memory_format=torch.channels_last)
+        parts.append(Data(images, torch.tensor(labels)))
+    return load.Dataset(*parts, num_classes, writers=np.arange(num_classes * copies) % 5)
+
+
+SUPERCLASS = np.array([2, 0, 1, 1, 0, 2, 2])     # of the classes 0 ... 6
+TOY = toy_set(7, 12, 4, channels=3)
+TOY = TOY._replace(superclass=SUPERCLASS[TOY.train.labels])
+FOREIGN = toy_set(4, 6, 2, seed=1)
+BYTES = torch.arange(500 * 4 * 4).remainder(256).byte().view(500, 1, 4, 4)
+TEN = toy_set(10, 100, 2)
+SETS = {"toy": TOY, "foreign": FOREIGN, "ten": TEN, "copy": TOY,
+        "dark": FOREIGN._replace(train=Data(FOREIGN.train.images / 100, FOREIGN.train.labels))}
+FLAGS = dict(dataset="toy", data_root="downloads", classes=None, partition="iid", clients=3,
+             alpha=0.5, per_class=2, public=None, public_size=None, joint=False, validation=None,
+             model=["mlp"], server_model="mlp", augment=False, amp=False)
+
+
+@pytest.fixture(autouse=True)
+def sets(monkeypatch):
+    """`load_dataset` knows the toy sets: "toy" is in color, "foreign" and "ten" are gray."""
+    sets = dict(SETS)
+    monkeypatch.setattr(build, "load_dataset", lambda name, root: sets[name])
+    return sets
+
+
+def built(seed=0, **changes):
+    """(the federation, the data sets, the split)."""
+    flags = FLAGS | changes
+    datasets = build.load(flags)
+    split = build.split(flags, datasets.task, seed)
+    return (build.federation(flags, datasets, split, seed, torch.device("cpu")), datasets, split)
+
+
+def classes_of(part):
+    """The class that the pixels of each image tell, once normalization by the task is undone."""
+    mean, std = statistics(TOY.train.images)
+    return (part.images[:, 0, 0, 0] * std[0] + mean[0]).add(1e-4).floor().long()
+
+
+# ---------------------------------------------------------------------------------------- labels
+@pytest.mark.parametrize("joint, first", [(True, 4), (False, 0)])
+def test_joint_labels_of_the_task_come_after_the_public_classes(joint, first):
+    fed, *_ = built(public="foreign", joint=joint, validation=0.2)
+    assert fed.num_classes == first + 7
+    for part in (*fed.private, fed.test, fed.validation):
+        assert torch.equal(part.labels, classes_of(part) + first)
+
+
+def test_without_joint_public_images_have_neither_labels_nor_a_test_set():
+    fed, *_ = built(public="foreign")
+    assert len(fed.public.images) == 4 * 6
+    assert fed.public.labels is None and fed.public_test is None
+
+
+def test_an_algorithm_sees_only_the_public_data_that_it_uses():
+    fed, *_ = built(public="half")
+    seen = [restrict_public(fed, use).public for use in ("none", "unlabeled", "joint")]
+    assert seen[0] is None and seen[2] == fed.public
+    assert seen[1].images is fed.public.images and seen[1].labels is None
+
+
+# ---------------------------------------------------------------------------------------- images
+def test_joint_public_images_are_adapted_and_keep_their_labels():
+    fed, *_ = built(public="foreign", joint=True)
+    mean, std = statistics(TOY.train.images)
+    for part, old in [(fed.public, FOREIGN.train), (fed.public_test, FOREIGN.test)]:
+        assert torch.equal(part.images, normalize(adapt(old.images, (3, 4, 4)), mean, std))
+        assert torch.equal(part.labels, old.labels)
+
+
+def test_public_size_draws_public_images_with_their_labels():
+    fed, some = (built(public="foreign", joint=True, public_size=n)[0] for n in (None, 9))
+    rows = [(fed.public.images == image).flatten(1).all(1).nonzero().item()
+            for image in some.public.images]
+    assert len(rows) == 9 and rows == sorted(rows) and rows != list(range(9))
+    assert torch.equal(some.public.labels, FOREIGN.train.labels[rows])
+
+
+def test_only_used_public_images_become_floats(sets, monkeypatch):
+    """All of ImageNet-32 would be 16 GB."""
+    sets["bytes"] = FOREIGN._replace(train=Data(BYTES, torch.arange(500) % 4))
+    counts, to_float = [], build.to_float
+    monkeypatch.setattr(build, "to_float", lambda x: counts.append(len(x)) or to_float(x))
+    fed, *_ = built(public="bytes", public_size=9)
+    assert len(fed.public.images) == 9 and max(counts) == len(TOY.train.images) == 84
+
+
+def test_public_bytes_give_the_numbers_of_public_floats(sets):
+    for name, public in (("bytes", BYTES), ("floats", BYTES / 255)):
+        sets[name] = FOREIGN._replace(train=Data(public, torch.arange(500) % 4))
+    one, other = (built(public=name)[0].public.images for name in ("bytes", "floats"))
+    assert torch.equal(one, other)
+
+
+def test_classes_are_taken_and_normalized_alone():
+    fed, datasets, split = built(classes=[6, 0])
+    images, labels = map(torch.cat, zip(*fed.private))
+    assert datasets.task.num_classes == 2 and len(fed.test.labels) == 2 * 4
+    assert images.mean().abs() < 1e-5 and abs(images.square().mean() - 1) < 1e-4
+    assert torch.equal(labels == 0, images[:, 0, 0, 0] > 0)                   # 6 is the brighter
+    assert [len(part) for part in split.clients] == [8, 8, 8]
+
+
+# -------------------------------------------------------------------------------------- held out
+@pytest.mark.parametrize("public, share", [("half", 1 / 2), ("fifth", 1 / 5)])
+def test_held_out_samples_are_a_share_of_every_class(public, share):
+    """84 training images. Validation images are a share of what is not public."""
+    fed, *_ = built(public=public, validation=0.1)
+    num_public = round(share * 84)
+    assert len(fed.public.labels) == num_public
+    assert torch.equal(fed.public.labels, classes_of(fed.public))
+    assert len(fed.validation.labels) == round(0.1 * (84 - num_public))
+    assert {*fed.validation.labels.bincount(minlength=7).tolist()} <= {0, 1}
+
+
+@pytest.mark.parametrize("public, sizes", [("half", [14, 14]), ("fifth", [28])])
+def test_with_half_of_the_training_images_half_of_the_test_images_is_public(public, sizes):
+    fed, *_ = built(public=public)
+    assert [len(part.labels) for part in (fed.test, fed.public_test) if part] == sizes
+
+
+@pytest.mark.parametrize("public", ["half", "fifth"])
+def test_no_image_is_in_two_places_and_all_are_used(public):
+    fed, *_ = built(public=public, validation=0.1)
+    parts = [*fed.private, fed.public, fed.validation, fed.test, fed.public_test]
+    used = torch.cat([part.images for part in parts if part])
+    assert len(used.unique(dim=0)) == len(used) == 84 + 28
+
+
+# ------------------------------------------------------------------------------------ partitions
+@pytest.mark.parametrize("kind", build.PARTITIONS)
+def test_the_rows_of_every_partition_are_sorted_and_in_one_place(kind):
+    """FedGKT's table wants 16 clients and 10 classes, a writer 18 samples."""
+    fit = {"fedgkt_table6": {"dataset": "ten", "clients": 16}, "single_writer": {"dataset": "ten"}}
+    flags = {"partition": kind, "alpha": 100.0, "clients": 2, "public": "half"} | fit.get(kind, {})
+    *_, split = built(**flags)
+    rows = np.concatenate([*split.clients, split.public])
+    assert len(set(rows)) == len(rows)
+    assert all(len(part) and (np.diff(part) > 0).all() for part in split.clients)
+
+
+def test_the_seed_decides_who_holds_which_images_and_which_are_public():
+    one, same, other = (built(seed, public="half")[2] for seed in (0, 0, 1))
+    for place in (lambda split: split.clients[0], lambda split: split.public):
+        assert place(one).tolist() == place(same).tolist() != place(other).tolist()
+
+
+def test_by_subclass_gives_clients_other_subclasses_of_all_superclasses():
+    _, datasets, split = built(partition="by_subclass", clients=2, public="half")
+    held = [datasets.task.subclass[part].tolist() for part in split.clients]
+    for own, part in zip(held, split.clients):
+        assert datasets.task.train.labels[part].tolist() == SUPERCLASS[own].tolist()
+        assert sorted(SUPERCLASS[own]) == [0, 0, 1, 1, 2, 2] and len(set(own)) == 3
+    assert not set(held[0]) & set(held[1])
+
+
+def test_by_subclass_takes_the_superclasses_of_classes():
+    fed, *_ = built(partition="by_subclass", classes=[2, 0], clients=2)
+    assert all(sorted(private.labels.tolist()) == [0, 0, 1, 1] for private in fed.private)
+
+
+def test_few_per_class_takes_that_many_private_samples_of_each_class():
+    _, datasets, split = built(partition="few_per_class", public="half", per_class=1)
+    for part in split.clients:
+        assert datasets.task.train.labels[part].bincount().tolist() == [1] * 7
+
+
+def test_single_writer_gives_a_client_all_private_samples_of_a_writer():
+    _, datasets, split = built(dataset="ten", partition="single_writer", public="half", clients=4)
+    owners = [{*datasets.task.writers[part]} for part in split.clients]
+    assert len(set().union(*owners)) == 4
+    for [writer], part in zip(owners, split.clients):
+        rows = np.flatnonzero(datasets.task.writers == writer)
+        assert part.tolist() == np.setdiff1d(rows, split.public).tolist()
+
+
+# -------------------------------------------------------------------------------------- networks
+def test_networks_are_those_of_the_flags():
+    fed, *_ = built(model=["mlp", "cnn"], server_model="cnn_large")
+    networks = [*map(fed.client_model, range(3)), fed.server_model()]
+    assert [type(network).__name__ for network in networks] == ["MLP", "CNN", "MLP", "LargeCNN"]
+    assert fed.architecture == ["mlp", "cnn", "mlp"]
+
+
+def test_networks_have_outputs_for_the_classes_of_both_sets():
+    fed, *_ = built(public="foreign", joint=True)
+    assert fed.client_model(0)(fed.test.images[:2]).shape == (2, 4 + 7)
+
+
+def test_augment_and_amp_reach_the_federation():
+    plain, other = built()[0], built(augment=True, amp=True)[0]
+    assert (plain.augment, plain.amp) == (None, False)
+    assert (other.augment, other.amp) == (crop_and_flip, True)
+
+
+def test_the_servers_network_has_a_seed_of_its_own():
+    """Another than the clients', though both networks are of the same kind here."""
+    fed, other = built()[0], built(seed=1)[0]
+    one, same, *others = (next(network.parameters()) for network in (
+        fed.server_model(), fed.server_model(), fed.server_model(1), other.server_model(),
+        fed.client_model(0)))
+    assert torch.equal(one, same) and not any(torch.equal(one, weights) for weights in others)
+
+
+# --------------------------------------------------------------------------------------- refusals
+@pytest.mark.parametrize("words, changes", [
+    ("^fedmd5 needs images of at least 12x12 .* have 4x4$", {"model": ["mlp", "fedmd5"]}),
+    ("foreign has no superclass", {"dataset": "foreign", "partition": "by_subclass"}),
+    ("has 12 samples", {"partition": "by_subclass", "clients": 2, "per_class": 13}),
+    ("^--public copy: .* training images.* --public half", {"public": "copy", "classes": [0, 2]}),
+    (r"^--public dark has pixels float .*, --dataset float .*; expected one scale",
+     {"public": "dark"})])
+def test_what_the_data_sets_cannot_give_is_refused(words, changes):
+    refused(words, built, **changes)
+
+
+@pytest.mark.parametrize("kind", ["by_writer", "single_writer"])
+def test_a_partition_by_writer_needs_writers(sets, kind):
+    sets["toy"] = TOY._replace(writers=None)
+    refused(f"--partition {kind}: toy does not name its writers", built, partition=kind)
+
+
+def without(label, part):
+    return Data(*(x[part.labels != label] for x in part))
+
+
+@pytest.mark.parametrize("missing", [0, 2])
+def test_each_class_needs_training_images_or_is_left_out(sets, missing):
+    sets["toy"] = TOY._replace(train=without(missing, TOY.train), writers=None, superclass=None)
+    refused(f"^--dataset toy: no training image has label {missing}; expected some of each label "
+            "from 0 to 6; --classes can leave labels out$", built)
+    fed, *_ = built(classes=[c for c in range(7) if c != missing])
+    assert fed.num_classes == 6 and len(fed.test.labels) == 6 * 4
+
+
+def test_each_public_class_needs_training_images_if_labels_are_used(sets):
+    sets["foreign"] = FOREIGN._replace(train=without(1, FOREIGN.train))
+    refused("^--public foreign: no training image has label 1; expected some of each label from 0 "
+            "to 3$", built, public="foreign", joint=True)
+    assert built(public="foreign")[0].public.labels is None

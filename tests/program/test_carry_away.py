@@ -1,0 +1,114 @@
+"""Each function that carries an equation works outside this project, with nothing but what its
+docstring names."""
+import ast
+import builtins
+import contextlib
+import importlib
+import inspect
+import io
+import re
+import symtable
+import sys
+
+import numpy as np
+import pytest
+import torch
+from functions import EQUATIONS, ERRORS, ROOT, identical, module_of, own, results
+
+IMPORTS = {"torch": torch, "np": np, "F": torch.nn.functional}     # what a reader's own file has
+every_function = pytest.mark.parametrize("name", EQUATIONS)
+
+
+def source(module, name):
+    """The text of a module's function, or of the assignment of its constant."""
+    if inspect.isfunction(getattr(module, name)):
+        return inspect.getsource(getattr(module, name))
+    text = inspect.getsource(module)
+    [assignment] = [node for node in ast.parse(text).body
+                    if isinstance(node, ast.Assign) and node.targets[0].id == name]
+    return ast.get_source_segment(text, assignment)
+
+
+def needs(thing):
+    """["a", "b"] for a function whose docstring has the sentence "Needs `a` and `b`."."""
+    text = " ".join((thing.__doc__ or "").split()) if inspect.isfunction(thing) else ""
+    pairs = re.findall(r"\bNeeds `([\w.]+)`(?: and `([\w.]+)`)?\.", text)
+    return [name for pair in pairs for name in pair if name]
+
+
+def bound(name):
+    """What a name is bound to in the file that needs it: `statistics.NormalDist` is imported."""
+    return name.split(".")[-1]
+
+
+def carried(module, name):
+    """The thing made from its source alone, beside IMPORTS and what it needs, each made likewise in
+    a place of its own."""
+    if name.split(".")[0] in sys.stdlib_module_names:
+        stem, _, attribute = name.rpartition(".")
+        return (getattr(importlib.import_module(stem), attribute) if stem
+                else importlib.import_module(name))
+    thing = getattr(module, name)
+    module = sys.modules[thing.__module__] if inspect.isfunction(thing) else module
+    helpers = {bound(helper): carried(module, helper) for helper in needs(thing)}
+    namespace = IMPORTS | helpers
+    exec(compile(source(module, name), f"<{name}>", "exec"), namespace)
+    return namespace[name]
+
+
+def away(name):
+    return carried(module_of(name), name.split(".")[1])
+
+
+@every_function
+def test_a_function_carried_away_gives_what_it_gives_here(name):
+    function = away(name)
+    assert function.__globals__ is not own(name).__globals__
+    assert identical(results(function, name), results(own(name), name))
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_a_function_carried_away_refuses_what_is_refused_here(name):
+    """In one line."""
+    with pytest.raises(ValueError) as here:
+        own(name)(*ERRORS[name]())
+    assert str(here.value) and "\n" not in str(here.value)
+    with pytest.raises(ValueError, match=f"^{re.escape(str(here.value))}$"):
+        away(name)(*ERRORS[name]())
+
+
+@every_function
+def test_a_docstring_names_what_is_used_and_nothing_else(name):
+    """In every branch, also where these inputs do not lead; two names at most."""
+    def names(table):
+        here = {symbol.get_name() for symbol in table.get_symbols()
+                if symbol.is_referenced() and symbol.is_global()}
+        return here.union(*map(names, table.get_children()))
+
+    table = symtable.symtable(inspect.getsource(own(name)), name, "exec")
+    used = names(table) - set(dir(builtins))
+    assert used - set(IMPORTS) == set(map(bound, needs(own(name))))
+    assert len(needs(own(name))) <= 2
+
+
+# -------------------------------------------------------------------------------------- the pages
+
+def test_the_examples_of_a_page_print_what_they_say():
+    """What to copy is in the line above each example."""
+    text = (ROOT / "docs" / "YOUR_OWN.md").read_text()
+    examples = re.findall(r"^Copy ([^\n]+)\.\n+```python\n(.*?)^```$", text, re.M | re.S)
+    assert len(examples) >= 2
+    for line, code in examples:
+        pieces = re.findall(r"((?:`\w+`(?:, | and )?)+) from \[([\w/.]+)\]\(([\w/.]+)\)", line)
+        assert pieces and all(linked == f"../{shown}" for _, shown, linked in pieces), line
+        named = [(file, name) for names, file, _ in pieces
+                 for name in re.findall(r"`(\w+)`", names)]
+        assert len(named) == line.count("`") // 2, line
+        sources = [source(importlib.import_module(file.removesuffix(".py").replace("/", ".")), name)
+                   for file, name in named]
+        expected = re.findall(r"^ *print\(.*# -> (.*?) *$", code, re.M)
+        assert expected and len(expected) == len(re.findall(r"\bprint\(", code))
+        printed = io.StringIO()
+        with torch.random.fork_rng(devices=[]), contextlib.redirect_stdout(printed):
+            exec("\n\n".join([*sources, code]), {})
+        assert printed.getvalue().splitlines() == expected

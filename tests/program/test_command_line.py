@@ -1,0 +1,427 @@
+"""From a command to a run: bad input, flags, presets, help, and what a run prints and keeps."""
+import contextlib
+import functools
+import inspect
+import io
+import itertools
+import json
+import shutil
+import statistics
+from typing import Literal, get_args, get_origin
+
+import pytest
+import torch
+from toys import OF_PAPERS, federation, refused, same
+
+import fedkd_minimal
+import models
+from algorithms import ALGORITHMS, declared, fedavg, fedsdd
+from data.load import DATASETS
+from experiment.build import PARTITIONS
+from experiment.config import configure
+from experiment.flags import (build_parser, descriptions, flag_name, hyperparameter_help, keywords,
+                              parse, value_text)
+from experiment.presets import DEFAULTS, PAPER, RANGES
+from experiment.report import Progress, metric_text
+from fedkd_minimal import main
+
+TINY = "--model mlp --clients 4 --partition iid --threads 1".split()
+SHORT = "--rounds 2 --local-epochs 1 --batch-size 16 --participation 1".split()
+SHORT_SDD = [*SHORT, *"--K 2 --distill-steps 2 --server-batch-size 16".split()]
+LOGITS = [*TINY, *"--server-model mlp --public half --local-epochs 1 --batch-size 16".split()]
+
+
+def configured(command):
+    return configure(parse(command.split()))
+
+
+def kept(folder, name="metrics.jsonl"):
+    lines = (folder / name).read_text().splitlines()
+    return [json.loads(line, parse_constant=pytest.fail) for line in lines]
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def finished(npz, tmp_path_factory):
+    """(folder, command, printed) of two algorithms with two seeds each."""
+    folder = tmp_path_factory.mktemp("runs") / "out"
+    argv = ["--algo", "fedavg,fedsdd", "--dataset", npz, *TINY, *SHORT_SDD]
+    argv += ["--seeds", "3,5", "--out", str(folder)]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        main(argv)
+    return folder, argv, printed.getvalue()
+
+
+REFUSED = """
+--seeds 0                             | --algo is missing | fedsdd
+--algo fedsd                          | fedsd | fedavg
+--algo fedavg,fedavg                  | twice
+--algo fedavg --R 3                   | --R | fedavg has --rounds --participation --local-epochs
+--algo fedavg --round 3               | unknown flag --round | fedavg has
+--algo feddf --secure-sum             | unknown flag --secure-sum | feddf has
+--algo fedsdd TINY --K 2 --secure-sum | --secure-sum | two clients
+--algo fedsdd TINY --K 3              | K = 3 | 2 | --K
+--algo feddf --temperature none       | --temperature | none
+--algo feddf TINY --model mlp,cnn --attack paf | --attack | one network
+--algo fedavg --model resnet21        | resnet21 | resnet20
+--algo fedgem --server-model fedmd_cifar9 | fedmd_cifar9
+--algo fedavg --device abacus         | abacus
+--algo fedavg --device meta           | meta
+--algo fedavg --seeds 0,0             | --seeds | twice
+--algo fedavg --partition few_per_class --per-class 100 | 600 samples | 2000 | --per-class
+--algo fedavg --out=                  | --out | it is empty
+--resume=                             | --resume | it is empty
+--algo fedsdd --public nowhere        | nowhere
+--algo fedgems --paper fedgems        | --paper | fedgems-homogeneous
+--algo scaffold --paper fedgkt        | fedgkt | scaffold | fedavg
+--algo fedavg,fedgkt --paper fedgkt   | fedgkt | a separate command
+--algo fedsdd --paper fedsdd --dataset cifar100 | cifar100: --public NAME or PATH | has ImageNet-32
+--algo fedavg,feddf --paper feddf TINY | feddf | --public NAME or PATH
+--algo fedavg,split-learning --lr-patience 3 | --lr-patience | split-learning keeps
+--algo split-learning --paper fedgkt --lr-patience 3 | --lr-patience | split-learning keeps
+--algo fedgems --public glyphs-letters | fedgems | labels of the task | --public half
+--algo fedmd --public half --joint    | --joint | foreign
+--algo fedmd --no-joint               | fedmd | labels of the task
+--algo fedgems --attack paf --attackers 20 | --attackers 20 | from 1 to 19
+--algo fedgems --attack-z 1.5         | --attack-z | without --attack
+--algo fedgems,scaffold --attack paf  | --attack | scaffold | fedgems
+--algo split-learning TINY            | --model mlp | gkt_edge
+--algo fedgkt TINY                    | --model mlp | gkt_edge
+--algo fedgkt TINY --model gkt_edge --server-model gkt_server_small | gkt_server_small | [16, 8, 8]
+"""
+
+
+@pytest.mark.parametrize("line", REFUSED.strip().splitlines())
+def test_bad_input_is_one_line_status_2_and_nothing_on_disk(capsys, tmp_path, npz, line):
+    """TINY: 4 clients, of which 2 are active in a round."""
+    command, *words = line.split(" | ")
+    command = command.replace("TINY", f"--dataset {npz} {' '.join(TINY)}")
+    refused(capsys, [*command.split(), "--out", tmp_path / "out"], *words)
+    assert not (tmp_path / "out").exists()
+
+
+EDGES = [   # numbers that are refused, numbers that are allowed, the flags
+    ("0 -1 2.5 two 99999999999999999999999", "1 7",
+     "rounds local_epochs server_epochs batch_size server_batch_size "
+     "public_batch_size lr_patience K R distill_steps check_every patience subset_size clients "
+     "transfer_public_batch_size transfer_batch_size per_class public_size attackers"),
+    ("-1 2.5 two", "0 7", "warmup_rounds samples transfer_public_epochs transfer_local_epochs "
+                          "public_epochs classes seeds"),
+    ("0 -1 nan inf two", "1e-9 7", "lr server_lr global_lr max_grad_norm temperature "
+                                   "concentration latencies alpha"),
+    ("-1 nan inf", "0 7.5", "weight_decay kernel_l2 min_delta mu consensus_weights attack_scale"),
+    ("0 -0.1 1.01 nan", "0.01 1", "participation comu"), ("-0.1 1.01 nan", "0 1", "epsilon"),
+    ("-0.1 0.5 nan", "0 0.49", "malicious_fraction"), ("0 1 nan", "0.01 0.99", "validation"),
+    ("nan inf", "-1 0 1", "attack_z"), ("0 1025 99999999999999999999999", "1 1024", "threads")]
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_a_number_outside_its_range_is_refused(capsys, name):
+    """By `parse`, before the number reaches torch: too many threads end the process."""
+    [(outside, inside)] = [edge[:2] for edge in EDGES if name in edge[2].split()]
+    algo = next((algo for algo in ALGORITHMS if name in keywords(algo)), "fedavg")
+    for value in outside.split():
+        argv = ["--algo", algo, f"{flag_name(name)}={value}"]
+        refused(capsys, argv, flag_name(name), value, run=parse)
+    for value in inside.split():
+        assert name in parse(["--algo", algo, f"{flag_name(name)}={value}"])
+
+
+ONE_NETWORK = {"fedavg", "fedprox", "scaffold", "fedbe", "split-learning"}   # one model to all
+
+
+@pytest.mark.parametrize("algo", OF_PAPERS)
+def test_networks_may_differ_unless_shared(algo):
+    """Shared: one model goes to all clients."""
+    refusal = ""
+    try:
+        configured(f"--algo {algo} --model cnn,mlp")
+    except ValueError as error:
+        refusal = str(error)
+    assert ("every client needs the same network" in refusal) == (algo in ONE_NETWORK)
+
+
+def test_an_error_is_one_line_of_the_first_process_alone(capsys, monkeypatch):
+    argv = ["--algo", "fedavg", "--dataset", "no\nset"]
+    refused(capsys, argv, "no set")
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(SystemExit) as stop:
+        main(argv)
+    assert stop.value.code == 2 and capsys.readouterr() == ("", "")
+
+
+def test_list_prints_all_names(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["--list"])
+    printed = capsys.readouterr().out
+    names = [*ALGORITHMS, *DATASETS, *models.NETWORKS, *PARTITIONS, *PAPER]
+    assert stop.value.code == 0 and [name for name in names if name not in printed] == []
+
+
+def test_a_folder_that_holds_a_run_is_left_alone(capsys, finished, npz, tmp_path):
+    """Its own, or one of the runs inside it, in whatever order they come; also a plain file."""
+    (tmp_path / "file").write_text("mine")
+    shutil.copytree(finished[0] / "fedavg-seed3", tmp_path / "inside" / "fedavg-seed0")
+    one = ["--dataset", npz, *TINY, *SHORT, "--out"]
+    for argv, before, *words in [
+            (finished[1], finished[0], "already holds a run", "--resume"),
+            (["--algo", "fedavg,fedprox", *one, tmp_path / "inside"], tmp_path, "already holds"),
+            (["--algo", "fedprox,fedavg", *one, tmp_path / "inside"], tmp_path, "already holds"),
+            (["--algo", "fedavg", *one, tmp_path / "file"], tmp_path, tmp_path / "file")]:
+        bytes_before = contents(before)
+        refused(capsys, argv, *words)
+        assert contents(before) == bytes_before
+
+
+@pytest.mark.parametrize("place, value", [
+    ("algo", 5), ("algo", ["fedprox"]), ("seeds", [0, 0]), ("flags", {}), ("flags.clients", "x"),
+    ("settings", {}), ("settings", 5), ("settings.fedavg", None), ("data", 5),
+    ("environment", {}), ("environment", 5), ("environment.threads", 0), ("identity", 0)])
+def test_a_config_changed_by_hand_is_refused(capsys, finished, tmp_path, place, value):
+    folder = shutil.copytree(finished[0] / "fedavg-seed3", tmp_path / "out")
+    config = json.loads((folder / "config.json").read_text())
+    *path, key = place.split(".")
+    functools.reduce(dict.get, path, config)[key] = value
+    (folder / "config.json").write_text(json.dumps(config))
+    before = contents(folder)
+    refused(capsys, ["--resume", folder])
+    assert contents(folder) == before
+
+
+# -------------------------------------------------------------------------------- flags and presets
+
+def test_a_flag_goes_to_all_algorithms_that_have_it_with_one_type():
+    kinds = {}
+    for algo in ALGORITHMS:
+        for name, parameter in keywords(algo).items():
+            assert kinds.setdefault(name, parameter.annotation) == parameter.annotation, name
+    settings = configured("--algo fedavg,fedsdd --lr 0.3 --R 2")["settings"]
+    assert settings["fedavg"]["lr"] == settings["fedsdd"]["lr"] == 0.3
+    assert settings["fedsdd"]["R"] == 2 and "R" not in settings["fedavg"]
+
+
+LOCAL = {"rounds": 100, "participation": 0.4, "local_epochs": 40, "batch_size": 64, "lr": 0.8}
+PLAIN = {"optimizer": "sgd", "weight_decay": 0.0}
+SDD = {**LOCAL, "K": 4, "R": 1, "local": "fedavg", "mu": 0.001, "distill_steps": 5000,
+       "server_batch_size": 256, "server_lr": 0.1, "temperature": 4.0}
+ADAM = {"lr": 1e-3, "optimizer": "amsgrad", "weight_decay": 1e-4}
+GEMS = {**ADAM, "rounds": 200, "local_epochs": 1, "public_epochs": 1, "batch_size": 256}
+GEMS_SERVER = {"server_epochs": 1, "server_batch_size": 256, "server_lr": 1e-3, "epsilon": 0.75}
+ALONE = {name: value for name, value in GEMS.items() if name != "public_epochs"}
+GKT = {**ALONE, "server_epochs": 20, "server_batch_size": 256, "server_lr": 1e-3,
+       "server_optimizer": "amsgrad", "temperature": 3.0, "server_distill": True,
+       "client_distill": True, "server_order": "clients", "common_start": True,
+       "features": "float32"}
+MD = {"transfer_public_epochs": 20, "transfer_public_batch_size": 128, "early_stopping": True,
+      "min_delta": 0.005, "lr": 1e-3, "optimizer": "adam", "weight_decay": 0.0, "kernel_l2": 1e-3}
+PAPERS_DEFAULTS = {   # every keyword of every algorithm
+    # FedSDD, section 4.1
+    "fedavg": {**LOCAL, **PLAIN}, "fedprox": {**LOCAL, **PLAIN, "mu": 0.001},
+    "scaffold": {**LOCAL, "global_lr": 1.0},
+    "fedsdd": {**SDD, "secure_sum": False},
+    "fedsdd-ablations": {**SDD, "ensemble": "aggregated", "students": "main", "warmup_rounds": 0},
+    # FedSDD, Table 5: ten samples, and the ensemble only predicts; gamma ~ Dir(1, ..., 1)
+    "fedbe": {**LOCAL, "posterior": "gaussian", "samples": 10, "concentration": 1.0,
+              "distill": False, "distill_steps": 5000, "server_batch_size": 256, "server_lr": 0.1},
+    # FedDF's public code
+    "feddf": {**LOCAL, **PLAIN, "lr": 0.1, "drop_worst": True, "distill_steps": 10000,
+              "server_batch_size": 128, "server_lr": 1e-3, "server_optimizer": "adam",
+              "cosine": True, "max_grad_norm": 5.0, "temperature": 1.0, "patience": 1000,
+              "check_every": 100},
+    # FedMD's public code, CIFAR iid
+    "fedmd": {**MD, "rounds": 20, "transfer_local_epochs": 25, "transfer_batch_size": 32,
+              "subset_size": 5000, "public_epochs": 1, "public_batch_size": 256,
+              "local_epochs": 4, "batch_size": 5, "consensus_weights": None},
+    "fedmd-pooled": {**MD, "rounds": 50, "batch_size": 32},
+    # FedGEMS, Table 13 and section 4
+    "dsfl": {**GEMS, "rounds": 300, "server_epochs": 2, "batch_size": 64, "server_batch_size": 64,
+             "server_lr": 1e-3, "temperature": 0.1, "aggregation": "era"},
+    "cronus": {**GEMS, "batch_size": 64, "malicious_fraction": 0.1},
+    "fedgem": {**GEMS, **GEMS_SERVER}, "fedgems": {**GEMS, **GEMS_SERVER},
+    "fedgems-ablations": {**GEMS, **GEMS_SERVER, "self_training": True, "self_distillation": True,
+                          "ensemble_distillation": True},
+    "public-private": GEMS,
+    **dict.fromkeys(("standalone", "centralized", "centralized-all"), ALONE),
+    # FedGKT's public code of 2020, iid
+    "fedgkt": {**GKT, "participation": 1.0}, "fedgkt-async": {**GKT, "latencies": None},
+    "split-learning": ALONE}
+
+
+@pytest.mark.parametrize("algo", OF_PAPERS)
+def test_defaults_are_the_papers(algo):
+    found = {name: parameter.default for name, parameter in keywords(algo).items()}
+    assert found == PAPERS_DEFAULTS[algo]
+
+
+@pytest.mark.parametrize("algo", OF_PAPERS)
+def test_every_keyword_is_a_flag_and_reaches_the_settings(algo):
+    """Its default is in its range."""
+    argv, changed = ["--algo", algo], {}
+    for name, parameter in keywords(algo).items():
+        flag, kind, default = flag_name(name), parameter.annotation, parameter.default
+        assert kind is bool or name in parse([*argv, flag, value_text(default)])
+        if kind is bool:
+            changed[name] = not default
+            argv.append(flag if changed[name] else flag_name("no_" + name))
+            continue
+        if get_origin(kind) is Literal:
+            changed[name] = next(choice for choice in get_args(kind) if choice != default)
+        elif "tuple" in str(kind):
+            changed[name] = [0.5, 1.0]
+        else:
+            number = int if "int" in str(kind) else float
+            changed[name] = number(1 if RANGES[name][0](1) else 0.25)
+        argv += [flag, value_text(changed[name])]
+    assert configure(parse(argv))["settings"][algo] == changed
+
+
+# --------------------------------------------------------------------------------------------- help
+
+def toy(fed, state=None, *, rounds: int = 3, participation: float = 1.0, distill: bool = False,
+        attack=None):
+    """An algorithm of which the help is printed.
+
+    rounds          number of communication rounds
+    participation   share of the clients that take part in a round;
+                      100% of them
+                      is 1.0
+    speed           not an argument
+    distill is the first word of a sentence.
+    attack          uploads -> uploads
+
+      rounds        indented further, after an empty line
+    """
+
+
+def printed_help(capsys, argv):
+    with pytest.raises(SystemExit) as stop:
+        main([*argv, "--help"])
+    assert stop.value.code == 0
+    return " ".join(capsys.readouterr().out.split())                # without argparse's line breaks
+
+
+def test_descriptions_are_read_from_the_docstring_of_run():
+    assert descriptions(toy) == {
+        "rounds": "number of communication rounds", "attack": "uploads -> uploads",
+        "participation": "share of the clients that take part in a round; 100% of them is 1.0"}
+    assert descriptions(lambda *, rounds: None) == {}
+
+
+def test_the_help_of_a_keyword_tells_the_default_of_each_algorithm(monkeypatch, capsys):
+    monkeypatch.setitem(ALGORITHMS, "toy", toy)
+    text = "number of communication rounds"
+    assert hyperparameter_help("rounds", ["toy"]) == f"{text} (default 3)"
+    both = hyperparameter_help("rounds", ["toy", "fedavg"])
+    assert both == f"{text} (default: toy 3, fedavg 100)"
+    assert hyperparameter_help("distill", ["toy", "fedbe"]).endswith("(default off)")
+    values = [None, True, False, 100, 0.001, "sgd", ["cnn", "mlp"]]     # as they would be typed
+    assert [*map(value_text, values)] == "none on off 100 0.001 sgd cnn,mlp".split()
+    assert "100% of them is 1.0 (default 1.0)" in printed_help(capsys, ["--algo", "toy"])
+
+
+@pytest.mark.parametrize("algo", OF_PAPERS)
+def test_help_is_the_files_own_text_and_describes_every_flag(capsys, algo):
+    printed = printed_help(capsys, ["--algo", algo]).replace(" ", "")   # it breaks after hyphens
+    about = inspect.getmodule(ALGORITHMS[algo]).__doc__.splitlines()[0]
+    assert about.replace(" ", "") in printed
+    helps = {action.dest: action.help for action in build_parser([algo], "")._actions}
+    for name, parameter in keywords(algo).items():
+        assert flag_name(name) in printed
+        assert "".join(helps[name].replace("%%", "%").split()) in printed, name
+        assert helps[name].endswith(f"(default {value_text(parameter.default)})"), name
+
+
+NO_DEFAULT = ("help", "algo", "resume", "list", "save_model")
+
+
+def test_help_of_several_algorithms_and_of_none(capsys):
+    printed = printed_help(capsys, ["--algo", "fedavg,fedsdd"])
+    for words in (fedavg.__doc__.splitlines()[0], fedsdd.__doc__.splitlines()[0], "--distill-step"):
+        assert words in printed
+    assert fedkd_minimal.__doc__.splitlines()[0] in printed_help(capsys, [])
+    for action in build_parser([], "")._actions:
+        assert len(action.help.split()) > 2, action.dest
+        default = DEFAULTS.get(action.dest)
+        text = "(default" if default is None else f"(default {value_text(default)})"
+        assert text in action.help or action.dest in NO_DEFAULT
+
+
+# --------------------------------------------------------------------------------------------- runs
+
+def test_a_run_prints_a_line_per_round_and_keeps_what_it_measured(finished):
+    folder, _, printed = finished
+    assert ("fedsdd: without --paper, the defaults except (replaced values in brackets): "
+            "rounds 2 (100), participation 1.0 (0.4), K 2 (4), local_epochs 1 (40), "
+            "batch_size 16 (64), lr 0.1 (0.8), distill_steps 2 (5000), "
+            "server_batch_size 16 (256), server_lr 0.0125 (0.1)"
+            ) in printed.splitlines()
+    lines = printed.split("fedsdd, seed 3\n")[1].splitlines()
+    rows, timings = (kept(folder / "fedsdd-seed3", f"{x}.jsonl") for x in ("metrics", "timing"))
+    for t, (line, row, timing) in enumerate(zip(lines[1:4], rows, timings, strict=True)):
+        assert row["round"] == timing["round"] == t
+        assert not any(key.endswith("_seconds") for key in row)
+        shown = [metric_text(row.get(key)) for key in declared("fedsdd").COLUMNS]
+        assert line.split()[:5] == [f"{t}/2", *shown] and shown[0] == f"{row['accuracy']:.4f}"
+
+
+def test_several_runs_have_a_folder_each_and_a_mean_with_standard_deviation(finished):
+    folder, _, printed = finished
+    assert {path.name for path in folder.iterdir() if path.is_dir()} == {
+        f"{algo}-seed{seed}" for algo in ("fedavg", "fedsdd") for seed in (3, 5)}
+    table = printed.split("\nalgorithm ")[1].splitlines()
+    for algo, line in zip(("fedavg", "fedsdd"), table[1:3], strict=True):
+        runs = [[row["accuracy"] for row in kept(folder / f"{algo}-seed{k}")] for k in (3, 5)]
+        final, best = [run[-1] for run in runs], [max(run) for run in runs]
+        expected = [f"{statistics.mean(x):.4f} ± {statistics.stdev(x):.4f}" for x in (final, best)]
+        assert line.split()[:9] == [algo, "server", "2", *" ".join(expected).split()]
+    assert table[3].split()[:2] == ["ensemble", "2"] and len(table) == 4
+
+
+def test_the_seconds_of_a_function_count_in_one_round_alone():
+    fed, progress = federation(), Progress()
+    fed.seconds["evaluate"] = 2.0
+    assert progress.seconds_of_round(fed)["evaluate_seconds"] == 2.0
+    assert progress.seconds_of_round(fed).keys() == {"round_seconds"}
+
+
+def test_a_share_of_no_pairs_is_null_in_the_metrics_and_a_dash_in_the_log(capsys, npz, tmp_path):
+    main(["--algo", "fedsdd", "--dataset", npz, *TINY, *SHORT_SDD, "--K=1", f"--out={tmp_path}"])
+    assert kept(tmp_path)[2]["disagreement"] is None                 # no two models to disagree
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  2/2")]
+    assert line.split()[3] == "-"
+
+
+@pytest.mark.parametrize("flags", ["--lr 1e30", "--server-lr 1e30", "--temperature 1e-30",
+                                   "--local scaffold --lr 1e30", "--local fedprox --mu 1e30"])
+def test_training_that_diverges_keeps_numbers_and_nulls(npz, tmp_path, flags):
+    argv = ["--algo", "fedsdd", "--dataset", npz, *TINY, *SHORT_SDD, *flags.split()]
+    main([*argv, "--out", str(tmp_path)])
+    rows = kept(tmp_path)
+    assert len(rows) == 3 and all(0 <= row["accuracy"] <= 1 for row in rows)
+    assert flags != "--lr 1e30" or rows[2]["bad_uploads"] == 4
+
+
+def test_an_attack_is_printed_changes_the_numbers_and_resumes(capsys, npz, tmp_path):
+    states, rows, printed = {}, {}, {}
+    for name, flags in [("clean", "--comu 0.01,1"), ("lie", "--attack lie"),
+                        ("ofom", "--attack ofom"), ("part", "--attack ofom --rounds 1")]:
+        argv = ["--algo", "fedgems", "--dataset", npz, *LOGITS, "--rounds", "2", *flags.split()]
+        main([*argv, "--out", str(tmp_path / name)])
+        if name == "part":
+            main(["--resume", str(tmp_path / name), "--rounds", "2"])
+        checkpoint = torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)
+        states[name], rows[name] = checkpoint["state"], checkpoint["rows"]
+        printed[name] = capsys.readouterr().out.splitlines()
+    z = statistics.NormalDist().inv_cdf((3 - 2) / 3)     # 4 clients, 1 malicious: s = 3 - 1 = 2
+    assert f"attack: lie by 1 of 4 clients, z {z:.3f}" in printed["lie"]
+    assert "attack: ofom by 2 of 4 clients, scale 10" in printed["ofom"]
+    servers = [states[name]["server"] for name in ("clean", "lie", "ofom")]
+    assert not any(same(a, b) for a, b in itertools.combinations(servers, 2))
+    assert rows["ofom"] == rows["part"] and same(states["ofom"], states["part"])
+    accuracies = [row["client_accuracy"] for row in rows["clean"]]
+    assert accuracies[0] > 0.01 and max(accuracies) < 1              # reached before any upload
+    comu = [line for line in printed["clean"] if "ComU" in line]
+    assert comu == ["fedgems  ComU@0.01: 0.00 MB up and down", "fedgems  ComU@1: not reached"]

@@ -1,0 +1,125 @@
+"""Random streams, clients in parallel, batches and prediction."""
+import sys
+
+import pytest
+import torch
+from test_contracts import run
+from toys import federation, linear, same, samples, with_batchnorm, with_dropout
+from torch import nn
+
+from algorithms import ALGORITHMS, common
+from algorithms.common import (count_active, run_clients, sample_clients, timed)
+from algorithms.evaluation import accuracy, disagreement
+from algorithms.training import batches, forward, predict_logits, predict_members
+from federation import seeded, stream
+
+
+def draw_seeded(*keys):
+    with seeded(*keys):
+        return torch.randint(2**62, (1,)).item()
+
+
+@pytest.mark.parametrize("draw", [lambda *keys: stream(*keys).integers(2**62), draw_seeded])
+def test_only_equal_keys_give_equal_numbers(draw):
+    """Also keys with a 0 at the end, which a plain list as the seed would lose."""
+    keys = [(0, "local", 1, 2), (0, "local", 2, 1), (0, "local", 1), (0, "local", 1, 0),
+            (0, "masks", 1, 2), (1, "local", 1, 2)]
+    first, again = ([int(draw(*key)) for key in keys] for _ in range(2))
+    assert first == again and len(set(first)) == len(keys)
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_no_two_trainings_share_dropout(algo, monkeypatch):
+    """In two rounds, with two global models of each network: each has a seed of its own."""
+    seeds = []
+    for name, module in list(sys.modules.items()):
+        if name.startswith("algorithms.") and hasattr(module, "seeded"):
+            monkeypatch.setattr(module, "seeded", lambda *keys: seeds.append(keys) or seeded(*keys))
+    run(algo)
+    assert len(set(seeds)) == len(seeds) > 1
+
+
+# ----------------------------------------------------------------------------------------- clients
+
+@pytest.mark.parametrize("share, expected", [(1.0, 20), (0.7, 14), (0.145, 3), (0.01, 1)])
+def test_participation_is_a_share_at_least_one_client(share, expected):
+    active = sample_clients(20, share, stream(0))
+    assert count_active(20, share) == len(active) == len(set(active)) == expected
+    assert active == sorted(active) and set(active) <= set(range(20))
+
+
+def test_run_clients_tells_after_each_client_how_many_train():
+    told = []
+    run_clients(federation(on_trained=told.append), lambda i: i * i, [3, 1, 2])
+    assert told == [3, 3, 3]
+
+
+def test_timed_adds_up_the_seconds_of_each_function(monkeypatch):
+    clock = iter([1., 3., 10., 14.])
+    monkeypatch.setattr(common, "seconds", lambda device: next(clock))
+
+    @timed
+    def a_pass(fed, x, *, y):
+        return x + y
+    fed = federation()
+    assert a_pass(fed, 1, y=2) == 3 and fed.seconds == {"a_pass": 3 - 1}
+    assert a_pass(fed, 1, y=2) == 3 and fed.seconds == {"a_pass": 2 + (14 - 10)}
+
+
+# ------------------------------------------------------------------------- batches and predictions
+
+def test_every_pass_has_each_sample_once_in_a_new_order():
+    rows = list(batches(10, 4, 3, stream(0)))
+    assert [len(r) for r in rows] == [4, 4, 2] * 3                  # the last batch may be smaller
+    passes = [torch.cat(rows[k:k + 3]).tolist() for k in (0, 3, 6)]
+    assert all(sorted(order) == list(range(10)) != order for order in passes)
+    assert passes[0] != passes[1] != passes[2] != passes[0]
+    assert [len(r) for r in batches(3, 64, 2, stream(0))] == [3, 3]     # fewer samples than a batch
+
+
+@pytest.mark.parametrize("network", [with_batchnorm, with_dropout])
+def test_prediction_is_pure_and_image_by_image(network):
+    fed, model = federation(), network()
+    images = fed.test.images
+    for training in (True, False):
+        model.train(training)
+        before = {name: w.clone() for name, w in model.state_dict().items()}
+        logits = predict_logits(fed, model, images)
+        assert torch.allclose(logits[7:8], predict_logits(fed, model, images[7:8]), atol=1e-6)
+        assert same(dict(model.state_dict()), before) and model.training is training
+        assert not logits.requires_grad
+
+
+def test_prediction_is_in_batches_of_64_and_accuracy_over_samples():
+    fed, model, (images, labels), sizes = federation(), linear(), samples(150), []
+    hits = [int(model(image[None]).argmax()) == int(label) for image, label in zip(images, labels)]
+    model.register_forward_hook(lambda module, args, output: sizes.append(len(output)))
+    logits = predict_logits(fed, model, images)
+    assert accuracy(logits, labels) == pytest.approx(sum(hits) / 150) and sizes == [64, 64, 22]
+
+
+def test_predict_members_is_one_prediction_per_state():
+    fed, models = federation(), [linear() for _ in range(3)]
+    saved = [{"architecture": "linear", "model": model.state_dict()} for model in models]
+    expected = torch.stack([predict_logits(fed, model, fed.test.images) for model in models])
+    assert same(predict_members(fed, saved, fed.test.images), expected)      # [3, 40, 3]
+
+
+def test_a_lone_training_sample_passes_batchnorm_and_counts_once():
+    """BatchNorm alone would refuse a map of 1 x 1, or a vector. The gradient is one sample's."""
+    (image, label), fed, model = samples(1), federation(), linear()
+    narrow = nn.Sequential(nn.Conv2d(1, 2, 2), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2, 3))
+    logits = forward(fed, narrow, image)
+    assert logits.shape == (1, 3) and torch.isfinite(logits).all()
+    assert forward(fed, nn.BatchNorm1d(5), torch.ones(1, 5)).shape == (1, 5)
+    gradients = [torch.autograd.grad(nn.functional.cross_entropy(z, label), model[1].weight)[0]
+                 for z in (forward(fed, model, image), model(image))]
+    assert torch.allclose(*gradients, atol=1e-7)
+
+
+def test_disagreement_by_hand():
+    """The six pairs of members differ on 1, 2, 1, 1, 2 and 1 of 3 samples."""
+    classes = torch.tensor([[0, 0, 1], [0, 1, 1], [0, 1, 0], [0, 0, 0]])
+    members = nn.functional.one_hot(classes, 2).float()
+    assert disagreement(members) == pytest.approx((1 + 2 + 1 + 1 + 2 + 1) / 3 / 6)
+    assert disagreement(members[:1]) is None and disagreement(members[[0, 0]]) == 0

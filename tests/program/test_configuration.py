@@ -1,0 +1,201 @@
+"""From flags to a config: defaults, the quick start on the embedded data, the papers' presets."""
+import os
+import re
+
+import numpy as np
+import pytest
+from test_command_line import configured, kept
+from toys import arrays, refused
+
+from algorithms import declared
+from experiment.build import HELD_OUT
+from experiment.flags import flag_name, keywords, parse, value_text
+from experiment.presets import DEFAULTS, PAPER, QUICK_START
+from fedkd_minimal import main
+from models import BOTTLENECKS
+
+
+SETS = """
+# flags win over the paper, also if they equal the default; the paper over the quick start
+fedavg                 | model cnn | lr 0.1 | local_epochs 5 | clients 20
+fedavg --paper fedgkt  | model bottleneck56 | lr 0.001 | local_epochs 20 | augment on | clients 16
+fedavg --paper fedgkt --lr 0.8 --optimizer sgd | lr 0.8 | optimizer sgd
+# the quick start's server has an eighth of its clients' rate, as FedSDD's has
+fedsdd                 | lr 0.1 | server_lr 0.0125
+# FedSDD, Table 10: each step from FedDF to FedSDD is one command
+feddf --paper feddf --dataset cifar10 | drop_worst on | validation 0.1 | public cifar100
+feddf --paper feddf --model resnet20 | model resnet20 | lr 0.1
+feddf --paper fedsdd --drop-worst --patience 1000 | drop_worst on | patience 1000 | validation 0.1
+fedsdd --paper fedsdd --validation 0.1 | model resnet20 | lr 0.8 | validation 0.1
+# FedSDD, section 4.1: its own distillation for FedDF, without a validation set
+feddf --paper fedsdd   | model resnet20 | lr 0.8 | server_lr 0.1 | server_batch_size 256
+feddf --paper fedsdd   | distill_steps 5000 | server_optimizer sgd | validation none
+# FedSDD, section 4.1, and FedDF: public images by task; no algorithm's data is smaller for it
+fedsdd --paper fedsdd --dataset cifar10 | public cifar100 | validation none
+fedsdd --paper fedsdd --dataset cifar100 --public imagenet.npz | public imagenet.npz
+fedmd --paper fedmd --dataset cifar100 | public cifar10 | joint on
+# FedGKT, Tables 6, 10, section 4.2: rates fall, but not those of split learning
+fedgkt --paper fedgkt  | partition iid | model gkt_edge | optimizer amsgrad | lr_patience 10
+split-learning --paper fedgkt | lr_patience 10 | validation 0.1 | model gkt_edge
+fedgkt --paper fedgkt-noniid | partition fedgkt_table6 | optimizer momentum | weight_decay 0.0
+fedgkt --paper fedgkt-noniid | lr 0.005 | server_lr 0.005 | server_epochs 40 | batch_size 256
+# FedGEMS, Tables 11 and 13
+fedgems --paper fedgems-homogeneous | partition iid | model bottleneck11 | public half
+fedgems --paper fedgems-heterogeneous | partition dirichlet_balanced | alpha 0.5 | lr_patience 10
+fedgkt --paper fedgems-heterogeneous | optimizer momentum | weight_decay 0.0001 | model gkt_edge
+fedmd --paper fedgems-heterogeneous | transfer_public_epochs 0 | early_stopping off | batch_size 64
+feddf --paper fedgems-homogeneous | distill_steps 1955 | server_batch_size 64 | weight_decay 0.0001
+# public sets
+fedsdd --dataset x.npz | public fifth
+fedmd --dataset glyphs-letters --classes 0,1,5 | public glyphs | joint on | classes 0,1,5
+"""
+
+
+@pytest.mark.parametrize("line", re.findall("^[a-z].*", SETS, re.M))
+def test_what_a_command_sets(line):
+    command, *expected = line.split(" | ")
+    config = configured("--algo " + command)
+    found = {**config["flags"], **config["settings"][command.split()[0]]}
+    assert [f"{name} {value_text(found[name])}"
+            for name, _ in map(str.split, expected)] == expected
+
+
+@pytest.mark.parametrize("command, share", [
+    ("feddf", 0.1), ("fedavg,feddf", 0.1), ("feddf --no-drop-worst", 0.1),
+    ("feddf --patience none", 0.1), ("feddf --no-drop-worst --patience none", None),
+    ("fedavg", None), ("fedavg --validation 0.2", 0.2), ("feddf --validation 0.3", 0.3),
+    ("fedmd", 0.1), ("fedmd-pooled --no-early-stopping", None),
+    ("fedgkt --lr-patience 3", 0.1), ("fedgkt-async", None)])
+def test_validation_images_are_held_out_where_they_are_used(command, share):
+    assert configured("--algo " + command)["flags"]["validation"] == share
+
+
+@pytest.mark.parametrize("public, joint, commands", [
+    ("half", False, "fedgem fedgems fedgems-ablations fedgems,fedsdd fedmd,fedgems standalone "
+                    "public-private centralized-all"),                   # labels of the task
+    ("glyphs-letters", True, "fedmd fedmd-pooled fedmd,fedsdd"),         # labels of either
+    ("glyphs-letters", False, "feddf fedbe fedsdd fedsdd-ablations dsfl cronus"),
+    (None, False, "fedavg fedprox scaffold centralized fedgkt fedgkt-async split-learning")])
+def test_public_data_by_default(public, joint, commands):
+    for algos in commands.split():
+        flags = configured(f"--algo {algos}")["flags"]
+        assert (flags["public"], flags["joint"]) == (public, joint), algos
+
+
+@pytest.mark.parametrize("table", [QUICK_START, *PAPER.values()])
+def test_presets_set_what_the_command_line_allows_and_alike_for_variants(table):
+    for algo, own in table.items():
+        argv = ["--algo", "fedgems" if algo == "data" else algo]
+        for name, value in {**own, **own.get("data", {})}.items():
+            flag = flag_name(name if value is not False else "no_" + name)
+            if name != "data":
+                argv.append(flag if isinstance(value, bool) else f"{flag}={value_text(value)}")
+        assert len(parse(argv)) == len(argv) - 1
+    for algo in ("fedsdd", "fedgems"):
+        assert table.get(f"{algo}-ablations") == table.get(algo)
+    assert table.get("fedgkt-async", table.get("fedgkt")) == table.get("fedgkt")
+
+
+@pytest.mark.parametrize("paper", PAPER)
+def test_a_papers_methods_hold_the_same_private_data(paper):
+    """Each in a command of its own."""
+    found, task = set(), "cifar100" if paper == "fedmd" else "cifar10"
+    for algo in PAPER[paper].keys() - {"data"}:
+        flags = configured(f"--algo {algo} --paper {paper} --dataset {task}")["flags"]
+        names = ("clients", "partition", "alpha", "validation")
+        found.add((flags["public"] in HELD_OUT, *(flags[name] for name in names)))
+    assert len(found) == 1 and found.pop()[0] == paper.startswith("fedgems")
+
+
+def test_table_11_gives_clients_networks_in_turn():
+    """FedGEMS: the blocks of clients 1 to 8 as printed, then again of clients 9 to 16."""
+    blocks = [BOTTLENECKS[name] for name in PAPER["fedgems-heterogeneous"]["data"]["model"]]
+    assert blocks == [(1, 1, 1), (1, 1, 2), (1, 2, 1), (2, 1, 1),
+                      (1, 2, 2), (2, 1, 2), (2, 2, 1), (1, 1, 2)]
+
+
+def test_a_run_tells_what_differs_from_its_paper(capsys, npz, tmp_path):
+    argv = "--algo fedavg --paper fedgkt --model mlp --clients 4 --alpha 1 --threads 1 --rounds 1"
+    argv += f" --local-epochs 1 --lr-patience none --dataset {npz} --out {tmp_path}/out"
+    main(argv.split())
+    line = ("fedavg: the settings of --paper fedgkt except (replaced values in brackets): "
+            "model mlp (bottleneck56), clients 4 (16), alpha 1.0 (0.1), lr_patience none (10), "
+            "rounds 1 (200), local_epochs 1 (20)")
+    assert line in capsys.readouterr().out.splitlines()
+    main(["--resume", f"{tmp_path}/out", "--rounds", "2"])
+    assert line.replace("rounds 1", "rounds 2") in capsys.readouterr().out.splitlines()
+
+
+@pytest.fixture
+def own_data(tmp_path, monkeypatch):
+    """The folder of a run that was started with relative paths from its parent."""
+    np.savez(tmp_path / "own.npz", **arrays())
+    np.savez(tmp_path / "public.npz", **arrays(48))
+    monkeypatch.chdir(tmp_path)
+    main("--algo dsfl,fedavg --dataset own.npz --public public.npz --model mlp --clients 2 --rounds"
+         " 1 --local-epochs 1 --partition iid --threads 1 --out run".split())
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    return tmp_path / "run"
+
+
+def test_a_run_finds_its_data_from_another_folder_and_where_config_json_says(own_data, capsys):
+    main(["--resume", str(own_data)])
+    (own_data.parent / "own.npz").rename("moved.npz")
+    refused(capsys, ["--resume", own_data], "own.npz: no such file")
+    config = (own_data / "config.json").read_text()
+    (own_data / "config.json").write_text(config.replace("own.npz", "elsewhere/moved.npz"))
+    main(["--resume", str(own_data), "--rounds", "2"])
+    assert len(kept(own_data / "dsfl-seed0")) == 3
+    flags = configured("--algo dsfl --public mnist --data-root torchvision")["flags"]
+    assert flags["data_root"] == os.path.abspath("torchvision")
+
+
+def test_a_run_does_not_go_on_with_other_data(own_data, capsys):
+    for name, key in [("own.npz", "x_train"), ("own.npz", "y_test"), ("public.npz", "x_test")]:
+        path = own_data.parent / name
+        before, changed = path.read_bytes(), dict(np.load(path))
+        np.savez(path, **changed | {key: np.roll(changed[key], 1, axis=0)})
+        for folder in (own_data, own_data / "fedavg-seed0"):
+            refused(capsys, ["--resume", folder], f"{path} has changed; the run was ")
+        path.write_bytes(before)
+    config = (own_data / "config.json").read_text()
+    (own_data / "config.json").write_text(config.replace('"data":', '"no data":'))
+    refused(capsys, ["--resume", own_data], "config.json is damaged")
+
+
+SMALL = {"rounds": 1, "local_epochs": 1, "distill_steps": 1, "K": 2, "participation": 1.0,
+         "transfer_public_epochs": 1, "transfer_local_epochs": 1, "server_epochs": 1}
+PRESETS = [(paper, algo) for paper in PAPER for algo in PAPER[paper] if algo != "data"]
+
+
+def flags_of(paper, algo):
+    return {**DEFAULTS, **PAPER[paper]["data"], **PAPER[paper][algo].get("data", {})}
+
+
+FIRST = {(*own["model"], own["server_model"]): preset for preset in reversed(PRESETS)
+         for own in [flags_of(*preset)]}.values()        # the first one with these networks
+
+
+@pytest.mark.parametrize("paper, algo", PRESETS)
+def test_every_preset_runs(tmp_path, paper, algo):
+    """A round with its settings; the first algorithm with the same networks runs the real ones."""
+    config = configured(f"--algo {algo} --paper {paper}")
+    own = {name: parameter.default for name, parameter in keywords(algo).items()}
+    own |= {name: value for name, value in PAPER[paper][algo].items() if name != "data"}
+    assert config["settings"][algo] == own
+    for name, value in flags_of(paper, algo).items():
+        assert value is None or config["flags"][name] == value
+    flags = [f"{flag_name(name)}={value}" for name, value in SMALL.items() if own.get(name)]
+    if (paper, algo) not in FIRST:
+        edges = algo in ("fedgkt", "fedgkt-async", "split-learning")
+        small = "gkt_edge_small gkt_server_small".split() if edges else ["mlp", "mlp"]
+        flags += ["--model", small[0], "--server-model", small[1]]
+    if declared(algo).PUBLIC != "none" and flags_of(paper, algo)["public"] is None:
+        flags.append("--public=fifth")                   # of the papers' own sets none is here
+    np.savez(tmp_path / "few.npz", **arrays(16, 8, 4, (12, 12, 3)))
+    main(["--algo", algo, "--paper", paper, "--dataset", str(tmp_path / "few.npz"), "--clients",
+          "2", "--partition", "iid", "--threads", "1", "--out", str(tmp_path / "out"), *flags])
+    rows = kept(tmp_path / "out")
+    no_server = {"server_accuracy"} if algo in ("public-private", "centralized") else set()
+    assert {*declared(algo).COLUMNS} - no_server <= rows[1].keys() and len(rows) == 2

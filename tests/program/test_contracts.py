@@ -1,0 +1,453 @@
+"""What every algorithm of the registry promises, on a small federation. The last part shows that a
+new algorithm is held to all of it, and that each promise can be broken."""
+import copy
+import dataclasses
+import functools
+import inspect
+import itertools
+import json
+import math
+import re
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from toys import (federation, labeled, linear, main, same, samples, through_a_file,
+                  without_seconds)
+from torch import nn
+
+from algorithms import ALGORITHMS, common, declared, evaluation, fedavg
+from algorithms.common import active_clients, sample_clients
+from algorithms.hyperparameters import MEANING
+from attacks import Attack
+from experiment import checkpoint
+from experiment.flags import descriptions
+from federation import Federation, stream
+
+SETTINGS = {    # of the hyperparameters with these names; all others keep their defaults
+    "rounds": 2, "participation": 0.7, "local_epochs": 1, "server_epochs": 1, "batch_size": 4,
+    "server_batch_size": 4, "public_batch_size": 4, "lr": 0.05, "server_lr": 0.05, "K": 2, "R": 2,
+    "distill": True, "distill_steps": 2, "check_every": 1, "samples": 2, "subset_size": 7,
+    "transfer_public_epochs": 1, "transfer_local_epochs": 1, "kernel_l2": 0.01}
+every_algorithm = pytest.mark.parametrize("algo", ALGORITHMS)
+
+
+class Net(nn.Module):
+    """A network for every algorithm, with BatchNorm and dropout: its feature map is as large as an
+    image. `seen` is told (in train mode?, the largest pixel), `types` what they compute in."""
+
+    seen, types = [], []
+
+    def __init__(self, num_classes, hidden=4):
+        super().__init__()
+        self.norm = nn.BatchNorm2d(1)
+        self.layers = nn.Sequential(nn.Flatten(), nn.Dropout(0.2), nn.Linear(4, hidden), nn.ReLU(),
+                                    nn.Linear(hidden, num_classes))
+
+    def extract(self, images):
+        self.seen.append((self.training, images.max().item()))
+        return self.norm(images)
+
+    def classify(self, features):
+        logits = self.layers(features)
+        self.types.append((self.training, logits.dtype))
+        return logits
+
+    def forward(self, images):
+        return self.classify(self.extract(images))
+
+
+def Wide(num_classes):
+    """Another architecture."""
+    return Net(num_classes, hidden=6)
+
+
+class Server(Net):
+    """Reads a feature map or an image."""
+
+    def forward(self, features):
+        return self.classify(self.norm(features))
+
+
+def toy(algo, **changes):
+    """Six clients, one with a single sample; of two architectures where the algorithm allows it."""
+    network = (Net, Wide) if declared(algo).MIXED else Net
+    changes = {"sizes": (5, 1, 4, 3, 4, 2), "network": network, "server": Server,
+               "validation": samples(20, seed=3), "num_public": 10, **changes}
+    public = declared(algo).PUBLIC
+    fed = (labeled if public in ("labeled", "joint") else federation)(**changes)
+    return dataclasses.replace(fed, public=None) if public == "none" else fed
+
+
+def takes(algo, name):
+    """True if the algorithm has a keyword of this name."""
+    return name in inspect.signature(ALGORITHMS[algo]).parameters
+
+
+def run(algo, fed=None, state=None, **changes):
+    """[(metrics, state)] of a run, or of what is left of it after `state`."""
+    settings = {name: x for name, x in {**SETTINGS, **changes}.items() if takes(algo, name)}
+    rounds = ALGORITHMS[algo](toy(algo) if fed is None else fed, state, **settings)
+    return [(without_seconds(metrics), state) for metrics, state in rounds]
+
+
+def generators():
+    """The states of the global generators."""
+    return torch.get_rng_state(), torch.tensor(np.random.get_state()[1].astype(int))
+
+
+class Record(NamedTuple):
+    """A run, made once for many tests."""
+
+    rounds: list               # [(metrics, state, the state as it was then)]
+    fed: Federation            # after the run
+    same_generators: bool      # the global generators were not moved
+
+
+@functools.cache
+def kept(function, algo):
+    fed, before = toy(algo), generators()
+    rounds = [(metrics, state, copy.deepcopy(state)) for metrics, state in run(algo, fed)]
+    return Record(rounds, fed, same(generators(), before))
+
+
+def recorded(algo):
+    """The `Record` of an algorithm."""
+    return kept(ALGORITHMS[algo], algo)
+
+
+def whole(algo):
+    """[(metrics, state)] of the same run."""
+    return [(metrics, state) for metrics, state, _ in recorded(algo).rounds]
+
+
+def models_in(state):
+    """The state_dict of every network in a state, in order."""
+    for key, value in state.items() if isinstance(state, dict) else enumerate(state):
+        if key == "model":
+            yield value
+        elif isinstance(value, dict | list):
+            yield from models_in(value)
+
+
+def sound(models):
+    return all(torch.isfinite(w).all() for model in models for w in model.values())
+
+
+# ---------------------------------------------------------------------------------- the same bytes
+
+@every_algorithm
+def test_the_order_of_the_clients_does_not_matter(algo, monkeypatch):
+    """Nor what was drawn before: the same seed gives the same metrics and states, bit for bit."""
+    def backwards(fed, fn, ids):
+        return [fn(i) for i in ids[::-1]][::-1]
+    expected = whole(algo)
+    for module in (common, evaluation):
+        monkeypatch.setattr(module, "in_parallel", backwards)
+    torch.rand(3)
+    assert same(run(algo), expected)
+
+
+@every_algorithm
+def test_another_seed_trains_otherwise(algo):
+    """Also from the same start: in one round every network that changes, changes otherwise."""
+    start = whole(algo)[0][1]
+    sizes = (5, 6, 7, 8, 9, 5)
+    ends = [run(algo, toy(algo, sizes=sizes, seed=seed), start, rounds=1, participation=1.0)[-1][1]
+            for seed in (0, 1)]
+    before, *after = ([m for m in models_in(state)] for state in (start, *ends))
+    trained = [(a, b) for old, a, b in zip(before, *after, strict=True) if not same(old, a)]
+    assert trained and not any(same(a, b) for a, b in trained)
+
+
+@every_algorithm
+def test_a_state_is_all_that_later_rounds_need(algo):
+    """From every round, through a file; and no later round changes it, also where it did not come
+    from a file."""
+    rounds = recorded(algo).rounds
+    for n, (_, state, then) in enumerate(rounds):
+        assert same(state, then)
+        later = [(metrics, state) for metrics, state, _ in rounds[n + 1:]]
+        assert same(run(algo, state=state if n % 2 else through_a_file(state)), later)
+        assert same(state, then)
+
+
+@every_algorithm
+def test_the_federation_and_the_global_generators_are_left_alone(algo):
+    record, untouched = recorded(algo), toy(algo)
+    for name in ("private", "public", "test", "public_test", "validation", "architecture"):
+        assert same(getattr(record.fed, name), getattr(untouched, name)), name
+    assert record.same_generators
+
+
+# ----------------------------------------------------------------------------------------- metrics
+
+@every_algorithm
+def test_metrics_are_numbers_with_a_headline(algo):
+    assert [state["round"] for _, state in whole(algo)] == [0, 1, 2]
+    columns = declared(algo).COLUMNS
+    for metrics, state in whole(algo):
+        assert all(type(x) in (int, float, type(None)) for x in metrics.values())
+        assert checkpoint.dumps(metrics) and "accuracy" in metrics and "round" not in metrics
+        assert all(0 <= x <= 1 for name, x in metrics.items() if "accuracy" in name)
+        assert state["round"] == 0 or set(columns) <= metrics.keys()
+        sent = [x for name, x in metrics.items() if name.startswith("bytes")]
+        assert all(type(x) is int and x >= 0 for x in sent)
+
+
+@every_algorithm
+def test_it_learns(algo):
+    """Three classes; every network of a client sees the same kind of samples."""
+    fed = toy(algo, sizes=(20,) * 4, num_public=20, test=samples(90, seed=1))
+    lr = 0.1 if algo in ("split-learning", "centralized-all") else 0.2     # one model, many steps
+    *_, (metrics, _) = run(algo, fed, rounds=2, participation=1.0, local_epochs=5, batch_size=10,
+                           server_epochs=5, transfer_public_epochs=3, lr=lr, distill_steps=10,
+                           server_lr=0.05, public_epochs=2, public_batch_size=10,
+                           server_batch_size=10)
+    assert metrics["accuracy"] > 0.5, metrics["accuracy"]
+
+
+@every_algorithm
+def test_a_lone_client_works(algo):
+    *_, (metrics, state) = run(algo, toy(algo, sizes=(6,)), K=1)
+    assert checkpoint.dumps(metrics) and sound(models_in(state)) and not metrics.get("bad_uploads")
+
+
+@every_algorithm
+def test_every_keyword_is_described_once(algo):
+    """In hyperparameters.py or, if it is the algorithm's own or means something else there, in the
+    docstring of `run`."""
+    own = descriptions(ALGORITHMS[algo])
+    assert {name for name, parameter in inspect.signature(ALGORITHMS[algo]).parameters.items()
+            if parameter.kind is parameter.KEYWORD_ONLY} <= {*own, *MEANING}
+    assert all(own[name] != MEANING.get(name) for name in own)
+
+
+# ------------------------------------------------------------------------------ uploads gone wrong
+
+def without_client(state, i):
+    """The state without what client i keeps of its own."""
+    return {key: value[:i] + value[i + 1:] if key == "clients" else value
+            for key, value in state.items()}
+
+
+@every_algorithm
+def test_a_client_whose_numbers_are_not_finite_is_left_out(algo):
+    fed = toy(algo)
+    fed.private[2].images[0, 0, 0, 0] = math.inf
+    for metrics, state in run(algo, fed, participation=1.0, latencies=(1.0,) * 6):
+        assert checkpoint.dumps(metrics)
+        if "bad_uploads" in declared(algo).COLUMNS + tuple(metrics) and state["round"]:
+            assert metrics["bad_uploads"] == 1 and sound(models_in(without_client(state, 2)))
+
+
+@every_algorithm
+def test_when_every_client_is_spoilt_the_run_goes_on(algo):
+    fed = toy(algo)
+    for private in fed.private:
+        private.images[0, 0, 0, 0] = math.nan
+    _, *rounds = run(algo, fed, participation=1.0, latencies=(1.0,) * 6)
+    assert len(rounds) == 2 and all(checkpoint.dumps(metrics) for metrics, _ in rounds)
+    if "bad_uploads" in rounds[0][0]:
+        assert [metrics["bad_uploads"] for metrics, _ in rounds] == [6, 6]
+        assert all(sound(models_in({"server": state.get("server", {})})) for _, state in rounds)
+
+
+# ------------------------------------------------------------------------- what reaches the clients
+
+@every_algorithm
+def test_augmentation_is_for_what_is_trained_on_alone(algo):
+    """FedGKT's edges also predict on it: their feature maps are what its server is trained on."""
+    Net.seen.clear()
+    run(algo, toy(algo, augment=lambda images, rng: images + 100))
+    given = {(training, largest > 50) for training, largest in Net.seen}
+    extracted = {(False, True)} if algo in ("fedgkt", "fedgkt-async") else set()
+    assert given == {(True, True), (False, False)} | extracted
+
+
+@every_algorithm
+def test_amp_reaches_training_and_prediction(algo):
+    for amp, dtype in [(True, torch.bfloat16), (False, torch.float32)]:
+        Net.types.clear()
+        run(algo, toy(algo, amp=amp), rounds=1)
+        assert {(True, dtype), (False, dtype)} <= set(Net.types)
+        assert {own for training, own in Net.types if training} == {dtype}
+
+
+@every_algorithm
+def test_only_the_clients_of_a_round_are_trained(algo, monkeypatch):
+    """0.7 of the clients of each architecture, two of three; of all, in FedGKT."""
+    trained, in_parallel = [], common.in_parallel
+    monkeypatch.setattr(common, "in_parallel", lambda fed, fn, ids:
+                        trained.extend(ids) or in_parallel(fed, fn, ids))
+    fed, share = toy(algo), 0.7 if takes(algo, "participation") else 1.0
+    for t, state in [(1, whole(algo)[0][1]), (2, whole(algo)[1][1])]:
+        trained.clear()
+        run(algo, fed, state, rounds=t)
+        drawn = [sum(active_clients(fed, share, t).values(), []),
+                 sample_clients(6, share, stream(fed.seed, "active", t))]
+        assert share == 1.0 or sorted(trained) in map(sorted, drawn)
+
+
+class Scaled(Net):
+    """Without biases that BatchNorm hides: three numbers of its feature map are the logits."""
+
+    def __init__(self, num_classes):
+        super().__init__(num_classes)
+        self.norm, self.layers = nn.Linear(2, 2), nn.Flatten()
+
+    def classify(self, features):
+        return self.layers(features)[:, :3]
+
+
+ONE_STEP = {   # with one step in each training, but for Adam's second one
+    "rounds": 1, "participation": 1.0, "batch_size": 8, "server_batch_size": 8, "distill_steps": 1,
+    "lr": 1e-6, "server_lr": 1e-6, "weight_decay": 1e6, "transfer_public_epochs": 0, "K": 1,
+    "transfer_local_epochs": 0, "early_stopping": False, "subset_size": None, "kernel_l2": 0.0,
+    "drop_worst": False, "patience": None, "latencies": (1.0, 1.0, 1.0)}
+
+
+@every_algorithm
+def test_optimizer_and_decay_reach_all_networks(algo):
+    """A penalty of 1 / lr. By SGD nothing is left of w: w - lr (g + w / lr) = -lr g. By Adam, which
+    divides the gradient by its size, w moves by about lr in a step, and 1e-4 is a hundred lr."""
+    if not takes(algo, "weight_decay"):
+        return
+    fed = toy(algo, sizes=(5, 3, 4), network=Scaled, server=linear, num_public=8)
+    for name in ("sgd", "amsgrad"):
+        rounds = run(algo, fed, **ONE_STEP, optimizer=name, server_optimizer=name)
+        start, end = (list(models_in(state)) for _, state in (rounds[0], rounds[-1]))
+        for before, after in zip(start, end, strict=True):
+            for key, w in before.items():
+                expected = torch.zeros_like(w) if name == "sgd" else w
+                assert torch.allclose(after[key], expected, rtol=0, atol=1e-4)
+        assert start
+
+
+# ----------------------------------------------------------------------------------- under attack
+
+def attacked(algo, forged, **changes):
+    """The rounds of a run in which all clients have one network and all but the last are malicious,
+    and what the attack was handed: [(client, upload, benign, rows)]."""
+    handed = []
+
+    def forge(i, upload, benign, rows):
+        handed.append((i, upload, benign, rows))
+        return forged(upload)
+    return run(algo, toy(algo, network=Net), participation=1.0,
+               attack=Attack([0, 1, 2, 3, 4], forge), **changes), handed
+
+
+@every_algorithm
+def test_an_attack_sees_every_round_and_what_it_returns_arrives(algo):
+    """An idle one changes nothing. Zeros instead of the uploads change the next state; nan is
+    counted, and left out. FedGKT's uploads come twice: as feature maps, then as logits."""
+    if not takes(algo, "attack"):
+        return
+    clean = run(algo, toy(algo, network=Net), participation=1.0)
+    rounds, handed = attacked(algo, lambda upload: upload)
+    parts = 2 if algo == "fedgkt" else 1
+    assert same(rounds, clean) and [i for i, *_ in handed] == [0, 1, 2, 3, 4] * parts * 2
+    for _, upload, benign, rows in handed:              # each place of an upload has its number
+        assert len(set(rows.tolist())) == len(upload) and len(benign) > 0
+    for value, bad in [(0.0, 0), (math.nan, 5)]:
+        rounds, _ = attacked(algo, lambda upload: upload * 0 + value, rounds=1)
+        assert rounds[1][0]["bad_uploads"] == bad
+        assert not same(rounds[1][1], clean[1][1]) and sound(models_in(rounds[1][1]))
+
+
+# ----------------------------------------------------------- a new algorithm, and how it may fail
+
+HIDDEN = {"one seed": {"seed": 0}, "augmentation": {"augment": None}, "amp": {"amp": False}}
+FIXED = {"trains everybody": {"participation": 1.0}, "optimizer": {"optimizer": "sgd"},
+         "weight decay": {"weight_decay": 0.0}}
+
+
+def new(fault, monkeypatch):
+    """An algorithm that the tests above do not know: FedAvg with one fault."""
+    @functools.wraps(fedavg.run)
+    def run(fed, state=None, *, attack=None, **settings):
+        def forge(i, upload, benign, rows):
+            idle = fault == "attacked once" and next(calls) >= len(attack.malicious)
+            result = upload if idle else attack.forge(i, upload, benign, rows)
+            return upload if fault == "attacked in vain" else result
+        calls, seen = itertools.count(), attack and attack._replace(forge=forge)
+        given, before = dataclasses.replace(fed, **HIDDEN.get(fault, {})), {}
+        if fault == "changes the data":
+            fed.private[0].images.add_(1)
+        if fault == "takes nan":
+            monkeypatch.setattr(common, "is_finite", lambda upload: True)
+        rounds = fedavg.run(given, state, **settings | FIXED.get(fault, {}), attack=seen)
+        for number, (metrics, state) in enumerate(rounds):
+            model = state["server"]["model"]
+            for name, w in model.items():
+                if fault == "in place" and before:
+                    before[name].copy_(w)
+                if fault == "global generator":
+                    w += torch.randint(9, w.shape)
+                if fault == "memory outside the state":
+                    w += number
+            if fault == "learns nothing":
+                metrics["accuracy"] = 1 / 3
+            if fault == "per cent":
+                metrics["accuracy"] *= 100
+            before = model
+            yield metrics, state
+    return run
+
+
+FAULTS = {    # each is noticed by the contract that speaks of it
+    "global generator": test_the_order_of_the_clients_does_not_matter,
+    "one seed": test_another_seed_trains_otherwise,
+    "memory outside the state": test_a_state_is_all_that_later_rounds_need,
+    "in place": test_a_state_is_all_that_later_rounds_need,
+    "changes the data": test_the_federation_and_the_global_generators_are_left_alone,
+    "per cent": test_metrics_are_numbers_with_a_headline,
+    "learns nothing": test_it_learns,
+    "takes nan": test_a_client_whose_numbers_are_not_finite_is_left_out,
+    "augmentation": test_augmentation_is_for_what_is_trained_on_alone,
+    "amp": test_amp_reaches_training_and_prediction,
+    "trains everybody": test_only_the_clients_of_a_round_are_trained,
+    "optimizer": test_optimizer_and_decay_reach_all_networks,
+    "weight decay": test_optimizer_and_decay_reach_all_networks,
+    "attacked once": test_an_attack_sees_every_round_and_what_it_returns_arrives,
+    "attacked in vain": test_an_attack_sees_every_round_and_what_it_returns_arrives}
+CONTRACTS = [function for name, function in list(globals().items()) if name.startswith("test_")
+             and any(mark.args == ("algo", ALGORITHMS) for mark in function.pytestmark)]
+
+
+def hold(contract, algo):
+    """Calls a contract for one algorithm."""
+    with pytest.MonkeyPatch.context() as patch:
+        contract(*[algo, patch][:len(inspect.signature(contract).parameters)])
+
+
+def test_every_fault_is_of_a_contract():
+    """test_your_own.py holds an algorithm that is not in the registry to all of them."""
+    assert len(CONTRACTS) >= 13 and set(FAULTS.values()) <= set(CONTRACTS)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_contract_notices_its_fault(fault, monkeypatch):
+    monkeypatch.setitem(ALGORITHMS, "new", new(fault, monkeypatch))
+    with pytest.raises(AssertionError):
+        hold(FAULTS[fault], "new")
+
+
+def test_every_meaning_is_of_a_keyword():
+    assert {*MEANING} <= {name for run in ALGORITHMS.values()
+                          for name in inspect.signature(run).parameters}
+
+
+def test_the_page_of_metrics_has_every_key_and_no_other(npz, tmp_path, pytestconfig):
+    main(f"--algo fedmd,fedgems --dataset {npz} --clients 4 --partition iid --public half "
+         f"--validation 0.2 --rounds 1 --lr-patience 2 --out {tmp_path}".split())
+    rows = [json.loads(line) for file in tmp_path.rglob("*.jsonl") for line in open(file)]
+    rows += [row for algo in ALGORITHMS for row, _ in whole(algo)]
+    found = {re.sub(r"\d$", "I", re.sub("Net|Wide", "NETWORK", key)) for row in rows for key in row}
+    for code in (path.read_text() for path in pytestconfig.rootpath.glob("algorithms/*.py")):
+        found |= {f"{name}_seconds" for name in re.findall(r"^@timed\ndef (\w+)", code, re.M)}
+    page = (pytestconfig.rootpath / "docs" / "METRICS.md").read_text()
+    cells = re.findall("^[|] (`.*?) [|]", page, re.M)
+    assert {*re.findall(r"`(\w+)`", " ".join(cells))} == found

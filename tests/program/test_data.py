@@ -1,0 +1,440 @@
+"""Images and labels arrive as the files hold them; a mistake in a file is one line naming it."""
+import functools
+import hashlib
+import pickle
+import re
+from collections import Counter
+from pathlib import Path
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision import datasets
+
+from data import images, load
+from data.load import DATASETS, TORCHVISION, load_dataset
+from federation import Data, from_tensors
+
+ROOT = Path(__file__).parents[2]
+CHANNELS_LAST = {"memory_format": torch.channels_last}
+rng = np.random.default_rng
+cached = functools.cache(load_dataset)
+
+
+def pixels(*shape, seed=0):
+    return rng(seed).integers(0, 256, size=shape, dtype=np.uint8)
+
+
+def nchw(array):
+    """What should be read from the pixels [n, h, w, c]."""
+    return torch.from_numpy(np.ascontiguousarray(array)).permute(0, 3, 1, 2)
+
+
+def refused(words, function, *arguments, **keywords):
+    """Checks that a ValueError of one line has these words."""
+    with pytest.raises(ValueError, match=words) as error:
+        function(*arguments, **keywords)
+    assert "\n" not in str(error.value)
+
+
+def test_torchvision_is_imported_only_where_it_is_used():
+    """The embedded data and .npz files need neither torchvision nor PIL."""
+    for path in (ROOT / "data").glob("*.py"):
+        assert not re.search("^(?:import|from) (?:torchvision|PIL)", path.read_text(), re.M), path
+
+
+# ------------------------------------------------------------------------------------------ glyphs
+@pytest.mark.parametrize("name, sizes, classes, digest", [
+    ("glyphs", (60 * 10 * 10, 15 * 10 * 10), 10, "c5852433be6358c2"),
+    ("glyphs-letters", (40 * 26 * 4, 10 * 26 * 4), 26, "763baea44da66e06")])
+def test_glyphs_are_the_same_bytes_for_everyone(name, sizes, classes, digest):
+    """All accuracies on glyphs were measured on these bytes."""
+    loaded, sha = cached(name), hashlib.sha256()
+    for part, size in zip(loaded, sizes):
+        assert part.images.shape == (size, 1, 16, 16) and part.images.dtype == torch.uint8
+        sha.update(part.images.contiguous().numpy().tobytes())
+    sha.update(loaded.writers.tobytes() + loaded.train.labels.numpy().tobytes())
+    assert loaded.num_classes == classes and sha.hexdigest()[:16] == digest
+
+
+# ------------------------------------------------------------------------------------- .npz files
+def write_npz(folder, **changes):
+    """6 + 4 color images of 5 x 4, 3 classes, with some arrays changed, or left out if None."""
+    arrays = {"x_train": pixels(6, 5, 4, 3), "y_train": np.array([0, 1, 2, 2, 1, 0]),
+              "x_test": pixels(4, 5, 4, 3, seed=1), "y_test": np.array([0, 0, 2, 1])} | changes
+    path = folder / "set.npz"
+    np.savez(path, **{key: array for key, array in arrays.items() if array is not None})
+    return path
+
+
+@pytest.mark.parametrize("layout", [(0, 1, 2, 3), (0, 3, 1, 2)], ids=["NHWC", "NCHW"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_npz_bytes_stay_bytes_whatever_the_layout(tmp_path, layout, channels):
+    arrays = [pixels(6, 5, 4, channels), pixels(4, 5, 4, channels, seed=1)]
+    x_train, x_test = (array.transpose(layout) for array in arrays)
+    loaded = load_dataset(write_npz(tmp_path, x_train=x_train, x_test=x_test))
+    for part, array in zip(loaded, arrays):
+        assert torch.equal(part.images, nchw(array)) and part.images.is_contiguous(**CHANNELS_LAST)
+
+
+def test_the_last_axis_is_the_channels_if_two_could_be(tmp_path):
+    ambiguous = write_npz(tmp_path, x_train=pixels(6, 3, 5, 1), x_test=pixels(4, 3, 5, 1))
+    assert load_dataset(ambiguous).train.images.shape == (6, 1, 3, 5)
+
+
+def test_a_npz_file_without_writers_has_labels_and_classes_alone(tmp_path):
+    loaded = load_dataset(write_npz(tmp_path))
+    assert loaded.train.labels.tolist() == [0, 1, 2, 2, 1, 0]
+    assert loaded.test.labels.tolist() == [0, 0, 2, 1]
+    assert loaded[2:] == (3, None, None, None, None)
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", ">f4"])
+def test_npz_keeps_float_pixels(tmp_path, dtype):
+    values = (np.arange(6 * 20) / 128).astype(dtype).reshape(6, 5, 4)
+    found = load_dataset(write_npz(tmp_path, x_train=values, x_test=values[:4])).train.images
+    assert torch.equal(found, (torch.arange(6. * 20) / 128).view(6, 1, 5, 4))
+    assert found.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", ["u1", "f4", "i8", ">i2"])
+def test_npz_takes_whole_numbers_of_any_type(tmp_path, dtype):
+    numbers = np.array([0, 1, 2, 2, 1, 0], dtype).reshape(6, 1)
+    loaded = load_dataset(write_npz(tmp_path, y_train=numbers, writer_train=numbers + 7))
+    assert loaded.train.labels.dtype == torch.int64
+    assert loaded.train.labels.tolist() == [0, 1, 2, 2, 1, 0]
+    assert loaded.writers.tolist() == [7, 8, 9, 9, 8, 7]
+
+
+@pytest.mark.parametrize("name, array, words", [
+    ("x_train", None, r"is missing, .* \['y_train', 'x_test', 'y_test'\]"),
+    ("x_train", pixels(6, 20), r"has shape \[6, 20\]; expected \[n, h, w\]"),
+    ("x_train", pixels(6, 5, 4, 2), r"has shape \[6, 5, 4, 2\]; expected \[n, h, w\]"),
+    ("x_train", pixels(6, 5, 5, 3), r"has .* \[3, 5, 5\], x_test has \[3, 5, 4\]"),
+    ("x_test", pixels(0, 5, 4, 3), "is empty"),
+    ("x_test", np.zeros((4, 5, 4), int), "has type int64; expected uint8, or floats from 0 to 1"),
+    ("x_train", np.full((6, 5, 4, 3), 1e300), r"holds floats from 1e\+300 to 1e\+300; expected 0"),
+    ("x_train", np.full((6, 5, 4, 3), -.5), "holds floats from -0.5 to -0.5; expected 0 to 1"),
+    ("x_test", np.full((4, 5, 4, 3), np.nan), "holds floats from nan to nan; expected 0 to 1"),
+    ("x_test", pixels(4, 5, 4, 3) // 255, r"has pixels uint8 0\.\.[01], x_train uint8 0\.\.25"),
+    ("writer_train", np.zeros(5), r"has shape \[5\]; expected \[6\]"),
+    ("y_train", np.eye(6), r"has shape \[6, 6\]; expected \[6\], one number per image"),
+    ("y_train", np.array([0, 1, 2, 2, 1, -1]), "holds -1; expected whole numbers from 0"),
+    ("y_train", np.array([0, 1, 2, 2, 1, .5]), "holds 0.5; expected whole numbers from 0"),
+    ("y_test", np.array([0, 1, np.nan, 2]), "holds nan; expected whole numbers from 0"),
+    ("y_test", np.array([*"abcd"]), "has type <U1; expected whole numbers from 0"),
+    ("y_test", np.array([True] * 4), "has type bool; expected whole numbers from 0"),
+    ("y_train", np.zeros(6), "holds label 0 only"),
+    ("y_train", np.array([0, 1, 2, 2, 1, None]), "cannot be read: Object arrays")])
+@pytest.mark.filterwarnings("error")
+def test_npz_mistakes_are_one_line_with_file_and_array(tmp_path, name, array, words):
+    path = write_npz(tmp_path, **{name: array})
+    refused(f"^{path}: {name} {words}", load_dataset, path)
+
+
+def test_what_is_not_a_whole_npz_file_is_named(tmp_path):
+    whole = write_npz(tmp_path).read_bytes()
+    for content in (b"", b"text", pickle.dumps({"x": 1}), whole[:-100]):
+        (tmp_path / "set.npz").write_bytes(content)
+        refused("set.npz: not an .npz file, or cut short", load_dataset, tmp_path / "set.npz")
+
+
+def test_a_damaged_array_is_named(tmp_path):
+    path = write_npz(tmp_path)
+    damaged = bytearray(path.read_bytes())
+    damaged[300] ^= 255                                             # inside the pixels of x_train
+    path.write_bytes(damaged)
+    refused("set.npz: x_train cannot be read: Bad CRC-32", load_dataset, path)
+
+
+def test_what_is_not_there_is_named(tmp_path):
+    refused("nothing.npz: no such file", load_dataset, tmp_path / "nothing.npz")
+    refused(f"no dataset 'glyph': use {', '.join(DATASETS)}, a .npz", load_dataset, "glyph")
+
+
+def test_only_the_same_numbers_have_the_same_fingerprint(tmp_path):
+    x, y = pixels(6, 5, 5, 3), np.array([0, 1, 2, 2, 1, 0])
+    base = {"x_train": x, "x_test": x[:4], "y_train": y, "y_test": y[:4], "writer_train": y}
+    changes = [{}, {"x_train": x[::-1]}, {"x_test": x[1:5]}, {"y_train": y[[1, 0, 2, 3, 4, 5]]},
+               {"y_test": y[1:5]}, {"writer_train": y // 2}, {"writer_train": None}]
+    lines = [load.fingerprint(load_dataset(write_npz(tmp_path, **base | own))) for own in changes]
+    assert len(set(lines)) == len(changes)
+    other_layout = write_npz(tmp_path, **base | {"x_train": x.transpose(0, 3, 1, 2)})
+    assert load.fingerprint(load_dataset(other_layout)) == lines[0]
+
+
+def test_a_fingerprint_tells_another_scale_and_classes_without_test_images(tmp_path):
+    path = write_npz(tmp_path, x_train=np.tile(np.uint8([0, 255]), (6, 4, 2)),
+                     x_test=np.tile([0., .5], (4, 4, 2)), y_test=np.array([0, 2, 2, 0]))
+    assert load.fingerprint(load_dataset(path)).startswith(
+        "6 training and 4 test images 1x4x4, uint8 0..255 (test images: float 0..0.5), "
+        "3 classes (without test images: 1), ")
+
+
+# ---------------------------------------------------------------------------------- image folders
+COLOR = pixels(5, 5, 4, 3)                       # five images
+
+
+def write_images(folder, contents):
+    """Arrays as image files, bytes as they are."""
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, bytes):
+            (folder / name).write_bytes(content)
+        else:
+            Image.fromarray(content).save(folder / name)
+    return folder
+
+
+def test_folder_reads_classes_and_files_in_sorted_order(tmp_path):
+    """CINIC-10's validation part and hidden files are left alone."""
+    loaded = load_dataset(write_images(tmp_path, {
+        "train/cat/0.png": COLOR[1], "train/cat/1.png": COLOR[2], "train/ant/0.png": COLOR[0],
+        "test/cat/0.png": COLOR[4], "test/ant/0.png": COLOR[3],
+        "valid/x/0.png": COLOR[0], "train/.DS_Store": b"x", "train/cat/.hidden": b"x"}))
+    assert torch.equal(loaded.train.images, nchw(COLOR[:3]))
+    assert torch.equal(loaded.test.images, nchw(COLOR[3:]))
+    assert loaded.train.labels.tolist() == [0, 1, 1] and loaded.test.labels.tolist() == [0, 1]
+    assert loaded.class_names == ["ant", "cat"]
+
+
+def test_gray_images_in_a_folder_have_one_channel(tmp_path):
+    contents = dict.fromkeys(("train/a/0.png", "train/b/0.png", "test/a/0.png"), COLOR[1, :, :, 0])
+    loaded = load_dataset(write_images(tmp_path, contents))
+    assert torch.equal(loaded.train.images, nchw(COLOR[[1, 1], :, :, :1]))
+
+
+def test_one_image_in_color_gives_all_images_three_channels(tmp_path):
+    contents = dict.fromkeys(("train/a/0.png", "train/b/0.png"), COLOR[1, :, :, 0])
+    loaded = load_dataset(write_images(tmp_path, contents | {"test/a/0.png": COLOR[0]}))
+    assert torch.equal(loaded.train.images, nchw(COLOR[[1, 1], :, :, :1]).expand(2, 3, 5, 4))
+
+
+@pytest.mark.parametrize("name, content, words", [
+    ("train/a/notes.txt", b"hello", "notes.txt: cannot be read as an image"),
+    ("train/readme.txt", b"hello", "readme.txt: not a folder"),
+    ("train/a/9.png", pixels(4, 6, 3), r"9.png: size \(4, 6\), the first image has \(5, 4\)"),
+    ("train/a/9.png", np.zeros((5, 4), np.uint16), "9.png: .*more than 8 bits"),
+    ("test/c/0.png", COLOR[0], "c: a class without training images"),
+    ("train/c/.hidden", b"", "c: no images")])
+def test_folder_mistakes_are_one_line_that_names_the_place(tmp_path, name, content, words):
+    good = {"train/a/0.png": COLOR[0], "train/b/0.png": COLOR[1], "test/a/0.png": COLOR[2]}
+    refused(f"^{tmp_path}.*{words}", load_dataset, write_images(tmp_path, good | {name: content}))
+
+
+# ------------------------------------------------------------------------------------ torchvision
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "emnist"])
+def test_files_that_are_there_are_read_and_not_downloaded(tmp_path, name):
+    """The images in EMNIST's files are transposed, and its letters count from 1."""
+    emnist = name == "emnist"
+    names = ("emnist-letters-train", "emnist-letters-test") if emnist else ("train", "t10k")
+    arrays, labels = [pixels(6, 28, 28), pixels(4, 28, 28)], [np.arange(6) % 3, np.arange(4) % 3]
+    folder = tmp_path / TORCHVISION[name] / "raw"
+    folder.mkdir(parents=True)
+    for part, array, label in zip(names, arrays, labels):
+        for kind, content in (("images-idx3", array), ("labels-idx1", label + emnist)):
+            header = np.array([8 * 256 + content.ndim, *content.shape], dtype=">i4").tobytes()
+            (folder / f"{part}-{kind}-ubyte").write_bytes(header + content.astype("u1").tobytes())
+    loaded = load_dataset(name, tmp_path)
+    for part, array, label in zip(loaded, arrays, labels):
+        assert torch.equal(part.images, nchw(array[..., None].swapaxes(1, 1 + emnist)))
+        assert part.labels.tolist() == label.tolist()
+
+
+def test_cifar100_has_its_images_fine_labels_and_superclasses(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.cifar, "check_integrity", lambda path, md5: True)
+    content = {"data": pixels(4, 3 * 32 * 32), "fine_labels": [0, 1, 2, 0],
+               "coarse_labels": [19, 18, 17, 19], "fine_label_names": ["a", "b", "c"]}
+    (tmp_path / "cifar-100-python").mkdir()
+    for name in ("train", "test", "meta"):
+        (tmp_path / "cifar-100-python" / name).write_bytes(pickle.dumps(content))
+    loaded = load_dataset("cifar100", tmp_path)
+    assert torch.equal(loaded.train.images.flatten(1), torch.from_numpy(content["data"]))
+    assert loaded.train.labels.tolist() == loaded.test.labels.tolist() == [0, 1, 2, 0]
+    assert loaded.superclass.tolist() == [19, 18, 17, 19] and loaded.superclass.dtype == np.int64
+
+
+@pytest.mark.parametrize("name", TORCHVISION)
+def test_a_failed_download_is_one_line_naming_set_and_root(tmp_path, monkeypatch, name):
+    for failure in (EOFError(), ValueError("damaged"), OSError("no route to host"),
+                    RuntimeError("Error downloading x:\nTried y,\ngot z")):
+        dataset = getattr(datasets, TORCHVISION[name])
+        monkeypatch.setattr(dataset, "download", Mock(side_effect=failure))
+        words = f"^{name}: can be neither read under '{tmp_path}' .* or use --dataset glyphs"
+        refused(words, load_dataset, name, tmp_path)
+
+
+# -------------------------------------------------------------------------------- pixels to tensors
+def test_x5_public_images_are_normalized_with_the_tasks_statistics():
+    """Pixels 0, 0, 0, 1: mean 1/4, variance 1/4 - 1/16. A constant channel is divided by 1."""
+    mean, std = images.statistics(torch.tensor([[[[0., 0], [0, 1]], [[7, 7], [7, 7]]]]))
+    public = torch.tensor([3., 9]).view(1, 2, 1, 1).repeat(5, 1, 4, 4)
+    normal = images.normalize(public, mean, std)
+    expected = torch.tensor([(3 - 1 / 4) / (1 / 4 - 1 / 16)**.5, (9 - 7) / 1])
+    assert torch.allclose(normal[:, :, 0, 0], expected) and (public[:, 1] == 9).all()
+    assert normal.is_contiguous(**CHANNELS_LAST)
+
+
+def test_color_becomes_luminance():
+    color = torch.tensor([1., .5, .25]).view(1, 3, 1, 1).expand(1, 3, 4, 4)
+    gray = torch.full((1, 1, 4, 4), .299 * 1 + .587 * .5 + .114 * .25)
+    assert torch.allclose(images.adapt(color, (1, 4, 4)), gray)
+
+
+def test_gray_becomes_three_equal_channels():
+    gray = torch.rand(2, 1, 4, 4)
+    assert torch.equal(images.adapt(gray, (3, 4, 4)), torch.cat([gray, gray, gray], dim=1))
+
+
+def test_stripes_shrink_to_gray():
+    """Antialiasing: each new pixel is half black, half white. Without it all would be white."""
+    stripes = torch.tensor([0., 1, 1, 0]).repeat(8).expand(1, 1, 32, 32)
+    shrunk = images.adapt(stripes, (1, 8, 8))
+    assert torch.allclose(shrunk[..., 1:-1], torch.tensor(.5), atol=1e-6)
+
+
+@pytest.mark.parametrize("channels, shape", [(3, (1, 4, 4)), (1, (3, 9, 9)), (3, (3, 4, 5))])
+def test_adapted_images_have_the_shape_and_stay_in_0_to_1(channels, shape):
+    adapted = images.adapt(nchw(pixels(4, 6, 6, channels)).contiguous() / 255, shape)
+    assert adapted.shape == (4, *shape) and adapted.is_contiguous(**CHANNELS_LAST)
+    assert adapted.min() >= 0 and adapted.max() <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("channels, wanted", [(4, 3), (3, 2)])
+def test_other_numbers_of_channels_cannot_be_adapted(channels, wanted):
+    four = torch.zeros(1, channels, 4, 4)
+    refused(f"adapt {channels} channels to {wanted}", images.adapt, four, (wanted, 4, 4))
+
+
+def test_crop_and_flip_gives_each_image_one_of_its_crops_all_equally_often():
+    """All 3 x 3 shifts by up to 1 pixel, and mirrored."""
+    pictures, padded = torch.from_numpy(pixels(2, 3, 3, 4)) + 1., torch.zeros(2, 3, 5, 6)
+    padded[:, :, 1:-1, 1:-1] = pictures
+    crops = [padded[..., top:top + 3, left:left + 4] for top in range(3) for left in range(3)]
+    crops += [crop.flip(3) for crop in crops]
+    made = images.crop_and_flip(pictures.repeat(100 * len(crops), 1, 1, 1), rng(0), padding=1)
+    for k in (0, 1):
+        counts = Counter(image.tobytes() for image in made[k::2].numpy())     # 100 on average
+        assert counts.keys() == {crop[k].numpy().tobytes() for crop in crops}
+        assert len(counts) == 2 * 3 * 3 and min(counts.values()) > 50
+    assert made.is_contiguous(**CHANNELS_LAST)
+
+
+def test_crop_and_flip_shifts_by_up_to_four_pixels():
+    """The one bright pixel of 11 x 11 stands at each of 9 x 9 places."""
+    picture = torch.zeros(1, 1, 11, 11)
+    picture[..., 5, 5] = 1
+    places = images.crop_and_flip(picture.repeat(1000, 1, 1, 1), rng(0)).nonzero()[:, 2:]
+    assert places.unique(dim=0).tolist() == [[y, x] for y in range(1, 10) for x in range(1, 10)]
+
+
+def test_crop_and_flip_depends_on_the_generator_alone():
+    pictures = torch.from_numpy(pixels(9, 1, 5, 6)) + 1.
+    once, again, other = (images.crop_and_flip(pictures, rng(seed)) for seed in (0, 0, 1))
+    assert torch.equal(once, again) and not torch.equal(once, other)
+
+
+# ---------------------------------------------------------------------------- classes of a data set
+def seven_classes():
+    """28 + 14 images whose pixels are their class, with a superclass of each class."""
+    parts = [Data(labels.float().view(-1, 1, 1, 1).repeat(1, 3, 2, 2), labels)
+             for labels in (torch.arange(28) * 3 % 7, torch.arange(14) * 5 % 7)]
+    return load.Dataset(*parts, 7, writers=np.arange(28) % 5,
+                        superclass=SUPERCLASS[parts[0].labels])
+
+
+SUPERCLASS = np.array([2, 0, 1, 1, 0, 2, 2])     # of the classes 0 ... 6
+
+
+@pytest.mark.parametrize("classes", [[3, 5], [5, 3], [4, 5, 6], [6, 2, 0, 1, 3], [*range(7)][::-1]])
+def test_b24_only_numbers_classes_in_the_order_given(classes):
+    """The pixels tell the old class; a new number may be an old one that comes later, or stay."""
+    before = seven_classes()
+    kept = load.only(before, classes)
+    assert kept.num_classes == len(classes)
+    for part, old in zip(kept[:2], before[:2]):
+        assert torch.equal(torch.tensor(classes)[part.labels], part.images[:, 0, 0, 0].long())
+        assert torch.equal(part.images, old.images[torch.isin(old.labels, torch.tensor(classes))])
+
+
+def test_only_keeps_what_belongs_to_the_images():
+    before = seven_classes()
+    rows = torch.isin(before.train.labels, torch.tensor([5, 3])).numpy()
+    kept = load.only(before._replace(subclass=np.arange(28), class_names="0123456"), [5, 3])
+    for array, old in [(kept.writers, before.writers), (kept.superclass, before.superclass),
+                       (kept.subclass, np.arange(28))]:
+        assert np.array_equal(array, old[rows])
+    assert kept.class_names == ["5", "3"]
+
+
+@pytest.mark.parametrize("classes", [[3], [], [3, 3], [3, 5, 3], [3, 7], [-1, 3]])
+def test_only_wants_two_or_more_different_classes(classes):
+    refused("two or more different classes from 0 to 6", load.only, seven_classes(), classes)
+
+
+def test_only_refuses_a_class_without_training_images(tmp_path):
+    loaded = load_dataset(write_npz(tmp_path, y_test=np.array([0, 0, 3, 1])))
+    refused("no training image has label 3", load.only, loaded, [1, 3])
+
+
+def test_by_superclass_keeps_the_old_labels_as_subclasses():
+    before = seven_classes()
+    after = load.by_superclass(before, "toy")
+    for part, old in zip(after[:2], before[:2]):
+        assert part.labels.tolist() == SUPERCLASS[old.labels].tolist()
+        assert torch.equal(part.images, old.images)
+    assert after.num_classes == 3 and np.array_equal(after.subclass, before.train.labels)
+
+
+# ------------------------------------------------------------------------------------ from_tensors
+def two_classes():
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
+
+
+OWN = torch.rand(3, 1, 2, 2), torch.tensor([0, 1, 1])
+CLIENTS = [OWN, OWN, OWN]
+
+
+def test_from_tensors_keeps_the_tensors_and_counts_the_networks_outputs():
+    fed = from_tensors(CLIENTS, OWN, [two_classes], public=(OWN[0], None), validation=OWN)
+    for part in (*fed.private, fed.test, fed.validation):
+        assert part.images is OWN[0] and part.labels is OWN[1]
+    assert fed.public.images is OWN[0] and fed.public.labels is None and fed.num_classes == 2
+
+
+def test_from_tensors_gives_clients_the_networks_in_turn():
+    fed = from_tensors(CLIENTS, OWN, [two_classes, lambda: two_classes().double()])
+    types = [fed.client_model(i)[1].weight.dtype for i in range(3)]
+    assert types == [torch.float32, torch.float64, torch.float32]
+    assert fed.architecture == ["network 0", "network 1", "network 0"]
+
+
+def test_the_weights_of_from_tensors_networks_depend_on_seed_and_init():
+    one, same, *others = (from_tensors(CLIENTS, OWN, [two_classes], seed=seed).client_model(0, init)
+                          for seed, init in [(0, 0), (0, 0), (1, 0), (0, 1)])
+    assert torch.equal(one[1].weight, same[1].weight)
+    assert not any(torch.equal(one[1].weight, other[1].weight) for other in others)
+
+
+def test_the_servers_network_is_another_and_must_be_given():
+    fed = from_tensors(CLIENTS, OWN, [two_classes], server_network=lambda: torch.nn.Linear(4, 2))
+    assert fed.server_model().weight.shape == (2, 4)
+    refused("needs a network of the server", from_tensors(CLIENTS, OWN, [two_classes]).server_model)
+
+
+@pytest.mark.parametrize("x, y, words", [
+    (torch.zeros(3, 1, 2, 2).byte(), OWN[1], r"images are float32 .* not torch.uint8 \[3, 1, 2, 2"),
+    (torch.zeros(3, 4), OWN[1], r"images are float32 \[n, c, h, w\] .* not torch.float32 \[3, 4\]"),
+    (torch.zeros(0, 1, 2, 2), OWN[1][:0], "images are float32 .* with n > 0"),
+    (OWN[0], OWN[1][:2], r"labels are int64 \[3\] from 0 to 1"),
+    (OWN[0], OWN[1].float(), r"labels are int64 \[3\]"),
+    (OWN[0], OWN[1] + 1, "labels are .* from 0 to 1, as the network has 2 outputs"),
+    (OWN[0], OWN[1] - 1, "labels are .* from 0 to 1")])
+@pytest.mark.parametrize("name", ["client 1", "test", "public", "validation"])
+def test_from_tensors_refuses_what_does_not_fit(name, x, y, words):
+    parts = dict.fromkeys(["client 1", "test", "public", "validation"], OWN)
+    client, test, public, validation = (parts | {name: (x, y)}).values()
+    with pytest.raises(ValueError, match=f"^{name}: {words}"):
+        from_tensors([OWN, client], test, [two_classes], public=public, validation=validation)

@@ -1,0 +1,165 @@
+"""What every function that carries an equation promises, on the inputs of functions.py."""
+import copy
+import inspect
+import math
+
+import numpy as np
+import pytest
+import torch
+from functions import EQUATIONS, ERRORS, HARD, INPUTS, identical, normal, own, results, rng
+
+AXES = {   # M clients, N samples, C classes: a permutation of an axis permutes the result or, where
+    # the result lacks that axis, changes nothing. Lower case: not asked (labels number classes).
+    "equations.kl_divergence": "NC NC -> N", "equations.distillation_loss": "NC NC -> ",
+    "equations.soft_cross_entropy": "NC NC -> N", "scaffold.corrected_gradient": "AB AB AB -> AB",
+    "scaffold.updated_client_control": "AB AB AB AB -> AB", "fedsdd.ensemble_logits": "MNC -> NC",
+    "fedmd.consensus": "MNC -> NC", "fedmd.digest_loss": "NC NC -> ",
+    "dsfl.entropy_reduction": "MNC -> NC", "cronus.robust_mean": "MNC -> NC",
+    "fedgems.entropy": "MNC -> MN", "fedgems.reliable_clients": "MNc N -> MN",
+    "fedgems.entropy_weights": "MNC MN -> MN", "fedgems.fuse_logits": "MNC MN -> NC",
+    "fedgems.server_loss": "Nc N Nc N -> ", "fedgems.client_loss": "Nc N Nc -> ",
+    "fedgkt.server_loss": "Nc N Nc -> ", "fedgkt.client_loss": "Nc N Nc -> ",
+    "attacks.paf": "MNC NC -> NC", "attacks.lie": "MNC -> NC", "attacks.ofom": "MNC NC -> aNC"}
+LOGITS = {  # the positions of logits: what counts is their softmax
+    "equations.kl_divergence": (0, 1), "equations.distillation_loss": (0, 1),
+    "equations.soft_cross_entropy": (0,), "fedgems.entropy": (0,), "fedgems.reliable_clients": (0,),
+    "fedgems.entropy_weights": (0,), "fedgems.server_loss": (0, 2), "fedgems.client_loss": (0, 2),
+    "fedgkt.server_loss": (0, 2), "fedgkt.client_loss": (0, 2)}
+STUDENT = {  # (position of the student's logits, position of the teacher's)
+    "equations.kl_divergence": (1, 0), "equations.distillation_loss": (1, 0),
+    "equations.soft_cross_entropy": (0, 1), "fedmd.digest_loss": (0, 1),
+    "fedgems.server_loss": (0, 2), "fedgems.client_loss": (0, 2), "fedgkt.server_loss": (0, 2),
+    "fedgkt.client_loss": (0, 2)}
+every_function = pytest.mark.parametrize("name", EQUATIONS)
+
+
+def changed(arguments, **changes):
+    """The arguments with others at the positions p0, p1, ..."""
+    return [changes.get(f"p{n}", argument) for n, argument in enumerate(arguments)]
+
+
+def close(a, b):
+    return torch.allclose(a.double(), b.double(), atol=1e-5, equal_nan=True)
+
+
+def tensors(value):
+    """Every tensor and array in a result."""
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        yield value
+    elif isinstance(value, (dict, list, tuple)):
+        for x in value.values() if isinstance(value, dict) else value:
+            yield from tensors(x)
+
+
+@every_function
+def test_inputs_are_not_changed_nor_shared_with_the_result(name):
+    for arguments in INPUTS[name]():
+        before = copy.deepcopy(arguments)
+        result = own(name)(*arguments)
+        assert identical(arguments, before)
+        for x in tensors(result):
+            x[...] = True if x.dtype in (torch.bool, bool) else 77
+        assert identical(arguments, before)
+
+
+@every_function
+def test_the_global_generators_are_left_alone(name):
+    """Neither moved nor read: what was drawn before changes nothing."""
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()
+    expected = results(own(name), name)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (np.random.get_state()[1] == before[1]).all()
+    torch.rand(3), np.random.rand(3)
+    assert identical(results(own(name), name), expected)
+
+
+@pytest.mark.parametrize("name", [
+    name for name in EQUATIONS if "rng" in inspect.signature(own(name)).parameters])
+def test_what_is_drawn_depends_on_the_seed(name):
+    def other(argument):
+        return rng(99) if isinstance(argument, np.random.Generator) else argument
+    for arguments in INPUTS[name]():
+        assert not identical(own(name)(*map(other, arguments)), own(name)(*arguments))
+
+
+@pytest.mark.parametrize("name", AXES)
+def test_a_permutation_is_followed_or_changes_nothing(name):
+    given, result_axes = AXES[name].split(" -> ")
+    arguments = INPUTS[name]()[0]
+    expected = own(name)(*arguments)
+    for axis in {*filter(str.isupper, given)}:
+        def permuted(value, axes, axis=axis):
+            if not isinstance(value, torch.Tensor) or axis not in axes:
+                return value
+            size = value.shape[axes.index(axis)]
+            order = torch.from_numpy(rng(size).permutation(size))
+            return value.index_select(axes.index(axis), order)
+        shuffled = [permuted(value, axes) for value, axes in zip(arguments, given.split())]
+        shuffled += arguments[len(shuffled):]
+        assert not identical(shuffled, list(arguments))
+        assert close(own(name)(*shuffled), permuted(expected, result_axes)), axis
+
+
+@pytest.mark.parametrize("name", LOGITS)
+def test_a_constant_added_to_a_samples_logits_changes_nothing(name):
+    for arguments in INPUTS[name]():
+        for p in LOGITS[name]:
+            if arguments[p] is not None:
+                shifted = arguments[p] + normal(*arguments[p].shape[:-1], 1, seed=7)
+                found = own(name)(*changed(arguments, **{f"p{p}": shifted}))
+                assert close(found, own(name)(*arguments))
+
+
+@pytest.mark.parametrize("name", LOGITS)
+def test_logits_of_ten_thousand_are_finite(name):
+    for arguments in INPUTS[name]():
+        large = {f"p{p}": 1e4 * arguments[p].nan_to_num() for p in LOGITS[name]
+                 if arguments[p] is not None}
+        assert torch.isfinite(own(name)(*changed(arguments, **large))).all()
+
+
+@pytest.mark.parametrize("name", STUDENT)
+def test_the_student_has_the_right_gradient_and_the_teacher_none(name):
+    student, teacher = STUDENT[name]
+    for arguments in INPUTS[name]():
+        arguments = [x.double().nan_to_num(neginf=-math.inf) if isinstance(x, torch.Tensor) and
+                     x.is_floating_point() else x for x in arguments]
+        z = arguments[student].requires_grad_()
+        assert torch.autograd.gradcheck(
+            lambda z: own(name)(*changed(arguments, **{f"p{student}": z})), z)
+        if arguments[teacher] is not None:
+            arguments[teacher].requires_grad_()
+            own(name)(*arguments).sum().backward()
+            assert arguments[teacher].grad is None and z.grad.abs().sum() > 0
+
+
+def in_type(value, dtype):
+    """A copy in which all floating-point numbers of models and tensors have this type."""
+    if isinstance(value, dict):
+        return {key: in_type(x, dtype) for key, x in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [in_type(x, dtype) for x in value]
+    if isinstance(value, torch.nn.Module) or torch.is_tensor(value) and value.is_floating_point():
+        return copy.deepcopy(value).to(dtype)
+    return copy.deepcopy(value)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("name", [name for name in EQUATIONS if "partition" not in name])
+def test_in_every_type_the_result_has_this_type_and_is_near_float64s(name, dtype):
+    """Within eight units in the last place of the largest number."""
+    dtype = getattr(torch, dtype)
+    for arguments in INPUTS[name]() + (HARD.get(name, list)() if dtype.itemsize == 2 else []):
+        arguments = in_type(arguments, dtype)
+        expected = own(name)(*in_type(arguments, torch.float64))
+        for x, y in zip(tensors(own(name)(*arguments)), tensors(expected), strict=True):
+            assert x.dtype == (dtype if y.is_floating_point() else y.dtype)
+            x, y = x.double(), y.double()
+            assert (x - y).abs().max() <= 8 * torch.finfo(dtype).eps * y.abs().max() < math.inf
+
+
+def test_the_tables_name_functions_and_every_function_that_refuses():
+    assert {*AXES, *LOGITS, *STUDENT, *HARD, *ERRORS} <= set(EQUATIONS)
+    raising = {name for name in EQUATIONS if "raise ValueError" in inspect.getsource(own(name))
+               or "_check_" in inspect.getsource(own(name))}
+    assert set(ERRORS) == raising

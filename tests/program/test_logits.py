@@ -1,0 +1,186 @@
+"""What the algorithms that exchange logits share: training, optimizers that live, valid uploads."""
+import dataclasses
+import math
+import re
+from functools import partial
+
+import pytest
+import torch
+from toys import (constant, federation, labeled, last, linear, receives, same, samples,
+                  through_a_file, with_batchnorm)
+from torch import nn
+
+from algorithms import ALGORITHMS, cronus, dsfl, fedgem, fedgems, fedmd, fedmd_pooled
+from algorithms.common import finite, is_finite
+from algorithms.evaluation import client_scores, server_metrics
+from algorithms.training import OPTIMIZERS, restore, snapshot, train, train_with_labels
+from experiment.flags import keywords
+from experiment.report import summary
+from federation import Data
+
+EXCHANGING = [fedmd, dsfl, cronus, fedgem, fedgems]
+WITH_SERVER = [dsfl, fedgem, fedgems]
+SHARED = {"rounds": 2, "local_epochs": 1, "batch_size": 4, "lr": 0.05}
+SERVER = {"server_batch_size": 5, "server_lr": 0.05}
+TRANSFER = {"transfer_public_epochs": 2, "transfer_public_batch_size": 5}
+QUICK = {
+    fedmd: {**SHARED, **TRANSFER, "transfer_local_epochs": 2, "transfer_batch_size": 4,
+            "subset_size": 7, "public_batch_size": 3},
+    **dict.fromkeys(WITH_SERVER, SHARED | SERVER), cronus: {**SHARED, "malicious_fraction": 0.0},
+    fedmd_pooled: {**TRANSFER, "rounds": 2, "batch_size": 8, "lr": 0.05}}
+
+
+def each(*modules):
+    return pytest.mark.parametrize("algo", modules, ids=lambda module: module.__name__[11:])
+
+
+def layered(num_classes=3):
+    """What a round may stumble over: running statistics and dropout."""
+    return nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Dropout(.3), nn.Linear(4, num_classes))
+
+
+def toy(**changes):
+    """Three clients and 10 public samples."""
+    return labeled(**{"sizes": (5, 3, 4), "network": layered, "num_public": 10,
+                       "validation": samples(20, seed=3), **changes})
+
+
+def run(algo, fed, **settings):
+    """[(metrics, state)] of round 0 and those after it."""
+    return list(algo.run(fed, **{**QUICK[algo], **settings}))
+
+
+def clients_of(state):
+    return state.get("clients") or state["global_models"]
+
+
+# ---------------------------------------------------------------------- valid uploads, scores
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1e30])
+def test_an_upload_with_one_bad_number_is_left_out(value):
+    uploads = torch.randn(4, 5, 3)
+    uploads[1, 4, 2] = uploads[3, 0, 0] = value
+    uploads[2, 1] = torch.tensor([9e29, -9e29, 0.])         # which can be summed
+    assert torch.equal(finite(uploads), uploads[[0, 2]])
+    assert [is_finite({"w": (upload[:1], upload[1:])}) for upload in uploads] == [True, False] * 2
+    assert finite(uploads[[1, 3]]).shape == (0, 5, 3) and finite(uploads[:, :0]).shape == (4, 0, 3)
+
+
+def test_a_public_test_set_has_a_score_of_its_own_a_servers_headline():
+    """Of a network that always says class 2."""
+    model, images = {"model": constant(0., 0., 1.)}, samples(4).images
+    fed = federation(server=linear, test=Data(images, torch.tensor([2, 2, 2, 0])))
+    assert client_scores(fed, [model]) == [(3 / 4, None)]
+    assert server_metrics(fed, model) == {"server_accuracy": 3 / 4}
+    for labels, right in [([1, 2, 0, 0], 1 / 4), ([0, 1, 0, 1], 0.)]:
+        fed.public_test = Data(images, torch.tensor(labels))
+        assert client_scores(fed, [model]) == [(3 / 4, right)]
+        assert server_metrics(fed, model) == {"server_accuracy": right,
+                                              "server_accuracy_private_test": 3 / 4}
+
+
+# --------------------------------------------------------------------------------------- training
+
+HERE = {"epochs": 2, "batch_size": 3, "keys": ("here", 7)}
+
+
+def test_a_loss_is_given_the_rows_of_its_images():
+    fed, model, seen = federation(), linear(), []
+
+    def loss(logits, rows):
+        seen.append(rows)
+        assert torch.allclose(logits, model(fed.public.images[rows]))
+        return logits.sum()
+    train(fed, model, torch.optim.SGD(model.parameters(), lr=0.1), fed.public.images, loss, **HERE)
+    assert [len(rows) for rows in seen] == [3, 3, 2] * 2
+
+
+@pytest.mark.parametrize("optimizer, kind", [
+    ("momentum", partial(torch.optim.SGD, momentum=0.9)), ("adam", torch.optim.Adam)])
+def test_saved_and_restored_is_as_if_never_saved(optimizer, kind):
+    """Three rounds of a network that lives on, and of others that go through files."""
+    fed, model, settings = federation(), with_batchnorm(), {"lr": 0.05, "weight_decay": 0.01}
+    saved, update = snapshot(model), kind(model.parameters(), **settings)
+    for t in (1, 2, 3):
+        train_with_labels(fed, model, update, fed.private[0], **{**HERE, "keys": ("local", t)})
+        before, other = through_a_file(saved), with_batchnorm()
+        restored = restore(saved, other, partial(OPTIMIZERS[optimizer], **settings))
+        train_with_labels(fed, other, restored, fed.private[0], **{**HERE, "keys": ("local", t)})
+        assert same(saved, before)              # what was kept is not trained
+        saved = through_a_file(snapshot(other, restored))
+        assert same(dict(saved["model"]), dict(model.state_dict()))
+        assert same(saved["optimizer"], update.state_dict())
+
+
+# ------------------------------------------------------------ starts, scores, what is exchanged
+
+@each(*EXCHANGING, fedmd_pooled)
+def test_every_client_starts_from_weights_of_its_own(algo):
+    """Without FedMD's transfer learning, which trains them before round 0."""
+    fed, settings = toy(), dict(QUICK[algo])
+    settings |= {name: 0 for name in settings if name.startswith("transfer_")
+                 and name.endswith("epochs")}
+    _, state = next(algo.run(fed, **settings))
+    models = [client["model"] for client in clients_of(state)]
+    own = [fed.client_model(i, init=i).state_dict() for i in range(3)]
+    assert all(same(a, b) for a, b in zip(models, own, strict=True))
+    assert len({str(model["3.weight"]) for model in models}) == 3
+    assert algo not in WITH_SERVER or same(state["server"], snapshot(fed.server_model()))
+
+
+@pytest.mark.parametrize("algo", [a for a in ALGORITHMS if "public_epochs" in keywords(a)])
+def test_without_public_epochs_no_client_learns_from_another(algo):
+    """Whatever the others hold, client 0 ends the same; with public epochs only the control's."""
+    def first_client(seed, public_epochs):
+        fed = toy(private=[samples(5), samples(3, seed=seed), samples(4, seed=seed)])
+        settings = {**QUICK[fedmd], **SERVER, "rounds": 1, "public_epochs": public_epochs}
+        kept = {name: x for name, x in settings.items() if name in keywords(algo)}
+        return clients_of(last(ALGORITHMS[algo](fed, **kept))[1])[0]["model"]
+    assert same(first_client(7, 0), first_client(8, 0))
+    assert same(first_client(7, 1), first_client(8, 1)) == (algo == "public-private")
+
+
+def test_the_summary_says_whose_accuracy_it_is_and_on_which_half(capsys):
+    """Final and best of each, in the mean over two seeds."""
+    def seed(*rows):
+        names = ("accuracy", "client_accuracy", "client_accuracy_private")
+        return [dict(zip(names, (0., *row))) for row in rows], []
+    server = [{"accuracy": .7, "server_accuracy": .7, "server_accuracy_private_test": .5}], []
+    results = {"both": [seed((.1,), (.6, .3), (.5, .4)), seed((.9,), (.2, .1), (.1, .2))],
+               "server": [server], "own": [([{"accuracy": .4}], [])]}
+    lines = [("clients", "private", ".3000", ".7500"),       # final (.5 + .1)/2, best (.6 + .9)/2
+             ("clients, after private training", "private", ".3000", ".3000"),
+             ("server", "public", ".7000", ".7000"), ("model", "private", ".4000", ".4000")]
+    for public in ("half", None):
+        summary(results, {"public": public, "comu": None})
+        printed = capsys.readouterr().out.splitlines()[2:]
+        for line, (whose, half, final, best) in zip(printed, lines, strict=True):
+            whose += f", {half} half" * (public == "half")
+            assert re.search(rf"  {whose} +\d  0{final} ± \S+ +0{best} ± ", line), line
+
+
+# --------------------------------------------------------------------- uploads that are not finite
+
+@each(*EXCHANGING)
+def test_non_finite_logits_are_left_out(algo):
+    """One pixel spoils the last client's network: the others learn what they learn without it."""
+    fed = toy()
+    two = dataclasses.replace(fed, private=fed.private[:2], architecture=["layered"] * 2)
+    alone = run(algo, two)
+    fed.private[2].images[0, 0, 0, 0] = math.inf
+    for (metrics, state), (_, expected) in zip(run(algo, fed), alone, strict=True):
+        assert same(clients_of(state)[:2], clients_of(expected))
+        assert same(state.get("server"), expected.get("server"))
+        assert state["round"] == 0 or metrics["bad_uploads"] == 1
+
+
+@each(fedmd, dsfl, cronus, fedgem)
+def test_everyone_learns_from_a_single_valid_upload(algo, monkeypatch):
+    """The first two are lost: the same as if all three had uploaded what the third did."""
+    def ends_with(instead):
+        attack = receives(monkeypatch, lambda uploads, rows: torch.stack(
+            [instead(uploads[2])] * 2 + [uploads[2]]))
+        return last(run(algo, toy(), rounds=1, optimizer="sgd", **attack))[1]
+    lost, equal = ends_with(lambda logits: logits * math.nan), ends_with(lambda logits: logits)
+    for a, b in zip(clients_of(lost), clients_of(equal), strict=True):
+        assert torch.allclose(a["model"]["3.weight"], b["model"]["3.weight"], atol=1e-5)

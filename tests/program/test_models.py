@@ -1,0 +1,402 @@
+"""The networks have the parameters, sizes and initial weights of the papers and their code."""
+import math
+import re
+from functools import cache, partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import models
+from models import BASIC_BLOCKS, BOTTLENECKS, NETWORKS, build
+
+CIFAR, MNIST, GLYPHS = (3, 32, 32), (1, 28, 28), (1, 16, 16)
+EDGES = {"gkt_edge": ("bottleneck", 2), "gkt_edge4": ("basic", 1), "gkt_edge6": ("basic", 2),
+         "gkt_edge_table7": ("basic", 3)}
+TABLE_1 = list(zip(      # FedMD, Table 1 (MNIST): filters of each convolution, dropout rate
+    [(128, 256), (128, 384), (128, 512), (256, 256), (256, 512), (64, 128, 256), (64, 128, 192),
+     (128, 192, 256), (128, 128, 128), (128, 128, 192)], [.2, .2, .2, .3, .4, .2, .2, .2, .3, .3]))
+TABLE_2 = list(zip(      # FedMD, Table 2 (CIFAR)
+    [(128, 256), (128, 128, 192), (64, 64, 64), (128, 64, 64), (64, 64, 128), (64, 128, 256),
+     (64, 128, 192), (128, 192, 256), (128, 128, 128), (64, 64, 64, 64)],
+    [.2, .2, .2, .3, .4, .2, .2, .2, .3, .2]))
+FEDMD = {**{f"fedmd{i}": row for i, row in enumerate(TABLE_1)},
+         **{f"fedmd_cifar{i}": row for i, row in enumerate(TABLE_2)},
+         **{f"mini{i}": (tuple(n // 8 for n in TABLE_1[i][0]), TABLE_1[i][1]) for i in range(1, 9)}}
+SMALLEST = {name: 4 for name in NETWORKS} | {"mlp": 1, "mini0": 1, "mini9": 1} | {
+    name: {2: 3, 3: 12, 4: 28}[len(filters)] for name, (filters, _) in FEDMD.items()}
+close = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-4)
+
+
+def input_shape(name, shape):
+    """What a network reads: the images, or, for FedGKT's servers, the edges' feature maps."""
+    _, h, w = shape
+    return {"gkt_server55": (16, h, w), "gkt_server109": (16, h, w),
+            "gkt_server_small": (8, h // 2, w // 2)}.get(name, shape)
+
+
+def random_images(count, shape, seed=0):
+    images = torch.randn(count, *shape, generator=torch.Generator().manual_seed(seed))
+    return images.to(memory_format=torch.channels_last)
+
+
+@cache
+def network(name):
+    """A network for CIFAR-10 that several tests read and none changes."""
+    return build(name, CIFAR, 10)
+
+
+def layers_of(model, kind, shortcuts=True):
+    return [module for path, module in model.named_modules()
+            if isinstance(module, kind) and (shortcuts or "shortcut" not in path)]
+
+
+def trainable(model):
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+# ------------------------------------------------------------------------------ parameters
+def conv_norm(kernel, before, after):
+    """A convolution without bias; the weight and the bias of BatchNorm."""
+    return kernel**2 * before * after + 2 * after
+
+
+def basic(before, after):
+    projection = conv_norm(1, before, after) if before != after else 0
+    return conv_norm(3, before, after) + conv_norm(3, after, after) + projection
+
+
+def bottleneck(before, after):
+    n, projection = after // 4, conv_norm(1, before, after) if before != after else 0
+    return conv_norm(1, before, n) + conv_norm(3, n, n) + conv_norm(1, n, after) + projection
+
+
+def pre_activation(before, after):
+    """BatchNorm comes before each convolution; a projection has none."""
+    projection = before * after if before != after else 0
+    return 2 * before + 9 * before * after + 2 * after + 9 * after * after + projection
+
+
+def stages(block, counts, channels):
+    """So many blocks in each stage; the channels before the first stage and after each."""
+    return sum(block(before, after) + (count - 1) * block(after, after)
+               for count, before, after in zip(counts, channels, channels[1:]))
+
+
+STEM = conv_norm(3, 3, 16)
+
+
+@pytest.mark.parametrize("name, blocks", BOTTLENECKS.items())
+def test_bottleneck_trainable_parameters(name, blocks):
+    expected = STEM + stages(bottleneck, blocks, (16, 64, 128, 256)) + (256 + 1) * 10
+    assert trainable(network(name)) == expected
+
+
+@pytest.mark.parametrize("name, printed", [
+    ("bottleneck11", 127_642), ("bottleneck20", 220_378), ("bottleneck56", 591_322)])
+def test_fedgems_table_10_prints_these_parameters(name, printed):
+    assert trainable(network(name)) == printed
+
+
+@pytest.mark.parametrize("name, expected", [
+    *((name, STEM + stages(basic, (n, n, n), (16, 16, 32, 64)) + (64 + 1) * 10)
+      for name, n in [("resnet8", 1), ("resnet20", 3), ("resnet56", 9)]),
+    ("wrn16_2", 9 * 3 * 16 + stages(pre_activation, (2, 2, 2), (16, 32, 64, 128)) + 2 * 128
+     + (128 + 1) * 10),
+    ("gkt_edge", STEM + stages(bottleneck, (2,), (16, 64)) + (64 + 1) * 10),
+    *((name, STEM + n * basic(16, 16) + (16 + 1) * 10)
+      for name, n in [("gkt_edge4", 1), ("gkt_edge6", 2), ("gkt_edge_table7", 3)])])
+def test_residual_trainable_parameters(name, expected):
+    """FedSDD's networks; FedGKT's edges of appendix B.3, Table 5 and Table 7."""
+    assert trainable(network(name)) == expected
+
+
+@pytest.mark.parametrize("name", [*BASIC_BLOCKS, "wrn16_2", *BOTTLENECKS, *EDGES])
+def test_batchnorm_has_a_running_mean_and_variance_for_each_weight_and_bias(name):
+    model = network(name)
+    statistics = [b.numel() for b in model.buffers() if b.is_floating_point()]
+    vectors = [p.numel() for p in model.parameters() if p.dim() == 1]
+    assert sum(statistics) == sum(vectors) - len(model.classifier.bias) > 0
+
+
+def test_the_parameters_that_comments_of_the_tables_tell():
+    told = re.findall(r'"(\w+)": \([\d, ]+\), +# ([\d,]+)', Path(models.__file__).read_text())
+    assert {name for name, _ in told} == BASIC_BLOCKS.keys() | BOTTLENECKS.keys()
+    for name, number in told:
+        assert f"{trainable(network(name)):,}" == number.rstrip(",")
+
+
+SIDES = {GLYPHS: {2: 7, 3: 1}, MNIST: {2: 13, 3: 3, 4: 1}, CIFAR: {2: 15, 3: 3, 4: 1}}
+
+
+@pytest.mark.parametrize("name, shape", [(name, shape) for name in FEDMD for shape in SIDES
+                                         if (name, shape) != ("fedmd_cifar9", GLYPHS)])
+def test_fedmd_parameters_are_those_of_its_layers(name, shape):
+    """Convolutions with biases, BatchNorm, a last layer without bias."""
+    filters, _ = FEDMD[name]
+    kernels = {2: (3, 3), 3: (3, 2, 3), 4: (3, 2, 3, 3)}[len(filters)]
+    convolutions = sum(k * k * n * after + after
+                       for k, n, after in zip(kernels, (shape[0], *filters), filters))
+    dense = SIDES[shape][len(filters)]**2 * filters[-1] * 16
+    assert trainable(build(name, shape, 16)) == convolutions + 2 * sum(filters) + dense
+
+
+@pytest.mark.parametrize("name", FEDMD)
+def test_fedmd_network_is_the_row_of_its_table(name):
+    """The filters of each convolution, each with the dropout rate after it."""
+    filters, rate = FEDMD[name]
+    assert tuple(layer.out_channels for layer in layers_of(network(name), nn.Conv2d)) == filters
+    assert [layer.p for layer in layers_of(network(name), nn.Dropout)] == [rate] * len(filters)
+
+
+@pytest.mark.parametrize("name", FEDMD)
+def test_fedmd_batchnorm_has_kerass_constants(name):
+    norms = layers_of(network(name), nn.BatchNorm2d)
+    assert norms and all((norm.eps, norm.momentum, norm.track_running_stats)
+                         == (1e-3, 0.01, True) for norm in norms)
+
+
+# ----------------------------------------------------------------------------------- sizes
+@cache
+def smallest(name):
+    """A network for 7 classes and its smallest images, which need not be square; two of them."""
+    shape = (2, SMALLEST[name], SMALLEST[name] + 5)
+    torch.manual_seed(0)
+    return build(name, shape, 7), random_images(2, input_shape(name, shape))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_network_learns_from_its_smallest_image(name):
+    """Eval mode: in train mode BatchNorm cancels the bias before it, whose gradient is then 0."""
+    model, images = smallest(name)
+    F.cross_entropy(model.eval()(images), torch.arange(2)).backward()
+    assert all(p.grad.isfinite().all() and p.grad.any() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_output_is_that_of_the_linear_layer_called_classifier(name):
+    model, images = smallest(name)
+    outputs = []
+    hook = model.classifier.register_forward_hook(lambda *seen: outputs.append(seen[-1]))
+    logits = model.train()(images)
+    hook.remove()
+    assert isinstance(model.classifier, nn.Linear) and outputs[0] is logits
+    assert logits.shape == (2, 7) and logits.isfinite().all()
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_convolutions_are_channels_last(name):
+    for layer in layers_of(smallest(name)[0], nn.Conv2d):
+        assert layer.weight.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_network_refuses_smaller_images(name):
+    side = SMALLEST[name]
+    for h, w in ((side - 1, 40), (40, side - 1)):
+        message = f"^{name} needs .* {side}x{side} pixels, these have {h}x{w}$"
+        with pytest.raises(ValueError, match=message):
+            build(name, (1, h, w), 10)
+
+
+# -------------------------------------------------------------------------- initial weights
+@pytest.mark.parametrize("name", ["resnet20", "wrn16_2", "bottleneck20", *EDGES, "gkt_server55"])
+def test_residual_convolutions_start_kaiming_normal_fan_out(name):
+    """Standard deviation to five standard errors. BatchNorm starts at weight 1 and bias 0."""
+    torch.manual_seed(0)
+    model = build(name, CIFAR, 10)
+    large = [layer for layer in layers_of(model, nn.Conv2d) if layer.weight.numel() >= 2304]
+    for layer in large:
+        fan_out = layer.out_channels * layer.kernel_size[0]**2
+        error = 5 / math.sqrt(2 * layer.weight.numel())
+        assert layer.weight.std().item() == pytest.approx(math.sqrt(2 / fan_out), rel=error)
+        assert layer.weight.abs().max() > 3 * math.sqrt(2 / fan_out)        # normal, not uniform
+    norms = layers_of(model, nn.BatchNorm2d)
+    assert large and all((norm.weight == 1).all() and not norm.bias.any() for norm in norms)
+
+
+@pytest.mark.parametrize("name", ["fedmd0", "fedmd5", "fedmd_cifar9"])
+def test_fedmd_is_initialized_like_keras(name):
+    """Glorot: uniform in [-bound, bound]. Biases are 0."""
+    torch.manual_seed(0)
+    for layer in layers_of(build(name, MNIST, 16), (nn.Conv2d, nn.Linear)):
+        bound = math.sqrt(6 / (layer.weight[0].numel() + layer.weight[:, 0].numel()))
+        assert 0.97 * bound < layer.weight.abs().max().item() <= bound
+        assert layer.bias is None or not layer.bias.any()
+
+
+# ---------------------------------------------------------------------------- blocks, by hand
+def by_hand(block, **centers):
+    """In eval mode, BatchNorm without effect (variance 1 - eps: it divides by exactly 1), and
+    kernels that are 0 but for the given value at the pixel itself."""
+    for norm in layers_of(block, nn.BatchNorm2d):
+        norm.running_var.fill_(1 - norm.eps)
+    for name, value in centers.items():
+        kernel = getattr(block, name).weight.data.zero_()
+        kernel[:, :, kernel.shape[2] // 2, kernel.shape[3] // 2] = value
+    return block.eval()
+
+
+def test_basic_block_by_hand():
+    """relu(x - 0.2 relu(3 x))"""
+    block = by_hand(models.BasicBlock(1, 1, 1), conv1=3.0, conv2=-0.2)
+    x = torch.tensor([2.0, -2.0, 0.5]).view(3, 1, 1, 1)
+    expected = [2 - 0.2 * (3 * 2), 0.0, 0.5 - 0.2 * (3 * 0.5)]
+    torch.testing.assert_close(block(x).flatten(), torch.tensor(expected))
+
+
+def test_bottleneck_by_hand():
+    """4 -> 1 -> 1 -> 4 channels. x sums to 6. ReLU follows the first two convolutions."""
+    x = torch.tensor([1.0, 2.0, 4.0, -1.0])
+    residual = -0.1 * (3 * (0.5 * 6))
+    expected = torch.tensor([1 + residual, 2 + residual, 4 + residual, -1 + residual])
+    for conv2, image, logits in [(3.0, x, expected), (3.0, -x, -x), (-3.0, x, x)]:
+        block = by_hand(models.Bottleneck(4, 4, 1), conv1=0.5, conv2=conv2, conv3=-0.1)
+        torch.testing.assert_close(block(image.view(1, 4, 1, 1)).flatten(), F.relu(logits))
+
+
+def test_pre_activation_block_by_hand():
+    """x - 0.2 relu(3 relu(x)); a projection is 5 relu(x), not 5 x."""
+    x = torch.tensor([2.0, -2.0]).view(2, 1, 1, 1)
+    for conv1, expected in [(3.0, [2 - 0.2 * (3 * 2), -2.0]), (-3.0, [2.0, -2.0])]:
+        block = by_hand(models.PreActivationBlock(1, 1, 1), conv1=conv1, conv2=-0.2)
+        torch.testing.assert_close(block(x).flatten(), torch.tensor(expected))
+    block = by_hand(models.PreActivationBlock(1, 2, 1), conv2=0.0, shortcut=5.0)
+    torch.testing.assert_close(block(x).flatten(1), torch.tensor([[5 * 2.0] * 2, [0.0] * 2]))
+
+
+@pytest.mark.parametrize("block, striding", [
+    (models.BasicBlock, 0), (models.Bottleneck, 1), (models.PreActivationBlock, 0)])
+def test_blocks_stride_in_their_first_3x3_convolution(block, striding):
+    strides = [layer.stride for layer in layers_of(block(64, 128, 2), nn.Conv2d, shortcuts=False)]
+    assert strides == [(2, 2) if i == striding else (1, 1) for i in range(len(strides))]
+
+
+@pytest.mark.parametrize("name", [*BASIC_BLOCKS, "wrn16_2", *BOTTLENECKS])
+def test_shortcuts_are_projections_exactly_where_shapes_differ(name):
+    """He's first stage keeps 16 channels. BatchNorm follows, but not in the wide ResNet."""
+    model = network(name)
+    for number, part in enumerate((model.stage1, model.stage2, model.stage3), start=1):
+        for position, block in enumerate(part):
+            kernels, norms = ([layer for path, layer in block.named_modules() if "shortcut" in path
+                               and isinstance(layer, kind)] for kind in (nn.Conv2d, nn.BatchNorm2d))
+            projects = position == 0 and (number > 1 or name not in BASIC_BLOCKS)
+            stride = (2, 2) if number > 1 else (1, 1)
+            assert [(k.kernel_size, k.stride) for k in kernels] == [((1, 1), stride)] * projects
+            assert len(norms) == (projects and name != "wrn16_2")
+
+
+# -------------------------------------------------------------------------- networks, by hand
+def shake(model):
+    """Move biases and BatchNorm off their start, where leaving them out would not show."""
+    rng = torch.Generator().manual_seed(1)
+    for value in [*model.parameters(), *model.buffers()]:
+        if value.dim() == 1:
+            value.data = value.data + torch.rand(value.shape, generator=rng)
+    return model.eval().requires_grad_(False)
+
+
+def conv(x, layer, stride=1, padding=1):
+    return F.conv2d(x, layer.weight, layer.bias, stride, padding)
+
+
+def hidden_layer(model, x):
+    return model.classifier(F.relu(model.hidden(x.flatten(1))))
+
+
+def two_convolutions(model, x):
+    x = F.max_pool2d(F.relu(conv(x, model.conv1)), 2)
+    return F.max_pool2d(F.relu(conv(x, model.conv2)), 2)
+
+
+@pytest.mark.parametrize("name, forward, parameters", [
+    ("cnn", lambda m, x: m.classifier(two_convolutions(m, x).flatten(1)),
+     (9 * 3 * 16 + 16) + (9 * 16 * 32 + 32) + (3 * 4 * 32 * 5 + 5)),
+    ("cnn_large", lambda m, x: hidden_layer(m, two_convolutions(m, x)),
+     (9 * 3 * 32 + 32) + (9 * 32 * 64 + 64) + (3 * 4 * 64 * 128 + 128) + (128 * 5 + 5)),
+    *((name, hidden_layer, (3 * 12 * 16 * units + units) + (units * 5 + 5))
+      for name, units in [("mlp", 128), ("mini0", 32), ("mini9", 16)]),
+    ("gkt_edge_small",
+     lambda m, x: m.classifier(F.max_pool2d(F.relu(conv(x, m.stem)), 2).flatten(1)),
+     (9 * 3 * 8 + 8) + (6 * 8 * 8 * 5 + 5)),
+    ("gkt_server_small",
+     lambda m, x: hidden_layer(m, F.max_pool2d(
+         F.relu(conv(F.relu(conv(x, m.conv1)), m.conv2)), 2)),
+     (9 * 8 * 32 + 32) + (9 * 32 * 64 + 64) + (3 * 4 * 64 * 128 + 128) + (128 * 5 + 5))])
+def test_small_networks_by_hand(name, forward, parameters):
+    """Images of 3 x 12 x 16 and 5 classes. There are no buffers to average."""
+    model = shake(build(name, (3, 12, 16), 5))
+    x = random_images(2, input_shape(name, (3, 12, 16)))
+    torch.testing.assert_close(model(x), forward(model, x))
+    assert sum(p.numel() for p in model.parameters()) == parameters and not list(model.buffers())
+
+
+@pytest.mark.parametrize("name", ["resnet8", "bottleneck11", "wrn16_2"])
+def test_residual_network_is_a_stem_three_stages_and_the_pixel_mean(name):
+    """BatchNorm and ReLU belong to the stem; in a wide ResNet they follow the stages."""
+    model, images = shake(build(name, GLYPHS, 10)), random_images(2, GLYPHS)
+    wide = name == "wrn16_2"
+    x = conv(images, model.stem if wide else model.stem[0])
+    x = x if wide else F.relu(model.stem[1](x))
+    x = model.stage3(model.stage2(model.stage1(x)))
+    x = F.relu(model.bn(x)) if wide else x
+    close(model(images), model.classifier(x.mean((2, 3))))
+
+
+@pytest.mark.parametrize("name", ["fedmd_cifar0", "fedmd_cifar2", "fedmd_cifar9"])
+def test_fedmd_is_convolution_batchnorm_relu_average_pooling(name):
+    """'Same' pooling follows the first block, and plain pooling the second if there are more."""
+    model, images = shake(build(name, MNIST, 16)), random_images(2, MNIST)
+    x, convolutions = images, layers_of(model, nn.Conv2d)
+    for i, (layer, norm) in enumerate(zip(convolutions, layers_of(model, nn.BatchNorm2d))):
+        stride, padding = (1, 1) if i == 0 else (2, 0)
+        x = F.relu(norm(conv(x, layer, stride, padding)))
+        if i == 0:
+            x = models.AveragePoolSame()(x)
+        elif i == 1 and len(convolutions) > 2:
+            x = F.avg_pool2d(x, 2)
+    close(model(images), model.classifier(x.flatten(1)))
+
+
+def test_average_pool_same_leaves_cells_outside_the_image_out():
+    x = random_images(2, (3, 4, 5))
+    pooled = models.AveragePoolSame()(x)
+    assert pooled.shape == x.shape
+    for i in range(4):
+        for j in range(5):
+            cells = [x[:, :, a, b] for a in (i, i + 1) for b in (j, j + 1) if a < 4 and b < 5]
+            torch.testing.assert_close(pooled[:, :, i, j], sum(cells) / len(cells))
+
+
+# ------------------------------------------------------------------------------------ FedGKT
+@pytest.mark.parametrize("name", EDGES)
+def test_fedgkt_edge_by_hand(name):
+    """A ReLU stem, blocks that keep the size, and the mean over all pixels."""
+    model, images = shake(build(name, GLYPHS, 10)), random_images(2, GLYPHS)
+    kind, blocks = EDGES[name]
+    x = F.relu(model.stem[1](conv(images, model.stem[0])))
+    close(model.extract(images), x)
+    types = {"basic": models.BasicBlock, "bottleneck": models.Bottleneck}
+    assert [type(block) for block in model.body] == [types[kind]] * blocks
+    for block in model.body:
+        x = block(x)
+        assert x.shape == (2, {"basic": 16, "bottleneck": 64}[kind], 16, 16)
+    close(model(images), model.classifier(x.mean((2, 3))))
+    assert torch.equal(model(images), model.classify(model.extract(images)))
+
+
+@pytest.mark.parametrize("edge, server, whole", [
+    ("gkt_edge", "gkt_server55", "bottleneck56"), ("gkt_edge", "gkt_server109", "bottleneck110"),
+    ("gkt_edge_small", "gkt_server_small", "gkt_full_small")])
+def test_fedgkt_stem_and_server_are_the_whole_network(edge, server, whole):
+    """Parameters, statistics, logits; the server keeps nothing unused of the stem."""
+    edge, server, whole = (shake(build(name, GLYPHS, 10)) for name in (edge, server, whole))
+    stem, rest = {}, {}
+    for key, value in whole.state_dict().items():
+        (stem if key.startswith("stem.") else rest)[key.removeprefix("stem.")] = value
+    edge.stem.load_state_dict(stem)
+    server.load_state_dict(rest)
+    images = random_images(2, GLYPHS)
+    close(whole(images), server(edge.extract(images)))

@@ -1,0 +1,94 @@
+"""plot: means, deviations and differences by hand, labels of folders, one line for bad input."""
+import json
+import re
+import sys
+from statistics import stdev
+
+import pytest
+
+from experiment import plot
+
+A = {0: [0.1, 0.5, 0.4], 1: [0.1, 0.3, 0.6]}             # {seed: accuracy of each round}
+B = {0: [0.1, 0.6, 0.7], 1: [0.1, 0.2, 0.5], 2: [0.1]}
+ROW = '{"round": 0, "accuracy": 0.1, "loss": 2}'
+
+
+def write(folder, algo, values, alpha=1, **more):
+    for seed, accuracies in values.items():
+        (run := folder / f"{algo.replace(':', '-')}-seed{seed}").mkdir(parents=True)
+        (run / "config.json").write_text(json.dumps({
+            "algo": [algo], "seeds": [seed], "settings": {algo: {"alpha": alpha}},
+            "flags": {"dataset": "/me/x.npz", "public": None}, "environment": {"threads": 1}}))
+        (run / "metrics.jsonl").write_text("\n".join(json.dumps(
+            {"round": t, "accuracy": x, "bytes_up": 2**20 * t, "bytes_down": 2**19} | more)
+            for t, x in enumerate(accuracies)))
+
+
+@pytest.fixture
+def table(tmp_path, capsys):
+    """What the program prints of two labels; runs of spaces are one space."""
+    write(tmp_path, "a", A)
+    write(tmp_path, "b", B, alpha=2, loss=1234)
+    plot.main([str(tmp_path), "--key", "accuracy,loss", "--base", "a"])
+    return re.sub(" +", " ", capsys.readouterr().out)
+
+
+def test_the_table_has_the_mean_and_deviation_of_the_last_round(table):
+    assert f"\na 50.00 +- {100 * stdev([.4, .6]):.2f} reference 2 40.00 60.00 -\n" in table
+    assert f"\nb {130 / 3:.2f} +- {100 * stdev([.7, .5, .1]):.2f} " in table
+    assert "\nb 1234 +- 0 0,2 1234 1234 1234\n" in table         # no percent; rounds 0 and 2
+
+
+def test_differences_are_paired_by_seed(table):
+    final, best = re.findall(r"\nb 43.33 .* (\+\S+ \+- \S+, \d of \d) 0,2 70.00 50.00 10", table)
+    assert final == f"+10.00 +- {100 * stdev([.7 - .4, .5 - .6]):.2f}, 1 of 2"
+    assert best == f"+5.00 +- {100 * stdev([.7 - .5, .5 - .6]):.2f}, 1 of 2"
+
+
+def test_the_table_tells_the_settings_once_and_each_labels_own(table):
+    assert table.startswith("settings: dataset=x.npz public=None threads=1\n"
+                            "a: algo=a alpha=1\nb: algo=b alpha=2\n")
+
+
+def test_an_accuracy_that_the_reference_lacks_is_compared_with_its_accuracy(tmp_path, capsys):
+    write(tmp_path, "a", {0: [0.2]})
+    write(tmp_path, "b", {0: [0.1]}, ensemble_accuracy=0.5)
+    plot.main([str(tmp_path), "--key", "ensemble_accuracy"])
+    assert re.search(r"minus a accuracy .*\nb +50.00 +\+30.00, 1 of 1 ", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("axis, x", [("round", "0 1 2"), ("MB", "0.5 2.0 4.5")])
+def test_the_csv_has_the_mean_deviation_and_count_of_each_round(tmp_path, axis, x):
+    write(tmp_path, "b", B)
+    plot.main(f"{tmp_path} --x {axis} --out {tmp_path}/x.csv".split())
+    rows = [line.split(",")[2:] for line in (tmp_path / "x.csv").read_text().splitlines()]
+    assert rows[0] == [axis, "mean", "std", "seeds"] and [row[0] for row in rows[1:]] == x.split()
+    assert rows[1][1:] + rows[3][1:] == ["0.1", "0.0", "3", "0.6", str(stdev([0.7, 0.5])), "2"]
+
+
+def test_a_label_is_the_folder_or_the_algorithm_below_what_all_share(tmp_path):
+    def labels(*folders):
+        return sorted(plot.read_runs([tmp_path / x for x in folders]))
+    write(tmp_path / "x", "fedavg", A)
+    assert labels("x") == labels("x/fedavg-seed0", "x") == ["x"]
+    write(tmp_path / "x", "fedsdd:R=1", A)
+    assert labels("x") == ["fedavg", "fedsdd:R=1"]
+    write(tmp_path / "z" / "R1", "fedsdd", B)
+    write(tmp_path / "z" / "R4", "fedsdd", {7: A[0]})
+    (tmp_path / "z" / "R4" / "fedsdd-seed7").rename(tmp_path / "z" / "R4" / "7")
+    assert labels("z") == labels("z/R1", "z/R4/7") == ["R1", "R4"]       # METHOD/SEED
+    assert labels("x", "z") == ["x/fedavg", "x/fedsdd:R=1", "z/R1", "z/R4"]
+
+
+@pytest.mark.parametrize("flags, rows, words", [
+    ("--key acc", ROW, "there are accuracy, loss"), ("--base c", ROW, "the labels are"),
+    ("", "", "no finished round"), ("", ROW[:9], "damaged"), ("--x week", ROW, "invalid choice"),
+    ("--out x.png", ROW, "pip install matplotlib, or"), ("--out no/x.csv", ROW, "no/x.csv")])
+def test_bad_input_ends_in_one_line(tmp_path, monkeypatch, capsys, flags, rows, words):
+    write(tmp_path, "a", {0: [0.1]})
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    (tmp_path / "a-seed0" / "metrics.jsonl").write_text(rows)
+    with pytest.raises(SystemExit, match="2"):
+        plot.main(f"{tmp_path} {flags}".split())
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("plot: error: ") and words in line

@@ -1,0 +1,40 @@
+"""REPRODUCE.md: its commands are understood, and no table or figure is missing."""
+import re
+from pathlib import Path
+
+import pytest
+
+from experiment.config import configure
+from experiment.flags import parse
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "REPRODUCE.md").read_text()
+SECTIONS = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S))
+ROWS = [row for row in PAGE.splitlines() if "`python fedkd_minimal.py" in row]
+TABLES = {"FedGEMS": range(2, 10), "FedMD": range(1, 5), "FedGKT": range(1, 11),
+          "FedSDD": range(2, 11)}
+FIGURES = {"FedGEMS": (3, 4, 5, 7), "FedGKT": range(3, 8), "FedSDD": (2,)}
+OTHERS = {"FedMD": ("Curves",), "FedSDD": ("A.5", "A.6")}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.split("|")[1].strip())
+def test_every_command_and_its_variants_are_understood(row):
+    """The command of a row, and with each flag behind it: a later flag replaces an earlier one."""
+    codes = re.findall(r"`([^`]*)`", row)
+    [command] = [code.split()[2:] for code in codes if code.startswith("python fedkd_minimal.py ")]
+    assert "--paper" in command and "--dataset" in command
+    for variant in ["", *(code for code in codes if code.startswith("--"))]:
+        configure(parse(command + variant.split()))
+
+
+def test_a_row_of_the_page_has_one_command_and_five_cells():
+    assert PAGE.count("fedkd_minimal.py") == len(ROWS) > 40
+    rows = [row for text in SECTIONS.values() for row in text.splitlines() if row.startswith("|")]
+    assert {row.count("|") for row in rows} == {6}
+
+
+@pytest.mark.parametrize("paper", SECTIONS)
+def test_every_table_and_figure_has_a_row(paper):
+    items = [*(f"Table {k}" for k in TABLES[paper]), *OTHERS.get(paper, ()),
+             *(f"Figure {k}" for k in FIGURES.get(paper, ()))]
+    assert [x for x in items if not re.search(rf"^\| {x}\b", SECTIONS[paper], re.M)] == []

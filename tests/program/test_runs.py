@@ -1,0 +1,346 @@
+"""Nothing is lost or doubled, and no number depends on kills or on how many processes there are:
+runs of every algorithm have the same bytes."""
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from toys import refused
+
+from algorithms import ALGORITHMS
+from experiment import checkpoint, report
+from experiment.flags import keywords
+from fedkd_minimal import main
+
+ROOT = Path(__file__).parents[2]
+ROUNDS = 3
+FLAGS = "--validation 0.1 --clients 6 --partition iid --threads 1 --batch-size 16 --public fifth"
+OWN = {    # of the hyperparameters with these names
+    "rounds": ROUNDS, "local_epochs": 1, "participation": 0.7, "K": 2, "R": 2, "distill_steps": 3,
+    "server_batch_size": 16, "check_every": 1, "samples": 2, "transfer_public_epochs": 1,
+    "transfer_local_epochs": 1, "public_batch_size": 16, "server_epochs": 1}
+EDGES = ("fedgkt", "fedgkt-async", "split-learning")
+
+
+def command(algos, npz, *more):
+    """The command line of a short run; FedGKT and split learning have networks of their own."""
+    own = [f"--{name.replace('_', '-')}={value}" for name, value in OWN.items()
+           if any(name in keywords(algo) for algo in algos.split(","))]
+    networks = ("--model", "gkt_edge_small", "--server-model", "gkt_server_small")
+    if algos.split(",")[0] not in EDGES:
+        networks = ("--model", "mlp", "--server-model", "mlp")
+    return ["--algo", algos, "--dataset", npz, *FLAGS.split(), *networks, *own, *map(str, more)]
+
+
+def lines(folder, name="metrics.jsonl"):
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+def bytes_of(folder):
+    return (folder / "metrics.jsonl").read_bytes()
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def finished(npz, tmp_path_factory):
+    """({algorithm: its folder}, {algorithm: clients trained}): each alone, in this process."""
+    folders, trained = {}, {}
+    for algo in ALGORITHMS:
+        folders[algo], watch = tmp_path_factory.mktemp("finished") / algo, report.Progress()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(report, "Progress", lambda watch=watch: watch)
+            main(command(algo, npz, "--out", folders[algo]))
+        trained[algo] = watch.num_trained
+    return folders, trained
+
+
+@pytest.fixture(scope="module")
+def expected(finished):
+    """{algorithm: the bytes of its metrics}."""
+    return {algo: bytes_of(folder) for algo, folder in finished[0].items()}
+
+
+# ------------------------------------------------------------------------------------- the seconds
+
+TIMED = {   # beside the evaluation, which every algorithm has
+    **dict.fromkeys(("fedavg", "fedprox", "scaffold", "fedbe"), {"collect"}),
+    "feddf": {"collect", "distill"},
+    **dict.fromkeys(("fedsdd", "fedsdd-ablations"), {"collect", "distill", "evaluate_ensemble"}),
+    "fedmd": {"collect_logits"}, **dict.fromkeys(("dsfl", "cronus"), {"collect_logits", "distill"}),
+    **dict.fromkeys(("fedgem", "fedgems", "fedgems-ablations"), {"collect_logits", "train_server"}),
+    **dict.fromkeys(("fedgkt", "fedgkt-async"), {"collect", "train_server"}),
+    "split-learning": {"train_split"}}
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_a_rounds_parts_are_timed_and_fit_into_it(algo, finished):
+    timings = lines(finished[0][algo], "timing.jsonl")
+    assert [timing.pop("round") for timing in timings] == list(range(ROUNDS + 1))
+    for t, timing in enumerate(timings):
+        own = TIMED.get(algo, set()) if t else set()
+        assert timing.keys() >= {f"{part}_seconds" for part in {"round", "evaluate"} | own}
+        assert all(0 <= x <= timing["round_seconds"] + 0.01 for x in timing.values())
+
+
+# --------------------------------------------------------------------------- kills, two processes
+
+ELSEWHERE = """
+import json, os, signal, socket, sys, traceback
+import torch
+import fedkd_minimal
+from experiment import checkpoint, report
+moment, current = None, []
+save, write = checkpoint.save, checkpoint.Path.write_bytes
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def half_written(path, content):
+    if moment == "while the checkpoint is written" and current[-1] == 2:
+        write(path, b"half of it")
+        die()
+    write(path, content)
+
+def saved(folder, config, state, rows, timings):
+    current.append(state["round"])
+    save(folder, config, state, rows, timings)
+    if moment == "after the round" and current[-1] == 2:
+        die()
+
+def child(rank, world_size, argvs, printed):
+    pid = os.fork()                # before torch has threads; its first optimizer imports for long
+    if pid == 0:
+        if world_size > 1:
+            os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), MASTER_ADDR="127.0.0.1",
+                              MASTER_PORT=PORT)
+        sys.stdout = open(printed if rank == 0 else os.devnull, "w")
+        try:
+            for argv in argvs:
+                fedkd_minimal.main(argv)
+            sys.stdout.flush()
+            os._exit(0)
+        finally:                   # whatever happened: nothing of the parent's is done twice
+            traceback.print_exc()
+            os._exit(1)
+    return pid
+
+checkpoint.save, checkpoint.Path.write_bytes = saved, half_written
+torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1)
+with socket.create_server(("127.0.0.1", 0)) as free:
+    PORT = str(free.getsockname()[1])
+for moment, world_size, printed, argvs in json.loads(sys.argv[1]):
+    children = [child(rank, world_size, argvs, printed) for rank in range(world_size)]
+    statuses = [os.waitpid(pid, 0)[1] for pid in children]
+    assert statuses == [signal.SIGKILL if moment else 0] * world_size, (argvs, statuses)
+"""
+MOMENTS = {"while the checkpoint is written": 1, "after the round": 2}      # the round that is kept
+KILLED = dict(zip(ALGORITHMS, itertools.cycle(MOMENTS)))
+
+
+def start_elsewhere(npz, out):
+    """The process of `elsewhere`, which works while other tests run (conftest.py starts it)."""
+    jobs = [(moment, 1, f"{out}/killed.txt", [command(algo, npz, "--out", out / algo)])
+            for algo, moment in KILLED.items()]
+    jobs += [(None, 1, f"{out}/{algo}.txt", [["--resume", f"{out / algo}"]]) for algo in KILLED]
+    for kind, algos in [("edges", EDGES), ("others", [a for a in ALGORITHMS if a not in EDGES])]:
+        two = command(",".join(algos), npz, "--out", out / "two" / kind)
+        jobs.append((None, 2, f"{out}/{kind}.txt", [two]))
+    return subprocess.Popen([sys.executable, "-c", ELSEWHERE, json.dumps(jobs)], cwd=ROOT,
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.fixture(scope="module")
+def elsewhere(background):
+    """A folder where other processes ran every algorithm: killed in round 2, at one of two
+    moments, and resumed in another process; and in two processes."""
+    out, process = background["elsewhere"]
+    printed, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, printed
+    return out
+
+
+@pytest.mark.parametrize("algo, moment", KILLED.items())
+def test_kill_9_and_resume_give_the_same_bytes(algo, moment, elsewhere, expected):
+    assert bytes_of(elsewhere / algo) == expected[algo]
+    assert [timing["round"] for timing in lines(elsewhere / algo, "timing.jsonl")] == list(
+        range(ROUNDS + 1))
+    assert contents(elsewhere / algo).keys() == {*checkpoint.FILES}       # no temporary files
+    printed = (elsewhere / f"{algo}.txt").read_text()
+    assert f"\n{algo}, seed 0: resumed after round {MOMENTS[moment]}\n" in printed
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_two_processes_give_the_same_bytes(algo, elsewhere, expected):
+    kind = "edges" if algo in EDGES else "others"
+    assert bytes_of(elsewhere / "two" / kind / f"{algo}-seed0") == expected[algo]
+
+
+@pytest.mark.parametrize("kind", ["edges", "others"])
+def test_both_processes_train_clients(kind, elsewhere, finished):
+    printed = (elsewhere / f"{kind}.txt").read_text()
+    counts = [int(x) for x in printed.split("clients trained by each process:")[1].split()]
+    total = sum(n for algo, n in finished[1].items() if (algo in EDGES) == (kind == "edges"))
+    assert len(counts) == 2 and min(counts) > 0 and sum(counts) == total
+
+
+# ------------------------------------------------------------------------------- stops and resumes
+
+def stopped_after(rounds, argv, algo=None):
+    """Ctrl-C after that many rounds of the first run, or of this algorithm."""
+    save = checkpoint.save
+
+    def save_then_stop(folder, config, state, rows, timings):
+        save(folder, config, state, rows, timings)
+        if state["round"] == rounds and algo in (None, *config["algo"]):
+            raise KeyboardInterrupt
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
+        patch.setattr(checkpoint, "save", save_then_stop)
+        main(argv)
+    assert stop.value.code == 130
+
+
+@pytest.mark.parametrize("algo, more", [
+    ("fedbe", ["--distill", "--posterior", "dirichlet"]), ("fedsdd", ["--secure-sum"]),
+    ("fedsdd-ablations", ["--ensemble", "clients"]),
+    ("feddf", ["--patience", "none", "--max-grad-norm", "none"])])
+def test_other_modes_resume_with_the_same_bytes(algo, more, npz, tmp_path):
+    argv = command(algo, npz, *more, "--participation", "1")
+    main([*argv, "--out", str(tmp_path / "whole")])
+    stopped_after(2, [*argv, "--out", str(tmp_path / "out")])
+    main(["--resume", str(tmp_path / "out")])
+    assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "whole")
+
+
+def start_torchrun(npz, out):
+    """The process of `torchrun`, which works while other tests run (conftest.py starts it)."""
+    argv = command("feddf,fedsdd", npz, "--model", "mlp,cnn", "--participation", "1")
+    main([*argv, "--out", str(out / "whole")])
+    stopped_after(2, [*argv, "--out", str(out / "out")])
+    return subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+         "fedkd_minimal.py", "--resume", str(out / "out")],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.fixture(scope="module")
+def torchrun(background):
+    """The folder of a run of two algorithms that was stopped, and resumed by two processes."""
+    out, process = background["torchrun"]
+    printed, _ = process.communicate(timeout=170)
+    assert process.returncode == 0, printed
+    return out
+
+
+@pytest.mark.parametrize("name", ["feddf-seed0", "fedsdd-seed0"])
+def test_torchrun_resumes_two_networks_with_the_same_bytes(name, torchrun):
+    assert bytes_of(torchrun / "out" / name) == bytes_of(torchrun / "whole" / name)
+
+
+def test_a_side_by_side_run_goes_on_where_it_was(npz, tmp_path, expected, capsys):
+    """Stopped in its second algorithm: the first is not run again, the third not lost."""
+    algos = ("fedavg", "fedsdd", "fedprox")
+    stopped_after(2, command(",".join(algos), npz, "--out", tmp_path), algo="fedsdd")
+    assert f"--resume {tmp_path} continues" in capsys.readouterr().out
+    first = contents(tmp_path / "fedavg-seed0")   # run again, its seconds would be others
+    assert len(lines(tmp_path / "fedsdd-seed0")) == 3
+    main(["--resume", str(tmp_path)])
+    assert contents(tmp_path / "fedavg-seed0") == first
+    assert [bytes_of(tmp_path / f"{algo}-seed0") for algo in algos] == [
+        expected[algo] for algo in algos]
+
+
+def test_a_finished_run_is_left_as_it_is(finished):
+    folder = finished[0]["fedsdd"]
+    before = contents(folder)
+    main(["--resume", str(folder)])
+    assert contents(folder) == before
+
+
+# -------------------------------------------------------------------------- what cannot be resumed
+
+@pytest.fixture(scope="module")
+def first_stop(npz, tmp_path_factory):
+    out = tmp_path_factory.mktemp("stopped") / "out"
+    stopped_after(2, command("fedavg", npz, "--out", out))
+    return out
+
+
+@pytest.fixture
+def stopped(first_stop, tmp_path):
+    """A folder with a run that was stopped after two rounds."""
+    return shutil.copytree(first_stop, tmp_path / "out")
+
+
+@pytest.mark.parametrize("flags, words", [
+    *((flags.split(), ["--resume takes no other flag", flags.split()[0]]) for flags in (
+        "--lr 0.2", "--seeds 1", "--out x", "--algo fedavg", "--threads 1")),
+    (["--rounds", "2"], ["--rounds 2", str(ROUNDS)])])
+def test_resume_takes_no_flag_but_more_rounds(stopped, capsys, flags, words):
+    before = contents(stopped)
+    refused(capsys, ["--resume", stopped, *flags], *words)
+    assert contents(stopped) == before
+
+
+def test_a_run_from_another_device_goes_on_with_device_cpu(stopped, expected, capsys):
+    path = stopped / "config.json"
+    path.write_text(path.read_text().replace('"device": "cpu"', '"device": "cuda:99"'))
+    refused(capsys, ["--resume", stopped], "'cuda:99' cannot be used", "--device cpu")
+    main(["--resume", str(stopped), "--device", "cpu"])
+    assert bytes_of(stopped) == expected["fedavg"]
+    assert "cuda:99 and continues with cpu: the last digits may differ" in capsys.readouterr().out
+
+
+def test_resuming_nothing_is_refused(tmp_path, capsys):
+    refused(capsys, ["--resume", tmp_path], "holds no run")
+    refused(capsys, ["--resume", tmp_path / "missing"], "holds no run")
+
+
+def turn_a_bit(path):
+    """In a tensor, which would be other weights."""
+    with zipfile.ZipFile(path) as file:
+        weights = file.read(max(file.infolist(), key=lambda entry: entry.file_size))
+    content = bytearray(path.read_bytes())
+    content[content.index(weights) + 100] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name, spoil, word", [
+    ("checkpoint.pt", turn_a_bit, "damaged"),
+    ("checkpoint.pt", lambda path: path.write_bytes(path.read_bytes()[:1000]), "damaged"),
+    ("checkpoint.pt", lambda path: path.write_bytes(b""), "damaged"),
+    ("checkpoint.pt", lambda path: path.unlink(), "missing"),
+    ("checkpoint.pt", lambda path: torch.save({"w": torch.ones(1)}, path), "not from this program"),
+    ("checkpoint.pt", lambda path: torch.save([1, 2], path), "not from this program"),
+    ("config.json", lambda path: path.write_text("{"), "damaged"),
+    ("config.json", lambda path: path.write_text("[]"), "damaged"),
+    ("config.json", lambda path: path.unlink(), "holds no run"),
+    ("config.json", lambda path: path.write_text(path.read_text().replace('"lr": 0.1', '"lr": 1')),
+     "was changed")])
+def test_a_spoilt_run_is_refused_in_one_line(stopped, capsys, name, spoil, word):
+    spoil(stopped / name)
+    before = contents(stopped)
+    refused(capsys, ["--resume", stopped], name, word)
+    assert contents(stopped) == before
+
+
+def test_nothing_is_executed_from_a_checkpoint(stopped, capsys, tmp_path):
+    class Bomb:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "exploded"),)
+    torch.save({"state": Bomb()}, stopped / "checkpoint.pt")
+    refused(capsys, ["--resume", stopped], "checkpoint.pt")
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_nan_never_reaches_the_metrics():
+    with pytest.raises(ValueError, match="JSON"):
+        checkpoint.dumps({"accuracy": float("nan")})

@@ -1,0 +1,228 @@
+"""Whatever write a run is killed at, and whatever the process did before: the same bytes."""
+import contextlib
+import dataclasses
+import errno
+import itertools
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from test_runs import ROOT, bytes_of, command, stopped_after
+from toys import federation as toy
+from toys import labeled, refused
+
+from algorithms import ALGORITHMS, declared, fedbe, fedgems
+from experiment import build, checkpoint, process
+from federation import no_server_model
+from fedkd_minimal import main
+
+
+class Killed(BaseException):
+    """Ends a run as kill -9 does: nothing in the program catches it."""
+
+
+def killed_at(step, argv):
+    """True if the command was killed at its write number `step`: a file replaced, a line added."""
+    writes = itertools.count()
+
+    def counted(write, is_write):
+        def write_or_die(value, *more, **options):
+            if is_write(value) and next(writes) >= step:
+                raise Killed
+            return write(value, *more, **options)
+        return write_or_die
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
+        patch.setattr(checkpoint.os, "replace", counted(os.replace, lambda temporary: True))
+        dumps = counted(checkpoint.dumps, lambda value: "round" in value)
+        patch.setattr(checkpoint, "dumps", dumps)
+        main(argv)
+        return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def short(npz, tmp_path_factory):
+    """A command of two rounds, and the bytes of its uninterrupted run."""
+    argv, folder = [*command("scaffold", npz), "--rounds", "2"], tmp_path_factory.mktemp("short")
+    main([*argv, "--out", str(folder)])
+    return argv, bytes_of(folder)
+
+
+def test_killed_before_any_single_write_a_run_goes_on_with_the_same_bytes(short, tmp_path):
+    step = 0
+    while killed_at(step, [*short[0], "--out", str(tmp_path / str(step))]):
+        if (tmp_path / str(step) / "config.json").exists():       # else nothing has begun
+            main(["--resume", str(tmp_path / str(step))])
+            assert bytes_of(tmp_path / str(step)) == short[1], step
+        step += 1
+    assert step == 2 + 3 * 3     # the config twice; checkpoint, metrics and timing of rounds 0 to 2
+
+
+def test_killed_again_and_again_a_run_ends_with_the_same_bytes(short, tmp_path):
+    assert killed_at(5, [*short[0], "--out", str(tmp_path)])        # two configs and round 0
+    resume = ["--resume", str(tmp_path)]                            # each time a write further
+    kills = itertools.takewhile(lambda step: killed_at(step, resume), itertools.count())
+    assert len([*kills]) > 6 and bytes_of(tmp_path) == short[1]
+
+
+@pytest.mark.parametrize("rounds, begun", [(0, "1"), (1, "1"), (1, "2")])
+def test_a_stopped_run_with_cut_lines_grows_to_the_same_bytes(short, tmp_path, rounds, begun):
+    stopped_after(rounds, [*short[0], "--rounds", begun, "--out", str(tmp_path)])
+    for name in ("metrics.jsonl", "timing.jsonl"):
+        (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-7])
+    main(["--resume", str(tmp_path), "--rounds", "2"])
+    assert bytes_of(tmp_path) == short[1]
+    assert len((tmp_path / "timing.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_run_neither_reads_nor_moves_torchs_global_generator(short, tmp_path):
+    before = torch.manual_seed(123).get_state()
+    main([*short[0], "--out", str(tmp_path)])
+    assert bytes_of(tmp_path) == short[1]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_seeds_side_by_side_give_the_bytes_of_each_alone(npz, tmp_path):
+    for seeds in ("4,2", "4", "2"):
+        main(command("fedsdd", npz, "--rounds", 2, "--seeds", seeds, "--out", tmp_path / seeds))
+    alone = [bytes_of(tmp_path / seed) for seed in ("4", "2")]
+    assert [bytes_of(tmp_path / "4,2" / f"fedsdd-seed{seed}") for seed in (4, 2)] == alone
+    assert alone[0] != alone[1]
+
+
+@contextlib.contextmanager
+def child(argv, errors, encoding="utf-8", to=None):
+    """The program in a child of this process: yields (its number, what it prints as a file).
+
+    errors, to    files for its standard error, and for what it prints instead of a pipe
+    """
+    read, write = os.pipe()
+    number = os.fork()
+    if number == 0:
+        try:
+            os.close(read)
+            os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
+            sys.stderr = open(2, "w", buffering=1, closefd=False)
+            sys.stdout = open(to or write, "w", encoding=encoding)
+            for name in (signal.SIGINT, signal.SIGPIPE):     # pytest has handlers of its own
+                signal.signal(name, signal.SIG_DFL)
+            process.end_on_signals()
+            process.run(main, [*map(str, argv)])
+        finally:
+            os._exit(99)                                     # nothing of the parent's is done twice
+    os.close(write)
+    with open(read, errors="replace") as printed:
+        yield number, printed
+
+
+def status_of(number):
+    return os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
+
+
+def test_ctrl_c_ends_with_130_and_one_line_that_says_how_to_go_on(npz, tmp_path):
+    argv = command("fedavg", npz, "--rounds", 100000, "--out", tmp_path / "out")
+    with child(argv, tmp_path / "errors") as (number, printed):
+        assert any(line.startswith("  3/") for line in printed)
+        os.kill(number, signal.SIGINT)
+        assert status_of(number) == 130
+        advice = f"stopped; every finished round is kept; --resume {tmp_path / 'out'} continues"
+        assert advice in printed.read()
+    assert (tmp_path / "errors").read_text() == ""
+    kept = torch.load(tmp_path / "out" / "checkpoint.pt", weights_only=True)
+    assert kept["state"]["round"] == kept["rows"][-1]["round"] >= 3
+
+
+def test_a_closed_pipe_ends_a_run_silently_and_it_goes_on_with_the_same_bytes(short, tmp_path):
+    with child([*short[0], "--out", tmp_path / "out"], tmp_path / "errors") as (number, printed):
+        assert any(line.startswith("  0/") for line in printed)
+        printed.close()
+        assert status_of(number) == -signal.SIGPIPE
+    assert (tmp_path / "errors").read_text() == ""
+    main(["--resume", str(tmp_path / "out")])
+    assert bytes_of(tmp_path / "out") == short[1]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux's /dev/full")
+def test_a_full_disk_under_the_output_is_told_in_one_line(short, tmp_path):
+    with child(short[0], tmp_path / "errors", to="/dev/full") as (number, _):
+        assert status_of(number) == 1
+    error = (tmp_path / "errors").read_text()
+    assert "No space left" in error and error.count("\n") == 1
+
+
+def test_an_ascii_terminal_gets_every_line(short, tmp_path):
+    with child(short[0], tmp_path / "errors", encoding="ascii") as (number, printed):
+        assert " ? - " in printed.read()                     # in the place of ±
+        assert status_of(number) == 0
+
+
+def test_ctrl_c_while_torch_is_imported_ends_the_process_silently(tmp_path):
+    (tmp_path / "torch.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+    done = subprocess.run(
+        [sys.executable, "fedkd_minimal.py"], cwd=ROOT, capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},     # who runs the tests may ignore it:
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
+
+
+def test_a_sweep_holds_its_folder_and_those_of_all_its_runs(npz, tmp_path, capsys, monkeypatch):
+    resume = ["--resume", tmp_path]       # also from inside the run, which still holds its folder
+    monkeypatch.setattr(checkpoint, "save", lambda *all: refused(
+        capsys, resume, f"{tmp_path} is in use"))
+    for argv in (command("fedavg", npz, "--seeds=0,1", "--rounds=1", "--out", tmp_path), resume):
+        for folder in (tmp_path, tmp_path / "fedavg-seed0", tmp_path / "fedavg-seed1"):
+            folder.mkdir(exist_ok=True)
+            with checkpoint.lock(folder):
+                refused(capsys, argv, f"{folder} is in use")
+        main([*map(str, argv)])
+
+
+def test_a_run_that_began_and_ended_meanwhile_stays(short, tmp_path, capsys, monkeypatch):
+    argv, load = [*short[0], "--out", str(tmp_path)], build.load
+    monkeypatch.setattr(build, "load", lambda flags: (
+        monkeypatch.undo(), main(argv), load(flags))[-1])
+    refused(capsys, argv, "already holds a run")
+    assert bytes_of(tmp_path) == short[1]
+
+
+def test_two_writers_of_a_file_do_not_meet(tmp_path):
+    def write(temporary):
+        temporary.write_text("first")
+        checkpoint.replace(tmp_path / "file", lambda other: other.write_text("second"))
+    checkpoint.replace(tmp_path / "file", write)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["first"]
+
+
+def test_after_a_write_that_fails_every_finished_round_is_kept(short, tmp_path, capsys):
+    write, writes = checkpoint.Path.write_bytes, itertools.count()
+
+    def written(path, content):
+        write(path, content[:1000])
+        if next(writes) == 2:
+            raise OSError(errno.ENOSPC, "no space")
+        write(path, content)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
+        patch.setattr(checkpoint.Path, "write_bytes", written)
+        main([*short[0], "--out", str(tmp_path)])
+    error = capsys.readouterr().err
+    assert stop.value.code == 1 and "continues" in error and error.count("\n") == 1
+    assert {path.name for path in tmp_path.iterdir()} == {*checkpoint.FILES}
+    main(["--resume", str(tmp_path)])
+    assert bytes_of(tmp_path) == short[1]
+
+
+def test_an_algorithm_asks_for_its_public_data_before_any_work():
+    without = dataclasses.replace(toy(), public=None)
+    for algo, run in ALGORITHMS.items():
+        if declared(algo).PUBLIC != "none":
+            with pytest.raises(ValueError, match="needs public images: "):
+                next(run(without, **({"distill": True} if algo == "fedbe" else {})))
+    with pytest.raises(ValueError, match="needs the labels"):
+        next(fedgems.run(toy()))
+    server = dataclasses.replace(labeled(), server_model=no_server_model)
+    with pytest.raises(ValueError, match="needs a network of the server: "):
+        next(fedgems.run(server))
+    next(fedbe.run(without))                             # its ensemble only predicts
