@@ -21,8 +21,9 @@ D1  Eq. (7) sums over benign clients and divides by their number    [test_eq7_pa
 D2  theta' = scale x (standard deviation over all benign entries of the round) x u, u ~ N(0, 1) for
     each attacker, row and coordinate, the same in all rounds. A constant added to all logits would
     change nothing                                      [test_theta_is_the_same_in_all_rounds]
-D3  Eq. (9) divides by the number of benign clients, as Baruch does; the quantile is clipped to
-    [.001, .999]                                                    [test_eq9_lie_z]
+D3  n counts all clients, as in Baruch's paper; Algorithm 2 calls it the number of benign updates,
+    which with one attacker of 16 gives z = .084 instead of -.084. Eq. (9) divides by the number of
+    benign clients, as Baruch does; the quantile is clipped to [.001, .999]        [test_eq9_lie_z]
 D4  A.1 ends "Then, the server updates with the malicious update theta_m and transfers it to all the
     clients", as if theta_m could replace the server's aggregate. Here the attacker replaces its own
     upload, and the server aggregates that with the others' [test_only_the_attackers_uploads_change]

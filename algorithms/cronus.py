@@ -28,6 +28,8 @@ D3  an upload with nan or infinity is left out; without any valid upload the rou
     distillation [test_non_finite_logits_are_left_out]
 D4  clients start from different weights, and keep their optimizers
     [test_every_client_starts_from_weights_of_its_own]
+D5  --augment: who learns sees augmented images, who teaches clean ones
+    [test_augmentation_is_for_what_is_trained_on_alone]
 """
 import math
 from functools import partial

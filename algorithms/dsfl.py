@@ -23,6 +23,8 @@ D3  the server's own model is kept and reported, though FedGEMS reports clients 
     [test_dsfl_round_by_hand]
 D4  clients start from different weights, and keep their optimizers
     [test_every_client_starts_from_weights_of_its_own]
+D5  --augment: who learns sees augmented images, who teaches clean ones
+    [test_augmentation_is_for_what_is_trained_on_alone]
 """
 from functools import partial
 from typing import Literal

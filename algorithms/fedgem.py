@@ -19,6 +19,8 @@ D1  order of a round, epsilon, the pass that makes the server's logits, the clie
     FedGEMS's D1, D7, D8, D10, D11 [test_fedgem_round_by_hand]
 D2  an upload with nan or infinity is left out of the mean; without any valid upload the server
     learns from the labels alone [test_non_finite_logits_are_left_out]
+D3  --augment: who learns sees augmented images, who teaches clean ones
+    [test_augmentation_is_for_what_is_trained_on_alone]
 """
 from functools import partial
 

@@ -39,6 +39,8 @@ D8  epsilon weighs CE, as in the equations; the text says it weighs distillation
 D9  one mean over the batch, not one per case [test_server_loss_is_one_mean_over_mixed_cases]
 D10 clients start from different weights [test_every_client_starts_from_weights_of_its_own]
 D11 Adam is AMSGrad, as in FedGKT's public code [test_amsgrad_is_the_papers_adam]
+D12 --augment: who learns sees augmented images, who teaches clean ones; Eq. (2), (5) and (6) have
+    one image for both [test_augmentation_is_for_what_is_trained_on_alone]
 """
 from functools import partial
 from typing import NamedTuple
@@ -157,11 +159,11 @@ def distill_client(fed, i, t, client, server_logits, *, public_epochs, batch_siz
     optimizer = restore(client, model, new_optimizer)
     images, labels = fed.public
 
-    def loss(logits, rows):                                                  # Alg. 1, line 21-23
+    def loss(logits, rows):                                                  # Alg. 1, line 22
         return client_loss(logits, labels[rows], server_logits[rows], epsilon)
 
-    train(fed, model, optimizer, images, loss, epochs=public_epochs, batch_size=batch_size,
-          keys=("public", t, i))
+    train(fed, model, optimizer, images, loss, epochs=public_epochs,         # Alg. 1, line 21, 23
+          batch_size=batch_size, keys=("public", t, i))
     return snapshot(model, optimizer)
 
 
@@ -259,7 +261,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
     for t in range(state["round"] + 1, rounds + 1):                          # Alg. 1, line 2
         # Clients train on their own data, and predict the samples that the server may request.
         rows = torch.nonzero(~pool.mask)[:, 0]                                           # [n]
-        client_logits, trained = collect_logits(                             # Alg. 1, line 19
+        client_logits, trained = collect_logits(                             # line 25-27, 31-33
             fed, rows, lambda i: train_client(fed, i, t, clients[i], rows,
                                                  local_epochs=local_epochs, **at_client), attack)
 
@@ -274,7 +276,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
         server, pool = fusion.server, fusion.pool
 
         # All clients learn from the server's logits of all public samples.
-        clients = run_clients(fed, lambda i: distill_client(                 # Alg. 1, line 17
+        clients = run_clients(fed, lambda i: distill_client(                 # Alg. 1, line 17, 19
             fed, i, t, trained[i], fusion.server_logits, public_epochs=public_epochs,
             epsilon=epsilon, **at_client), ids)
 

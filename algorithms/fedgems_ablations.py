@@ -82,7 +82,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
             rows = torch.arange(len(labels), device=fed.device)
         if not ensemble_distillation:                                        # Table 5
             rows = rows[:0]
-        client_logits, trained = collect_logits(                             # Alg. 1, line 19
+        client_logits, trained = collect_logits(                             # line 25-27, 31-33
             fed, rows, lambda i: train_client(fed, i, t, clients[i], rows,
                                                  local_epochs=local_epochs, **at_client), attack)
 
@@ -98,7 +98,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
         server, pool = fusion.server, fusion.pool
 
         # All clients learn from the server's logits of all public samples.
-        clients = run_clients(fed, lambda i: distill_client(                 # Alg. 1, line 17
+        clients = run_clients(fed, lambda i: distill_client(                 # Alg. 1, line 17, 19
             fed, i, t, trained[i], fusion.server_logits, public_epochs=public_epochs,
             epsilon=epsilon, **at_client), ids)
 

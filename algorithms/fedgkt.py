@@ -42,8 +42,8 @@ D6  --no-server-distill and --no-client-distill give Table 2's rows; without the
 D7  plateau.py reduces the server's learning rate on a plateau, outside the loop; the public code
     finds the plateau on the test set [test_the_test_set_does_not_move_a_rate]
 D8  the server leaves out a client whose features or logits are not finite; this client keeps its
-    trained model and its old server logits; with --augment these are of older images
-    than those of its next training [test_non_finite_features_are_left_out]
+    trained model, and its next training is without the server's logits: those that it had are of
+    other images, with --augment [test_non_finite_features_are_left_out]
 D9  --server-order clients is Algorithm 1, line 8, so it is the default; with skewed labels the
     server then forgets earlier clients. mixed is SGD on Eq. (8): the batches of all clients,
     shuffled [test_two_rounds_against_algorithm_1]
@@ -247,7 +247,7 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local
         # The server trains on the uploads; each client receives the server's logits of its samples.
         server, answers = train_server(fed, t, server, uploads, new_optimizer=new_optimizer,
                                        **server_training)                    # Alg. 1, line 6-12
-        server_logits = [answers.get(i, z)                                   # Alg. 1, line 14-15
+        server_logits = [answers.get(i) if i in active else z                # Alg. 1, line 14-15
                          for i, z in enumerate(server_logits)]
         del uploads                  # frees all feature maps before the next round makes new ones
 

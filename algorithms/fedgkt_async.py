@@ -105,7 +105,8 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, server_epo
             # The server trains on them and answers these clients at once.
             server, answers = train_server(fed, event, server, uploads,
                                            new_optimizer=new_optimizer, **server_training)
-            server_logits = [answers.get(i, z) for i, z in enumerate(server_logits)]
+            server_logits = [answers.get(i) if i in group else z
+                             for i, z in enumerate(server_logits)]
             arrived, answered = arrived + group, answered + list(answers)
             del uploads              # frees all feature maps before the next event makes new ones
 

@@ -19,7 +19,7 @@ from algorithms.common import by_architecture, count_active, in_parallel
 from algorithms.evaluation import accuracy
 from algorithms.training import predict_logits
 
-CHUNK = 100     # samples of a forward pass without training: limits the memory it takes
+CHUNK = 64      # samples of a forward pass without training: limits the memory it takes
 
 
 class Upload(NamedTuple):

@@ -42,6 +42,8 @@ D6  all parties have the same weight, as in the code; for CIFAR the text weighs 
     [test_a_weighted_consensus_by_hand]
 D7  --public-epochs 0 leaves out the digest: a control without collaboration; the text's is the
     transfer learning alone [test_without_public_epochs_no_client_learns_from_another]
+D8  --augment: who learns sees augmented images, who teaches clean ones
+    [test_augmentation_is_for_what_is_trained_on_alone]
 """
 from functools import partial
 

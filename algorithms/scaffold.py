@@ -15,7 +15,7 @@ y_i                model, upload["model"]       state_dict    during and after l
 Delta c_i          upload["control_change"]     state_dict    c_i+ - c_i
 K                  steps                        number        optimizer steps: epochs x batches
 eta_l, eta_g       lr, global_lr                numbers       local and global learning rate
-|S|, N             len(uploads), len(fed.private) numbers     clients of the round, all clients
+|S|, N             len(uploads), num_clients    numbers       clients of the round, all clients
 
 Where the paper is silent or we differ:
 D1  BatchNorm's buffers are outside c; they are averaged as in FedAvg
@@ -109,10 +109,12 @@ def aggregate(fed, server, uploads, global_lr=1.0):
     """The server after the uploads {client: upload}: the model x + eta_g mean(y_i - x), the control
     c + |S|/N mean(Delta c_i), and buffers averaged as in FedAvg.
 
+    N counts the clients that can hold a control of this model: those of its network.
     Without any upload the server stays as it is.
     """
     if not uploads:
         return server
+    num_clients = fed.architecture.count(server["architecture"])             # N
     model = fedavg.aggregate(fed, server, uploads)["model"]                  # the buffers
     control = {}
     for name, c in server["control"].items():
@@ -120,7 +122,7 @@ def aggregate(fed, server, uploads, global_lr=1.0):
         change = sum(upload["model"][name] - x for upload in uploads.values()) / len(uploads)
         model[name] = x + global_lr * change                                 # Alg. 1, line 16-17
         change = sum(upload["control_change"][name] for upload in uploads.values()) / len(uploads)
-        control[name] = c + len(uploads) / len(fed.private) * change         # Alg. 1, line 16-17
+        control[name] = c + len(uploads) / num_clients * change              # Alg. 1, line 16-17
     client_controls = server["client_controls"] | {i: upload["client_control"]
                                                    for i, upload in uploads.items()}
     return server | {"model": model, "control": control, "client_controls": client_controls}

@@ -139,9 +139,9 @@ TABLE["algorithms/scaffold.py", "scaffold"] = [
     ('change = «sum→list»(«upload→uploads.values())[-1]»["model"][name] - x« for upload in '
      'uploads.values()) / len(uploads)→»', "opposite_updates_cancel_and_one_is_one_nth",
      "only the last client's update counts", "FedML's SCAFFOLD"),
-    ("= «c + →»len(uploads) / len(fed.private) * change", "scaffold_round_against_slow_loop",
+    ("= «c + →»len(uploads) / num_clients * change", "scaffold_round_against_slow_loop",
      "the server's control is replaced"),
-    ("«len(uploads) / len(fed.private) * →»change", "opposite_updates_cancel_and_one_is_one_nth",
+    ("«len(uploads) / num_clients * →»change", "opposite_updates_cancel_and_one_is_one_nth",
      "divided by the active clients, not by all", "flearn's SCAFFOLD"),
     ("x + «global_lr * →»change", "scaffold_round_against_slow_loop",
      "the global learning rate is missing"),

@@ -4,7 +4,7 @@ import math
 
 import torch
 from pytest import approx
-from toys import federation, last, same, with_batchnorm
+from toys import federation, last, linear, same, with_batchnorm, with_hidden_layer
 
 from algorithms import scaffold
 from algorithms.common import sample_clients, tensors
@@ -83,6 +83,16 @@ def test_opposite_updates_cancel_and_one_is_one_nth():
         assert torch.allclose(both["model"][name], x[name], atol=1e-6)
         assert torch.allclose(one["model"][name], x[name] + d[name], atol=1e-6)      # global_lr 1
         assert not both["control"][name].any() and torch.equal(one["control"][name], d[name] / 4)
+
+
+def test_the_control_of_a_network_counts_that_networks_clients():
+    """Two of four clients have it, and both take part: c = |S| / N mean(c_i) with N = 2."""
+    fed = federation(network=(linear, with_hidden_layer))
+    server = scaffold.start_server(fed, "linear")
+    d = {name: torch.full_like(w, .5) for name, w in server["model"].items()}
+    upload = {"model": server["model"], "control_change": d, "client_control": d}
+    after = scaffold.aggregate(fed, server, {0: upload, 2: upload})
+    assert same(after["control"], d)
 
 
 def test_controls_hold_parameters_only():

@@ -14,7 +14,7 @@ from test_runs import ROOT, bytes_of, command, stopped_after
 from toys import federation as toy
 from toys import labeled, refused
 
-from algorithms import ALGORITHMS, declared, fedbe, fedgems
+from algorithms import ALGORITHMS, declared
 from experiment import build, checkpoint, process
 from federation import no_server_model
 from fedkd_minimal import main
@@ -214,15 +214,25 @@ def test_after_a_write_that_fails_every_finished_round_is_kept(short, tmp_path, 
     assert bytes_of(tmp_path) == short[1]
 
 
-def test_an_algorithm_asks_for_its_public_data_before_any_work():
-    without = dataclasses.replace(toy(), public=None)
-    for algo, run in ALGORITHMS.items():
-        if declared(algo).PUBLIC != "none":
-            with pytest.raises(ValueError, match="needs public images: "):
-                next(run(without, **({"distill": True} if algo == "fedbe" else {})))
+def using(*public):
+    """The algorithms whose file declares one of these."""
+    return [algo for algo in ALGORITHMS if declared(algo).PUBLIC in public]
+
+
+@pytest.mark.parametrize("algo", using("unlabeled", "labeled", "joint"))
+def test_without_public_images_an_algorithm_says_that_it_needs_them(algo):
+    more = {"distill": True} if algo == "fedbe" else {}      # else its ensemble only predicts
+    with pytest.raises(ValueError, match="needs public images: "):
+        next(ALGORITHMS[algo](dataclasses.replace(toy(), public=None), **more))
+
+
+@pytest.mark.parametrize("algo", using("labeled", "joint"))
+def test_without_their_labels_an_algorithm_says_that_it_needs_them(algo):
     with pytest.raises(ValueError, match="needs the labels"):
-        next(fedgems.run(toy()))
-    server = dataclasses.replace(labeled(), server_model=no_server_model)
+        next(ALGORITHMS[algo](toy()))
+
+
+@pytest.mark.parametrize("algo", ["dsfl", "fedgem", "fedgems", "standalone", "centralized-all"])
+def test_without_a_network_of_the_server_an_algorithm_says_that_it_needs_one(algo):
     with pytest.raises(ValueError, match="needs a network of the server: "):
-        next(fedgems.run(server))
-    next(fedbe.run(without))                             # its ensemble only predicts
+        next(ALGORITHMS[algo](dataclasses.replace(labeled(), server_model=no_server_model)))
