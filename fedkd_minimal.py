@@ -85,7 +85,10 @@ def main(argv):
     results, num_trained = {}, 0
     with checkpoint.locked(folder, places, is_new), process.resumable(folder):
         report.describe(config, datasets, first_split)
+        if "describe" in given:
+            report.tell_classes(datasets.task, first_split)
         checkpoint.write_config(folder, config)
+        process.import_optimizers()
         for seed in config["seeds"]:
             fed = build.federation(config["flags"], datasets, splits[seed], seed, device)
             for algo in config["algo"]:

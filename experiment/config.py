@@ -23,11 +23,13 @@ def configure(given):
     """
     config = complete(given)
     check(given, preset_of(given), config["flags"])
-    threads = 1 if process.count() > 1 else torch.get_num_threads()
+    device = given.get("device", "cuda" if torch.cuda.is_available() else "cpu")
+    if config["flags"]["amp"] and device == "cpu" and not process.cpu_has_bfloat16():
+        process.say("--amp: this CPU has no bfloat16 arithmetic, so the run uses float32")
+        config["flags"]["amp"] = False
     return config | {"environment": {
-        "torch": torch.__version__, "processes": process.count(),
-        "device": given.get("device", "cuda" if torch.cuda.is_available() else "cpu"),
-        "threads": given.get("threads", threads)}}
+        "torch": torch.__version__, "processes": process.count(), "device": device,
+        "threads": given.get("threads", 1)}}
 
 
 def complete(given):

@@ -171,12 +171,13 @@ COMMON_FLAGS = [   # (name, annotation or argparse's options, help); DEFAULTS gi
      "of them is reached (default none)"),
     ("seeds", tuple[int, ...], "one run for each seed (default 0)"),
     ("device", {}, "cpu, cuda, cuda:1, ... (default: a GPU if there is one)"),
-    ("threads", int, "CPU threads per process (default: torch's choice; 1 under torchrun)"),
-    ("amp", bool, "use bfloat16 autocast in every forward pass"),
+    ("threads", int, "CPU threads per process (default 1; torchrun uses more cores)"),
+    ("amp", bool, "use bfloat16 autocast in every forward pass, if the device can compute with it"),
     ("out", FOLDER, "folder for config, metrics, timing and checkpoint (default: none is kept)"),
     ("resume", FOLDER, "continue the run in this folder; only --rounds, --device and --save-model "
      "may be given as well"),
     ("save_model", FILE, "write the trained models to this file; saved_model.py reads it"),
+    ("describe", {"action": "store_true"}, "print how many samples of each class a client holds"),
     ("list", {"action": "store_true"}, "print algorithms, data sets, networks, partitions, papers")]
 
 

@@ -96,6 +96,20 @@ def set_up(environment):
     return device
 
 
+def cpu_has_bfloat16():
+    """False if this CPU would emulate bfloat16, which takes many times as long as float32."""
+    import torch
+
+    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def import_optimizers():
+    """A process's first optimizer imports for 2 seconds: before round 1, whose time counts."""
+    import torch
+
+    torch.optim.SGD([torch.zeros(1)], lr=1.0)
+
+
 def gather(value):
     """[the value of each process], in every process."""
     import torch.distributed as dist

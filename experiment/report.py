@@ -189,6 +189,15 @@ def describe(config, datasets, split):
         say(f"{algo}: {basis}{changes}")
 
 
+def tell_classes(task, split):
+    """Prints a table: how many samples of each class (columns) each client (rows) holds."""
+    counts = [task.train.labels[rows].bincount(minlength=task.num_classes).tolist()
+              for rows in split.clients]
+    names = task.class_names or [str(label) for label in range(task.num_classes)]
+    for name, row in [("client", names), *((str(i), row) for i, row in enumerate(counts))]:
+        say(f"{name:>6}  " + " ".join(f"{x:>5}" for x in row))
+
+
 def split_line(flags, foreign, split):
     """The line about clients and public images; foreign: another data set, or None."""
     sizes, public = sorted(map(len, split.clients)), "none"

@@ -334,7 +334,7 @@ def test_help_is_the_files_own_text_and_describes_every_flag(capsys, algo):
         assert helps[name].endswith(f"(default {value_text(parameter.default)})"), name
 
 
-NO_DEFAULT = ("help", "algo", "resume", "list", "save_model")
+NO_DEFAULT = ("help", "algo", "resume", "list", "save_model", "describe")
 
 
 def test_help_of_several_algorithms_and_of_none(capsys):
@@ -380,18 +380,21 @@ def test_several_runs_have_a_folder_each_and_a_mean_with_standard_deviation(fini
     assert table[3].split()[:2] == ["ensemble", "2"] and len(table) == 4
 
 
+def test_describe_prints_the_samples_of_each_class_and_client(capsys, npz):
+    main(["--algo", "fedavg", "--dataset", npz, *TINY, *SHORT, "--rounds=1", "--describe"])
+    lines = [line.split() for line in capsys.readouterr().out.split("client ")[-1].splitlines()]
+    assert lines[0] == ["0", "1", "2"]                       # the classes of 96 samples
+    counts = [[int(x) for x in row] for row in lines[1:5]]
+    assert [row[0] for row in counts] == [0, 1, 2, 3]
+    assert [sum(row[1:]) for row in counts] == [24] * 4
+    assert [sum(column) for column in zip(*(row[1:] for row in counts))] == [32] * 3
+
+
 def test_the_seconds_of_a_function_count_in_one_round_alone():
     fed, progress = federation(), Progress()
     fed.seconds["evaluate"] = 2.0
     assert progress.seconds_of_round(fed)["evaluate_seconds"] == 2.0
     assert progress.seconds_of_round(fed).keys() == {"round_seconds"}
-
-
-def test_a_share_of_no_pairs_is_null_in_the_metrics_and_a_dash_in_the_log(capsys, npz, tmp_path):
-    main(["--algo", "fedsdd", "--dataset", npz, *TINY, *SHORT_SDD, "--K=1", f"--out={tmp_path}"])
-    assert kept(tmp_path)[2]["disagreement"] is None                 # no two models to disagree
-    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  2/2")]
-    assert line.split()[3] == "-"
 
 
 @pytest.mark.parametrize("flags", ["--lr 1e30", "--server-lr 1e30", "--temperature 1e-30",

@@ -8,6 +8,7 @@ from test_command_line import configured, kept
 from toys import arrays, refused
 
 from algorithms import declared
+from experiment import process
 from experiment.build import HELD_OUT
 from experiment.flags import flag_name, keywords, parse, value_text
 from experiment.presets import DEFAULTS, PAPER, QUICK_START
@@ -42,7 +43,7 @@ fedgkt --paper fedgkt-noniid | lr 0.005 | server_lr 0.005 | server_epochs 40 | b
 # FedGEMS, Tables 11 and 13
 fedgems --paper fedgems-homogeneous | partition iid | model bottleneck11 | public half
 fedgems --paper fedgems-heterogeneous | partition dirichlet_balanced | alpha 0.5 | lr_patience 10
-fedgkt --paper fedgems-heterogeneous | optimizer momentum | weight_decay 0.0001 | model gkt_edge
+fedgkt --paper fedgems-heterogeneous | optimizer sgd | weight_decay 0.0001 | model gkt_edge
 fedmd --paper fedgems-heterogeneous | transfer_public_epochs 0 | early_stopping off | batch_size 64
 feddf --paper fedgems-homogeneous | distill_steps 1955 | server_batch_size 64 | weight_decay 0.0001
 # public sets
@@ -68,6 +69,21 @@ def test_what_a_command_sets(line):
     ("fedgkt --lr-patience 3", 0.1), ("fedgkt-async", None)])
 def test_validation_images_are_held_out_where_they_are_used(command, share):
     assert configured("--algo " + command)["flags"]["validation"] == share
+
+
+@pytest.mark.parametrize("has_bfloat16, device, amp", [
+    (True, "cpu", True), (False, "cpu", False), (False, "cuda", True)])
+def test_a_cpu_without_bfloat16_runs_in_float32_and_says_so(
+        has_bfloat16, device, amp, monkeypatch, capsys):
+    monkeypatch.setattr(process, "cpu_has_bfloat16", lambda: has_bfloat16)
+    assert configured(f"--algo fedavg --amp --device {device}")["flags"]["amp"] == amp
+    assert ("uses float32" in capsys.readouterr().out) == (not amp)
+
+
+def test_a_run_has_one_thread_unless_told_otherwise():
+    threads = [configured(f"--algo fedavg {flag}")["environment"]["threads"]
+               for flag in ("", "--threads 3")]
+    assert threads == [1, 3]
 
 
 @pytest.mark.parametrize("public, joint, commands", [

@@ -2,9 +2,7 @@
 import functools
 import hashlib
 import pickle
-import re
 from collections import Counter
-from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
@@ -17,7 +15,6 @@ from data import images, load
 from data.load import DATASETS, TORCHVISION, load_dataset
 from federation import Data, from_tensors
 
-ROOT = Path(__file__).parents[2]
 CHANNELS_LAST = {"memory_format": torch.channels_last}
 rng = np.random.default_rng
 cached = functools.cache(load_dataset)
@@ -37,12 +34,6 @@ def refused(words, function, *arguments, **keywords):
     with pytest.raises(ValueError, match=words) as error:
         function(*arguments, **keywords)
     assert "\n" not in str(error.value)
-
-
-def test_torchvision_is_imported_only_where_it_is_used():
-    """The embedded data and .npz files need neither torchvision nor PIL."""
-    for path in (ROOT / "data").glob("*.py"):
-        assert not re.search("^(?:import|from) (?:torchvision|PIL)", path.read_text(), re.M), path
 
 
 # ------------------------------------------------------------------------------------------ glyphs

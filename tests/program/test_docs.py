@@ -1,7 +1,6 @@
 """The texts say what the code does: departures name tests, tables name code, imports go down."""
 import ast
 import doctest
-import graphlib
 import importlib
 import inspect
 import re
@@ -67,11 +66,6 @@ def test_what_algorithms_share_imports_no_papers_file():
         assert not imports(path) & {MODULE[own] for own in OWN_FILES}, path
 
 
-def test_no_module_imports_itself_through_others():
-    graph = {MODULE[path]: imports(path) & {*MODULE.values()} for path in PRODUCT}
-    graphlib.TopologicalSorter(graph).prepare()          # raises an error if there is a cycle
-
-
 @pytest.mark.parametrize("path", [path for path in PRODUCT if ">>> " in path.read_text()],
                          ids=lambda path: path.stem)
 def test_examples_in_docstrings_are_true(path):
@@ -134,13 +128,6 @@ def test_all_draws_are_by_the_runs_seed():
 def test_every_command_on_a_page_is_understood(command):
     """Those of REPRODUCE.md are in test_reproduce.py."""
     configure(parse(re.sub(r"[][]|\.\.\.", "", command).split()))
-
-
-def test_every_flag_of_plot_on_a_page_exists():
-    commands = re.findall(r"python -m experiment\.plot([^`\n]*)", TEXT)
-    flags = {*re.findall(r"--\w+", " ".join(commands))}
-    assert flags
-    assert flags <= {*re.findall(r'"(--\w+)"', (ROOT / "experiment" / "plot.py").read_text())}
 
 
 def places(path):
