@@ -134,6 +134,7 @@ def resumed(given):
     try:
         config = json.loads(path.read_text())
         is_whole = config.pop("identity") == identity(config)
+        is_whole &= all(type(x["rounds"]) is int for x in config["settings"].values())
     except OSError:
         raise ValueError(f"{folder} holds no run: it has no readable config.json") from None
     except (ValueError, LookupError, TypeError, AttributeError):
@@ -219,7 +220,8 @@ def restore(folder, config, device):
         state, rows, timings = found["state"], found["rows"], found["timings"]
         is_of_this_run = found["identity"] == identity(config)
     except Exception as error:       # of many types: from zipfile, pickle, torch
-        raise ValueError(f"{path} is damaged, or not from this program ({error})") from None
+        reason = str(error)[:100]    # torch's go on for many lines
+        raise ValueError(f"{path} is damaged, or not from this program ({reason})") from None
     if not is_of_this_run:
         raise ValueError(f"{path} is from a run with other settings than {folder / 'config.json'}")
     return state, rows, timings

@@ -100,7 +100,7 @@ def cpu_has_bfloat16():
     """False if this CPU would emulate bfloat16, which takes many times as long as float32."""
     import torch
 
-    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def import_optimizers():

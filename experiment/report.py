@@ -61,12 +61,12 @@ def duration(seconds):
 
 def begin(algo, fed, settings, state):
     """Prints the lines above the rounds of an algorithm; state: None, or where it is resumed."""
-    file = declared(name_of(algo))
+    algorithm = declared(name_of(algo))
     resumed = f": resumed after round {state['round']}" if state else ""
     say(f"\n{algo}, seed {fed.seed}{resumed}")
-    if file.announcement:
-        say(file.announcement(fed, settings))
-    say("  ".join(["  round", *file.COLUMNS, "  MB up", "MB down", "seconds", "  left"]))
+    if algorithm.announcement:
+        say(algorithm.announcement(fed, settings))
+    say("  ".join(["  round", *algorithm.COLUMNS, "  MB up", "MB down", "seconds", "  left"]))
 
 
 def tell_round(algo, rows, timings, rounds):

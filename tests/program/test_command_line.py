@@ -178,7 +178,7 @@ def test_a_folder_that_holds_a_run_is_left_alone(capsys, finished, npz, tmp_path
 
 @pytest.mark.parametrize("place, value", [
     ("algo", 5), ("algo", ["fedprox"]), ("seeds", [0, 0]), ("flags", {}), ("flags.clients", "x"),
-    ("settings", {}), ("settings", 5), ("settings.fedavg", None), ("data", 5),
+    ("settings", {}), ("settings", 5), ("settings.fedavg.rounds", "x"), ("data", 5),
     ("environment", {}), ("environment", 5), ("environment.threads", 0), ("identity", 0)])
 def test_a_config_changed_by_hand_is_refused(capsys, finished, tmp_path, place, value):
     folder = shutil.copytree(finished[0] / "fedavg-seed3", tmp_path / "out")
