@@ -147,13 +147,13 @@ def network_cost(model, shape):
 def bytes_until(rows, accuracy):
     """ComU@x of FedGEMS Table 4: payload up and down until the accuracy is at least x, or None.
 
-    rows    the metrics of each round; the accuracy is `client_accuracy` (the mean), or `accuracy`
-            where no client was measured
+    rows    the metrics of each round; the accuracy is the clients' mean (after distillation where
+            they are measured twice), or `accuracy` where no client was measured
     """
     total = 0
     for row in rows:
         total += row.get("bytes_up", 0) + row.get("bytes_down", 0)
-        clients = row.get("client_accuracy")
+        clients = row.get("client_accuracy_distilled", row.get("client_accuracy"))
         if (row["accuracy"] if clients is None else clients) >= accuracy:
             return total
     return None

@@ -46,8 +46,8 @@ from federation import needs_public
 PUBLIC = "unlabeled"
 MIXED = True    # may clients have different networks?
 PLATEAU = ("lr",)    # what --lr-patience reduces
-COLUMNS = ("client_accuracy", "client_accuracy_min", "client_accuracy_max")
-evaluate = partial(evaluation.evaluate, headline="client_accuracy")
+COLUMNS = ("client_accuracy_distilled", "client_accuracy_private")
+evaluate = partial(evaluation.evaluate, main_metric="client_accuracy_distilled")
 
 
 def robust_mean(client_probs, malicious_fraction):

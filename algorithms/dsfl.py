@@ -42,8 +42,8 @@ from federation import needs_public
 PUBLIC = "unlabeled"
 MIXED = True    # may clients have different networks?
 PLATEAU = ("lr", "server_lr")    # what --lr-patience reduces
-COLUMNS = ("client_accuracy", "server_accuracy")
-evaluate = partial(evaluation.evaluate, headline="client_accuracy")
+COLUMNS = ("client_accuracy_distilled", "client_accuracy_private", "server_accuracy")
+evaluate = partial(evaluation.evaluate, main_metric="client_accuracy_distilled")
 
 
 def entropy_reduction(client_probs, temperature=0.1):

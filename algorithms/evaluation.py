@@ -70,9 +70,19 @@ def client_metrics(scores, key="client_accuracy"):
     return metrics
 
 
-def by_client(scores):
-    """{client_accuracy_i: test accuracy of client i}; scores: a `Score` for each."""
-    return {f"client_accuracy_{i}": score.test for i, score in enumerate(scores)}
+def by_client(scores, key="client_accuracy"):
+    """{key_i: test accuracy of client i}; scores: a `Score` for each."""
+    return {f"{key}_{i}": score.test for i, score in enumerate(scores)}
+
+
+def two_points(distilled, private):
+    """The metrics of clients that are scored twice in a round: a `Score` of each client, twice.
+
+    distilled    after the distillation from the others: client_accuracy_distilled, _min, _max
+    private      after the training on their own data: client_accuracy_private, _min, _max
+    """
+    return {**client_metrics(distilled, "client_accuracy_distilled"),
+            **client_metrics(private, "client_accuracy_private")}
 
 
 def server_metrics(fed, server):
@@ -89,15 +99,17 @@ def server_metrics(fed, server):
 
 
 @timed
-def evaluate(fed, state, trained=None, *, headline):
-    """Test accuracies where clients keep their own models; `accuracy` repeats the entry `headline`.
+def evaluate(fed, state, trained=None, *, main_metric):
+    """Test accuracies where a round is private training, then distillation.
 
-    state      "clients": a snapshot of each; "server": its snapshot, if it has a model
-    trained    the clients after private training, before they learned from the others
+    state          "clients": their snapshots after distillation; "server": its snapshot, if any
+    trained        the clients after private training; None at the start, where they have had
+                   neither: then both accuracies are of the untrained networks
+    main_metric    `accuracy` repeats this metric
     """
-    metrics = client_metrics(client_scores(fed, state["clients"]))
+    distilled = client_scores(fed, state["clients"])
+    private = client_scores(fed, trained) if trained else distilled
+    metrics = two_points(distilled, private)
     if "server" in state:
         metrics |= server_metrics(fed, state["server"])
-    if trained:
-        metrics |= client_metrics(client_scores(fed, trained), "client_accuracy_private")
-    return {"accuracy": metrics[headline], **metrics}
+    return {"accuracy": metrics[main_metric], **metrics}

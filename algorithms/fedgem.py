@@ -36,8 +36,8 @@ from algorithms.training import OPTIMIZERS, Optimizer, predict_logits, restore, 
 PUBLIC = "labeled"
 MIXED = True    # may clients have different networks?
 PLATEAU = ("lr", "server_lr")    # what --lr-patience reduces
-COLUMNS = ("server_accuracy", "client_accuracy")
-evaluate = partial(evaluation.evaluate, headline="server_accuracy")
+COLUMNS = ("server_accuracy", "client_accuracy_distilled")
+evaluate = partial(evaluation.evaluate, main_metric="server_accuracy")
 
 
 @timed

@@ -60,8 +60,8 @@ PUBLIC = "labeled"
 MIXED = True    # may clients have different networks?
 PLATEAU = ("lr", "server_lr")    # what --lr-patience reduces
 CASES = ("self_training", "self_distillation", "ensemble_distillation", "nobody_right")
-COLUMNS = ("server_accuracy", "client_accuracy", *CASES)
-evaluate = partial(evaluation.evaluate, headline="server_accuracy")
+COLUMNS = ("server_accuracy", "client_accuracy_distilled", *CASES)
+evaluate = partial(evaluation.evaluate, main_metric="server_accuracy")
 
 
 def entropy(logits):

@@ -37,8 +37,8 @@ from algorithms.training import OPTIMIZERS, Optimizer, snapshot
 PUBLIC = "labeled"
 MIXED = True    # may clients have different networks?
 PLATEAU = ("lr", "server_lr")    # what --lr-patience reduces
-COLUMNS = ("server_accuracy", "client_accuracy", *CASES)
-evaluate = partial(evaluation.evaluate, headline="server_accuracy")
+COLUMNS = ("server_accuracy", "client_accuracy_distilled", *CASES)
+evaluate = partial(evaluation.evaluate, main_metric="server_accuracy")
 
 
 def who_teaches(correct, in_pool, *, self_training, self_distillation, ensemble_distillation):

@@ -1,4 +1,4 @@
-"""FedMD's upper bound: each party's network trains on public samples, then on all private ones.
+"""FedMD's upper bound: each client's network trains on public samples, then on all private ones.
 
 Li and Wang, arXiv:1910.03581; the bound is in its authors' code.
 What travels: nothing. Public data: labeled.
@@ -8,7 +8,7 @@ Paper              here                         shape         note
 D_0                fed.public                   [N, ...], [N] public samples and their labels
 union of D_k       pool                         [n, ...], [n] all private samples
                    learn_public                               step 0's first stage, as in FedMD
-                   parties, optimizer                         one for each network
+                   clients, optimizer                         one for each network
                    best, best_round             numbers       of a network's validation accuracy
 
 Where the paper is silent or we differ:
@@ -35,19 +35,19 @@ COLUMNS = ("client_accuracy", "client_accuracy_min", "client_accuracy_max")
 check = check_transfer
 
 
-def train_party(fed, i, t, party, pool, *, early_stopping, batch_size, new_optimizer, kernel_l2):
-    """Party i after an epoch over the pooled samples; the same party if its training has stopped.
+def train_client(fed, i, t, client, pool, *, early_stopping, batch_size, new_optimizer, kernel_l2):
+    """Client i after an epoch over the pooled samples; the same if its training has stopped.
 
-    party    its snapshot, its best accuracy so far and the round of that accuracy
+    client    its snapshot, its best accuracy so far and the round of that accuracy
 
     With early stopping it stops when the accuracy on the validation set has not grown by min_delta
     for `patience` epochs, both as in PRIVATE_STAGE.
     """
-    best, best_round = party["best"], party["best_round"]
+    best, best_round = client["best"], client["best_round"]
     if early_stopping and t - 1 - best_round >= PRIVATE_STAGE["patience"]:
-        return party
+        return client
     model = fed.client_model(i)
-    optimizer = restore(party, model, new_optimizer)
+    optimizer = restore(client, model, new_optimizer)
     train_with_penalty(fed, model, optimizer, pool, kernel_l2, epochs=1, batch_size=batch_size,
                        keys=("pooled", t, i))
     if early_stopping:
@@ -58,9 +58,9 @@ def train_party(fed, i, t, party, pool, *, early_stopping, batch_size, new_optim
 
 
 @timed
-def evaluate(fed, parties):
-    """Mean, minimum and maximum of the parties' test accuracies, and each party's."""
-    scores = client_scores(fed, parties)
+def evaluate(fed, clients):
+    """Mean, minimum and maximum of the clients' test accuracies, and each client's."""
+    scores = client_scores(fed, clients)
     metrics = client_metrics(scores)
     return {"accuracy": metrics["client_accuracy"], **metrics, **by_client(scores),
             "bytes_up": 0, "bytes_down": 0}
@@ -90,15 +90,15 @@ def run(fed, state=None, *, rounds: int = 50, transfer_public_epochs: int = 20,
         models = run_clients(fed, lambda i: learn_public(
             fed, i, epochs=transfer_public_epochs, batch_size=transfer_public_batch_size,
             min_delta=min_delta, **training), ids)
-        parties = [{"model": model_state, "optimizer": None, "best": float("-inf"),
+        clients = [{"model": model_state, "optimizer": None, "best": float("-inf"),
                     "best_round": 0} for model_state in models]
-        state = {"round": 0, "clients": parties}
-        yield evaluate(fed, parties), state
-    parties = state["clients"]
+        state = {"round": 0, "clients": clients}
+        yield evaluate(fed, clients), state
+    clients = state["clients"]
     pool = Data(*(torch.cat(parts) for parts in zip(*fed.private)))
     for t in range(state["round"] + 1, rounds + 1):
-        parties = run_clients(fed, lambda i: train_party(
-            fed, i, t, parties[i], pool, batch_size=batch_size, **training), ids)
+        clients = run_clients(fed, lambda i: train_client(
+            fed, i, t, clients[i], pool, batch_size=batch_size, **training), ids)
 
-        metrics = evaluate(fed, parties)
-        yield metrics, {"round": t, "clients": parties}
+        metrics = evaluate(fed, clients)
+        yield metrics, {"round": t, "clients": clients}

@@ -1,11 +1,11 @@
-"""FedMD's transfer learning: a party trains on public samples, then on its own, until convergence.
+"""FedMD's transfer learning: a client trains on public samples, then on its own, until convergence.
 
 Li and Wang, arXiv:1910.03581, Algorithm 1, step 0; what the text does not give is as in its
 authors' code. fedmd.py has the notation and the rounds; fedmd_pooled.py has the upper bound.
 
 Paper              here                         shape         note
 D_0                fed.public                   [N, ...], [N] public samples and their labels
-D_k                fed.private[i]               [n, ...], [n] the few private samples of party k
+D_k                fed.private[i]               [n, ...], [n] the few private samples of client i
                    validation                   [n, ...], [n] decides when to stop
                    min_delta, patience          numbers       of accuracy; in epochs
 
@@ -26,6 +26,16 @@ from federation import Data, needs_public, stream
 
 PUBLIC_STAGE = dict(patience=3)         # early stopping, in epochs; `run` sets its min_delta
 PRIVATE_STAGE = dict(min_delta=0.001, patience=10)
+
+
+def transfer(fed, i, on_public, on_private, **training):
+    """Client i's state_dicts after each of the two stages: (public, private).   Alg. 1, step 0
+
+    on_public, on_private    the keywords of `learn_public` and of `learn_private` alone
+    training                 their common keywords
+    """
+    public_state = learn_public(fed, i, **on_public, **training)
+    return public_state, learn_private(fed, i, public_state, **on_private, **training)
 
 
 def check_transfer(fed, *, early_stopping, **settings):
@@ -51,7 +61,7 @@ def train_with_penalty(fed, model, optimizer, data, kernel_l2, **settings):
 
 def train_until_converged(fed, model, optimizer, data, validation, *, epochs, batch_size, kernel_l2,
                           keys, min_delta, patience):
-    """Trains `model` in place, with early stopping; the last epoch's weights are kept.
+    """Trains `model` in place: `train_with_penalty` with early stopping; the last weights are kept.
 
     It stops when the accuracy on `validation` has not grown by min_delta for `patience` epochs;
     without a validation set it makes all epochs.
@@ -71,9 +81,9 @@ def train_until_converged(fed, model, optimizer, data, validation, *, epochs, ba
 
 def learn_public(fed, i, *, epochs, batch_size, new_optimizer, kernel_l2, early_stopping,
                  min_delta):
-    """Party i's state_dict after training on the public samples.   Alg. 1, step 0
+    """Client i's state_dict after training on the public samples.   Alg. 1, step 0
 
-    Parties start from different weights. With early stopping a tenth of the samples is the
+    Clients start from different weights. With early stopping a tenth of the samples is the
     validation set.
     """
     model = fed.client_model(i, init=i)
@@ -95,7 +105,7 @@ def pick(data, rows):
 
 def learn_private(fed, i, model_state, *, epochs, batch_size, new_optimizer, kernel_l2,
                   early_stopping):
-    """Party i's state_dict after training on its own samples.   Alg. 1, step 0"""
+    """Client i's state_dict after training on its own samples.   Alg. 1, step 0"""
     model = fed.client_model(i)
     model.load_state_dict(model_state)
     train_until_converged(fed, model, new_optimizer(model.parameters()), fed.private[i],

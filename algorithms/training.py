@@ -4,6 +4,7 @@ Between rounds a model is a dict: {"architecture": name, "model": state_dict} if
 models, and {"model": state_dict, "optimizer": state_dict} if its owner keeps it.
 """
 import copy
+import itertools
 from functools import partial
 from typing import Literal
 
@@ -25,13 +26,15 @@ def load_model(fed, saved):
     return model
 
 
-def batches(num_samples, batch_size, epochs, rng, device="cpu"):
-    """Yields `rows` (int64 [B]) of each batch of `epochs` shuffled passes.
+def batches(num_samples, batch_size, epochs, rng, device="cpu", steps=None):
+    """Yields `rows` (int64 [B]) of each batch of `epochs` shuffled passes, or of `steps` batches.
 
+    steps    None: all batches of `epochs` passes; otherwise so many, in as many passes as needed
     The last batch of a pass may be smaller; none is dropped.
     """
-    for _ in range(epochs):
-        yield from torch.from_numpy(rng.permutation(num_samples)).to(device).split(batch_size)
+    passes = (torch.from_numpy(rng.permutation(num_samples)).to(device).split(batch_size)
+              for _ in (range(epochs) if steps is None else itertools.count()))
+    yield from itertools.islice(itertools.chain.from_iterable(passes), steps)
 
 
 def forward(fed, model, images):

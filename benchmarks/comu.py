@@ -45,7 +45,8 @@ width = max(map(len, results))
 print(" " * width + "".join(f"{f'ComU@{x:g}':>18}" for x in thresholds)
       + f"{'best accuracy':>16}   KiB up in each round, mean over seeds")
 for label, seeds in results.items():
-    best = statistics.mean(max(row["client_accuracy"] for row in rows) for rows in seeds.values())
+    best = statistics.mean(max(row["client_accuracy_distilled"] for row in rows)
+                           for rows in seeds.values())
     up = [statistics.mean(row.get("bytes_up", 0) for row in rows_of_a_round) / 1024
           for rows_of_a_round in zip(*seeds.values())][1:]   # without round 0, the untrained start
     cells = [cell(needed[label, x].values()) for x in thresholds]

@@ -21,7 +21,7 @@ from itertools import accumulate
 from pathlib import Path
 
 AXES = {"round": "round", "MB": "MB up and down, summed"}
-SHARES = ("disagreement", "gain", "pool", "nobody_right",      # of 1, as accuracies are
+SHARES = ("disagreement", "pool", "nobody_right",      # of 1, as accuracies are
           "self_training", "self_distillation", "ensemble_distillation")
 COLORS = "#000000 #0072B2 #D55E00 #009E73 #E69F00 #56B4E9 #CC79A7 #999999".split()  # Okabe and Ito
 MARKERS = "os^DvPX"                                      # lines differ in gray print, too

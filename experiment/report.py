@@ -96,6 +96,7 @@ def mean_and_deviation(values):
 # Whose accuracy a metric is, in the order of the summary.
 WHOSE = {"accuracy": "edges with the server", "edge_accuracy": "edges alone",          # FedGKT
          "server_accuracy": "server", "ensemble_accuracy": "ensemble", "client_accuracy": "clients",
+         "client_accuracy_distilled": "clients, after distillation",
          "client_accuracy_private": "clients, after private training"}
 
 
@@ -108,7 +109,7 @@ def accuracies(row, half_is_public):
     found = {key: whose for key, whose in WHOSE.items() if row.get(key) is not None}
     if "edge_accuracy" not in found:
         found["accuracy"] = "model"
-    if "server_accuracy" in found or "client_accuracy" in found:
+    if found.keys() & {"server_accuracy", "client_accuracy", "client_accuracy_distilled"}:
         del found["accuracy"]                                # it repeats one of the others
     for key in found if half_is_public else ():
         on_public = key == "server_accuracy" and "server_accuracy_private_test" in row

@@ -260,14 +260,14 @@ TABLE["algorithms/fedmd.py", "fedmd"] = [
      "the consensus gets a gradient"),
     ('stream(fed.seed, "subset"«, t→»)', "each_rounds_subset_is_of_its_own_stream",
      "the same public subset in every round"),
-    ("consensus_logits[«places→:len(places)»]", "fedmd_round_by_hand",
+    ("consensus_logits[«batch→:len(batch)»]", "fedmd_round_by_hand",
      "the consensus on other images"),
-    ('"optimizer": party["«revisit→digest»"]', "fedmd_round_by_hand",
+    ('"optimizer": client["«revisit→digest»_optimizer"]', "fedmd_round_by_hand",
      "one optimizer for digest and revisit"),
     ("evaluate(fed, state«, digested→»)", "fedmd_round_by_hand[None]",
      "the digest is measured after the revisit"),
     ("else weights[i] for i in «valid→range(len(valid))»]",
-     "weights_stay_with_parties_if_one_is_not_finite", "weights by place")]
+     "weights_stay_with_clients_if_one_is_not_finite", "weights by place")]
 TABLE["algorithms/fedmd_transfer.py", "fedmd"] = [
     ("fed.«validation→test» if early_stopping else None", "transfer_never_sees_a_test_set",
      "early stopping on the test set", "FedMD's code"),
@@ -287,7 +287,7 @@ TABLE["algorithms/fedmd_pooled.py", "fedmd"] = [
     ("t - «1 - →»best_round >=", "pooled_training_stops_for_each_network_on_its_own",
      "a round less than patience"),
     ("«Data(*(torch.cat(parts) for parts in zip(*→»fed.private«)))→[0]»",
-     "pooled_is_public_training_and_then_epochs", "one party's data for everyone's"),
+     "pooled_is_public_training_and_then_epochs", "one client's data for everyone's"),
     ("partial(OPTIMIZERS[«optimizer→'adam'»], lr=lr, weight_decay=weight_decay)",
      "contracts::optimizer_and_decay_reach_all_networks[fedmd-pooled]", "always Adam")]
 TABLE["algorithms/dsfl.py", "dsfl"] = [

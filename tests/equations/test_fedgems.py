@@ -240,7 +240,7 @@ def agree(fed, metrics, state, slow):
     score = slow_accuracy(slow["server"], fed.test)
     assert metrics["accuracy"] == metrics["server_accuracy"] == pytest.approx(score)
     distilled = [slow_accuracy(client, fed.test) for client in slow["clients"]]
-    for when, scores in (("", distilled), ("_private", slow["private"])):
+    for when, scores in (("_distilled", distilled), ("_private", slow["private"])):
         ours = [metrics[f"client_accuracy{when}{kind}"] for kind in ("", "_min", "_max")]
         assert ours == pytest.approx([sum(scores) / M, min(scores), max(scores)])
 

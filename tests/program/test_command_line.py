@@ -424,7 +424,7 @@ def test_an_attack_is_printed_changes_the_numbers_and_resumes(capsys, npz, tmp_p
     servers = [states[name]["server"] for name in ("clean", "lie", "ofom")]
     assert not any(same(a, b) for a, b in itertools.combinations(servers, 2))
     assert rows["ofom"] == rows["part"] and same(states["ofom"], states["part"])
-    accuracies = [row["client_accuracy"] for row in rows["clean"]]
+    accuracies = [row["client_accuracy_distilled"] for row in rows["clean"]]
     assert accuracies[0] > 0.01 and max(accuracies) < 1              # reached before any upload
     comu = [line for line in printed["clean"] if "ComU" in line]
     assert comu == ["fedgems  ComU@0.01: 0.00 MB up and down", "fedgems  ComU@1: not reached"]

@@ -143,12 +143,13 @@ def test_without_public_epochs_no_client_learns_from_another(algo):
 def test_the_summary_says_whose_accuracy_it_is_and_on_which_half(capsys):
     """Final and best of each, in the mean over two seeds."""
     def seed(*rows):
-        names = ("accuracy", "client_accuracy", "client_accuracy_private")
+        names = ("accuracy", "client_accuracy_distilled", "client_accuracy_private")
         return [dict(zip(names, (0., *row))) for row in rows], []
     server = [{"accuracy": .7, "server_accuracy": .7, "server_accuracy_private_test": .5}], []
     results = {"both": [seed((.1,), (.6, .3), (.5, .4)), seed((.9,), (.2, .1), (.1, .2))],
                "server": [server], "own": [([{"accuracy": .4}], [])]}
-    lines = [("clients", "private", ".3000", ".7500"),       # final (.5 + .1)/2, best (.6 + .9)/2
+    lines = [("clients, after distillation", "private",
+              ".3000", ".7500"),                             # final (.5 + .1)/2, best (.6 + .9)/2
              ("clients, after private training", "private", ".3000", ".3000"),
              ("server", "public", ".7000", ".7000"), ("model", "private", ".4000", ".4000")]
     for public in ("half", None):

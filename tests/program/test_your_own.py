@@ -104,7 +104,7 @@ def test_the_models_of_every_algorithm_are_found_in_its_state(algo):
 
 
 @pytest.mark.parametrize("algo, key", [("fedsdd --K 2", "accuracy"), ("fedgkt", "accuracy"),
-                                       ("fedmd --rounds 1", "client_accuracy_0")])
+                                       ("fedmd --rounds 1", "client_accuracy_private_0")])
 def test_a_saved_model_predicts_as_in_the_run(algo, key, npz, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     main(f"--algo {algo} --dataset {npz} --clients 4 --partition iid --rounds 1 --threads 1 "
