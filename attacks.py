@@ -16,7 +16,7 @@ mu_j, sigma_j               mean and population standard deviation over the beni
 z^max          z            LIE's distance from the mean, in standard deviations
 n, epsilon n                num_clients, num_attackers: all clients, malicious clients
 
-Where the paper is silent or we differ:
+Where the paper is silent or we differ (more: docs/DEPARTURES.md):
 D1  Eq. (7) sums over benign clients and divides by their number    [test_eq7_paf_by_hand]
 D2  theta' = scale x (standard deviation over all benign entries of the round) x u, u ~ N(0, 1) for
     each attacker, row and coordinate, the same in all rounds. A constant added to all logits would
@@ -27,14 +27,8 @@ D3  n counts all clients, as in Baruch's paper; Algorithm 2 calls it the number 
 D4  A.1 ends "Then, the server updates with the malicious update theta_m and transfers it to all the
     clients", as if theta_m could replace the server's aggregate. Here the attacker replaces its own
     upload, and the server aggregates that with the others' [test_only_the_attackers_uploads_change]
-D5  the malicious clients are drawn once, from the seed
-    [test_attackers_are_drawn_once_from_the_seed]
-D6  OFOM's two attackers: the second uploads the mean of the benign clients and the first
+D5  OFOM's two attackers: the second uploads the mean of the benign clients and the first
     [test_eq11_ofom_by_hand]
-D7  benign uploads with nan or infinity are left out of the statistics; if no benign client takes
-    part, nothing is replaced                                       [test_nobody_to_imitate]
-D8  models: all floating-point entries are attacked, and a running variance stays >= 0; integer
-    counters are not                                    [test_attack_on_models_by_hand]
 """
 import math
 from collections.abc import Callable

@@ -109,7 +109,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
     The other keywords are in hyperparameters.py.
     """
     make = partial(OPTIMIZERS[optimizer], weight_decay=weight_decay)
-    at_client = dict(batch_size=batch_size, new_optimizer=partial(make, lr=lr))
+    client_training = dict(batch_size=batch_size, new_optimizer=partial(make, lr=lr))
     ids = range(len(fed.private))
     if state is None:
         check(fed)
@@ -119,15 +119,15 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
     rows = torch.arange(num_public, device=fed.device)                           # [N]
     for t in range(state["round"] + 1, rounds + 1):
         # Clients train on their own data, and upload their probabilities of the public samples.
-        client_probs, trained = collect_logits(fed, rows, lambda i: train_client(
-            fed, i, t, clients[i], local_epochs=local_epochs, **at_client), attack)      # [M, N, C]
+        client_probs, trained = collect_logits(fed, rows, lambda i: train_client(        # [M, N, C]
+            fed, i, t, clients[i], local_epochs=local_epochs, **client_training), attack)
         valid_probs, clients = finite(client_probs), trained                             # [m, N, C]
         # Clients learn from the robust mean. No valid upload: skip distillation.
         if len(valid_probs):
             target_probs = robust_mean(valid_probs, malicious_fraction)                  # [N, C]
             clients = run_clients(fed, lambda i: distill(
                 fed, trained[i], fed.client_model(i), target_probs, epochs=public_epochs,
-                keys=("public", t, i), **at_client), ids)
+                keys=("public", t, i), **client_training), ids)
 
         state = {"round": t, "clients": clients}
         metrics = {**evaluate(fed, state, trained),

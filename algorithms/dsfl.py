@@ -101,8 +101,8 @@ def run(fed, state=None, *, rounds: int = 300, local_epochs: int = 1, public_epo
     The other keywords are in hyperparameters.py.
     """
     make = partial(OPTIMIZERS[optimizer], weight_decay=weight_decay)
-    at_client = dict(batch_size=batch_size, new_optimizer=partial(make, lr=lr))
-    at_server = dict(batch_size=server_batch_size, new_optimizer=partial(make, lr=server_lr))
+    client_training = dict(batch_size=batch_size, new_optimizer=partial(make, lr=lr))
+    server_training = dict(batch_size=server_batch_size, new_optimizer=partial(make, lr=server_lr))
     ids = range(len(fed.private))
     if state is None:
         check(fed)
@@ -114,8 +114,8 @@ def run(fed, state=None, *, rounds: int = 300, local_epochs: int = 1, public_epo
     rows = torch.arange(num_public, device=fed.device)                           # [N]
     for t in range(state["round"] + 1, rounds + 1):
         # Clients train on their own data, and upload their probabilities of the public samples.
-        client_probs, trained = collect_logits(fed, rows, lambda i: train_client(
-            fed, i, t, clients[i], local_epochs=local_epochs, **at_client), attack)      # [M, N, C]
+        client_probs, trained = collect_logits(fed, rows, lambda i: train_client(        # [M, N, C]
+            fed, i, t, clients[i], local_epochs=local_epochs, **client_training), attack)
         valid_probs, clients = finite(client_probs), trained                             # [m, N, C]
         # Server and clients learn from the mean. No valid upload: skip distillation.
         if len(valid_probs):
@@ -123,10 +123,10 @@ def run(fed, state=None, *, rounds: int = 300, local_epochs: int = 1, public_epo
             if aggregation == "era":
                 target_probs = entropy_reduction(valid_probs, temperature)
             server = distill(fed, server, fed.server_model(), target_probs, epochs=server_epochs,
-                            keys=("server", t), **at_server)
+                            keys=("server", t), **server_training)
             clients = run_clients(fed, lambda i: distill(
                 fed, trained[i], fed.client_model(i), target_probs, epochs=public_epochs,
-                keys=("public", t, i), **at_client), ids)
+                keys=("public", t, i), **client_training), ids)
 
         state = {"round": t, "clients": clients, "server": server}
         metrics = {**evaluate(fed, state, trained),

@@ -17,7 +17,7 @@ w^(m)              samples                      state_dicts   drawn from the pos
 gamma              gamma                        [M]           one draw of a Dirichlet distribution
 p_i-bar            teacher_logits               [N, C]        ln of the sharpened probabilities
 
-Where the paper is silent or we differ:
+Where the paper is silent or we differ (more: docs/DEPARTURES.md):
 D1  written from FedBE's formulas, which the functions below give, without its text to read
     [test_gaussian_sample_by_hand]
     [test_dirichlet_samples_of_equal_clients_have_their_average]
@@ -29,9 +29,6 @@ D4  the teacher of --distill is the mean of the probabilities, squared and norma
     sharpens; the power is ours) [test_teacher_is_the_sharpened_mean_of_probabilities]
 D5  --distill takes plain steps of SGD at FedSDD's rate and batch size; FedBE averages the student
     over its path (SWA) [test_distill_is_plain_sgd_from_the_average]
-D6  the student of --distill sees augmented images, the members clean ones, so that they predict
-    once a round; FedDF's public code shows both the same augmented image
-    [test_augmentation_is_for_what_is_trained_on_alone]
 """
 import math
 from typing import Literal

@@ -20,25 +20,17 @@ v                  accuracies                   [M]           of clients, on the
 The teachers and the public images do not change while a student learns, so each teacher predicts
 each image once: M x N forward passes a round, where the public code predicts anew at every step.
 
-Where the paper is silent or we differ:
-D1  models are averaged by numbers of samples (the public code weighs them equally, which is the
-    same in its equal partition) [test_feddf_round_by_hand]
-D2  BatchNorm's statistics are averaged too; the public code keeps the last client's
-    [test_average_weights_averages_running_statistics]
-D3  teachers are in eval mode and stay unchanged
-    [test_prediction_is_pure_and_image_by_image]
-D4  drop-worst is the threshold alone; the public code has a second rule for rounds in which no
-    client falls below it [test_drop_worst_by_hand]
-D5  the student after the last step is validated as well
-    [test_fewer_steps_than_a_look_still_return_a_student]
-D6  at a temperature other than the paper's 1 the loss has the factor temperature²
-    [test_distill_is_temperature_squared_kl]
-D7  written from FedDF's public code, without its text to read; what the code leaves to the caller
+Where the paper is silent or we differ (more: docs/DEPARTURES.md):
+D1  written from FedDF's public code, without its text to read; what the code leaves to the caller
     is FedSDD's local epochs and batch size, and the local rate 0.1 [test_defaults_are_the_papers]
-D8  the student sees augmented images, the teachers clean ones, so that they predict once a round;
+D2  models are averaged by numbers of samples (the public code weighs them equally, which is the
+    same in its equal partition) [test_feddf_round_by_hand]
+D3  BatchNorm's statistics are averaged too; the public code keeps the last client's
+    [test_average_weights_averages_running_statistics]
+D4  the student sees augmented images, the teachers clean ones, so that they predict once a round;
     the public code shows both the same augmented image
     [test_augmentation_is_for_what_is_trained_on_alone]
-D9  `client_accuracy` is of the models that clients upload, before they are averaged, without those
+D5  `client_accuracy` is of the models that clients upload, before they are averaged, without those
     left out; FedGEMS's Tables 7 and 8 do not say which models of FedDF's clients they mean
     [test_client_accuracy_is_of_the_uploads_that_count]
 """

@@ -65,8 +65,8 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
     The other keywords are in hyperparameters.py.
     """
     make = partial(OPTIMIZERS[optimizer], weight_decay=weight_decay)
-    at_client = dict(batch_size=batch_size, new_optimizer=partial(make, lr=lr))
-    at_server = dict(batch_size=server_batch_size, new_optimizer=partial(make, lr=server_lr))
+    client_training = dict(batch_size=batch_size, new_optimizer=partial(make, lr=lr))
+    server_training = dict(batch_size=server_batch_size, new_optimizer=partial(make, lr=server_lr))
     ids = range(len(fed.private))
     if state is None:
         check(fed)
@@ -79,18 +79,18 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
     for t in range(state["round"] + 1, rounds + 1):
         # Clients train on their own data, and upload their logits of all public samples.
         client_logits, trained = collect_logits(fed, rows, lambda i: train_client(
-            fed, i, t, clients[i], rows, local_epochs=local_epochs, **at_client), attack)
+            fed, i, t, clients[i], rows, local_epochs=local_epochs, **client_training), attack)
         # The server learns from their mean. No valid upload: from the labels alone.
         valid_logits = finite(client_logits)                                     # [m, N, C]
         teacher_logits = ensemble_logits(valid_logits)                           # [N, C]
         has_teacher = torch.full_like(rows, len(valid_logits) > 0, dtype=torch.bool)     # [N]
         server, server_logits = train_server(fed, t, server, teacher_logits, has_teacher,
                                              server_epochs=server_epochs, epsilon=epsilon,
-                                             **at_server)
+                                             **server_training)
         # All clients learn from the server's logits of all public samples.
         clients = run_clients(fed, lambda i: distill_client(
             fed, i, t, trained[i], server_logits, public_epochs=public_epochs, epsilon=epsilon,
-            **at_client), ids)
+            **client_training), ids)
 
         state = {"round": t, "clients": clients, "server": server}
         metrics = {**evaluate(fed, state, trained),

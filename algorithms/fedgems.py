@@ -2,13 +2,15 @@
 
 Cheng et al., "FedGEMS: Federated Learning of Larger Server Models via Selective Knowledge Fusion",
 arXiv:2110.11027.
-What travels: logits of the public samples that the server requests up, of all public samples down.
+What travels in each round: the numbers of the public samples that the server requests, down; all
+clients' logits of them, up; the server's logits of all public samples, down. No weights travel.
 Public data: labeled, on the server and on every client. All networks may differ.
 Run:   python fedkd_minimal.py --algo fedgems
 
 Paper                      here                     shape         note
 X^0, Y^0                   fed.public               [N, ...], [N] public samples and their labels
-L_Global                   pool.logits, pool.mask   [N, C], [N]   the server's latest correct logits
+L_Global                   pool.logits, pool.mask   [N, C], [N]   the server's logits of a sample
+                                                                  when it last was right on it
 S_Correct                  correct                  bool [B]      of one batch
 l_{C_j}                    client_logits            [M, n, C]     of the n samples outside the pool
 C_Reliable                 reliable                 bool [M, n]   client j is right on the sample
@@ -17,30 +19,37 @@ sum_j alpha_{C_j} l_{C_j}  fused_logits             [n, C]        Eq. (5)
 L_s                        server_logits            [N, C]        the clients learn from these
 epsilon                    epsilon (--epsilon)      number        weight of CE in Eq. (2), (5), (6)
 
-Each public sample of a server batch is one of these cases:
-  self_training          the server is right: cross-entropy alone, and its logits go to the pool
-  self_distillation      the server is wrong but was right before: the pool teaches it
-  ensemble_distillation  the server was never right: the clients that are right teach it
-  nobody_right           the same, but no client is right: cross-entropy alone
-In the last two cases the server requests the sample, and all clients upload their logits of it. No
-sample leaves the pool. Clients predict all samples outside it; bytes count the requested ones.
+Algorithm 1, with the paper's numbers of lines, in the order of a round here (D1):
+24-27  each client trains on its own samples, for local_epochs, with cross-entropy (CE)
+ 4     the server passes server_epochs times over the public samples, in batches; a sample is one of
+       four cases:
+ 5- 7    self_training: the server is right. CE alone, Eq. (1); its logits go to the pool L_Global
+ 8- 9    self_distillation: it is wrong, but the sample is in the pool. The pool teaches, Eq. (2)
+10-12    otherwise the server requests the sample from all clients (29-33). Those that are right
+         teach it, Eq. (5): ensemble_distillation. If there are none, CE alone: nobody_right
+14       the server steps on the mean loss of the batch
+15     the server predicts all public samples: L_s
+17-23  each client trains on them, for public_epochs, taught by L_s, Eq. (6)
+Where there is a teacher, the loss is epsilon CE + (1 - epsilon) KL(teacher || student), without a
+temperature. Kept between the rounds: the pool, which only grows, and all networks with the states
+of their optimizers (Adam); a client has one for both of its phases. The clients compute logits of
+all samples outside the pool before the server trains; they send (`bytes_up`) the requested ones.
+client_accuracy_private is measured after lines 24-27, client_accuracy_distilled and server_accuracy
+at the end of the round; `accuracy` repeats server_accuracy.
 
-Where the paper is silent or contradicts itself, or we differ:
-D1  the order of section 3.2, private training first [test_a_round_is_the_papers_algorithm]
-D2  Eq. (4)'s softmax is over reliable clients [test_eq4_unreliable_client_gets_exactly_zero]
-D3  H is at least 1e-6, so that 1/H is finite [test_eq4_certain_clients_share_equally]
-D4  no client is right: cross-entropy alone [test_nobody_right_is_plain_cross_entropy]
-D5  the pool keeps the logits that were checked; Alg. 1, line 7 stores those of the round before
+Where the paper is silent or contradicts itself, or we differ (more: docs/DEPARTURES.md):
+D1  private training opens a client's round, as in section 3.2; in Algorithm 1 and section 3.4 it
+    closes the round, so that its first requests meet untrained clients
     [test_a_round_is_the_papers_algorithm]
-D6  the check is in eval mode, on clean images, before the step [test_selection_is_in_eval_mode]
-D7  clients learn from one pass of the trained server; Alg. 1, line 15 mixes all models of an epoch
+D2  Eq. (4)'s softmax is over the reliable clients; the paper does not say over which, and over all
+    clients the weights would sum to less than 1 [test_eq4_unreliable_client_gets_exactly_zero]
+D3  epsilon weighs CE, as in the equations; the text says it weighs distillation, so that 0.75 would
+    be the weight of KL [test_eq2_by_hand]
+D4  the pool keeps the logits that were checked, which are right; Alg. 1, line 7 stores line 15's of
+    the round before, which may be wrong [test_a_round_is_the_papers_algorithm]
+D5  L_s comes from one pass of the server after its last step; Alg. 1, line 15 stands inside the
+    loop over the batches, so that L_s would be of as many server models as there are batches
     [test_a_round_is_the_papers_algorithm]
-D8  epsilon weighs CE, as in the equations; the text says it weighs distillation [test_eq2_by_hand]
-D9  one mean over the batch, not one per case [test_server_loss_is_one_mean_over_mixed_cases]
-D10 clients start from different weights [test_every_client_starts_from_weights_of_its_own]
-D11 Adam is AMSGrad, as in FedGKT's public code [test_amsgrad_is_the_papers_adam]
-D12 --augment: who learns sees augmented images, who teaches clean ones; Eq. (2), (5) and (6) have
-    one image for both [test_augmentation_is_for_what_is_trained_on_alone]
 """
 from functools import partial
 from typing import NamedTuple
@@ -75,38 +84,40 @@ def entropy(logits):
 
 
 def reliable_clients(client_logits, labels):
-    """True where a client is right with finite logits: [M, N, C], [N] -> bool [M, N].   3.3.2"""
+    """True where a client is right with finite logits: [M, n, C], [n] -> bool [M, n].   3.3.2"""
     return (client_logits.argmax(-1) == labels) & torch.isfinite(client_logits).all(-1)
 
 
 def entropy_weights(client_logits, reliable):
     """The weight of each client on each sample: softmax over the reliable clients of 1/H.   Eq. (4)
 
-    client_logits, reliable   [M, N, C], bool [M, N]
-    returns                   [M, N]: 0 for unreliable clients; each column sums to 1, or is 0 where
+    The most certain client takes nearly all the weight: with H = 0.01 and 0.02 the ratio is e^50.
+    client_logits, reliable   [M, n, C], bool [M, n]
+    returns                   [M, n]: 0 for unreliable clients; each column sums to 1, or is 0 where
                               no client is reliable. Needs `entropy`.
     >>> client_logits = torch.tensor([[[2., 0.]], [[1., 0.]], [[0., 9.]]])
     >>> entropy_weights(client_logits, torch.tensor([[True], [True], [False]])).T
     tensor([[0.7349, 0.2651, 0.0000]])
     """
     wide = torch.promote_types(client_logits.dtype, torch.float32)       # 1e6 is inf in float16
-    confidence = 1 / entropy(client_logits.to(wide)).clamp(min=1e-6)                     # [M, N]
+    confidence = 1 / entropy(client_logits.to(wide)).clamp(min=1e-6)         # [M, n]; H may be 0
     weights = confidence.masked_fill(~reliable, float("-inf")).softmax(0)
     return torch.where(reliable, weights, 0.0).to(client_logits.dtype)
 
 
 def fuse_logits(client_logits, weights):
-    """sum_j weights[j] * client_logits[j]: [M, N, C], [M, N] -> [N, C].   Eq. (5)"""
-    weights = weights.unsqueeze(-1)                                                      # [M, N, 1]
+    """sum_j weights[j] * client_logits[j]: [M, n, C], [M, n] -> [n, C].   Inside Eq. (5)"""
+    weights = weights.unsqueeze(-1)                                                      # [M, n, 1]
     return torch.where(weights != 0, weights * client_logits, 0.0).sum(0)    # 0 x nan counts as 0
 
 
 def server_loss(logits, labels, teacher_logits, has_teacher, epsilon):
     """CE where has_teacher is False, epsilon CE + (1 - epsilon) KL(teacher || server) where True.
 
-    logits, teacher_logits   [B, C]; the teacher gets no gradient; without has_teacher it may be nan
+    logits, teacher_logits   [B, C]; without has_teacher the teacher may be nan
     labels, has_teacher      [B], bool [B]
-    returns                  scalar, mean over the batch. Eq. (1), (2), (5). Needs `kl_divergence`.
+    returns                  scalar, mean over the batch. Eq. (1), (2), (5). Needs `kl_divergence`:
+                             [B, C], [B, C] -> [B], with no gradient to the teacher
     """
     ce = F.cross_entropy(logits, labels, reduction="none")                               # [B]
     kl = kl_divergence(torch.where(has_teacher[:, None], teacher_logits, 0.0), logits)   # [B]
@@ -143,7 +154,10 @@ class Fusion(NamedTuple):       # what the server's training in a round gives
 
 
 def train_client(fed, i, t, client, rows, *, local_epochs, batch_size, new_optimizer):
-    """Private training of client i, then its logits [n, C] of the public `rows`."""
+    """Private training of client i with cross-entropy, then its logits [n, C] of the public `rows`.
+
+    Training goes on from its network and optimizer, the snapshot `client`, to a new snapshot.
+    """
     model = fed.client_model(i)
     optimizer = restore(client, model, new_optimizer)
     train_with_labels(fed, model, optimizer, fed.private[i], epochs=local_epochs,
@@ -154,7 +168,10 @@ def train_client(fed, i, t, client, rows, *, local_epochs, batch_size, new_optim
 
 def distill_client(fed, i, t, client, server_logits, *, public_epochs, batch_size, new_optimizer,
                   epsilon):
-    """Client i, a snapshot, after training on all public samples with server_logits [N, C]."""
+    """Client i after training on all public samples, taught by server_logits [N, C]: Eq. (6).
+
+    Training goes on from its network and optimizer, the snapshot `client`, to a new snapshot.
+    """
     model = fed.client_model(i)
     optimizer = restore(client, model, new_optimizer)
     images, labels = fed.public
@@ -168,7 +185,11 @@ def distill_client(fed, i, t, client, server_logits, *, public_epochs, batch_siz
 
 
 def fusion_metrics(fed, rows, client_logits, weights, fusion):
-    """Shares of the four cases, size of the pool, effective number of teachers, bytes."""
+    """Shares of the four cases in the server's last pass, share of samples in the pool, bytes.
+
+    effective_teachers is the mean of 1 / sum_j w_j² over the samples that clients teach: 1 where
+    one client has all the weight. bad_uploads counts clients whose logits are not finite.
+    """
     requested = fusion.requested[rows]                                       # bool [n]
     taught = weights[:, requested & (weights > 0).any(0)]                    # [M, samples taught]
     effective = (1 / taught.square().sum(0)).mean().item() if taught.numel() else None
@@ -180,13 +201,15 @@ def fusion_metrics(fed, rows, client_logits, weights, fusion):
 
 
 def who_teaches(correct, in_pool):
-    """(nobody, the pool, the clients): who teaches each sample of a batch, bool [B] each.
+    """(alone, from_pool, requests), bool [B]: each sample of a batch has one of three teachers.
 
-    correct, in_pool    bool [B]: the server is right now; it was right before
+    alone, from_pool, requests    the label alone; the pool; the clients, if one is right
+    correct, in_pool              bool [B]: the server is right now; it was in an earlier check
     """
+    alone = correct
     from_pool = ~correct & in_pool                                           # Alg. 1, line 8
     requests = ~correct & ~in_pool                                           # Alg. 1, line 10-11
-    return correct, from_pool, requests
+    return alone, from_pool, requests
 
 
 @timed
@@ -194,6 +217,7 @@ def train_server(fed, t, server, pool, client_rows, fused_logits, has_reliable, 
                  batch_size, new_optimizer, epsilon, who_teaches=who_teaches):
     """Selective knowledge fusion in round t: the `Fusion` after Alg. 1, line 3-15.
 
+    Training goes on from the server's network and optimizer, the snapshot `server`.
     client_rows, fused_logits, has_reliable    [n], [n, C], bool [n]: what the clients can teach
     who_teaches    the function above, or another choice, as in fedgems_ablations.py
     """
@@ -209,6 +233,7 @@ def train_server(fed, t, server, pool, client_rows, fused_logits, has_reliable, 
     with seeded(fed.seed, "server", t):                                      # for dropout
         for rows in batches(len(labels), batch_size, server_epochs,          # Alg. 1, line 4
                             rng, fed.device):
+            # The check is in eval mode on clean images; the step sees augmented ones.
             checked_logits = predict_logits(fed, model, images[rows])                    # [B, C]
             correct = checked_logits.argmax(1) == labels[rows]               # Alg. 1, line 5
             alone, from_pool, requests = who_teaches(correct, pool.mask[rows])
@@ -248,8 +273,8 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
     The other keywords are in hyperparameters.py.
     """
     make = partial(OPTIMIZERS[optimizer], weight_decay=weight_decay)
-    at_client = dict(batch_size=batch_size, new_optimizer=partial(make, lr=lr))
-    at_server = dict(batch_size=server_batch_size, new_optimizer=partial(make, lr=server_lr))
+    client_training = dict(batch_size=batch_size, new_optimizer=partial(make, lr=lr))
+    server_training = dict(batch_size=server_batch_size, new_optimizer=partial(make, lr=server_lr))
     ids = range(len(fed.private))
     if state is None:
         check(fed)
@@ -261,24 +286,25 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
     for t in range(state["round"] + 1, rounds + 1):                          # Alg. 1, line 2
         # Clients train on their own data, and predict the samples that the server may request.
         rows = torch.nonzero(~pool.mask)[:, 0]                                           # [n]
-        client_logits, trained = collect_logits(                             # line 25-27, 31-33
-            fed, rows, lambda i: train_client(fed, i, t, clients[i], rows,
-                                                 local_epochs=local_epochs, **at_client), attack)
+        client_logits, trained = collect_logits(fed, rows, lambda i: train_client(
+            fed, i, t, clients[i], rows, local_epochs=local_epochs,          # line 25-27, 31-33
+            **client_training), attack)
 
-        # On each sample only clients that are right count; more certain clients count more.
+        # On each sample only clients that are right teach, the most certain one nearly alone.
         reliable = reliable_clients(client_logits, labels[rows])                         # [M, n]
         weights = entropy_weights(client_logits, reliable)                   # Eq. (4), [M, n]
         fused_logits = fuse_logits(client_logits, weights)                   # Eq. (5), [n, C]
 
         # The server learns alone, from its pool or from the clients: Alg. 1, line 3-15.
         fusion = train_server(fed, t, server, pool, rows, fused_logits, reliable.any(0),
-                              server_epochs=server_epochs, epsilon=epsilon, **at_server)
+                              server_epochs=server_epochs, epsilon=epsilon,
+                              **server_training)
         server, pool = fusion.server, fusion.pool
 
         # All clients learn from the server's logits of all public samples.
         clients = run_clients(fed, lambda i: distill_client(                 # Alg. 1, line 17, 19
             fed, i, t, trained[i], fusion.server_logits, public_epochs=public_epochs,
-            epsilon=epsilon, **at_client), ids)
+            epsilon=epsilon, **client_training), ids)
 
         state = {"round": t, "clients": clients, "server": server, "pool": pool._asdict()}
         metrics = {**evaluate(fed, state, trained),

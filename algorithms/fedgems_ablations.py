@@ -63,8 +63,8 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
     The other keywords are in hyperparameters.py.
     """
     make = partial(OPTIMIZERS[optimizer], weight_decay=weight_decay)
-    at_client = dict(batch_size=batch_size, new_optimizer=partial(make, lr=lr))
-    at_server = dict(batch_size=server_batch_size, new_optimizer=partial(make, lr=server_lr))
+    client_training = dict(batch_size=batch_size, new_optimizer=partial(make, lr=lr))
+    server_training = dict(batch_size=server_batch_size, new_optimizer=partial(make, lr=server_lr))
     rule = partial(who_teaches, self_training=self_training, self_distillation=self_distillation,
                    ensemble_distillation=ensemble_distillation)              # Table 5
     ids = range(len(fed.private))
@@ -82,25 +82,25 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
             rows = torch.arange(len(labels), device=fed.device)
         if not ensemble_distillation:                                        # Table 5
             rows = rows[:0]
-        client_logits, trained = collect_logits(                             # line 25-27, 31-33
-            fed, rows, lambda i: train_client(fed, i, t, clients[i], rows,
-                                                 local_epochs=local_epochs, **at_client), attack)
+        client_logits, trained = collect_logits(fed, rows, lambda i: train_client(
+            fed, i, t, clients[i], rows, local_epochs=local_epochs,          # line 25-27, 31-33
+            **client_training), attack)
 
-        # On each sample only clients that are right count; more certain clients count more.
+        # On each sample only clients that are right teach, the most certain one nearly alone.
         reliable = reliable_clients(client_logits, labels[rows])                         # [M, n]
         weights = entropy_weights(client_logits, reliable)                   # Eq. (4), [M, n]
         fused_logits = fuse_logits(client_logits, weights)                   # Eq. (5), [n, C]
 
         # The server learns alone, from its pool or from the clients: Alg. 1, line 3-15.
         fusion = train_server(fed, t, server, pool, rows, fused_logits, reliable.any(0),
-                              server_epochs=server_epochs, epsilon=epsilon, **at_server,
+                              server_epochs=server_epochs, epsilon=epsilon, **server_training,
                               who_teaches=rule)                              # Table 5
         server, pool = fusion.server, fusion.pool
 
         # All clients learn from the server's logits of all public samples.
         clients = run_clients(fed, lambda i: distill_client(                 # Alg. 1, line 17, 19
             fed, i, t, trained[i], fusion.server_logits, public_epochs=public_epochs,
-            epsilon=epsilon, **at_client), ids)
+            epsilon=epsilon, **client_training), ids)
 
         state = {"round": t, "clients": clients, "server": server, "pool": pool._asdict()}
         metrics = {**evaluate(fed, state, trained),

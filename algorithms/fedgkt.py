@@ -1,54 +1,58 @@
 """FedGKT: small edge networks send feature maps to a large server network; both exchange logits.
 
 He, Annavaram and Avestimehr, "Group Knowledge Transfer: Federated Learning of Large CNNs at the
-Edge", arXiv:2007.14513; what the text does not give (temperature, optimizer) is as in its public
-code of 2020, whose settings for iid data are the defaults.
+Edge", arXiv:2007.14513; what the text does not give (temperature, the kind of Adam) is as in its
+public code of 2020, whose settings for iid data are the defaults.
 What travels: feature maps, logits and labels of all private samples up, the server's logits down.
-Public data: none. Client k predicts with its own extractor and the server's network behind it.
+Public data: none. A client predicts with its own extractor and the server's network behind it.
+Client k of the paper is client i here.
 Run:   python fedkd_minimal.py --algo fedgkt
 
 Paper              here                         shape         note
-W_e^(k), W_c^(k)   model.extract, .classify     networks      edge k: images -> feature map ->
-                                                              logits
+W_e^(k), W_c^(k)   model.extract, .classify     networks      the client's ("edge") network: images
+                                                              -> feature map -> logits
 W_s                server                       snapshot      feature map -> logits
-H^(k)              uploads[i].features          [n, 16, h, w] of all n samples of client i
+H^(k)              uploads[i].features          [n, 16, h, w] of all n samples of the client
 Z_c^(k)            uploads[i].logits            [n, C]        of its own network, in eval mode
 Z_s^(k)            server_logits[i]             [n, C]        of the server's network, in eval mode;
-                                                              None before the server's first answer
-Y^(k)              fed.private[i].labels        [n]           sent with every upload
+                                                              None: the client has none
+Y^(k)              fed.private[i].labels        [n]           counted as sent with every upload
 T                  temperature                  number        of the softmax
 E_c, E_s           local_epochs, server_epochs  numbers
 
-In a round the clients that take part train in parallel. The server waits for all their uploads and
-trains on them, client after client in each epoch. Then each of these clients receives the server's
-logits of its own samples, for its next training. In fedgkt_async.py the server does not wait.
+Algorithm 1, with the paper's numbers of lines:
+ 2     in each round
+ 3- 5    each client (with --participation: some) trains and uploads H^(k), Z_c^(k) and Y^(k):
+19-22      E_c passes over its samples; the loss is CE plus KL from the server's logits, Eq. (7)
+24-30      one pass in eval mode computes the feature maps and logits of all its samples
+ 6       the server waits for all uploads
+ 7- 10   it trains on them for E_s passes, client after client; the loss is CE plus KL from that
+         client's logits, Eq. (6)
+11-12    the server computes its logits of all uploaded feature maps
+14-15    each of these clients receives those of its own samples, for its next training. A client
+         whose upload was not finite receives none: its next training is on labels alone
+KL is KL(teacher || student) of logits divided by the temperature T, times T². Kept between the
+rounds: all networks, the states of their optimizers (Adam), how often each client has trained, and
+the server's logits; feature maps are not.
+At the end of the round all clients are tested: `accuracy` is their mean with the server's network
+behind each one's extractor, `edge_accuracy` with its own classifier instead. In fedgkt_async.py the
+server does not wait.
 
-Where the paper is silent or we differ:
-D1  logits are kept by sample row; the public code keeps them by batch number but shuffles the
-    samples, a mistake: its clients learn from the logits of other images
+Where the paper is silent or we differ (more: docs/DEPARTURES.md):
+D1  logits are kept by sample row, as in the paper; the public code keeps them by batch number but
+    shuffles the samples, so that its clients learn from the logits of other images
     [test_two_rounds_against_algorithm_1]
-D2  with --augment a client's samples are cropped and flipped anew after each of its trainings. The
-    upload is computed on these new images. The client's next training uses the same images, with
-    the server's logits of them [test_extraction_is_in_eval_mode_of_the_next_view]
-D3  clients of one architecture start from the same weights, which depend on the seed alone
-    (--no-common-start: each from its own); the public code starts them from a network that was
-    trained on all data [test_initial_weights_depend_on_the_seed_alone]
-D4  both losses have the factor temperature²; Eq. (6) sums over clients, but each sample belongs to
-    one client, so its loss has one KL term [test_eq6_by_hand]
-D5  the server's logits come from one pass in eval mode after its last epoch; in Algorithm 1 they
+D2  clients of one architecture start from the same weights, which depend on the seed alone
+    (--no-common-start: each from its own, far worse here); the paper is silent, and the public code
+    starts them from a network that was trained on all data
+    [test_initial_weights_depend_on_the_seed_alone]
+D3  KL has the factor T², as in the public code and not in Eq. (6) and (7); Eq. (6) sums over
+    clients, but each sample belongs to one, so its loss has one KL term [test_eq6_by_hand]
+D4  the server's logits come from one pass in eval mode after its last epoch; in Algorithm 1 they
     come from the training passes of that epoch [test_server_logits_are_of_the_trained_server]
-D6  --no-server-distill and --no-client-distill give Table 2's rows; without them, Eq. (6) and (7)
+D5  --server-order mixed shuffles the batches of all clients, each still of one client; the default
+    is Algorithm 1, line 8, with which the server learns the last client's samples last
     [test_two_rounds_against_algorithm_1]
-D7  plateau.py reduces the server's learning rate on a plateau, outside the loop; the public code
-    finds the plateau on the test set [test_the_test_set_does_not_move_a_rate]
-D8  the server leaves out a client whose features or logits are not finite; this client keeps its
-    trained model, and its next training is without the server's logits: those that it had are of
-    other images, with --augment [test_non_finite_features_are_left_out]
-D9  --server-order clients is Algorithm 1, line 8, so it is the default; with skewed labels the
-    server then forgets earlier clients. mixed is SGD on Eq. (8): the batches of all clients,
-    shuffled [test_two_rounds_against_algorithm_1]
-D10 the paper's SGD with momentum, for skewed labels, is --optimizer momentum; the public code has
-    nesterov [test_momentum_is_plain_or_nesterovs]
 """
 import dataclasses
 from functools import partial
@@ -68,7 +72,7 @@ from attacks import attack_samples
 from federation import seeded, stream
 
 PUBLIC = "none"
-MIXED = True    # may clients have different networks?
+MIXED = True    # may clients have different networks? (not --server-order mixed)
 PLATEAU = ("server_lr",)    # what --lr-patience reduces
 STACKED = True  # the server's network continues the clients'
 COLUMNS = ("accuracy", "accuracy_min", "accuracy_max", "edge_accuracy")
@@ -87,8 +91,8 @@ def server_loss(logits, labels, client_logits, temperature, distill=True):
 def client_loss(logits, labels, server_logits, temperature):
     """CE plus T² KL(server || client): a scalar.   Eq. (7)
 
-    logits, labels, server_logits    [B, C], [B], [B, C]; server_logits is None before the server's
-                                     first answer: then CE alone. Needs `distillation_loss`.
+    logits, labels, server_logits    [B, C], [B], [B, C]; server_logits is None if the client has
+                                     none: then CE alone. Needs `distillation_loss`.
     """
     ce = F.cross_entropy(logits, labels)
     if server_logits is None:
@@ -96,30 +100,36 @@ def client_loss(logits, labels, server_logits, temperature):
     return ce + distillation_loss(server_logits, logits, temperature)
 
 
-def view(fed, i, n):
-    """Client i's images [n_i, c, h, w] for the upload after training n and for training n + 1."""
+def view(fed, i, trainings):
+    """Client i's images [n, c, h, w] after so many trainings: for the upload, and to train on next.
+
+    The server's logits are of the images of the upload, so the next training uses the same ones.
+    With --augment they are cropped and flipped anew for each upload.
+    """
     images = fed.private[i].images
-    return fed.augment(images, stream(fed.seed, "view", n, i)) if fed.augment else images
+    return fed.augment(images, stream(fed.seed, "view", trainings, i)) if fed.augment else images
 
 
 def train_client(fed, i, client, server_logits, *, local_epochs, batch_size, new_optimizer,
                  temperature, client_distill, dtype):
-    """Local training of client i, and the `Upload` after it.   Eq. (10)
+    """Local training of client i with `client_loss`, and the `Upload` after it.   Eq. (10)
 
+    Training goes on from its network and optimizer, the snapshot `client`, to a new snapshot.
     client           a snapshot, with the number of its trainings so far
-    server_logits    [n, C], by sample row, or None before the server's first answer
+    server_logits    [n, C], by sample row, or None
     """
-    def loss(logits, rows):
+    has_teacher = client_distill and server_logits is not None
+    labels = fed.private[i].labels
+
+    def loss(logits, rows):                                                      # [B, C], [B]
         teacher_logits = server_logits[rows] if has_teacher else None
         return client_loss(logits, labels[rows], teacher_logits, temperature)
 
-    has_teacher = client_distill and server_logits is not None
     model = fed.client_model(i)
     optimizer = restore(client, model, new_optimizer)
-    labels = fed.private[i].labels
     trainings = client["trainings"] + 1
-    without_augment = dataclasses.replace(fed, augment=None)        # the view is augmented already
-    train(without_augment, model, optimizer, view(fed, i, trainings - 1), loss,
+    fed_without_augment = dataclasses.replace(fed, augment=None)    # the view is augmented already
+    train(fed_without_augment, model, optimizer, view(fed, i, trainings - 1), loss,
           epochs=local_epochs, batch_size=batch_size,
           keys=("local", trainings, i))                                      # Alg. 1, line 19-22
     upload = extract(fed, model, view(fed, i, trainings), dtype)             # Alg. 1, line 24-29
@@ -127,23 +137,25 @@ def train_client(fed, i, client, server_logits, *, local_epochs, batch_size, new
 
 
 @timed
-def collect(fed, clients, group, server_logits, attack=None, **training):
-    """({client: valid upload}, all clients), after the clients of `group` have trained in parallel.
-    """
+def collect(fed, clients, ids, server_logits, attack=None, **training):
+    """({client: valid upload}, all clients), after the clients `ids` have trained in parallel."""
     trained = run_clients(fed, lambda i: train_client(                       # Alg. 1, line 3-5
-        fed, i, clients[i], server_logits[i], **training), group)
+        fed, i, clients[i], server_logits[i], **training), ids)
     uploads = [result.upload for result in trained]
     if attack:           # on the features of all clients, then on the logits of all clients
-        parts = [attack_samples(attack, part, group) for part in zip(*uploads)]
+        parts = [attack_samples(attack, part, ids) for part in zip(*uploads)]
         uploads = [Upload(features, logits) for features, logits in zip(*parts)]
     clients = list(clients)
-    for i, result in zip(group, trained):
+    for i, result in zip(ids, trained):
         clients[i] = result.client
-    return {i: upload for i, upload in zip(group, uploads) if is_finite(upload)}, clients
+    return {i: upload for i, upload in zip(ids, uploads) if is_finite(upload)}, clients
 
 
 def server_batches(fed, uploads, server_batch_size, server_order, rng):
-    """The batches of an epoch of the server: [(a client, rows [B] of its upload)]."""
+    """The batches of an epoch of the server: [(a client, rows [B] of its upload)].
+
+    Client after client in the order of their numbers, or, "mixed", all batches shuffled.
+    """
     epoch = [(i, rows) for i in uploads                                      # Alg. 1, line 8-9
              for rows in batches(len(fed.private[i].labels), server_batch_size, 1, rng, fed.device)]
     if server_order == "mixed":
@@ -154,7 +166,11 @@ def server_batches(fed, uploads, server_batch_size, server_order, rng):
 @timed
 def train_server(fed, event, server, uploads, *, server_epochs, server_batch_size, server_order,
                  new_optimizer, temperature, server_distill):
-    """(the server after training on the uploads, {client: its logits [n, C]}).   Eq. (8)"""
+    """(the server after training with `server_loss`, {client: its logits [n, C]}).   Eq. (8)
+
+    event    the number of this training: the round, or in fedgkt_async.py the server's trainings
+    Training goes on from the server's network and optimizer, the snapshot `server`.
+    """
     if not uploads:
         return server, {}
     model = fed.server_model()
@@ -192,17 +208,17 @@ def start(fed, common_start):
     return server, clients, [None] * len(clients)
 
 
-def ledger(fed, clients, group, answered, feature_numbers, dtype):
+def ledger(fed, clients, ids, answered, feature_numbers, dtype):
     """Bytes of a round, number of invalid uploads, fewest and most trainings of a client so far.
 
-    group, answered    clients that uploaded, and those whose upload was valid
+    ids, answered      clients that uploaded, and those whose upload was valid
     feature_numbers    numbers in a feature map, of type dtype
     """
     trainings = [client["trainings"] for client in clients]
-    num_samples, num_answered = (sum(len(fed.private[i].labels) for i in ids)
-                                 for ids in (group, answered))
-    return {"bad_uploads": len(group) - len(answered),
-            "answers_min": min(trainings), "answers_max": max(trainings),
+    num_samples, num_answered = (sum(len(fed.private[i].labels) for i in group)
+                                 for group in (ids, answered))
+    return {"bad_uploads": len(ids) - len(answered),
+            "trainings_min": min(trainings), "trainings_max": max(trainings),
             **features_ledger(num_samples, num_answered, feature_numbers, fed.num_classes,
                               dtype.itemsize)}
 
@@ -247,6 +263,7 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local
         # The server trains on the uploads; each client receives the server's logits of its samples.
         server, answers = train_server(fed, t, server, uploads, new_optimizer=new_optimizer,
                                        **server_training)                    # Alg. 1, line 6-12
+        # A client that did not take part keeps those that it has.
         server_logits = [answers.get(i) if i in active else z                # Alg. 1, line 14-15
                          for i, z in enumerate(server_logits)]
         del uploads                  # frees all feature maps before the next round makes new ones

@@ -37,22 +37,16 @@ With different networks (section A.5) each network has K global models, one of t
 counts over all of them, and all are in the ensemble. --secure-sum (section 3.2): secure_sum.py;
 Tables 5 and 6: fedsdd_ablations.py.
 
-Where the paper is silent or we differ:
+Where the paper is silent or we differ (more: docs/DEPARTURES.md):
 D1  Eq. (4) reads KL(student || teacher); we take Hinton's temperature² KL(teacher || student)
     [test_eq4_is_temperature_squared_kl_from_the_teacher]
-D2  the first ensembles have fewer than R rounds [test_rounds_with_R_2_against_algorithm_1]
-D3  groups may differ by one client [test_group_clients_gives_the_first_groups_the_remainder]
-D4  the student's BatchNorm is in train mode [test_distill_moves_the_students_running_statistics]
-D5  SCAFFOLD: a server control per global model, a client control per (client, global model)
+D2  --augment: the student sees augmented images, the teachers clean ones; in FedDF's code both see
+    the same [test_augmentation_is_for_what_is_trained_on_alone]
+D3  the student's BatchNorm is in train mode [test_distill_moves_the_students_running_statistics]
+D4  SCAFFOLD: a server control per global model, a client control per (client, global model)
     [test_rounds_with_R_2_against_algorithm_1]
-D6  each of the K initial models has its own seed; the main model starts as FedAvg's
-    [test_initial_models_differ_and_main_is_fedavgs]
-D7  with several networks the same share of each network's clients takes part, and they are dealt to
-    that network's K models [test_each_network_has_K_models_trained_by_its_own_clients]
-D8  --secure-sum: BatchNorm's counters are rounded averages; fedavg.py takes the maximum
-    [test_average_of_masked_models_by_hand]
-D9  the student sees augmented images, the teachers clean ones; in FedDF's code both see the same
-    [test_augmentation_is_for_what_is_trained_on_alone]
+D5  `ensemble_accuracy` is of the averaged models, the main one before distillation; Table 6 does
+    not say which [test_ensemble_accuracy_is_of_K_models_of_each_of_the_last_R_rounds]
 """
 import itertools
 from collections.abc import Callable

@@ -27,18 +27,19 @@ for claim in ${*:-fedsdd ablations fedmd fedgems attacks fedgkt quick-start}; do
         table ablations $both R1 R1-amp ;;
     fedmd)
         for split in iid writer; do
-            table fedmd accuracy,client_accuracy "alone-$split" "fedmd-$split" "pooled-$split"
+            table fedmd accuracy,client_accuracy_distilled "alone-$split" "fedmd-$split" "pooled-$split"
             table fedmd accuracy "fedmd-$split" "pooled-$split"
-            table fedmd "$(echo client_accuracy_{0..9} | tr ' ' ,)" "alone-$split" "fedmd-$split"
+            table fedmd "$(echo client_accuracy_private_{0..9} | tr ' ' ,)" "alone-$split" "fedmd-$split"
         done ;;
     fedgems)
-        keys=server_accuracy,client_accuracy,client_accuracy_private
+        keys=server_accuracy,client_accuracy_distilled,client_accuracy_private
         table fedgems $keys control fedgem-{0.75,0.1} fedgems-{0.75,0.1} fedmd dsfl cronus
         for epsilon in 0.75 0.1; do table fedgems $keys fedgem{,s}-$epsilon; done
         table fedgems $keys control-hetero fedgem{,s}-0.1-hetero
         table fedgems $keys fedgem{,s}-0.1-hetero
         table fedgems $keys fedgems-0.1 no-{self-training,self-distillation,ensemble-distillation}
         table fedgems $keys {control,standalone,fedgems-0.75,fedmd,dsfl,cronus}-networks
+        table fedgems client_accuracy standalone-networks
         for split in "" -networks; do
             table fedgems $keys {fedgems-0.75,fedmd,dsfl,cronus}$split
         done
@@ -48,7 +49,7 @@ for claim in ${*:-fedsdd ablations fedmd fedgems attacks fedgkt quick-start}; do
         python benchmarks/comu.py 0.3,0.35,0.4 \
             runs/fedgems/{fedmd,cronus,dsfl,fedgems-0.75}-networks ;;
     attacks)
-        keys=client_accuracy,client_accuracy_private
+        keys=client_accuracy_distilled,client_accuracy_private
         for algo in fedmd cronus; do table attacks $keys $algo-{none,paf,lie,ofom}; done
         keys=server_accuracy,$keys
         for algo in dsfl fedgem fedgems; do table attacks $keys $algo-{none,paf,lie,ofom}; done

@@ -242,7 +242,7 @@ def test_two_rounds_against_algorithm_1(settings):
         "bytes_up": 4 * NUMBERS * n, "bytes_down": 4 * 3 * n, "bytes_up_logits": 4 * 3 * n,
         "bytes_up_labels": 4 * n}
     assert metrics["bytes_up"] + metrics["bytes_down"] == features_bytes(n, NUMBERS, 3)   # Eq. (13)
-    assert metrics["answers_min"] == metrics["answers_max"] == 2 and metrics["bad_uploads"] == 0
+    assert metrics["trainings_min"] == metrics["trainings_max"] == 2 and metrics["bad_uploads"] == 0
     assert trainings(state) == [2, 2, 2] and state["round"] == 2
 
 
@@ -334,7 +334,7 @@ def test_asynchronous_rounds_against_algorithm_1(monkeypatch):
             (4 + 3 + 4, (3 + 4) + (5 + 4), 3 + 4 + (3 + 4)), strict=True):
         assert metrics["clock"] == state["clock"] == clock and state["event"] == events
         assert trainings(state) == answers and metrics["bytes_up"] == 4 * NUMBERS * sent
-        assert (metrics["answers_min"], metrics["answers_max"]) == (min(answers), max(answers))
+        assert (metrics["trainings_min"], metrics["trainings_max"]) == (min(answers), max(answers))
         assert metrics["clock_if_all_wait"] == pytest.approx(sum(answers) / 3 * .4)
     check(rounds[-1][1], *slow_fedgkt(fed, groups)[-1], atol=1e-4)
 

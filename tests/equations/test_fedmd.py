@@ -2,17 +2,19 @@
 import collections
 import itertools
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from toys import (close, federation, labeled, last, same, samples, slow_accuracy,
-                  slow_learner, slow_logits, slow_training, through_a_file, towards_labels,
-                  with_hidden_layer)
+from toys import (close, drawn, federation, labeled, last, numbers, pixels, same, samples,
+                  slow_accuracy, slow_learner, slow_training, through_a_file, towards_labels,
+                  update_by, with_hidden_layer)
 
 from algorithms import fedmd, fedmd_pooled, fedmd_transfer
 from attacks import Attack
 from federation import Data, stream
+from reference import fedmd as oracle
 
 TRANSFER = {"transfer_public_epochs": 12, "transfer_public_batch_size": 6, "lr": 0.05,
             "min_delta": 0.6}
@@ -196,11 +198,6 @@ def test_early_stopping_without_a_validation_set_is_refused():
 
 # ------------------------------------------------------------------------------------ whole rounds
 
-def towards_consensus(consensus):
-    """Of the mean absolute error over C classes: the sign of each difference, over C."""
-    return lambda n, z: [((a > b) - (a < b)) / len(z) for a, b in zip(z, consensus[n])]
-
-
 def slow_until_no_better(learner, images, labels, validation, *, epochs, batch_size, keys,
                          min_delta, patience):
     """Adam on cross-entropy until `patience` epochs brought no growth by min_delta: how many."""
@@ -225,49 +222,51 @@ def slow_public_stage(fed, i, learner):
                                 keys=("transfer public", i), min_delta=.6, patience=3)
 
 
+def slow_rounds(fed, clients, rows, weights):
+    """reference/fedmd.py with the batches of the run and two Adams for each client."""
+    adam = partial(torch.optim.Adam, lr=QUICK["lr"], weight_decay=QUICK["weight_decay"])
+    sizes = {"digest": (lambda k: 7, QUICK["public_batch_size"], QUICK["public_epochs"]),
+             "revisit": (lambda k: len(private[k]), QUICK["batch_size"], QUICK["local_epochs"])}
+
+    def batches(step, t, k):
+        size, batch_size, epochs = sizes[step]
+        return drawn(fed, size(k), batch_size, epochs, step, t, k)
+
+    private = [[*zip(pixels(images), labels.tolist())] for images, labels in fed.private]
+    return oracle.run(
+        clients, pixels(fed.public.images), private, subsets=[r.tolist() for r in rows],
+        batches=batches, updates={step: [update_by(adam, w) for w in clients] for step in sizes},
+        weights=weights, kernel_l2=QUICK["kernel_l2"])
+
+
 @pytest.mark.parametrize("weights", [None, (2., 1., 0.)])
 def test_fedmd_round_by_hand(weights):
     """Transfer and two rounds in plain Python: steps 0 to 5, a penalty in every loss, two Adams
     per client that live on."""
     fed, ids = joint(), range(3)
     rounds, rows = rows_of(fed, **QUICK, consensus_weights=weights)
-    clients = [slow_learner(fed.client_model(i, init=i)) for i in ids]
-    public_epochs = [slow_public_stage(fed, i, clients[i]) for i in ids]                # step 0
+    learners = [slow_learner(fed.client_model(i, init=i)) for i in ids]
+    public_epochs = [slow_public_stage(fed, i, learners[i]) for i in ids]               # step 0
     for end, data in [("", fed.test), ("_public_test", fed.public_test)]:
         assert rounds[0][0]["client_accuracy_public_stage" + end] == pytest.approx(
-            sum(slow_accuracy(client, data) for client in clients) / 3)
+            sum(slow_accuracy(learner, data) for learner in learners) / 3)
     private_epochs = [slow_until_no_better(
-        clients[i], *fed.private[i], fed.validation, epochs=18, batch_size=3,
+        learners[i], *fed.private[i], fed.validation, epochs=18, batch_size=3,
         keys=("transfer local", i), min_delta=.001, patience=10) for i in ids]
     assert min(public_epochs) < 12 and 10 < min(private_epochs) < 18    # some stopped early
-    digested = [slow_accuracy(client, fed.test) for client in clients]
 
-    adam = {"lr": QUICK["lr"], "weight_decay": QUICK["weight_decay"]}
-    digests, revisits = ([torch.optim.Adam(client, **adam) for client in clients] for _ in range(2))
-    c = [w / sum(weights) for w in weights] if weights else [1 / 3] * 3
-    for t in (0, 1, 2):
-        if t > 0:
-            images = fed.public.images[rows[t - 1]]                                     # step 1
-            said = [slow_logits(client, images) for client in clients]  # step 2: before any learns
-            consensus = [[sum(c[i] * said[i][n][k] for i in ids) for k in range(5)]
-                         for n in range(7)]                                             # step 3
-            for i in ids:
-                slow_training(clients[i], digests[i], images, towards_consensus(consensus),
-                              epochs=2, batch_size=3, rng=stream(0, "digest", t, i),
-                              kernel_l2=QUICK["kernel_l2"])                             # step 4
-                digested = [*digested[1:], slow_accuracy(clients[i], fed.test)]
-                slow_training(clients[i], revisits[i], fed.private[i].images,
-                              towards_labels(fed.private[i].labels), epochs=2, batch_size=2,
-                              rng=stream(0, "revisit", t, i), kernel_l2=QUICK["kernel_l2"])  # 5
-        metrics, state = rounds[t]
-        own = [slow_accuracy(client, fed.test) for client in clients]
+    start = [numbers(learner) for learner in learners]
+    slow = [(start, start), *slow_rounds(fed, start, rows, weights or (1., 1., 1.))]
+    for (metrics, state), (digested, clients) in zip(rounds, slow, strict=True):
+        own, before = ([slow_accuracy(client, fed.test) for client in those]
+                       for those in (clients, digested))
         assert all(close(client["model"], clients[i], atol=1e-4)
                    for i, client in enumerate(state["clients"]))
         assert metrics["accuracy"] == metrics["client_accuracy_private"]
         assert metrics["accuracy"] == pytest.approx(sum(own) / 3)
-        assert metrics["client_accuracy_distilled"] == pytest.approx(sum(digested) / 3)
+        assert metrics["client_accuracy_distilled"] == pytest.approx(sum(before) / 3)
         assert [metrics[f"client_accuracy_private_{i}"] for i in ids] == pytest.approx(own)
-        if t > 0:
+        if state["round"] > 0:
             assert metrics["bytes_up"] == metrics["bytes_down"] == 4 * 7 * 5 * 3
             assert metrics["bytes_down_indices"] == 4 * 7 * 3
 

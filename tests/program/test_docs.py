@@ -17,6 +17,7 @@ from fedkd_minimal import main
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+DEPARTURES = (ROOT / "docs" / "DEPARTURES.md").read_text()
 PAGES = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("docs/reading/fed*.html")]
 TEXT = "".join(path.read_text() for path in PAGES).replace("\\\n", " ")
 LINK = r"(?:\]\(|\b(?:href|src|srcset)=\")(?!\w+:)([^()\s\">`#]*)#?([^()\s\">`]*)"
@@ -74,13 +75,18 @@ def test_examples_in_docstrings_are_true(path):
     assert found.failed == 0 < found.attempted
 
 
-@pytest.mark.parametrize("path", OWN_FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [path for path in PRODUCT if "\nD1  " in path.read_text()],
+                         ids=lambda path: path.stem)
 def test_every_departure_names_a_test_that_exists(path):
+    """Those of the file, five at most, and those of its section of DEPARTURES.md."""
     tests = "".join(file.read_text() for file in (ROOT / "tests").glob("*/test_*.py"))
-    departures = re.findall(r"^D(\d+) (.*?)(?=^D\d+ |\Z)", DOCSTRING[path], re.M | re.S)
-    assert departures and [int(k) for k, _ in departures] == [*range(1, len(departures) + 1)]
-    for _, text in departures:
-        named = re.findall(r"\[(test_\w+)\]", text)
+    sections = dict(re.findall(r"^## (\S+)$(.*?)(?=^## |\Z)", DEPARTURES, re.M | re.S))
+    both = [re.findall(r"^(?:- )?D(\d+)\b(.*?)(?=^(?:- )?D\d|\Z)", text, re.M | re.S)
+            for text in (ast.get_docstring(TREE[path]), sections.get(path.name, ""))]
+    assert len(both[0]) <= 5 and {*sections} <= {path.name for path in PRODUCT}
+    assert [int(k) for k, _ in sum(both, [])] == [*range(1, len(sum(both, [])) + 1)]
+    for _, text in sum(both, []):
+        named = re.findall(r"\btest_\w+", text)
         assert named and all(f"def {name}(" in tests for name in named), text
 
 

@@ -52,4 +52,5 @@ def test_a_text_that_is_not_once_in_the_code_is_no_anchor(text):
 def test_a_reference_is_short_plain_python_of_its_own(path):
     text = path.read_text()
     assert set(re.findall(r"^(?:from|import) (\S+)", text, re.M)) <= {"math", "reference.linear"}
-    assert text.count("\n") <= dict(fedgems=95, fedgkt=75, fedsdd=70, linear=90)[path.stem]
+    most = {"fedgems": 95, "fedgkt": 75, "fedmd": 60, "fedsdd": 70, "linear": 90}
+    assert text.count("\n") <= most[path.stem]
