@@ -50,7 +50,8 @@ def rounds_of(algo, fed, state, config):
     fed, settings = inputs_of(algo, fed, config)
     run = algorithm.run
     if patience is not None and algorithm.PLATEAU:
-        run = with_plateau(run, algorithm.evaluate, algorithm.PLATEAU, patience)
+        run = with_plateau(run, algorithm.evaluate, algorithm.PLATEAU, patience,
+                           algorithm.accuracies)
     return run(fed, state, **settings)
 
 

@@ -54,6 +54,8 @@ class Declared(NamedTuple):
     #                              hyperparameters does not fit; `run` calls it too
     announcement: Callable | None = None   # (fed, settings) -> a line to print before training
     evaluate: Callable | None = None       # (fed, state) -> metrics, for --lr-patience
+    accuracies: Callable | None = None     # (fed, state) -> {network: accuracy}, for --lr-patience
+    #                              if its networks are trained separately: each has rates of its own
 
 
 def declared(name):

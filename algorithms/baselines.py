@@ -66,7 +66,10 @@ def new_network(fed, name):
 
 
 def train_network(fed, t, name, saved, data, *, batch_size, new_optimizer):
-    """The snapshot of one network after round t; data: [(Data, epochs), ...], in this order."""
+    """The snapshot of one network after round t: its model, and the optimizer that it keeps.
+
+    data    [(Data, epochs), ...]: what it trains on with cross-entropy, in this order
+    """
     model = new_network(fed, name)
     optimizer = restore(saved, model, new_optimizer)
     for part, (samples, epochs) in enumerate(data):
@@ -112,21 +115,34 @@ def evaluate(fed, state):
     return {"accuracy": metrics.get("server_accuracy", metrics["client_accuracy"]), **metrics}
 
 
+def accuracies(fed, state):
+    """{name: test accuracy} of each network, for --lr-patience: each has a plateau of its own."""
+    networks = networks_of(state)
+
+    def accuracy(name):
+        model = new_network(fed, name)
+        model.load_state_dict(networks[name]["model"])
+        return score(fed, model).test
+
+    return dict(zip(networks, in_parallel(fed, accuracy, list(networks))))
+
+
 def train_alone(fed, state, data, *, rounds, batch_size, lr, optimizer, weight_decay):
     """The rounds of all baselines: each network trains on its own data.
 
     data    {name: [(Data, epochs), ...]}: what each network trains on in a round; the names are
             those of `new_network`
     """
-    new_optimizer = partial(OPTIMIZERS[optimizer], lr=lr, weight_decay=weight_decay)
+    new_optimizer = partial(OPTIMIZERS[optimizer], weight_decay=weight_decay)
     if state is None:
         state = state_of(0, {name: snapshot(new_network(fed, name)) for name in data})
         yield evaluate(fed, state), state
     networks = networks_of(state)
+    factors = state.get("rate_factors", {})            # of --lr-patience: plateau.py
     for t in range(state["round"] + 1, rounds + 1):
         trained = run_clients(fed, lambda name: train_network(
             fed, t, name, networks[name], data[name], batch_size=batch_size,
-            new_optimizer=new_optimizer), list(data))
+            new_optimizer=partial(new_optimizer, lr=lr * factors.get(name, 1))), list(data))
         networks = dict(zip(data, trained))
 
         state = state_of(t, networks)

@@ -5,7 +5,8 @@ Transfer", arXiv:1912.11279, with the filter of Diakonikolas et al., "Being Robu
 Dimensions) Can Be Practical", ICML 2017; here as a baseline of FedGEMS (Cheng et al.,
 arXiv:2110.11027), whose settings (Table 13) are the defaults.
 What travels: probabilities, up and down. Public data: unlabeled, on every client. The server has no
-model.
+model. Clients train as in dsfl.py (`train_client`: cross-entropy on private data; `distill`: soft
+cross-entropy towards the robust mean), with one optimizer that each keeps.
 Run:   python fedkd_minimal.py --algo cronus
 
 Paper              here                         shape         note

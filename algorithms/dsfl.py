@@ -58,7 +58,10 @@ def entropy_reduction(client_probs, temperature=0.1):
 
 
 def train_client(fed, i, t, client, *, local_epochs, batch_size, new_optimizer):
-    """Private training of client i; it uploads its probabilities [N, C] of the public samples."""
+    """Private training of client i; it uploads its probabilities [N, C] of the public samples.
+
+    Cross-entropy, with the one optimizer that the client keeps for this and for `distill`.
+    """
     model = fed.client_model(i)
     optimizer = restore(client, model, new_optimizer)
     train_with_labels(fed, model, optimizer, fed.private[i], epochs=local_epochs,
@@ -71,6 +74,7 @@ def train_client(fed, i, t, client, *, local_epochs, batch_size, new_optimizer):
 def distill(fed, saved, model, target_probs, *, epochs, batch_size, new_optimizer, keys):
     """The snapshot of a client or the server, `saved`, after training towards target_probs [N, C].
 
+    Soft cross-entropy, with the optimizer that `saved` holds; both are kept.
     model    a network of its architecture
     """
     def loss(logits, rows):

@@ -31,7 +31,7 @@ PUBLIC = "none"
 MIXED = False   # may clients have different networks?
 PLATEAU = ("lr",)    # what --lr-patience reduces
 COLUMNS = ("accuracy",)
-COPIES = 1      # tensors of the size of the parameters in each message: a model
+COPIES = 1      # a message has as many numbers as the model has parameters
 
 
 def start_server(fed, architecture, init=0):
@@ -42,7 +42,10 @@ def start_server(fed, architecture, init=0):
 
 def train_client(fed, i, t, server, *, local_epochs, batch_size, lr, optimizer="sgd",
                  weight_decay=0.0):
-    """Local training of client i in round t, from what the server sent. Returns its upload."""
+    """Local training of client i in round t, from what the server sent. Returns its upload.
+
+    Cross-entropy, with a new optimizer in every round: the client keeps nothing.
+    """
     images, labels = fed.private[i]                                          # [n, c, h, w], [n]
     model = load_model(fed, server)                                          # Eq. (1)
     model.train()

@@ -4,7 +4,8 @@ Chen and Chao, "FedBE: Making Bayesian Model Ensemble Applicable to Federated Le
 here as the baseline of FedSDD (Kwan and Song, arXiv:2312.17029v1), section 5.2 and Table 5, whose
 settings are the defaults. The global model is FedAvg's. The ensemble (the average, the clients'
 models and the samples) only predicts. With --distill the average learns from the ensemble on public
-images, as in FedBE's own paper.
+images, as in FedBE's own paper. Both trainings start a new optimizer in every round: clients train
+by `train_client` of fedavg.py (cross-entropy), the average by `distill` of fedsdd.py (KL, SGD).
 What travels: weights, down and up. Public data: unlabeled images on the server, for --distill.
 Run:   python fedkd_minimal.py --algo fedbe --posterior dirichlet
 

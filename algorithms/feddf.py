@@ -102,6 +102,7 @@ def distill(fed, t, student, teacher_logits, *, distill_steps, server_batch_size
            server_optimizer, cosine, max_grad_norm, temperature, patience, check_every):
     """`Distilled`: the student after steps towards teacher_logits [N, C] on the public images.
 
+    The loss is temperature² KL(teacher || student); the optimizer is new in every round.
     Without `patience` this is the student after all distill_steps. With it, this is the student
     with the best accuracy on the validation set, measured every check_every steps; distillation
     stops when the last `patience` steps brought no new best.

@@ -15,8 +15,8 @@ L_s                server_logits                [N, C]        the clients learn 
 epsilon            epsilon (--epsilon)          number        weight of CE in Eq. (5), (6)
 
 Where the paper is silent or we differ:
-D1  order of a round, epsilon, the pass that makes the server's logits, the clients' weights: as in
-    FedGEMS's D1, D7, D8, D10, D11 [test_fedgem_round_by_hand]
+D1  order of a round, epsilon, the pass that makes the server's logits, the clients' weights, the
+    kind of Adam: as FedGEMS's departures say [test_fedgem_round_by_hand]
 D2  an upload with nan or infinity is left out of the mean; without any valid upload the server
     learns from the labels alone [test_non_finite_logits_are_left_out]
 D3  --augment: who learns sees augmented images, who teaches clean ones
@@ -43,7 +43,11 @@ evaluate = partial(evaluation.evaluate, main_metric="server_accuracy")
 @timed
 def train_server(fed, t, server, teacher_logits, has_teacher, *, server_epochs, batch_size,
                  new_optimizer, epsilon):
-    """(trained server, its logits [N, C]); teacher_logits, has_teacher: [N, C], bool [N]."""
+    """(trained server, its logits [N, C]); teacher_logits, has_teacher: [N, C], bool [N].
+
+    epsilon CE + (1 - epsilon) KL(teacher || server) where a sample has a teacher, CE elsewhere;
+    the server keeps its model and its optimizer.
+    """
     def loss(logits, rows):                                                      # Eq. (5)
         return server_loss(logits, labels[rows], teacher_logits[rows], has_teacher[rows], epsilon)
 

@@ -15,7 +15,9 @@ N_t                len(active)                  number        clients of round t
 Where the paper is silent or we differ:
 D1  the distance is over the parameters alone, not over BatchNorm's statistics
     [test_proximal_term_ignores_buffers]
-D2  the server is FedAvg's (its D1-D3) [test_fedprox_with_mu_0_is_fedavg_bit_for_bit]
+D2  the server is FedAvg's (its D1-D3): clients are drawn uniformly and weigh by samples. The
+    paper's Algorithm 2 draws them with probability p_k and takes the plain mean
+    [test_fedprox_with_mu_0_is_fedavg_bit_for_bit]
 """
 import torch
 import torch.nn.functional as F
@@ -51,7 +53,11 @@ def proximal_term(model, global_state, mu):
 
 def train_client(fed, i, t, server, *, local_epochs, batch_size, lr, mu, optimizer="sgd",
                  weight_decay=0.0):
-    """Local training of client i in round t, from what the server sent. Returns its upload."""
+    """Local training of client i in round t, from what the server sent. Returns its upload.
+
+    Cross-entropy plus the proximal term, with a new optimizer in every round: the client keeps
+    nothing.
+    """
     images, labels = fed.private[i]                                          # [n, c, h, w], [n]
     model = load_model(fed, server)                                          # FedSDD Eq. (1)
     model.train()

@@ -2,8 +2,8 @@
 
 Kwan and Song, "FedSDD: Scalable and Diversity-enhanced Distillation for Model Aggregation in
 Federated Learning", arXiv:2312.17029v1.
-What travels: weights, down and up, as in the local method (--local). Public data: unlabeled images,
-on the server alone.
+What travels: weights. In each round an active client receives the global model of its group, trains
+it and uploads it (SCAFFOLD: with a control). Public data: unlabeled images, on the server alone.
 Run:   python fedkd_minimal.py --algo fedsdd --K 4 --R 2
 
 Paper              here                         shape         note
@@ -28,14 +28,26 @@ Algorithm 1 of the paper, which does not number its lines:
  9      if k = 0: w*_{t,0} <- Distillation(w_{t,0}, {w_{t-r,k}: 0 <= k < K, 0 <= r < R})
 10      else: w*_{t,k} <- w_{t,k}
 
-The next round needs the K global models after line 10 (for SCAFFOLD with their controls) and the
-ring: the mean logits of the K averaged models on the public images, for each of the last R rounds
-(test_ring: on the test images, for the metrics). Past models and the images never change, so the
-ring keeps logits instead of models: teachers predict K x N images in a round, for any R.
+Before line 3 a share of the clients (--participation) is drawn and dealt to the K groups at random.
+Line 6 is cross-entropy with SGD, by `train_client` of fedavg.py, fedprox.py or scaffold.py, as
+--local says. Line 7 is the mean by numbers of samples (SCAFFOLD: the plain mean). Line 9 is SGD on
+Eq. (4), by `distill`. No optimizer is kept: each training starts a new one.
 
-With different networks (section A.5) each network has K global models, one of them a main model; k
-counts over all of them, and all are in the ensemble. --secure-sum (section 3.2): secure_sum.py;
-Tables 5 and 6: fedsdd_ablations.py.
+A state keeps the K global models after lines 9 and 10, and the ring: for each of the last R rounds,
+the mean logits of the K averaged models on the public images. Clients keep nothing. (With SCAFFOLD
+a client keeps its control, and the server one for each global model.)
+
+The ring of logits instead of models is this implementation's, not the paper's: past models and
+public images never change, so K models predict N images in a round, for any R. The paper claims the
+same cost for any number of clients.
+
+Scores of a round, on the test set: `accuracy` of the main model after line 9 (of several main
+models, the mean); `ensemble_accuracy` of the averaged models of line 7, over R rounds (test_ring:
+their mean logits on the test images); `disagreement` of those of this round.
+
+With different networks (section A.5) each network has K global models, one of them a main model.
+k counts over all of them, all are in the ensemble, and K in a shape is the number of all.
+--secure-sum (section 3.2): secure_sum.py; Tables 5 and 6: fedsdd_ablations.py.
 
 Where the paper is silent or we differ (more: docs/DEPARTURES.md):
 D1  Eq. (4) reads KL(student || teacher); we take Hinton's temperature² KL(teacher || student)
@@ -100,6 +112,8 @@ def distill(fed, student, teacher_logits, *, distill_steps, server_batch_size, s
             temperature, keys):
     """The student after SGD steps towards teacher_logits [N, C] on the public images.
 
+    The loss is temperature² KL(teacher || student). The optimizer is new in every call, without
+    momentum; only the model is kept.
     student    {"architecture", "model", ...}: a global model before distillation
     keys       name the purpose: the stream that shuffles and augments, and the seed of dropout
     """
@@ -126,7 +140,7 @@ class LocalMethod(NamedTuple):
     start_server: Callable     # (fed, architecture, init) -> global model
     train_client: Callable     # (fed, i, t, global model) -> upload
     aggregate: Callable        # (fed, global model, {client: upload}) -> global model
-    copies: int                # tensors of the size of the parameters in a message
+    copies: int                # a message has so many times the model's parameters
     count_valid: Callable = len            # {client: upload} -> number of valid uploads
     number_bytes: int = FLOAT_BYTES        # of one uploaded number
 

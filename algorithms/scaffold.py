@@ -39,7 +39,7 @@ from federation import seeded, stream
 PUBLIC = "none"
 MIXED = False   # may clients have different networks?
 COLUMNS = ("accuracy",)
-COPIES = 2      # tensors of the size of the parameters in each message: a model and a control
+COPIES = 2      # a message has twice the model's parameters: the model and a control
 
 
 def start_server(fed, architecture, init=0):
@@ -79,7 +79,10 @@ def updated_client_control(client_control, server_control, global_params, local_
 
 
 def train_client(fed, i, t, server, *, local_epochs, batch_size, lr):
-    """Local training of client i in round t, from what the server sent. Returns its upload."""
+    """Local training of client i in round t, from what the server sent. Returns its upload.
+
+    Cross-entropy with plain SGD on corrected gradients; the client keeps its control alone.
+    """
     images, labels = fed.private[i]                                          # [n, c, h, w], [n]
     model = load_model(fed, server)                                          # Alg. 1, line 7
     model.train()

@@ -12,9 +12,8 @@ a real number x travels as round(x 2^24) in 64 bits: exact to 2^-25, up to 2^38 
 
 The average of a group is the sum of n_i w_i over the sum of n_i. A client whose model is not
 finite, or too large for 64 bits, sends zeros and the weight 0, masked like all others: it leaves
-the average intact, and nobody learns which client it was. BatchNorm's counters become rounded
-averages too; without masks (fedavg.py) they take the maximum
-[test_average_of_masked_models_by_hand].
+the average intact, and nobody learns which client it was. BatchNorm's counters, which take the
+maximum in fedavg.py, become rounded averages [test_average_of_masked_models_by_hand].
 
 A simulation: real clients agree on the masks by a key exchange (Diffie-Hellman in the paper); here
 the masks come from the seed of the run.

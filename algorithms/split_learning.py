@@ -56,7 +56,10 @@ class Stacked(nn.Module):
 
 @timed
 def train_split(fed, i, t, stacked, edge_optimizer, server_optimizer, *, local_epochs, batch_size):
-    """Trains both halves in place on client i's data; returns the bytes that go up (and down)."""
+    """Trains both halves in place on client i's data; returns the bytes that go up (and down).
+
+    Cross-entropy; each half has its own optimizer, and keeps it over clients and rounds.
+    """
     edge, server, sent_bytes = stacked.edge, stacked.server, 0
     stacked.train()
     images, labels = fed.private[i]

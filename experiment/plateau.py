@@ -12,38 +12,61 @@ D1  the accuracy is the metric `accuracy` on the validation set. This set is hel
 D2  a rate falls to a tenth after more than `lr_patience` rounds without a better accuracy. The
     algorithm's module constant PLATEAU names the rates. FedGKT's code reduces the server's alone
     [test_a_rate_falls_after_more_than_patience_rounds_by_hand]
+D3  the rates of an algorithm fall together. Only networks that are trained separately
+    (baselines.py) have a plateau each [test_networks_trained_separately_have_separate_plateaus]
 """
 import dataclasses
+import statistics
 
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 
-def with_plateau(run, evaluate, rates, patience):
+def new_plateau(patience, saved=None):
+    """A scheduler whose rate is a factor of learning rates: 1 at first, or as it was saved."""
+    factor = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    plateau = ReduceLROnPlateau(factor, mode="max", patience=patience, threshold=0, eps=0)
+    if saved is not None:
+        plateau.load_state_dict(saved)
+        factor.param_groups[0]["lr"] = plateau.get_last_lr()[0]
+    return plateau
+
+
+def with_plateau(run, evaluate, rates, patience, accuracies=None):
     """An algorithm like `run` whose learning rates fall on a plateau of validation accuracy.
 
-    run         the algorithm, a generator of (metrics, state)
-    evaluate    evaluate(fed, state) -> metrics with "accuracy"
-    rates       the names of the keywords that fall, for example ("lr", "server_lr")
-    patience    a rate falls after more than this many rounds without a better accuracy
-    raises      ValueError without a validation set
+    run           the algorithm, a generator of (metrics, state)
+    evaluate      evaluate(fed, state) -> metrics with "accuracy"
+    rates         the names of the keywords that fall, for example ("lr", "server_lr")
+    patience      a rate falls after more than this many rounds without a better accuracy
+    accuracies    if networks are trained separately: accuracies(fed, state) -> {network: accuracy}.
+                  Then `run` multiplies each network's rates by state["rate_factors"][network]
+                  itself, and the metrics have the mean rates
+    raises        ValueError without a validation set
     """
+    def reached(fed, state):
+        return accuracies(fed, state) if accuracies else {"all": evaluate(fed, state)["accuracy"]}
+
     def reduced(fed, state=None, *, rounds, **settings):
         if fed.validation is None:
             raise ValueError("--lr-patience needs a validation set: --validation SHARE")
         on_validation = dataclasses.replace(fed, test=fed.validation, public_test=None)
-        factor = torch.optim.SGD([torch.zeros(1)], lr=1.0)         # its rate multiplies the rates
-        plateau = ReduceLROnPlateau(factor, mode="max", patience=patience, threshold=0, eps=0)
-        if state is not None and "plateau" in state:
-            plateau.load_state_dict(state["plateau"])
-            factor.param_groups[0]["lr"] = plateau.get_last_lr()[0]
+        saved = {} if state is None else state.get("plateau", {})
+        plateaus = {name: new_plateau(patience, plateau) for name, plateau in saved.items()}
         while state is None or state["round"] < rounds:
             t = 0 if state is None else state["round"] + 1
-            now = {name: settings[name] * factor.param_groups[0]["lr"] for name in rates}
-            one_round = run(fed, state, rounds=t, **settings | now)
+            factors = {name: plateau.get_last_lr()[0] for name, plateau in plateaus.items()}
+            mean = statistics.fmean(factors.values()) if factors else 1.0
+            now = {name: settings[name] * mean for name in rates}
+            if accuracies and state is not None:
+                one_round = run(fed, state | {"rate_factors": factors}, rounds=t, **settings)
+            else:
+                one_round = run(fed, state, rounds=t, **settings | now)
             for metrics, state in one_round:
                 if t > 0:
-                    plateau.step(evaluate(on_validation, state)["accuracy"])
-                yield metrics | now, state | {"plateau": plateau.state_dict()}
+                    for name, accuracy in reached(on_validation, state).items():
+                        plateaus.setdefault(name, new_plateau(patience)).step(accuracy)
+                yield metrics | now, state | {"plateau": {
+                    name: plateau.state_dict() for name, plateau in plateaus.items()}}
 
     return reduced

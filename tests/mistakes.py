@@ -457,6 +457,8 @@ TABLE["algorithms/baselines.py", "baselines"] = [
      "public_private_makes_private_steps_then_public_ones", "public steps first"),
     ("restore(saved«→ | {'optimizer': None}», model", "centralized_is_one_long_training",
      "a new optimizer in every round"),
+    ("lr=lr«→ * max(factors.values(), default=1)»« * factors.get(name, 1)→»",
+     "networks_trained_separately_have_separate_plateaus", "one plateau for all networks"),
     ("fed.client_model(name«, init=name→»)", "standalone_trains_each_on_its_own_data",
      "all clients start alike"),
     ("MIXED = «True→False»", "command_line::networks_may_differ_unless_shared[centralized]",
@@ -546,8 +548,8 @@ TABLE["experiment/plateau.py", "plateau"] = [
      "the rate falls by the test set", "FedML's FedGKT"),
     ("patience=patience«→ - 1», threshold=0",
      "a_rate_falls_after_more_than_patience_rounds_by_hand", "the rate falls a round early"),
-    ('«plateau.load_state_dict(state["plateau"])→pass»',
-     "a_resumed_run_goes_on_with_the_fallen_rate", "a resumed run forgets the best")]
+    ("«plateau.load_state_dict(saved)→pass»", "a_resumed_run_goes_on_with_the_fallen_rate",
+     "a resumed run forgets the best")]
 TABLE["algorithms/secure_sum.py", "secure_sum"] = [
     ("w.«double().→»cpu() * weight", "a_weighted_model_is_not_rounded_to_float32",
      "n_i w_i is rounded to float32"),

@@ -2,12 +2,14 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from toys import federation, labeled, last, linear, same, samples, with_hidden_layer
+from toys import (federation, labeled, last, linear, same, samples, through_a_file,
+                  with_hidden_layer)
 
 from algorithms import baselines
 from algorithms.baselines import centralized, centralized_all, public_private, standalone
 from algorithms.evaluation import client_metrics, score, server_metrics
 from algorithms.training import OPTIMIZERS, batches
+from experiment.plateau import with_plateau
 from federation import stream
 
 QUICK = {"rounds": 3, "batch_size": 4, "lr": 0.01}
@@ -16,13 +18,13 @@ SIZES = (6, 3, 2)                  # with 8 public samples: no batch of 4 is of 
 ALL = [standalone, public_private, centralized, centralized_all]
 
 
-def one_long_training(model, name, *parts):
+def one_long_training(model, name, *parts, rates=(0.01, 0.01, 0.01)):
     """A plain loop over all rounds with one optimizer: its moments are never forgotten.
 
     parts    (images, labels, epochs): what a round trains on, one after the other
     """
-    adam = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=1e-4, amsgrad=True)
-    for t in (1, 2, 3):
+    adam = torch.optim.Adam(model.parameters(), weight_decay=1e-4, amsgrad=True)
+    for t, adam.param_groups[0]["lr"] in enumerate(rates, start=1):
         for number, (images, labels, epochs) in enumerate(parts):
             rng = stream(0, "alone", t, name, number)
             for rows in batches(len(labels), 4, epochs, rng):
@@ -48,6 +50,25 @@ def test_standalone_trains_each_on_its_own_data():
         expected[i] = one_long_training(fed.client_model(i, init=i), i, (*private, 2))
     _, state = last(standalone(fed, **QUICK, local_epochs=2))
     assert same(models_of(state), expected)
+
+
+def test_networks_trained_separately_have_separate_plateaus():
+    """With patience 0 a rate falls when round 2 is not better than 1; also after a resume."""
+    after = {"server": (.5, .5, .5), 0: (.1, .2, .3), 1: (.4, .3, .2), 2: (.0, .6, .6)}
+    run = with_plateau(standalone, None, ("lr",), 0, lambda fed, state: {
+        name: reached[state["round"] - 1] for name, reached in after.items()})
+    fed = labeled(sizes=SIZES, validation=samples(5))
+    expected = {name: one_long_training(
+        fed.server_model() if name == "server" else fed.client_model(name, init=name), name,
+        (*(fed.public if name == "server" else fed.private[name]), 1),
+        rates=(.01, .01, .01 if reached[1] > reached[0] else .001))
+        for name, reached in after.items()}
+    rounds = list(run(fed, **QUICK))
+    assert same(models_of(rounds[-1][1]), expected)
+    assert [metrics["lr"] for metrics, _ in rounds] == pytest.approx([.01, .01, .01, .0055])
+    for n, (_, state) in enumerate(rounds, start=1):
+        rest = run(fed, through_a_file(state), **QUICK)
+        assert same([state for _, state in rest], [state for _, state in rounds[n:]])
 
 
 def test_public_private_makes_private_steps_then_public_ones():
@@ -94,7 +115,11 @@ def test_a_server_is_the_headline_and_a_network_counts_for_each_client(run, publ
         networks = [fed.client_model(i) for i in range(5)]
         for network, model in zip(networks, clients):
             network.load_state_dict(model)
-        expected = client_metrics([score(fed, network) for network in networks])
+        scores = [score(fed, network) for network in networks]
+        moves = baselines.accuracies(fed, state)              # the rate of each network
+        assert [moves.get(i, moves.get(name)) for i, name in enumerate(fed.architecture)] == [
+            each.test for each in scores]
+        expected = client_metrics(scores)
         headline = "client_accuracy"
         if run in (standalone, centralized_all):
             expected |= server_metrics(fed, state["server"])
