@@ -5,6 +5,7 @@ cnn cnn_large                   none: for the glyphs       two convolutions; the
 mlp                             none: for the glyphs       one hidden layer
 mini0 ... mini9                 none: for the glyphs       like fedmd0 ... fedmd9, an eighth as wide
                                                            (0 and 9 have one hidden layer instead)
+cnn_6_16                        FedGen's code (MNIST)      two convolutions, two linear layers
 resnet8 resnet20 resnet56       FedSDD section 4.1, FedDF  He's CIFAR ResNet of BasicBlocks
 wrn16_2                         FedSDD section 4.1         wide residual network, depth 16, width 2
 bottleneck11 ... bottleneck110  FedGEMS Tables 10, 11, 12  ResNet of Bottlenecks
@@ -113,6 +114,17 @@ class MLP(nn.Module):
     def forward(self, images):                               # [B, c, h, w]
         x = F.relu(self.hidden(images.flatten(1)))           # [B, units]
         return self.classifier(x)                            # [B, C]
+
+
+def cnn_6_16(image_shape, num_classes):
+    """FedGen's CNN for MNIST. There is no activation between its linear layers."""
+    c, h, w = image_shape
+    model = nn.Sequential(
+        nn.Conv2d(c, 6, 3, stride=2, padding=1), nn.BatchNorm2d(6), nn.ReLU(),
+        nn.Conv2d(6, 16, 3, stride=2, padding=1), nn.BatchNorm2d(16), nn.ReLU(),
+        nn.Flatten(), nn.Linear(16 * -(h // -4) * -(w // -4), 32))      # h/4, w/4, rounded up
+    model.add_module("classifier", nn.Linear(32, num_classes))
+    return model
 
 
 # ------------------------------------------------------- residual networks: FedSDD, FedGEMS, FedGKT
@@ -464,14 +476,14 @@ MINI = {                                 # FedMD's networks 1 to 8 with an eight
     for j in range(1, 9)
 }
 
-# Number of convolutions -> smallest image side in pixels; in a smaller image the input of the last
-# convolution would be smaller than its 3x3 kernel.
+# Convolutions -> smallest image side in pixels: the last one's input is not below its 3x3 kernel.
 FEDMD_SMALLEST = {2: 3, 3: 12, 4: 28}
 
 NETWORKS = {        # name -> (smallest image side in pixels, constructor(image_shape, num_classes))
     "cnn": (4, CNN),
     "cnn_large": (4, LargeCNN),
     "mlp": (1, MLP),
+    "cnn_6_16": (4, cnn_6_16),
     # FedMD gives two-layer networks like mini0 and mini9 a smaller weight in the consensus.
     "mini0": (1, partial(MLP, units=32)),
     "mini9": (1, partial(MLP, units=16)),

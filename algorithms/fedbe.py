@@ -134,7 +134,7 @@ def check(fed, *, distill=False, **settings):
 
 
 def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local_epochs: int = 40,
-        batch_size: int = 64, lr: float = 0.8,
+        local_steps: int | None = None, batch_size: int = 64, lr: float = 0.8,
         posterior: Literal["gaussian", "dirichlet"] = "gaussian", samples: int = 10,
         concentration: float = 1.0, distill: bool = False, distill_steps: int = 5000,
         server_batch_size: int = 256, server_lr: float = 0.1):
@@ -146,7 +146,8 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
     distill          the global model learns from the ensemble; otherwise it only predicts
     The other keywords are in hyperparameters.py.
     """
-    training = dict(local_epochs=local_epochs, batch_size=batch_size, lr=lr)
+    training = dict(local_epochs=local_epochs, local_steps=local_steps, batch_size=batch_size,
+                    lr=lr)
     distillation = dict(distill_steps=distill_steps, server_batch_size=server_batch_size,
                         server_lr=server_lr)
     if state is None:

@@ -116,8 +116,8 @@ def distill(fed, t, student, teacher_logits, *, distill_steps, server_batch_size
     images = fed.public.images
     best_accuracy, best_state, best_step = -1.0, None, 0
     with seeded(fed.seed, "distil", t, first_client):
-        passes = batches(len(images), server_batch_size, distill_steps, rng, fed.device)
-        for step, rows in enumerate(itertools.islice(passes, distill_steps), start=1):   # [B]
+        drawn = batches(len(images), server_batch_size, None, rng, fed.device, distill_steps)
+        for step, rows in enumerate(drawn, start=1):                                     # [B]
             batch = fed.augment(images[rows], rng) if fed.augment else images[rows]
             student_logits = forward(fed, model, batch)                                  # [B, C]
             loss = distillation_loss(teacher_logits[rows], student_logits, temperature)
@@ -166,10 +166,11 @@ def check(fed, *, drop_worst, patience, attack=None, **settings):
 
 
 def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local_epochs: int = 40,
-        batch_size: int = 64, lr: float = 0.1, optimizer: Optimizer = "sgd",
-        weight_decay: float = 0.0, drop_worst: bool = True, distill_steps: int = 10000,
-        server_batch_size: int = 128, server_lr: float = 1e-3, server_optimizer: Optimizer = "adam",
-        cosine: bool = True, max_grad_norm: float | None = 5.0, temperature: float = 1.0,
+        local_steps: int | None = None, batch_size: int = 64, lr: float = 0.1,
+        optimizer: Optimizer = "sgd", weight_decay: float = 0.0, drop_worst: bool = True,
+        distill_steps: int = 10000, server_batch_size: int = 128, server_lr: float = 1e-3,
+        server_optimizer: Optimizer = "adam", cosine: bool = True,
+        max_grad_norm: float | None = 5.0, temperature: float = 1.0,
         patience: int | None = 1000, check_every: int = 100, attack=None):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
@@ -183,8 +184,8 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
     check_every      steps between two measurements on the validation set
     The other keywords are in hyperparameters.py.
     """
-    training = dict(local_epochs=local_epochs, batch_size=batch_size, lr=lr, optimizer=optimizer,
-                    weight_decay=weight_decay)
+    training = dict(local_epochs=local_epochs, local_steps=local_steps, batch_size=batch_size,
+                    lr=lr, optimizer=optimizer, weight_decay=weight_decay)
     distillation = dict(distill_steps=distill_steps, server_batch_size=server_batch_size,
                         server_lr=server_lr, server_optimizer=server_optimizer, cosine=cosine,
                         max_grad_norm=max_grad_norm, temperature=temperature, patience=patience,

@@ -51,8 +51,8 @@ def proximal_term(model, global_state, mu):
     return (mu / 2 * squared_distance).to(w.dtype)                           # Eq. (2)
 
 
-def train_client(fed, i, t, server, *, local_epochs, batch_size, lr, mu, optimizer="sgd",
-                 weight_decay=0.0):
+def train_client(fed, i, t, server, *, local_epochs, local_steps=None, batch_size, lr, mu,
+                 optimizer="sgd", weight_decay=0.0):
     """Local training of client i in round t, from what the server sent. Returns its upload.
 
     Cross-entropy plus the proximal term, with a new optimizer in every round: the client keeps
@@ -64,7 +64,7 @@ def train_client(fed, i, t, server, *, local_epochs, batch_size, lr, mu, optimiz
     local_optimizer = OPTIMIZERS[optimizer](model.parameters(), lr=lr, weight_decay=weight_decay)
     rng = stream(fed.seed, "local", t, i)
     with seeded(fed.seed, "local", t, i):
-        for rows in batches(len(labels), batch_size, local_epochs, rng, fed.device):     # [B]
+        for rows in batches(len(labels), batch_size, local_epochs, rng, fed.device, local_steps):
             batch = fed.augment(images[rows], rng) if fed.augment else images[rows]
             loss = F.cross_entropy(forward(fed, model, batch), labels[rows])
             loss = loss + proximal_term(model, server["model"], mu)
@@ -75,14 +75,15 @@ def train_client(fed, i, t, server, *, local_epochs, batch_size, lr, mu, optimiz
 
 
 def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4,
-        local_epochs: int = 40, batch_size: int = 64, lr: float = 0.8, mu: float = 0.001,
-        optimizer: Optimizer = "sgd", weight_decay: float = 0.0, attack=None):
+        local_epochs: int = 40, local_steps: int | None = None, batch_size: int = 64,
+        lr: float = 0.8, mu: float = 0.001, optimizer: Optimizer = "sgd",
+        weight_decay: float = 0.0, attack=None):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
     The keywords are in hyperparameters.py.
     """
-    settings = dict(local_epochs=local_epochs, batch_size=batch_size, lr=lr, mu=mu,
-                    optimizer=optimizer, weight_decay=weight_decay)
+    settings = dict(local_epochs=local_epochs, local_steps=local_steps, batch_size=batch_size,
+                    lr=lr, mu=mu, optimizer=optimizer, weight_decay=weight_decay)
     if state is None:
         state = {"round": 0, "server": start_server(fed, fed.architecture[0])}
         yield evaluate(fed, state), state

@@ -60,7 +60,6 @@ D4  SCAFFOLD: a server control per global model, a client control per (client, g
 D5  `ensemble_accuracy` is of the averaged models, the main one before distillation; Table 6 does
     not say which [test_ensemble_accuracy_is_of_K_models_of_each_of_the_last_R_rounds]
 """
-import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Literal, NamedTuple
@@ -123,8 +122,7 @@ def distill(fed, student, teacher_logits, *, distill_steps, server_batch_size, s
     rng = stream(fed.seed, *keys)                                          # batches, augmentation
     images = fed.public.images
     with seeded(fed.seed, *keys):                                                        # dropout
-        passes = batches(len(images), server_batch_size, distill_steps, rng, fed.device)
-        for rows in itertools.islice(passes, distill_steps):                             # [B]
+        for rows in batches(len(images), server_batch_size, None, rng, fed.device, distill_steps):
             batch = fed.augment(images[rows], rng) if fed.augment else images[rows]
             student_logits = forward(fed, model, batch)                                  # [B, C]
             loss = distillation_loss(teacher_logits[rows], student_logits, temperature)  # Eq. (4)
@@ -225,15 +223,16 @@ def check(fed, *, participation, K, local, secure_sum=False, attack=None, **sett
 
 def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: int = 4, R: int = 1,
         local: Literal["fedavg", "fedprox", "scaffold"] = "fedavg", local_epochs: int = 40,
-        batch_size: int = 64, lr: float = 0.8, mu: float = 0.001, distill_steps: int = 5000,
-        server_batch_size: int = 256, server_lr: float = 0.1, temperature: float = 4.0,
-        secure_sum: bool = False, attack=None):
+        local_steps: int | None = None, batch_size: int = 64, lr: float = 0.8, mu: float = 0.001,
+        distill_steps: int = 5000, server_batch_size: int = 256, server_lr: float = 0.1,
+        temperature: float = 4.0, secure_sum: bool = False, attack=None):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
     secure_sum    clients upload masked models: the server learns only a group's average
     The other keywords are in hyperparameters.py.
     """
-    training = dict(local_epochs=local_epochs, batch_size=batch_size, lr=lr)
+    training = dict(local_epochs=local_epochs, local_steps=local_steps, batch_size=batch_size,
+                    lr=lr)
     method = local_method(local, **training, **({"mu": mu} if local == "fedprox" else {}))
     if secure_sum:
         method = with_masks(method, lambda t: deal_clients(fed, t, participation, K),

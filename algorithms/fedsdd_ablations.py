@@ -45,9 +45,9 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
         ensemble: Literal["aggregated", "clients"] = "aggregated",
         students: Literal["main", "all", "none"] = "main", warmup_rounds: int = 0,
         local: Literal["fedavg", "fedprox", "scaffold"] = "fedavg", local_epochs: int = 40,
-        batch_size: int = 64, lr: float = 0.8, mu: float = 0.001, distill_steps: int = 5000,
-        server_batch_size: int = 256, server_lr: float = 0.1, temperature: float = 4.0,
-        attack=None):
+        local_steps: int | None = None, batch_size: int = 64, lr: float = 0.8, mu: float = 0.001,
+        distill_steps: int = 5000, server_batch_size: int = 256, server_lr: float = 0.1,
+        temperature: float = 4.0, attack=None):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
     ensemble         members of the ensemble: aggregated global models, or clients' models
@@ -55,7 +55,8 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
     warmup_rounds    rounds at the start without distillation
     The other keywords are in hyperparameters.py.
     """
-    training = dict(local_epochs=local_epochs, batch_size=batch_size, lr=lr)
+    training = dict(local_epochs=local_epochs, local_steps=local_steps, batch_size=batch_size,
+                    lr=lr)
     method = local_method(local, **training, **({"mu": mu} if local == "fedprox" else {}))
     distillation = dict(distill_steps=distill_steps, server_batch_size=server_batch_size,
                         server_lr=server_lr, temperature=temperature)

@@ -9,6 +9,7 @@ MEANING = {
     "attack": "an `Attack` of attacks.py, which replaces the uploads of malicious clients",
     # the clients
     "local_epochs": "passes of a client over its own data in a round",
+    "local_steps": "optimizer steps of a client in a round, instead of --local-epochs",
     "public_epochs": "passes of a client over the public data in a round",
     "batch_size": "batch size of a client",
     "lr": "learning rate of a client",

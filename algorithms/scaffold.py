@@ -78,7 +78,7 @@ def updated_client_control(client_control, server_control, global_params, local_
     return client_control - server_control + (global_params - local_params) / (steps * lr)
 
 
-def train_client(fed, i, t, server, *, local_epochs, batch_size, lr):
+def train_client(fed, i, t, server, *, local_epochs, local_steps=None, batch_size, lr):
     """Local training of client i in round t, from what the server sent. Returns its upload.
 
     Cross-entropy with plain SGD on corrected gradients; the client keeps its control alone.
@@ -91,7 +91,7 @@ def train_client(fed, i, t, server, *, local_epochs, batch_size, lr):
     rng = stream(fed.seed, "local", t, i)
     steps = 0
     with seeded(fed.seed, "local", t, i):
-        for rows in batches(len(labels), batch_size, local_epochs, rng, fed.device):     # [B]
+        for rows in batches(len(labels), batch_size, local_epochs, rng, fed.device, local_steps):
             batch = fed.augment(images[rows], rng) if fed.augment else images[rows]
             loss = F.cross_entropy(forward(fed, model, batch), labels[rows])
             optimizer.zero_grad()
@@ -132,13 +132,15 @@ def aggregate(fed, server, uploads, global_lr=1.0):
 
 
 def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4,
-        local_epochs: int = 40, batch_size: int = 64, lr: float = 0.8, global_lr: float = 1.0):
+        local_epochs: int = 40, local_steps: int | None = None, batch_size: int = 64,
+        lr: float = 0.8, global_lr: float = 1.0):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
     global_lr    learning rate of the server: 1 takes the mean of the clients' models
     The other keywords are in hyperparameters.py.
     """
-    settings = dict(local_epochs=local_epochs, batch_size=batch_size, lr=lr)
+    settings = dict(local_epochs=local_epochs, local_steps=local_steps, batch_size=batch_size,
+                    lr=lr)
     if state is None:
         state = {"round": 0, "server": start_server(fed, fed.architecture[0])}
         yield fedavg.evaluate(fed, state), state

@@ -30,6 +30,7 @@ def batches(num_samples, batch_size, epochs, rng, device="cpu", steps=None):
     """Yields `rows` (int64 [B]) of each batch of `epochs` shuffled passes, or of `steps` batches.
 
     steps    None: all batches of `epochs` passes; otherwise so many, in as many passes as needed
+             (then `epochs` has no effect)
     The last batch of a pass may be smaller; none is dropped.
     """
     passes = (torch.from_numpy(rng.permutation(num_samples)).to(device).split(batch_size)

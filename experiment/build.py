@@ -11,7 +11,8 @@ from data.load import (Dataset, by_superclass, check_classes, check_public, fing
                        load_dataset, only)
 from federation import Data, Federation, seeded, stream
 
-HELD_OUT = {"half": 1 / 2, "fifth": 1 / 5}      # --public: the share that no client holds
+# --public: the share that no client holds. With "half" the test set is halved as well.
+HELD_OUT = {"half": 1 / 2, "half-train": 1 / 2, "fifth": 1 / 5}
 
 
 class Datasets(NamedTuple):
@@ -97,7 +98,7 @@ def load(flags):
 
 
 def fingerprints(flags, datasets):
-    """{flag: the fingerprint of its data set}; held-out public images have "half" or "fifth"."""
+    """{flag: the fingerprint of its data set}; held-out public images have a name of HELD_OUT."""
     task, foreign = datasets
     return {"dataset": fingerprint(task),
             "public": flags["public"] if foreign is None else fingerprint(foreign)}

@@ -38,7 +38,11 @@ def complete(given):
     flags = complete_flags(given, preset)
     settings = {}
     for algo in algos:
-        found = preset_settings(preset, algo) | given | own_settings(algo)
+        found = {}
+        for table in (preset_settings(preset, algo), given, own_settings(algo)):
+            if "local_epochs" in table:      # it wins over the local_steps of the tables before
+                found["local_steps"] = None
+            found |= table
         settings[algo] = {name: found.get(name, parameter.default)
                           for name, parameter in keywords(algo).items()}
     uses_validation = [flags["lr_patience"] is not None]

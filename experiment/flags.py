@@ -151,10 +151,11 @@ COMMON_FLAGS = [   # (name, annotation or argparse's options, help); DEFAULTS gi
     ("alpha", float, "concentration of Dirichlet partitions; smaller is more heterogeneous"),
     ("per_class", int, "samples per class and client, for few_per_class and by_subclass"),
     ("classes", tuple[int, ...] | None, "keep these classes of the task (default none: all)"),
-    ("public", {"metavar": "half|fifth|NAME|PATH"}, "public images: a share of the training "
-     "images, which no client then holds, or another data set (default: half if an algorithm needs "
-     "labels of the task; otherwise glyphs-letters for glyphs, and glyphs for glyphs-letters; "
-     "for other data sets the paper's with --paper, fifth without it)"),
+    ("public", {"metavar": "half|half-train|fifth|NAME|PATH"}, "public images: a share of the "
+     "training images, which no client then holds (half: also half of the test images), or another "
+     "data set (default: half if an algorithm needs labels of the task; otherwise glyphs-letters "
+     "for glyphs, and glyphs for glyphs-letters; for other data sets the paper's with --paper, "
+     "fifth without it)"),
     ("joint", bool, "one output layer for the classes of the public data set and of the task "
      "(default: on for algorithms that support it, if the public images are another data set)"),
     ("public_size", int, "use at most this many public images (default: all)"),
@@ -276,6 +277,8 @@ def parse(argv, about=""):
         fail(f"unknown flag {unknown[0]}; {''.join(known)}--help lists those of every algorithm")
     if not algos:
         fail(f"--algo is missing; there are {', '.join(ALGORITHMS)}")
+    if "local_epochs" in flags and "local_steps" in flags:
+        fail("--local-epochs and --local-steps exclude each other")
     if len(set(algos)) < len(algos):
         fail("--algo names an algorithm twice")
     return vars(flags)

@@ -4,7 +4,7 @@
 # algorithm what differs from the defaults of its signature. An algorithm's own "data" holds the
 # flags of the federation that the paper has for this algorithm alone.
 # Sources: FedSDD section 4.1 and Table 2 (alpha 0.1); FedDF's public code; FedGEMS Tables 11, 13
-# and Appendix B; FedGKT Tables 6, 10; FedMD's public code.
+# and Appendix B; FedGKT Tables 6, 10; FedMD's public code; FedGen section 5.
 # "validation" is in the "data" wherever a method needs it, so that all methods of a paper hold the
 # same private images.
 ADAM = {"batch_size": 64, "lr": 1e-3, "optimizer": "amsgrad", "weight_decay": 1e-4}
@@ -30,6 +30,10 @@ FEDGEMS = {
     "fedmd": {**ADAM, "rounds": 200, "local_epochs": 2, "public_batch_size": 64,
               "subset_size": None, "kernel_l2": 0.0, "transfer_public_epochs": 0,
               "transfer_local_epochs": 0, "early_stopping": False}}
+FEDGEN = {"rounds": 200, "participation": 0.5, "local_steps": 20, "batch_size": 32, "lr": 0.01}
+# FedGen's text does not say how its FedDF distills. Here it has the optimizer and the rate of its
+# own public code, but no validation set, and FedSDD a rate below the clients'.
+FEDGEN_STEPS = {"distill_steps": 50, "server_batch_size": 64}
 PAPER = {
     "fedsdd": {
         "data": {**TWENTY_CLIENTS, "model": ["resnet20"], "alpha": 0.1},
@@ -64,6 +68,16 @@ PAPER = {
         "data": {**SIXTEEN_CLIENTS, "partition": "fedgkt_table6", "alpha": 0.5,
                  "model": ["bottleneck56"]}, **FEDGKT_BASELINES,
         "fedgkt": FEDGKT_SGD, "fedgkt-async": FEDGKT_SGD},
+    # MNIST. Clients hold half of the training images, as in the paper; of the other half a server
+    # that distills uses 1,000. FedProx's mu is from the public code.
+    "fedgen": {
+        "data": {"clients": 20, "partition": "dirichlet", "alpha": 0.1, "model": ["cnn_6_16"],
+                 "public": "half-train", "public_size": 1000},
+        "fedavg": FEDGEN, "fedprox": {**FEDGEN, "mu": 1.0}, "scaffold": FEDGEN,
+        "feddf": {**FEDGEN, **FEDGEN_STEPS, "drop_worst": False, "patience": None},
+        "fedbe": {**FEDGEN, **FEDGEN_STEPS, "distill": True, "server_lr": 0.01},
+        "fedsdd": {**FEDGEN, **FEDGEN_STEPS, "server_lr": 0.005},
+        "fedsdd-ablations": {**FEDGEN, **FEDGEN_STEPS, "server_lr": 0.005}},
     # CIFAR, iid as in the public code: --dataset cifar100. REPRODUCE.md has the other three
     # settings.
     "fedmd": {
@@ -128,7 +142,8 @@ share = (lambda x: 0 < x <= 1, "in (0, 1]")
 finite = (lambda x: abs(x) < float("inf"), "finite")
 RANGES = {
     "rounds": at_least_1, "participation": share, "local_epochs": at_least_1,
-    "public_epochs": at_least_0, "server_epochs": at_least_1, "batch_size": at_least_1,
+    "local_steps": at_least_1, "public_epochs": at_least_0, "server_epochs": at_least_1,
+    "batch_size": at_least_1,
     "server_batch_size": at_least_1, "public_batch_size": at_least_1, "lr": positive,
     "server_lr": positive, "global_lr": positive, "lr_patience": at_least_1,
     "weight_decay": at_least_0, "kernel_l2": at_least_0, "max_grad_norm": positive,

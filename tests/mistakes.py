@@ -70,6 +70,8 @@ TABLE["algorithms/training.py", "common"] = [
     ("«→(b for b in »torch.from_numpy(rng.permutation(num_samples)).to(device).split(batch_size)«→ "
      "if len(b) == batch_size)»", "every_pass_has_each_sample_once_in_a_new_order",
      "the last, smaller batch is dropped", "FedML's FedGKT, PFLlib"),
+    ("«range(epochs) if steps is None else itertools.count()→range(epochs)»",
+     "so_many_steps_are_the_first_batches_of_as_many_passes_as_needed", "steps end with the pass"),
     ("torch.«from_numpy(rng.permutation→arange»(num_samples)«)→»",
      "every_pass_has_each_sample_once_in_a_new_order", "nothing is shuffled"),
     ("    model.«eval→train»()", "prediction_is_pure_and_image_by_image",
@@ -101,6 +103,8 @@ TABLE["algorithms/fedavg.py", "fedavg"] = [
      "contracts::augmentation_is_for_what_is_trained_on_alone[fedavg]", "no augmentation"),
     ("model.parameters(), lr=lr«, weight_decay=weight_decay→»)",
      "contracts::optimizer_and_decay_reach_all_networks[fedavg]", "no weight decay"),
+    ("rng, fed.device«, local_steps→»)", "contracts::local_steps_are_counted_over_passes[fedavg]",
+     "--local-steps has no effect"),
     ("if «not uploads→len(uploads) < 2»:", "a_federation_of_one_is_local_training[fedprox]",
      "a lone client is not heard"),
     ("weights_ledger([(model, len(«active→fed.private»))], COPIES)",

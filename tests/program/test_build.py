@@ -121,7 +121,8 @@ def test_classes_are_taken_and_normalized_alone():
 
 
 # -------------------------------------------------------------------------------------- held out
-@pytest.mark.parametrize("public, share", [("half", 1 / 2), ("fifth", 1 / 5)])
+@pytest.mark.parametrize("public, share", [
+    ("half", 1 / 2), ("half-train", 1 / 2), ("fifth", 1 / 5)])
 def test_held_out_samples_are_a_share_of_every_class(public, share):
     """84 training images. Validation images are a share of what is not public."""
     fed, *_ = built(public=public, validation=0.1)
@@ -132,7 +133,8 @@ def test_held_out_samples_are_a_share_of_every_class(public, share):
     assert {*fed.validation.labels.bincount(minlength=7).tolist()} <= {0, 1}
 
 
-@pytest.mark.parametrize("public, sizes", [("half", [14, 14]), ("fifth", [28])])
+@pytest.mark.parametrize("public, sizes", [
+    ("half", [14, 14]), ("half-train", [28]), ("fifth", [28])])
 def test_with_half_of_the_training_images_half_of_the_test_images_is_public(public, sizes):
     fed, *_ = built(public=public)
     assert [len(part.labels) for part in (fed.test, fed.public_test) if part] == sizes

@@ -60,6 +60,8 @@ REFUSED = """
 --algo fedsd                          | fedsd | fedavg
 --algo fedavg,fedavg                  | twice
 --algo fedavg --R 3                   | --R | fedavg has --rounds --participation --local-epochs
+--algo fedavg --local-steps 5 --local-epochs 2 | --local-epochs and --local-steps exclude
+--algo fedavg:local-steps=5:local-epochs=2 | --local-epochs and --local-steps exclude
 --algo fedavg --round 3               | unknown flag --round | fedavg has
 --algo feddf --secure-sum             | unknown flag --secure-sum | feddf has
 --algo fedsdd TINY --K 2 --secure-sum | --secure-sum | two clients
@@ -105,7 +107,7 @@ def test_bad_input_is_one_line_status_2_and_nothing_on_disk(capsys, tmp_path, np
 
 EDGES = [   # numbers that are refused, numbers that are allowed, the flags
     ("0 -1 2.5 two 99999999999999999999999", "1 7",
-     "rounds local_epochs server_epochs batch_size server_batch_size "
+     "rounds local_epochs local_steps server_epochs batch_size server_batch_size "
      "public_batch_size lr_patience K R distill_steps check_every patience subset_size clients "
      "transfer_public_batch_size transfer_batch_size per_class public_size attackers"),
     ("-1 2.5 two", "0 7", "warmup_rounds samples transfer_public_epochs transfer_local_epochs "
@@ -203,7 +205,8 @@ def test_a_flag_goes_to_all_algorithms_that_have_it_with_one_type():
     assert settings["fedsdd"]["R"] == 2 and "R" not in settings["fedavg"]
 
 
-LOCAL = {"rounds": 100, "participation": 0.4, "local_epochs": 40, "batch_size": 64, "lr": 0.8}
+LOCAL = {"rounds": 100, "participation": 0.4, "local_epochs": 40, "local_steps": None,
+         "batch_size": 64, "lr": 0.8}
 PLAIN = {"optimizer": "sgd", "weight_decay": 0.0}
 SDD = {**LOCAL, "K": 4, "R": 1, "local": "fedavg", "mu": 0.001, "distill_steps": 5000,
        "server_batch_size": 256, "server_lr": 0.1, "temperature": 4.0}
@@ -259,23 +262,22 @@ def test_defaults_are_the_papers(algo):
 @pytest.mark.parametrize("algo", OF_PAPERS)
 def test_every_keyword_is_a_flag_and_reaches_the_settings(algo):
     """Its default is in its range."""
-    argv, changed = ["--algo", algo], {}
     for name, parameter in keywords(algo).items():
         flag, kind, default = flag_name(name), parameter.annotation, parameter.default
-        assert kind is bool or name in parse([*argv, flag, value_text(default)])
+        assert kind is bool or name in parse(["--algo", algo, flag, value_text(default)])
         if kind is bool:
-            changed[name] = not default
-            argv.append(flag if changed[name] else flag_name("no_" + name))
-            continue
-        if get_origin(kind) is Literal:
-            changed[name] = next(choice for choice in get_args(kind) if choice != default)
+            changed = not default
+        elif get_origin(kind) is Literal:
+            changed = next(choice for choice in get_args(kind) if choice != default)
         elif "tuple" in str(kind):
-            changed[name] = [0.5, 1.0]
+            changed = [0.5, 1.0]
         else:
             number = int if "int" in str(kind) else float
-            changed[name] = number(1 if RANGES[name][0](1) else 0.25)
-        argv += [flag, value_text(changed[name])]
-    assert configure(parse(argv))["settings"][algo] == changed
+            changed = number(1 if RANGES[name][0](1) else 0.25)
+        flags = [flag, value_text(changed)]
+        if kind is bool:
+            flags = [flag if changed else flag_name("no_" + name)]
+        assert configure(parse(["--algo", algo, *flags]))["settings"][algo][name] == changed
 
 
 # --------------------------------------------------------------------------------------------- help

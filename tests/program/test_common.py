@@ -77,6 +77,12 @@ def test_every_pass_has_each_sample_once_in_a_new_order():
     assert [len(r) for r in batches(3, 64, 2, stream(0))] == [3, 3]     # fewer samples than a batch
 
 
+def test_so_many_steps_are_the_first_batches_of_as_many_passes_as_needed():
+    steps = list(batches(10, 4, 1, stream(0), steps=5))
+    assert [len(rows) for rows in steps] == [4, 4, 2, 4, 4]
+    assert same(steps, list(batches(10, 4, 2, stream(0)))[:5])
+
+
 @pytest.mark.parametrize("network", [with_batchnorm, with_dropout])
 def test_prediction_is_pure_and_image_by_image(network):
     fed, model = federation(), network()

@@ -46,6 +46,11 @@ fedgems --paper fedgems-heterogeneous | partition dirichlet_balanced | alpha 0.5
 fedgkt --paper fedgems-heterogeneous | optimizer sgd | weight_decay 0.0001 | model gkt_edge
 fedmd --paper fedgems-heterogeneous | transfer_public_epochs 0 | early_stopping off | batch_size 64
 feddf --paper fedgems-homogeneous | distill_steps 1955 | server_batch_size 64 | weight_decay 0.0001
+# FedGen, section 5: steps, not epochs; the epochs of the command win over them, and vice versa
+fedavg --paper fedgen --dataset mnist | local_steps 20 | lr 0.01 | public half-train | alpha 0.1
+fedavg --paper fedgen --local-epochs 2 | local_steps none | local_epochs 2
+fedavg:local-epochs=2 --local-steps 5 | local_steps none | local_epochs 2
+fedavg:local-steps=5 --local-epochs 2 | local_steps 5
 # public sets
 fedsdd --dataset x.npz | public fifth
 fedmd --dataset glyphs-letters --classes 0,1,5 | public glyphs | joint on | classes 0,1,5
@@ -120,7 +125,7 @@ def test_a_papers_methods_hold_the_same_private_data(paper):
         flags = configured(f"--algo {algo} --paper {paper} --dataset {task}")["flags"]
         names = ("clients", "partition", "alpha", "validation")
         found.add((flags["public"] in HELD_OUT, *(flags[name] for name in names)))
-    assert len(found) == 1 and found.pop()[0] == paper.startswith("fedgems")
+    assert len(found) == 1 and found.pop()[0] == paper.startswith(("fedgems", "fedgen"))
 
 
 def test_table_11_gives_clients_networks_in_turn():

@@ -137,6 +137,14 @@ def sound(models):
 
 # ---------------------------------------------------------------------------------- the same bytes
 
+@pytest.mark.parametrize("algo", [algo for algo in ALGORITHMS if takes(algo, "local_steps")])
+def test_local_steps_are_counted_over_passes(algo):
+    """Two batches a pass: three passes are six steps."""
+    passes, six, five = (run(algo, toy(algo, sizes=[4] * 6), batch_size=2, **length) for length in (
+        {"local_epochs": 3, "local_steps": None}, {"local_steps": 6}, {"local_steps": 5}))
+    assert same(passes, six) and not same(passes, five)
+
+
 @every_algorithm
 def test_the_order_of_the_clients_does_not_matter(algo, monkeypatch):
     """Nor what was drawn before: the same seed gives the same metrics and states, bit for bit."""

@@ -317,6 +317,19 @@ def test_small_networks_by_hand(name, forward, parameters):
     assert sum(p.numel() for p in model.parameters()) == parameters and not list(model.buffers())
 
 
+def test_fedgens_network_by_hand():
+    """28 x 28 becomes 14 x 14 and 7 x 7: 784 values of 16 filters, then 32, then the classes."""
+    model, images = shake(build("cnn_6_16", MNIST, 10)), random_images(2, MNIST)
+    x = images
+    for layer, norm in zip(layers_of(model, nn.Conv2d), layers_of(model, nn.BatchNorm2d)):
+        x = F.relu(norm(conv(x, layer, stride=2)))
+    hidden, classifier = layers_of(model, nn.Linear)
+    close(model(images), classifier(hidden(x.flatten(1))))
+    convolutions = 6 * (9 + 1 + 2) + 16 * (9 * 6 + 1 + 2)
+    parameters = convolutions + (784 + 1) * 32 + (32 + 1) * 10
+    assert sum(w.numel() for w in model.parameters()) == parameters
+
+
 @pytest.mark.parametrize("name", ["resnet8", "bottleneck11", "wrn16_2"])
 def test_residual_network_is_a_stem_three_stages_and_the_pixel_mean(name):
     """BatchNorm and ReLU belong to the stem; in a wide ResNet they follow the stages."""
