@@ -6,22 +6,25 @@ import inspect
 from collections.abc import Callable
 from typing import NamedTuple
 
-from algorithms import (baselines, cronus, dsfl, fedavg, fedbe, feddf, fedgem, fedgems,
-                        fedgems_ablations, fedgkt, fedgkt_async, fedmd, fedmd_pooled, fedprox,
-                        fedsdd, fedsdd_ablations, scaffold, split_learning)
+from algorithms import (baselines, cronus, dsfl, fd, fedavg, fedbe, feddf, fedgem, fedgems,
+                        fedgems_ablations, fedgen, fedgkt, fedgkt_async, fedmd, fedmd_pooled,
+                        fedntd, fedprox, fedsdd, fedsdd_ablations, scaffold, split_learning)
 
 ALGORITHMS = {
     "fedavg": fedavg.run,
     "fedprox": fedprox.run,
     "scaffold": scaffold.run,
+    "fedntd": fedntd.run,
     "feddf": feddf.run,
     "fedbe": fedbe.run,
     "fedsdd": fedsdd.run,
     "fedsdd-ablations": fedsdd_ablations.run,
+    "fedgen": fedgen.run,
     "fedmd": fedmd.run,
     "fedmd-pooled": fedmd_pooled.run,
     "dsfl": dsfl.run,
     "cronus": cronus.run,
+    "fd": fd.run,
     "fedgem": fedgem.run,
     "fedgems": fedgems.run,
     "fedgems-ablations": fedgems_ablations.run,

@@ -31,8 +31,8 @@ from federation import Data, needs_public
 
 PUBLIC = {"standalone": "labeled", "centralized": "none", "centralized_all": "labeled",
           "public_private": "labeled"}
-MIXED = True    # may clients have different networks?
-PLATEAU = ("lr",)    # what --lr-patience reduces
+MIXED = True    # clients may have different networks
+PLATEAU = ("lr",)    # what --lr-patience reduces, between rounds
 CLIENTS = ("client_accuracy", "client_accuracy_min", "client_accuracy_max")
 COLUMNS = {"standalone": ("server_accuracy", *CLIENTS), "centralized": CLIENTS,
            "centralized_all": ("server_accuracy", *CLIENTS), "public_private": CLIENTS}

@@ -40,8 +40,8 @@ from algorithms.training import (OPTIMIZERS, Optimizer, predict_logits, restore,
 from federation import needs_public
 
 PUBLIC = "unlabeled"
-MIXED = True    # may clients have different networks?
-PLATEAU = ("lr", "server_lr")    # what --lr-patience reduces
+MIXED = True    # clients may have different networks
+PLATEAU = ("lr", "server_lr")    # what --lr-patience reduces, between rounds
 COLUMNS = ("client_accuracy_distilled", "client_accuracy_private", "server_accuracy")
 evaluate = partial(evaluation.evaluate, main_metric="client_accuracy_distilled")
 

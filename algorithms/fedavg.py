@@ -28,8 +28,8 @@ from algorithms.training import OPTIMIZERS, Optimizer, batches, forward, load_mo
 from federation import seeded, stream
 
 PUBLIC = "none"
-MIXED = False   # may clients have different networks?
-PLATEAU = ("lr",)    # what --lr-patience reduces
+MIXED = False   # all clients have the same network
+PLATEAU = ("lr",)    # what --lr-patience reduces, between rounds
 COLUMNS = ("accuracy",)
 COPIES = 1      # a message has as many numbers as the model has parameters
 

@@ -45,7 +45,7 @@ from algorithms.training import network, predict_members
 from federation import needs_public, stream
 
 PUBLIC = "unlabeled"
-MIXED = False   # may clients have different networks?
+MIXED = False   # all clients have the same network
 COLUMNS = ("accuracy", "ensemble_accuracy", "disagreement")
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")     # BatchNorm's: never drawn
 

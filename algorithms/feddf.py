@@ -53,8 +53,8 @@ from federation import needs_public, seeded, stream
 
 PUBLIC = "unlabeled"
 VALIDATION = ("drop_worst", "patience")     # keywords that need the server's validation set
-MIXED = True    # may clients have different networks?
-PLATEAU = ("lr", "server_lr")    # what --lr-patience reduces
+MIXED = True    # clients may have different networks
+PLATEAU = ("lr", "server_lr")    # what --lr-patience reduces, between rounds
 COLUMNS = ("accuracy", "client_accuracy", "ensemble_accuracy", "disagreement", "teacher_forwards",
            "dropped", "steps")
 

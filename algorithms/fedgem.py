@@ -34,8 +34,8 @@ from algorithms.fedsdd import ensemble_logits
 from algorithms.training import OPTIMIZERS, Optimizer, predict_logits, restore, snapshot, train
 
 PUBLIC = "labeled"
-MIXED = True    # may clients have different networks?
-PLATEAU = ("lr", "server_lr")    # what --lr-patience reduces
+MIXED = True    # clients may have different networks
+PLATEAU = ("lr", "server_lr")    # what --lr-patience reduces, between rounds
 COLUMNS = ("server_accuracy", "client_accuracy_distilled")
 evaluate = partial(evaluation.evaluate, main_metric="server_accuracy")
 

@@ -2,7 +2,7 @@
 
 Cheng et al., "FedGEMS: Federated Learning of Larger Server Models via Selective Knowledge Fusion",
 arXiv:2110.11027.
-What travels in each round: the numbers of the public samples that the server requests, down; all
+What travels in each round: the indices of the public samples that the server requests, down; all
 clients' logits of them, up; the server's logits of all public samples, down. No weights travel.
 Public data: labeled, on the server and on every client. All networks may differ.
 Run:   python fedkd_minimal.py --algo fedgems
@@ -19,23 +19,26 @@ sum_j alpha_{C_j} l_{C_j}  fused_logits             [n, C]        Eq. (5)
 L_s                        server_logits            [N, C]        the clients learn from these
 epsilon                    epsilon (--epsilon)      number        weight of CE in Eq. (2), (5), (6)
 
-Algorithm 1, with the paper's numbers of lines, in the order of a round here (D1):
+Algorithm 1, with the paper's line numbers, in the order of a round here (D1):
 24-27  each client trains on its own samples, for local_epochs, with cross-entropy (CE)
  4     the server passes server_epochs times over the public samples, in batches; a sample is one of
        four cases:
  5- 7    self_training: the server is right. CE alone, Eq. (1); its logits go to the pool L_Global
  8- 9    self_distillation: it is wrong, but the sample is in the pool. The pool teaches, Eq. (2)
 10-12    otherwise the server requests the sample from all clients (29-33). Those that are right
-         teach it, Eq. (5): ensemble_distillation. If there are none, CE alone: nobody_right
+         teach it, Eq. (5): ensemble_distillation. If there are none, which the paper leaves
+         open, CE alone: nobody_right
 14       the server steps on the mean loss of the batch
 15     the server predicts all public samples: L_s
 17-23  each client trains on them, for public_epochs, taught by L_s, Eq. (6)
 Where there is a teacher, the loss is epsilon CE + (1 - epsilon) KL(teacher || student), without a
-temperature. Kept between the rounds: the pool, which only grows, and all networks with the states
-of their optimizers (Adam); a client has one for both of its phases. The clients compute logits of
-all samples outside the pool before the server trains; they send (`bytes_up`) the requested ones.
-client_accuracy_private is measured after lines 24-27, client_accuracy_distilled and server_accuracy
-at the end of the round; `accuracy` repeats server_accuracy.
+temperature. Kept between the rounds: all networks with the states of their optimizers (AMSGrad, a
+kind of Adam), of which a client has one for both of its phases, and the pool, which no sample
+leaves. The clients compute logits of all samples outside the pool before the server trains; they
+send (`bytes_up`) the requested ones.
+Accuracies are on the test set, of clients in the mean: client_accuracy_private after lines 24-27,
+client_accuracy_distilled and server_accuracy at the end of the round; `accuracy` repeats
+server_accuracy.
 
 Where the paper is silent or contradicts itself, or we differ (more: docs/DEPARTURES.md):
 D1  private training opens a client's round, as in section 3.2; in Algorithm 1 and section 3.4 it
@@ -66,8 +69,8 @@ from algorithms.training import (OPTIMIZERS, Optimizer, batches, forward, predic
 from federation import needs_public, seeded, stream
 
 PUBLIC = "labeled"
-MIXED = True    # may clients have different networks?
-PLATEAU = ("lr", "server_lr")    # what --lr-patience reduces
+MIXED = True    # clients may have different networks
+PLATEAU = ("lr", "server_lr")    # what --lr-patience reduces, between rounds
 CASES = ("self_training", "self_distillation", "ensemble_distillation", "nobody_right")
 COLUMNS = ("server_accuracy", "client_accuracy_distilled", *CASES)
 evaluate = partial(evaluation.evaluate, main_metric="server_accuracy")
@@ -92,6 +95,7 @@ def entropy_weights(client_logits, reliable):
     """The weight of each client on each sample: softmax over the reliable clients of 1/H.   Eq. (4)
 
     The most certain client takes nearly all the weight: with H = 0.01 and 0.02 the ratio is e^50.
+    H below 1e-6 counts as 1e-6.
     client_logits, reliable   [M, n, C], bool [M, n]
     returns                   [M, n]: 0 for unreliable clients; each column sums to 1, or is 0 where
                               no client is reliable. Needs `entropy`.
@@ -116,8 +120,8 @@ def server_loss(logits, labels, teacher_logits, has_teacher, epsilon):
 
     logits, teacher_logits   [B, C]; without has_teacher the teacher may be nan
     labels, has_teacher      [B], bool [B]
-    returns                  scalar, mean over the batch. Eq. (1), (2), (5). Needs `kl_divergence`:
-                             [B, C], [B, C] -> [B], with no gradient to the teacher
+    returns                  scalar, mean over the batch. Eq. (1), (2), (5). Needs `kl_divergence`.
+                             It gives one number for each sample, and the teacher no gradient
     """
     ce = F.cross_entropy(logits, labels, reduction="none")                               # [B]
     kl = kl_divergence(torch.where(has_teacher[:, None], teacher_logits, 0.0), logits)   # [B]
@@ -201,9 +205,9 @@ def fusion_metrics(fed, rows, client_logits, weights, fusion):
 
 
 def who_teaches(correct, in_pool):
-    """(alone, from_pool, requests), bool [B]: each sample of a batch has one of three teachers.
+    """(alone, from_pool, requests), bool [B]: who teaches each sample of a batch, one of three.
 
-    alone, from_pool, requests    the label alone; the pool; the clients, if one is right
+    alone, from_pool, requests    nobody; the pool; the clients that are right, if there are any
     correct, in_pool              bool [B]: the server is right now; it was in an earlier check
     """
     alone = correct
@@ -233,7 +237,7 @@ def train_server(fed, t, server, pool, client_rows, fused_logits, has_reliable, 
     with seeded(fed.seed, "server", t):                                      # for dropout
         for rows in batches(len(labels), batch_size, server_epochs,          # Alg. 1, line 4
                             rng, fed.device):
-            # The check is in eval mode on clean images; the step sees augmented ones.
+            # Checks and teachers are of clean images in eval mode; the step may see augmented ones.
             checked_logits = predict_logits(fed, model, images[rows])                    # [B, C]
             correct = checked_logits.argmax(1) == labels[rows]               # Alg. 1, line 5
             alone, from_pool, requests = who_teaches(correct, pool.mask[rows])

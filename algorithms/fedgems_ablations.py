@@ -35,8 +35,8 @@ from algorithms.fedgems import (CASES, Pool, check, distill_client, empty_pool, 
 from algorithms.training import OPTIMIZERS, Optimizer, snapshot
 
 PUBLIC = "labeled"
-MIXED = True    # may clients have different networks?
-PLATEAU = ("lr", "server_lr")    # what --lr-patience reduces
+MIXED = True    # clients may have different networks
+PLATEAU = ("lr", "server_lr")    # what --lr-patience reduces, between rounds
 COLUMNS = ("server_accuracy", "client_accuracy_distilled", *CASES)
 evaluate = partial(evaluation.evaluate, main_metric="server_accuracy")
 

@@ -4,8 +4,8 @@ He, Annavaram and Avestimehr, "Group Knowledge Transfer: Federated Learning of L
 Edge", arXiv:2007.14513; what the text does not give (temperature, the kind of Adam) is as in its
 public code of 2020, whose settings for iid data are the defaults.
 What travels: feature maps, logits and labels of all private samples up, the server's logits down.
-Public data: none. A client predicts with its own extractor and the server's network behind it.
-Client k of the paper is client i here.
+Public data: none. A client predicts with its own extractor and the server's network behind it;
+what that sends is not counted. Client k of the paper is client i here.
 Run:   python fedkd_minimal.py --algo fedgkt
 
 Paper              here                         shape         note
@@ -30,10 +30,12 @@ Algorithm 1, with the paper's numbers of lines:
          client's logits, Eq. (6)
 11-12    the server computes its logits of all uploaded feature maps
 14-15    each of these clients receives those of its own samples, for its next training. A client
-         whose upload was not finite receives none: its next training is on labels alone
-KL is KL(teacher || student) of logits divided by the temperature T, times T². Kept between the
-rounds: all networks, the states of their optimizers (Adam), how often each client has trained, and
-the server's logits; feature maps are not.
+         whose upload was not finite receives none: its next training is on labels alone. A client
+         that did not take part keeps those that it has
+CE and KL are means over the batch; KL is KL(teacher || student) of logits divided by the
+temperature T, times T². Kept between the rounds: all networks, the states of their optimizers
+(AMSGrad, a kind of Adam), how often each client has trained, and the server's logits; feature maps
+are not.
 At the end of the round all clients are tested: `accuracy` is their mean with the server's network
 behind each one's extractor, `edge_accuracy` with its own classifier instead. In fedgkt_async.py the
 server does not wait.
@@ -72,8 +74,8 @@ from attacks import attack_samples
 from federation import seeded, stream
 
 PUBLIC = "none"
-MIXED = True    # may clients have different networks? (not --server-order mixed)
-PLATEAU = ("server_lr",)    # what --lr-patience reduces
+MIXED = True    # clients may have different networks
+PLATEAU = ("server_lr",)    # what --lr-patience reduces, between rounds
 STACKED = True  # the server's network continues the clients'
 COLUMNS = ("accuracy", "accuracy_min", "accuracy_max", "edge_accuracy")
 announcement = fedgkt_features.announcement     # the line printed before training
@@ -101,10 +103,10 @@ def client_loss(logits, labels, server_logits, temperature):
 
 
 def view(fed, i, trainings):
-    """Client i's images [n, c, h, w] after so many trainings: for the upload, and to train on next.
+    """The images [n, c, h, w] of client i's upload after so many trainings.
 
-    The server's logits are of the images of the upload, so the next training uses the same ones.
-    With --augment they are cropped and flipped anew for each upload.
+    Its next training is on the same images, because the server's logits are of these. With
+    --augment the samples are cropped and flipped anew for each upload.
     """
     images = fed.private[i].images
     return fed.augment(images, stream(fed.seed, "view", trainings, i)) if fed.augment else images
@@ -263,7 +265,7 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local
         # The server trains on the uploads; each client receives the server's logits of its samples.
         server, answers = train_server(fed, t, server, uploads, new_optimizer=new_optimizer,
                                        **server_training)                    # Alg. 1, line 6-12
-        # A client that did not take part keeps those that it has.
+        # No valid upload: None. Not in this round: those that the client has.
         server_logits = [answers.get(i) if i in active else z                # Alg. 1, line 14-15
                          for i, z in enumerate(server_logits)]
         del uploads                  # frees all feature maps before the next round makes new ones

@@ -33,8 +33,8 @@ from algorithms.training import OPTIMIZERS, Optimizer
 from federation import stream
 
 PUBLIC = "none"
-MIXED = True    # may clients have different networks?
-PLATEAU = ("server_lr",)    # what --lr-patience reduces
+MIXED = True    # clients may have different networks
+PLATEAU = ("server_lr",)    # what --lr-patience reduces, between rounds
 STACKED = True  # the server's network continues the clients'
 COLUMNS = ("accuracy", "accuracy_min", "accuracy_max", "edge_accuracy", "clock",
            "clock_if_all_wait")

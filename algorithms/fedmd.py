@@ -2,7 +2,7 @@
 
 Li and Wang, "FedMD: Heterogenous Federated Learning via Model Distillation", arXiv:1910.03581;
 where the text is silent, the authors' code decides (CIFAR, iid); its settings are the defaults.
-What travels in each round: the numbers of some public samples down, all clients' logits of them up,
+What travels in each round: the indices of some public samples down, all clients' logits of them up,
 the mean of these logits down. No weights travel; the server keeps nothing.
 Public data: labeled, at every client and at the server. With public data of another task (--joint)
 every network has one output layer: first the public classes, then the classes of the task.
@@ -10,7 +10,7 @@ Run:   python fedkd_minimal.py --algo fedmd --paper fedmd
 
 Paper              here                         shape         note
 D_0                fed.public                   [N, ...], [N] public samples and their labels
-D_k                fed.private[i]               [n_i, ...]    few: of client i, the paper's party k
+D_k                fed.private[i]               [n_i, ...]    few; client i is the paper's party k
 d_0                rows                         [n]           the public subset of a round
 f_k(x^0)           client_logits                [M, n, C]     before any softmax
 f~(x^0)            consensus_logits             [n, C]        the mean, or a weighted mean
@@ -22,19 +22,21 @@ Algorithm 1. The paper does not number its steps; these numbers are ours:
  then in each round:
  1  the server draws a public subset d_0
  2  communicate: each client sends its logits of the subset
- 3  aggregate: the server sends back the consensus f~ = sum_k c_k f_k
+ 3  aggregate: the server sends back the consensus f~ = sum_k c_k f_k; an upload that is not finite
+    is left out, and if none is left, nobody digests
  4  digest: each client trains on the subset, towards the consensus: the mean of |f_k - f~|
  5  revisit: each client trains on its own D_k, with cross-entropy
 All losses also have the penalty kernel_l2 |W|² on the last layer's weights W. Between the rounds a
 client keeps its network and the states of two Adam optimizers, one of all digests and one of all
 revisits; those of step 0 end with it.
-Test accuracies are means over the clients: client_accuracy_distilled after step 4,
-client_accuracy_private and `accuracy` after step 5, as in the authors' code. In round 0 all three
-are measured after step 0, and client_accuracy_public_stage after its first half.
+Accuracies are means over the clients, on the task's test set: client_accuracy_distilled after step
+4, client_accuracy_private and `accuracy` after step 5, as in the authors' code. In round 0 all
+three are measured after step 0, and client_accuracy_public_stage after its first half.
 
 Where the paper is silent or we differ (more: docs/DEPARTURES.md):
 D1  digest is the mean absolute error on raw logits, as in the code; the text names no loss, and
-    expects the same of softmax with a temperature [test_digest_loss_is_the_mean_absolute_error]
+    expects similar results of probabilities with a temperature
+    [test_digest_loss_is_the_mean_absolute_error]
 D2  two optimizers of a client are kept, as in the code; the text is silent
     [test_fedmd_round_by_hand]
 D3  the public subset has each class in proportion, as in the code; in the text it is random. Of
@@ -42,8 +44,9 @@ D3  the public subset has each class in proportion, as in the code; in the text 
 D4  all clients have the same weight, as in the code; for CIFAR the text weighs networks 0 and 9
     slightly less, without numbers; for example --consensus-weights .9,1,1,1,1,1,1,1,1,.9
     [test_a_weighted_consensus_by_hand]
-D5  "until convergence" is early stopping, after 20 and 25 epochs at most, as in the code; by
-    held-out samples, in the code by test sets [test_transfer_never_sees_a_test_set]
+D5  "until convergence" is early stopping, after at most 20 epochs on D_0 and 25 on D_k, as in the
+    code; we stop by the accuracy on held-out samples, the code by test sets
+    [test_transfer_never_sees_a_test_set]
 """
 from functools import partial
 
@@ -58,10 +61,10 @@ from algorithms.fedmd_transfer import check_transfer, penalty, transfer
 from algorithms.training import OPTIMIZERS, Optimizer, predict_logits, restore, train
 from federation import stream
 
-PUBLIC = "joint"
+PUBLIC = "joint"    # labeled; the labels may be those of another task (--joint)
 VALIDATION = ("early_stopping",)            # keywords that need the task's validation set
-MIXED = True    # may clients have different networks?
-PLATEAU = ("lr",)    # what --lr-patience reduces
+MIXED = True    # clients may have different networks
+PLATEAU = ("lr",)    # what --lr-patience reduces, between rounds
 COLUMNS = ("client_accuracy_distilled", "client_accuracy_private")
 
 
@@ -191,7 +194,7 @@ def run(fed, state=None, *, rounds: int = 20, transfer_public_epochs: int = 20,
     transfer_local_epochs         passes over a client's own data in the transfer learning, at most
     transfer_batch_size           batch size of these passes
     early_stopping                a stage of the transfer stops when the accuracy on held-out
-                                  samples stops growing
+                                  samples stops growing, on public data by at least min_delta
     subset_size                   public samples in a round; none: all
     public_epochs                 passes of the digest over the public subset; 0: no digest
     public_batch_size             batch size of the digest
@@ -228,7 +231,7 @@ def run(fed, state=None, *, rounds: int = 20, transfer_public_epochs: int = 20,
         rows = torch.from_numpy(rows).to(fed.device)                         # [n], Alg. 1, step 1
         client_logits, _ = collect_logits(fed, rows, lambda i: predict_client(
             fed, i, clients[i], rows), attack)                               # Alg. 1, step 2
-        # Each client trains towards the consensus. Without a valid upload nobody does.
+        # Each client trains towards the consensus. Without one nobody does.
         consensus_logits, num_valid = valid_consensus(                       # Alg. 1, step 3
             client_logits, consensus_weights)
         digested = clients if consensus_logits is None else run_clients(     # Alg. 1, step 4

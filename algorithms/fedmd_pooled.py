@@ -30,7 +30,7 @@ from federation import Data
 
 PUBLIC = "joint"
 VALIDATION = ("early_stopping",)            # keywords that need the task's validation set
-MIXED = True    # may clients have different networks?
+MIXED = True    # clients may have different networks
 COLUMNS = ("client_accuracy", "client_accuracy_min", "client_accuracy_max")
 check = check_transfer
 

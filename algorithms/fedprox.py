@@ -29,7 +29,7 @@ from algorithms.training import OPTIMIZERS, Optimizer, batches, forward, load_mo
 from federation import seeded, stream
 
 PUBLIC = "none"
-MIXED = False   # may clients have different networks?
+MIXED = False   # all clients have the same network
 COLUMNS = ("accuracy",)
 
 

@@ -76,7 +76,7 @@ from algorithms.training import batches, forward, load_model, network, predict_m
 from federation import needs_public, seeded, stream
 
 PUBLIC = "unlabeled"
-MIXED = True    # may clients have different networks?
+MIXED = True    # clients may have different networks
 COLUMNS = ("accuracy", "ensemble_accuracy", "disagreement", "teacher_forwards")
 LOCAL = {"fedavg": fedavg, "fedprox": fedprox, "scaffold": scaffold}
 

@@ -30,7 +30,7 @@ from algorithms.fedsdd import (check, deal_clients, distill, ensemble_logits, ev
 from algorithms.training import predict_members
 
 PUBLIC = "unlabeled"
-MIXED = True    # may clients have different networks?
+MIXED = True    # clients may have different networks
 COLUMNS = ("accuracy", "ensemble_accuracy", "disagreement", "teacher_forwards")
 
 

@@ -37,7 +37,7 @@ from algorithms.training import batches, forward, load_model, network
 from federation import seeded, stream
 
 PUBLIC = "none"
-MIXED = False   # may clients have different networks?
+MIXED = False   # all clients have the same network
 COLUMNS = ("accuracy",)
 COPIES = 2      # a message has twice the model's parameters: the model and a control
 

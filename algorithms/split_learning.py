@@ -38,7 +38,7 @@ from algorithms.training import (OPTIMIZERS, Optimizer, batches, forward, predic
 from federation import seeded, stream
 
 PUBLIC = "none"
-MIXED = False   # may clients have different networks?
+MIXED = False   # all clients have the same network
 STACKED = True  # the server's network continues the clients'
 COLUMNS = ("accuracy",)
 

@@ -81,6 +81,9 @@ INPUTS = {      # name: makes the arguments of one call or several, new each tim
     "scaffold.corrected_gradient": lambda: [tuple(normal(3, 4, seed=i) for i in range(3))],
     "scaffold.updated_client_control": lambda: [
         (*(normal(3, 4, seed=i) for i in range(4)), 7, 0.1)],
+    "fedntd.not_true": lambda: [(normal(5, 3), LABELS)],
+    "fedntd.not_true_loss": lambda: [
+        (normal(5, 3), LABELS, normal(5, 3, seed=1), T) for T in (1.0, 3.0)],
     "feddf.drop_worst": lambda: [
         ([0.11, 0.12, 0.5], 10), (torch.tensor([0.11, 0.1, 0.02]), 10)],
     "fedbe.gaussian_sample": lambda: [(models(with_batchnorm), [1, 4, 3], rng())],
@@ -93,6 +96,7 @@ INPUTS = {      # name: makes the arguments of one call or several, new each tim
     "fedmd.consensus": lambda: [(normal(4, 5, 3),), (normal(4, 5, 3), [2, 0, 1, 5])],
     "fedmd.digest_loss": lambda: [(normal(5, 3), normal(5, 3, seed=1))],
     "dsfl.entropy_reduction": lambda: [(probs(4, 5, 3), *T) for T in ((), (0.5,))],
+    "fd.others_mean": lambda: [(probs(4, 3, 3) * RIGHT[:, :3, None],)],
     "cronus.robust_mean": lambda: [
         (probs(10, 6, 4), 0.3), (probs(5, 6, 8), 0.4), (probs(5, 6, 4), 0.0)],
     "fedgems.entropy": lambda: [
@@ -104,6 +108,8 @@ INPUTS = {      # name: makes the arguments of one call or several, new each tim
     "fedgems.server_loss": lambda: [
         (normal(5, 3), LABELS, spoilt(normal(5, 3, seed=1), 1), TAUGHT, 0.6)],
     "fedgems.client_loss": lambda: [(normal(5, 3), LABELS, normal(5, 3, seed=1), 0.6)],
+    "fedgen.generator_loss": lambda: [
+        (normal(4, 5, 3), LABELS, *weights) for weights in ((), ([2, 0, 1, 5],))],
     "fedgkt.server_loss": lambda: [
         (normal(5, 3), LABELS, normal(5, 3, seed=1), 3.0, *flag) for flag in ((), (False,))],
     "fedgkt.client_loss": lambda: [

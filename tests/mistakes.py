@@ -36,6 +36,9 @@ TABLE["algorithms/equations.py", "equations"] = [
     ("= «→values[-1] if 'running' in name else »total.to(first.dtype)",
      "average_weights_averages_running_statistics", "the last client's running statistics",
      "FedDF's code"),
+    ("= «→values[0] if 'running' in name else »total.to(first.dtype)",
+     "average_weights_averages_running_statistics", "the first client's running statistics",
+     "PFLlib's FedNTD"),
     ("share * value«.to(wide)→»", "functions::in_every_type_the_result_has_this_type_and_is_near_"
      "float64s[equations.average_weights-float16]", "float16 adds up errors"),
     ("if «first.is_floating_point()→True»:", "average_weights_keeps_counters_whole",
@@ -53,7 +56,10 @@ TABLE["federation.py", "common"] = [
      "*_words(keys)]»)", "only_equal_keys_give_equal_numbers", "a list loses the zeros at its end"),
     ("with «torch.random.fork_rng(devices=gpus)→contextlib.nullcontext()»:",
      "contracts::the_federation_and_the_global_generators_are_left_alone[fedavg]",
-     "the global generator is reset", "FedML's _client_sampling")]
+     "the global generator is reset", "FedML's _client_sampling"),
+    ("«torch.default_generator.manual_seed(number)→pass»",
+     "contracts::the_order_of_the_clients_does_not_matter[fedavg]",
+     "initial weights depend on what was drawn before")]
 TABLE["algorithms/common.py", "common"] = [
     ("max(1, «round→int»(participation * num_clients))",
      "participation_is_a_share_at_least_one_client", "the share is rounded down"),
@@ -62,7 +68,10 @@ TABLE["algorithms/common.py", "common"] = [
     ("bool((x.abs() < HUGE).«all→any»())", "logits::an_upload_with_one_bad_number_is_left_out[inf]",
      "one good number is enough"),
     ("if «is_finite(upload)→True»}", "fedavg::non_finite_upload_is_left_out",
-     "an upload with nan is averaged")]
+     "an upload with nan is averaged"),
+    ("«attack_models(attack, uploads, ids)→uploads»",
+     "contracts::an_attack_sees_every_round_and_what_it_returns_arrives[fedavg]",
+     "attackers upload what they trained")]
 TABLE["algorithms/training.py", "common"] = [
     ('        «optimizer.param_groups[0]["lr"] = lr→pass»',
      "plateau::a_kept_optimizer_takes_the_rate_of_the_round",
@@ -89,10 +98,15 @@ TABLE["algorithms/training.py", "common"] = [
     ('«copy.deepcopy(→»saved["optimizer"]«)→»',
      "logits::saved_and_restored_is_as_if_never_saved[adam-Adam]", "a kept state changes"),
     ("«partial(→»torch.optim.Adam«, amsgrad=True)→»",
-     "baselines::amsgrad_is_the_papers_adam[amsgrad-True]", "plain Adam as AMSGrad")]
+     "baselines::amsgrad_is_the_papers_adam[amsgrad-True]", "plain Adam as AMSGrad"),
+    ("enabled=«fed.amp→False»", "contracts::amp_reaches_training_and_prediction[fedavg]",
+     "always float32"),
+    ("«optimizer.step()→pass»", "contracts::it_learns[dsfl]", "nothing is learned")]
 TABLE["algorithms/evaluation.py", "common"] = [
     ("combinations(predicted«→[:2]», 2)", "disagreement_by_hand",
-     "only the first two members are compared")]
+     "only the first two members are compared"),
+    ("== labels).float().mean().item()«→ * 100»",
+     "contracts::metrics_are_numbers_with_a_headline[fedavg]", "an accuracy in percent")]
 # ----------------------------------------------------------------------------------- weights travel
 TABLE["algorithms/fedavg.py", "fedavg"] = [
     ("sizes = [len(fed.private[i].labels) for i in «uploads→range(len(uploads))»]",
@@ -109,6 +123,8 @@ TABLE["algorithms/fedavg.py", "fedavg"] = [
      "a lone client is not heard"),
     ("weights_ledger([(model, len(«active→fed.private»))], COPIES)",
      "two_rounds_against_a_slow_loop[run-0.0]", "who takes no part pays too"),
+    ("sample_clients(len(fed.private), «participation→1.0»,",
+     "contracts::only_the_clients_of_a_round_are_trained[fedavg]", "everybody is trained"),
     ("lr=lr,« optimizer=optimizer,→»", "contracts::optimizer_and_decay_reach_all_networks[fedavg]",
      "clients keep SGD")]
 TABLE["algorithms/fedprox.py", "fedavg"] = [
@@ -122,16 +138,13 @@ TABLE["algorithms/fedprox.py", "fedavg"] = [
     ("global_state[name]«.detach()→»", "proximal_gradient_is_mu_times_difference",
      "the global model gets a gradient"),
     (' + proximal_term(model, «server["model"]→model.state_dict()», mu)',
-     "two_rounds_against_a_slow_loop[run-0.7]", "clients are held near themselves"),
-    ("optimizer=optimizer«, weight_decay=weight_decay→»)",
-     "contracts::optimizer_and_decay_reach_all_networks[fedprox]", "no weight decay")]
+     "two_rounds_against_a_slow_loop[run-0.7]", "clients are held near themselves")]
 TABLE["algorithms/scaffold.py", "scaffold"] = [
     ("grad «- client_control +→+ client_control -» server_control",
      "correction_is_servers_minus_own_control", "the correction has the wrong sign"),
     ("(«global_params - local_params→local_params - global_params»)", "new_control_by_hand",
      "the new control is negated", "pfl-research's SCAFFOLD"),
     ("/ «(steps * lr)→lr»", "new_control_by_hand", "K is missing"),
-    ("/ «(steps * lr)→steps»", "new_control_by_hand", "no learning rate"),
     ("client_control «- server_control →»+ (global",
      "new_control_is_the_mean_gradient_along_the_path", "no server's control"),
     ("steps «+= 1→= local_epochs»", "scaffold_round_against_slow_loop",
@@ -157,6 +170,67 @@ TABLE["algorithms/scaffold.py", "scaffold"] = [
     ("w«.detach()→», steps,", "controls_hold_parameters_only", "controls drag their graph along"),
     ("MIXED = «False→True»", "command_line::networks_may_differ_unless_shared[scaffold]",
      "mixed networks pass")]
+TABLE["algorithms/fedntd.py", "fedntd"] = [
+    ("beta: float = «1→0».0", "command_line::defaults_are_the_papers[fedntd]",
+     "beta is 0 by default: FedAvg under another name", "PFLlib's FedNTD"),
+    ("«logits[is_other].view(num_samples, num_classes - 1)→logits * is_other»",
+     "not_true_loss_by_hand[1.0]", "the label's logit is 0, not left out"),
+    ("«not_true(teacher_logits, labels), not_true(logits, labels)→"
+     "not_true(logits, labels), not_true(teacher_logits, labels)»,", "not_true_loss_by_hand[1.0]",
+     "KL(student || teacher)"),
+    ("if «keep_true→True»:", "the_labels_logit_neither_counts_nor_learns_from_the_teacher",
+     "the label's class is distilled, too"),
+    ("«beta * →»not_true_loss(", "fedntd_with_beta_0_is_fedavg_bit_for_bit[with_dropout-False]",
+     "beta has no effect"),
+    ("predict_logits(fed, «teacher→model», batch)",
+     "two_rounds_of_fedntd_against_a_slow_loop[False]", "the client is its own teacher"),
+    ("«predict_logits→forward»(fed, teacher, batch)",
+     "the_teacher_is_the_servers_model_in_eval_mode_on_the_students_view",
+     "the teacher is in train mode"),
+    ("predict_logits(fed, teacher, «batch→images[rows]»)",
+     "the_teacher_is_the_servers_model_in_eval_mode_on_the_students_view",
+     "the teacher sees another view than the student"),
+    ("lr=lr«, weight_decay=weight_decay→»)",
+     "contracts::optimizer_and_decay_reach_all_networks[fedntd]", "no weight decay")]
+TABLE["algorithms/fedgen.py", "fedgen"] = [
+    ("F.cross_entropy(«mean_logits, labels→logits.flatten(0, 1), labels.repeat(len(logits))»)",
+     "eq4_is_the_loss_of_the_mean_logits[None-1.0]", "the mean of the losses", "FedGen's code"),
+    ("tensordot(weights« / weights.sum()→», logits",
+     "eq4_is_the_loss_of_the_mean_logits[weights1-2.5]", "weights that do not sum to 1"),
+    ('models = [«upload→server»["model"] for', "two_rounds_against_a_slow_loop",
+     "the global model is every teacher", "FL-bench's FedGen"),
+    ("rng.«standard_normal→random»((count, NOISE))", "two_rounds_against_a_slow_loop",
+     "uniform noise", "FedGen's code, HtFLlib"),
+    ("rng.choice(fed.num_classes, count«, p=label_shares→»)", "two_rounds_against_a_slow_loop",
+     "all labels are equally likely", "FedGen's code"),
+    ('draw_features(fed, generator, «server["label_shares"]→labels.bincount(minlength='
+     'fed.num_classes).double().div(len(labels)).numpy()»,', "two_rounds_against_a_slow_loop",
+     "labels of the client's own classes", "FL-bench's FedGen"),
+    ("torch.«zeros→ones»(fed.num_classes, dtype", "two_rounds_against_a_slow_loop",
+     "counters start at 1", "FedGen's code"),
+    ("label_counts «+=→=» labels", "two_rounds_against_a_slow_loop",
+     "only the last batch is counted"),
+    ("            if generated«→ and t > 1»:",
+     "two_rounds_against_a_slow_loop", "nothing is generated in round 1", "FedGen's code"),
+    ("loss = loss + «→10 * »F", "two_rounds_against_a_slow_loop",
+     "a weight of 10 that the paper lacks", "FedGen's code"),
+    ("(«-→»noise_distance", "diversity_loss_by_hand", "alike is rewarded"),
+    ("generator_lr« * DECAY**(t - 1)→»", "two_rounds_against_a_slow_loop",
+     "the generator's rate does not fall"),
+    (", weight_decay=«WEIGHT_DECAY→0.0»", "two_rounds_against_a_slow_loop", "no weight decay"),
+    ('snapshot(generator, «optimizer→None»), "label', "two_rounds_against_a_slow_loop",
+     "Adam starts anew in every round"),
+    ('["label_counts"] for upload in «uploads.values()→list(uploads.values())[-1:]»',
+     "two_rounds_against_a_slow_loop", "p(y) is the last client's"),
+    ("at_client), «attack→None»)", "an_attack_poisons_the_teachers_and_not_the_counts",
+     "nobody is malicious"),
+    ("numbers = «sum(→0 * sum(»w.numel()", "two_rounds_against_a_slow_loop",
+     "the generator travels for nothing"),
+    ("if not (outputs« and torch.equal(outputs[-1], logits)→»)",
+     "a_network_that_does_not_end_with_classifier_is_refused_in_one_line[halved]",
+     "any layer called classifier passes"),
+    ("MIXED = «False→True»", "command_line::networks_may_differ_unless_shared[fedgen]",
+     "mixed networks pass")]
 # ----------------------------------------------------------------------- distillation on the server
 TABLE["algorithms/feddf.py", "feddf"] = [
     ("«→100 * »accuracies >= 1.2 / num_classes", "drop_worst_by_hand",
@@ -178,16 +252,12 @@ TABLE["algorithms/feddf.py", "feddf"] = [
      "one look more than patience allows"),
     ("best_state = «copy.deepcopy(→»model.state_dict()«)→»", "patience_ends_and_returns_the_best",
      "the best goes on learning"),
-    ("model.«train→eval»()", "fewer_steps_than_a_look_still_return_a_student",
-     "the student learns in eval mode"),
     ("best_state, best_step = «-1→0».0, None", "a_student_wrong_at_every_look_is_that_of_the_first",
      "a student that is always wrong is never returned"),
     ("accuracy(ensemble_logits(client_logits«→.softmax(-1)»), fed.test.labels)",
      "the_ensemble_predicts_by_mean_logits[feddf]", "the ensemble is of probabilities"),
     ("            if «→not »cosine:", "the_papers_student_against_a_slow_adam",
-     "the rate does not fall"),
-    ("lr=lr,« optimizer=optimizer,→»", "contracts::optimizer_and_decay_reach_all_networks[feddf]",
-     "clients keep SGD")]
+     "the rate does not fall")]
 TABLE["algorithms/fedbe.py", "fedbe"] = [
     ("deviations = (p«→ * 0 + sum(weights) / len(weights)» * (state_dict[name]",
      "gaussian_sample_by_hand", "the variance is not weighted", "FedBE's code"),
@@ -204,16 +274,10 @@ TABLE["algorithms/fedbe.py", "fedbe"] = [
      "teacher_is_the_sharpened_mean_of_probabilities", "the mean of logits"),
     ("members = [«server, →»*(server | ", "the_average_learns_from_the_ensemble_and_goes_on",
      "the average does not vote"),
-    ("logits = fedsdd.ensemble_logits(member_logits«→.softmax(-1)»)",
-     "feddf::the_ensemble_predicts_by_mean_logits[fedbe]", "the ensemble is of probabilities"),
     ("sampled = draw_samples(fed, t, uploads, posterior, samples, «concentration→1.0»)",
      "the_average_learns_from_the_ensemble_and_goes_on", "run drops --concentration"),
-    ("dirichlet_sample(client_states, sizes, rng«, concentration→»)",
-     "the_average_learns_from_the_ensemble_and_goes_on", "draw drops --concentration"),
     ('keys=("distil"«, t→»)', "the_average_learns_from_the_ensemble_and_goes_on",
-     "the same batches in every round"),
-    ("concentration: float = «1→2».0", "command_line::defaults_are_the_papers[fedbe]",
-     "another Dirichlet by default")]
+     "the same batches in every round")]
 TABLE["algorithms/fedsdd.py", "fedsdd"] = [
     ('stream(fed.seed, "mask", «t, →»*pair)', "secure_sum::uploads_are_masked_anew_in_every_round",
      "the masks come back every round"),
@@ -247,9 +311,7 @@ TABLE["algorithms/fedsdd_ablations.py", "fedsdd"] = [
     ('if students != "none"«→ and t > warmup_rounds»:', "warm_up_rounds_have_no_distillation",
      "warm-up rounds are forgotten"),
     ("[«*ring, →»ensemble_logits(member_logits)«→, *ring»]",
-     "an_ensemble_of_clients_has_every_client", "the ring keeps the oldest rounds"),
-    ("and t >«→=» warmup_rounds:", "warm_up_rounds_have_no_distillation",
-     "warm-up ends a round early")]
+     "an_ensemble_of_clients_has_every_client", "the ring keeps the oldest rounds")]
 # ------------------------------------------------------------------------------------ logits travel
 TABLE["algorithms/fedmd.py", "fedmd"] = [
     ("        return client_logits.«→softmax(-1).»mean(0)",
@@ -275,25 +337,17 @@ TABLE["algorithms/fedmd.py", "fedmd"] = [
 TABLE["algorithms/fedmd_transfer.py", "fedmd"] = [
     ("fed.«validation→test» if early_stopping else None", "transfer_never_sees_a_test_set",
      "early stopping on the test set", "FedMD's code"),
-    ('best, best_epoch = «float("-inf")→0.0», 0', "training_ends_after_patience_without_gain",
-     "an accuracy of 0 is never the best"),
-    ("epoch - best_epoch >«=→» patience", "training_ends_after_patience_without_gain",
-     "one epoch more than patience allows"),
     ("if reached > best« + min_delta→»:", "training_ends_after_patience_without_gain",
      "any growth counts"),
     ("«min_delta=min_delta, **PUBLIC_STAGE→**PRIVATE_STAGE»",
      "each_stage_counts_growth_beyond_its_own_min_delta", "the second stage's min_delta"),
-    ("PRIVATE_STAGE = dict(min_delta=0.«001→005»,",
-     "each_stage_counts_growth_beyond_its_own_min_delta", "the first one's min_delta"),
     ("isinstance(module, nn.Linear)][«-1→0»]", "the_penalty_is_of_the_last_layers_kernel_alone",
      "the penalty is on the first")]
 TABLE["algorithms/fedmd_pooled.py", "fedmd"] = [
     ("t - «1 - →»best_round >=", "pooled_training_stops_for_each_network_on_its_own",
      "a round less than patience"),
     ("«Data(*(torch.cat(parts) for parts in zip(*→»fed.private«)))→[0]»",
-     "pooled_is_public_training_and_then_epochs", "one client's data for everyone's"),
-    ("partial(OPTIMIZERS[«optimizer→'adam'»], lr=lr, weight_decay=weight_decay)",
-     "contracts::optimizer_and_decay_reach_all_networks[fedmd-pooled]", "always Adam")]
+     "pooled_is_public_training_and_then_epochs", "one client's data for everyone's")]
 TABLE["algorithms/dsfl.py", "dsfl"] = [
     ("(client_probs«.mean(0)→» / temperature).softmax(-1)«→.mean(0)»",
      "era_sharpens_the_mean_and_not_each_client", "each client is sharpened", "Flower's DS-FL"),
@@ -301,14 +355,32 @@ TABLE["algorithms/dsfl.py", "dsfl"] = [
      "era_of_a_one_hot_mean_is_near_one_hot_by_hand", "no temperature", "AIJack's DS-FL"),
     ("predict_logits(fed, model, fed.public.images)«.softmax(-1)→»", "dsfl_round_by_hand",
      "logits in the place of probabilities", "PFLlib's FD"),
-    ("valid_probs, clients = «finite(→»client_probs«)→», trained",
-     "logits::non_finite_logits_are_left_out[dsfl]", "an upload with nan is averaged"),
     ("«@timed→»", "runs::a_rounds_parts_are_timed_and_fit_into_it[cronus]",
      "the clients' second training is not timed"),
     ("if len(valid_probs)«→ > 1»:", "logits::everyone_learns_from_a_single_valid_upload[dsfl]",
-     "one upload teaches nobody"),
-    ("MIXED = «True→False»", "command_line::networks_may_differ_unless_shared[dsfl]",
-     "clients with different networks are refused")]
+     "one upload teaches nobody")]
+TABLE["algorithms/fd.py", "fd"] = [
+    ("is_other = «1 - torch.eye(→torch.ones(len(means), »len(means)", "others_mean_by_hand",
+     "the own row is in the target", "PFLlib's, HtFLlib's and FedGen's FD"),
+    ("has_class = means.«any→isfinite().any»(-1)", "others_mean_by_hand",
+     "zeros of who lacks the class are averaged in", "FedGen's FD"),
+    ("probs = logits.detach()«.softmax(-1)→»", "rounds_of_fd_against_algorithm_1[None]",
+     "raw logits are the target of a cross-entropy", "PFLlib's and HtFLlib's FD"),
+    ("soft_cross_entropy(logits, «targets[y]→torch.where(targets[y].any(1, True), targets[y], "
+     "logits)»)", "rounds_of_fd_against_algorithm_1[None]",
+     "without a target a sample learns towards its own logits", "PFLlib's and HtFLlib's FD"),
+    ("counts = torch.«zeros→ones»_like(targets[:, :1])", "rounds_of_fd_against_algorithm_1[None]",
+     "counts start at 1", "FedGen's FD"),
+    ("sums «+→»= is_of_class @ probs", "rounds_of_fd_against_algorithm_1[None]",
+     "the mean is of the last batch alone"),
+    ("«gamma * →»distillation ", "fd_with_gamma_0_is_every_client_alone_bit_for_bit[with_dropout]",
+     "gamma has no effect"),
+    ("rng, fed.device«, local_steps→»)", "rounds_of_fd_against_algorithm_1[4]",
+     "--local-steps has no effect"),
+    ("clients[i], targets[«i→0»]", "rounds_of_fd_against_algorithm_1[None]",
+     "every client has the first one's targets"),
+    ("client_means = «torch.where(is_valid[:, None, None], uploads, 0.0)→uploads»",
+     "logits::non_finite_logits_are_left_out[fd]", "nan is in the targets")]
 TABLE["algorithms/cronus.py", "cronus"] = [
     ("kept = kept.«scatter(0, farthest, False)→clone()»",
      "a_liar_is_left_out_on_each_sample_it_lies_on", "the filter leaves nobody out"),
@@ -321,19 +393,10 @@ TABLE["algorithms/cronus.py", "cronus"] = [
     ("scores = vectors[..., -1].«square().→»T", "robust_mean_by_slow_loop[8-30]",
      "liars on one side alone are far"),
     ("probs, 0.0).sum(0) / «kept.sum(0)[:, None]→len(probs)»", "two_passes_by_hand",
-     "who is left out still counts in the denominator"),
-    ("if len(valid_probs)«→ > 1»:", "logits::everyone_learns_from_a_single_valid_upload[cronus]",
-     "one upload teaches nobody"),
-    ("partial(OPTIMIZERS[«optimizer→'amsgrad'»], weight_decay=weight_decay)",
-     "contracts::optimizer_and_decay_reach_all_networks[cronus]", "always Adam")]
+     "who is left out still counts in the denominator")]
 TABLE["algorithms/fedgem.py", "fedgem"] = [
-    ("teacher_logits = ensemble_logits(valid_logits«→.softmax(-1)»)", "fedgem_round_by_hand",
-     "the mean of probabilities for the mean of logits"),
-    ("teacher_logits[«rows→:len(rows)»], has_teacher[rows]", "fedgem_round_by_hand",
-     "the teacher speaks of other images"),
     ("trained[i], «server_logits→teacher_logits», public_epochs", "fedgem_round_by_hand",
-     "clients learn from their own mean"),
-    ("up=num_public, down=«num_public→0»)", "fedgem_round_by_hand", "the download is forgotten")]
+     "clients learn from their own mean")]
 TABLE["algorithms/fedgems.py", "fedgems"] = [
     ("entr(probs).«sum→mean»(-1)", "eq3_by_hand", "the mean over the classes"),
     ("«torch.special.entr→-»(probs«→ * probs.log()»).sum(-1)",
@@ -379,8 +442,6 @@ TABLE["algorithms/fedgems.py", "fedgems"] = [
      "a_round_is_the_papers_algorithm[one epoch]", "the pool keeps the oldest logits"),
     ("has_teacher = from_pool | «from_clients→requests»", "nobody_right_is_plain_cross_entropy",
      "the uniform distribution teaches"),
-    ("all_fused_logits[«rows→:len(rows)»])",
-     "a_round_is_the_papers_algorithm[one epoch]", "logits of other images"),
     ("requested[rows[«requests→from_clients»]] = True",
      "a_round_is_the_papers_algorithm[one epoch]", "wrong uploads are not paid"),
     ("not is_finite(logits«[requested]→»)", "an_upload_is_bad_only_for_what_was_asked",
@@ -393,9 +454,7 @@ TABLE["algorithms/fedgems_ablations.py", "fedgems"] = [
     ("~alone & «→(»in_pool «→| correct) »& self_distillation",
      "ablations_move_samples_between_cases[self_training]", "the pool is filled too early"),
     ("requests = ~alone & «~from_pool & →»ensemble_distillation",
-     "ablations_move_samples_between_cases[self_training]", "clients are asked beside the pool"),
-    ("partial(OPTIMIZERS[«optimizer→'amsgrad'»], weight_decay=weight_decay)",
-     "contracts::optimizer_and_decay_reach_all_networks[fedgems-ablations]", "always Adam")]
+     "ablations_move_samples_between_cases[self_training]", "clients are asked beside the pool")]
 # ------------------------------------------------------------------------------ feature maps travel
 TABLE["algorithms/fedgkt.py", "fedgkt"] = [
     ("distillation_loss(«client_logits, logits→logits, client_logits», temperature) if distill",
@@ -411,8 +470,6 @@ TABLE["algorithms/fedgkt.py", "fedgkt"] = [
      "the other order"),
     ("server_logits[«rows→:len(rows)»] if has_teacher", "two_rounds_against_algorithm_1",
      "logits of other images", "FedML's FedGKT"),
-    ("labels[rows], client_logits[«rows→:len(rows)»], temperature,",
-     "two_rounds_against_algorithm_1", "the clients' logits of other images"),
     ("predict_logits(fed, model, features.float(), CHUNK)«→.flip(0)»",
      "server_logits_are_of_the_trained_server", "the answers are in another order"),
     ("«predict_logits(fed, model, features.float(), CHUNK)→forward(fed, model.train(), "
@@ -430,8 +487,6 @@ TABLE["algorithms/fedgkt_async.py", "fedgkt"] = [
 TABLE["algorithms/fedgkt_features.py", "fedgkt"] = [
     ("    model.eval()«→, torch.set_grad_enabled(True)»",
      "b3_b15_extraction_is_by_row_and_holds_no_graph", "maps hold a graph", "FedML's FedGKT"),
-    ("    model.«eval→train»()", "b3_b15_extraction_is_by_row_and_holds_no_graph",
-     "feature maps in train mode"),
     ("«accuracy(torch.cat(server_logits), data.labels)→sum(map(accuracy, server_logits, "
      "data.labels.split(CHUNK))) / len(server_logits)»", "two_rounds_against_algorithm_1",
      "a mean over batches", "FedML's FedGKT")]
@@ -442,16 +497,10 @@ TABLE["algorithms/split_learning.py", "split_learning"] = [
      "the edge never learns"),
     ("«edge_optimizer.zero_grad()→pass»", "split_learning_is_training_the_stacked_network",
      "gradients pile up"),
-    ('"bytes_down": «sent_bytes→0»', "eq12_is_what_the_metrics_of_a_round_add_up_to",
-     "no download"),
     ("state = «copy.deepcopy→»(",
      "contracts::a_state_is_all_that_later_rounds_need[split-learning]", "the next changes it"),
     ("rounds: int = «200→100»", "command_line::defaults_are_the_papers[split-learning]",
-     "half of the paper's rounds"),
-    ("local_epochs: int = «1→5»,", "command_line::defaults_are_the_papers[split-learning]",
-     "five passes a round by default"),
-    ("weight_decay: float = «1e-4→0.0»", "command_line::defaults_are_the_papers[split-learning]",
-     "no weight decay by default")]
+     "half of the paper's rounds")]
 TABLE["algorithms/baselines.py", "baselines"] = [
     ("(«union(*→»fed.private«)→[0]», local_epochs)", "centralized_is_one_long_training",
      "one client's data for everyone's"),
@@ -464,9 +513,7 @@ TABLE["algorithms/baselines.py", "baselines"] = [
     ("lr=lr«→ * max(factors.values(), default=1)»« * factors.get(name, 1)→»",
      "networks_trained_separately_have_separate_plateaus", "one plateau for all networks"),
     ("fed.client_model(name«, init=name→»)", "standalone_trains_each_on_its_own_data",
-     "all clients start alike"),
-    ("MIXED = «True→False»", "command_line::networks_may_differ_unless_shared[centralized]",
-     "mixed networks refused")]
+     "all clients start alike")]
 TABLE["attacks.py", "attacks"] = [
     ("return benign.«mean(0)→sum(0) / (len(benign) + 1)» + theta", "eq7_paf_by_hand",
      "divided by all clients"),
@@ -522,9 +569,7 @@ TABLE["partition.py", "partition"] = [
     ("[87, 2, 131, 1325, «0, 1117, 704→1117, 704, 0», 0, 0, 0]",
      "fedgkt_table_6_adds_up_only_with_row_7_put_right", "the table as printed"),
     ("* len(«rows→labels») / FEDGKT_TABLE_6«[:, c]→».sum()",
-     "fedgkt_table6_scales_with_class_sizes", "all classes are equally large"),
-    ("        rows = «rng.permutation(→»np.flatnonzero(labels == c)«)→»",
-     "fedgkt_table6_draws_its_counts_from_all_of_a_class", "nothing is shuffled")]
+     "fedgkt_table6_scales_with_class_sizes", "all classes are equally large")]
 # ------------------------------------------------------------------------ communication, secure sum
 TABLE["algorithms/communication.py", "communication"] = [
     ("model.parameters()) * «copies * →»num_clients",

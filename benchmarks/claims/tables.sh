@@ -9,7 +9,7 @@ table() {   # table CLAIM KEYS METHOD ...: the first method is the reference
     echo
 }
 both=accuracy,ensemble_accuracy
-for claim in ${*:-fedsdd ablations fedmd fedgems attacks fedgkt quick-start}; do
+for claim in ${*:-fedsdd ablations fedmd fedgems attacks fedgkt fedgen quick-start}; do
     case $claim in
     fedsdd)
         table fedsdd $both fedavg R4 none-R4
@@ -60,6 +60,11 @@ for claim in ${*:-fedsdd ablations fedmd fedgems attacks fedgkt quick-start}; do
         table fedgkt accuracy,edge_accuracy to-edge ordered both
         table fedgkt accuracy,edge_accuracy ordered async-work async-time
         table fedgkt accuracy,edge_accuracy fedavg-noniid to-edge-noniid ;;
+    fedgen)
+        keys=accuracy,ensemble_accuracy,client_accuracy
+        table fedgen $keys fedavg fedprox feddf fd fedgen fedntd fedbe scaffold R1 R4
+        table fedgen accuracy feddf fedgen
+        for split in iid skewed; do table fedgen $keys {fedavg,fd}-$split; done ;;
     quick-start)
         for base in fedavg fedsdd:R=1; do
             python -m experiment.plot runs/quick-start --key $both --base $base

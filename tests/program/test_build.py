@@ -2,28 +2,13 @@
 import numpy as np
 import pytest
 import torch
-from test_data import refused
+from test_data import SUPERCLASS, TOY, refused, toy_set
 
-from data import load
 from data.images import adapt, crop_and_flip, normalize, statistics
 from experiment import build
 from federation import Data, restrict_public
 
 
-def toy_set(num_classes, copies, test_copies, channels=1, seed=0):
-    """Pixels of class c lie in [c, c + 1), no images are alike, rows are shuffled."""
-    parts, draw = [], np.random.default_rng(seed)
-    for count in (copies, test_copies):
-        labels = draw.permutation(np.repeat(np.arange(num_classes), count))
-        values = labels[:, None, None, None] + draw.random((len(labels), channels, 4, 4))
-        images = torch.tensor(values).float().contiguous(memory_format=torch.channels_last)
-        parts.append(Data(images, torch.tensor(labels)))
-    return load.Dataset(*parts, num_classes, writers=np.arange(num_classes * copies) % 5)
-
-
-SUPERCLASS = np.array([2, 0, 1, 1, 0, 2, 2])     # of the classes 0 ... 6
-TOY = toy_set(7, 12, 4, channels=3)
-TOY = TOY._replace(superclass=SUPERCLASS[TOY.train.labels])
 FOREIGN = toy_set(4, 6, 2, seed=1)
 BYTES = torch.arange(500 * 4 * 4).remainder(256).byte().view(500, 1, 4, 4)
 TEN = toy_set(10, 100, 2)

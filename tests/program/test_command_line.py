@@ -7,7 +7,6 @@ import itertools
 import json
 import shutil
 import statistics
-from typing import Literal, get_args, get_origin
 
 import pytest
 import torch
@@ -41,7 +40,8 @@ def kept(folder, name="metrics.jsonl"):
 
 
 def contents(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {str(path.relative_to(folder)): path.read_bytes()
+            for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture(scope="module")
@@ -109,12 +109,14 @@ EDGES = [   # numbers that are refused, numbers that are allowed, the flags
     ("0 -1 2.5 two 99999999999999999999999", "1 7",
      "rounds local_epochs local_steps server_epochs batch_size server_batch_size "
      "public_batch_size lr_patience K R distill_steps check_every patience subset_size clients "
+     "generator_steps "
      "transfer_public_batch_size transfer_batch_size per_class public_size attackers"),
     ("-1 2.5 two", "0 7", "warmup_rounds samples transfer_public_epochs transfer_local_epochs "
-                          "public_epochs classes seeds"),
-    ("0 -1 nan inf two", "1e-9 7", "lr server_lr global_lr max_grad_norm temperature "
+                          "public_epochs classes seeds generated"),
+    ("0 -1 nan inf two", "1e-9 7", "lr server_lr global_lr generator_lr max_grad_norm temperature "
                                    "concentration latencies alpha"),
-    ("-1 nan inf", "0 7.5", "weight_decay kernel_l2 min_delta mu consensus_weights attack_scale"),
+    ("-1 nan inf", "0 7.5", "weight_decay kernel_l2 min_delta mu consensus_weights attack_scale "
+                              "beta gamma diversity"),
     ("0 -0.1 1.01 nan", "0.01 1", "participation comu"), ("-0.1 1.01 nan", "0 1", "epsilon"),
     ("-0.1 0.5 nan", "0 0.49", "malicious_fraction"), ("0 1 nan", "0.01 0.99", "validation"),
     ("nan inf", "-1 0 1", "attack_z"), ("0 1025 99999999999999999999999", "1 1024", "threads")]
@@ -132,7 +134,8 @@ def test_a_number_outside_its_range_is_refused(capsys, name):
         assert name in parse(["--algo", algo, f"{flag_name(name)}={value}"])
 
 
-ONE_NETWORK = {"fedavg", "fedprox", "scaffold", "fedbe", "split-learning"}   # one model to all
+# one model goes to all clients
+ONE_NETWORK = {"fedavg", "fedprox", "scaffold", "fedntd", "fedgen", "fedbe", "split-learning"}
 
 
 @pytest.mark.parametrize("algo", OF_PAPERS)
@@ -229,6 +232,10 @@ PAPERS_DEFAULTS = {   # every keyword of every algorithm
     # FedSDD, Table 5: ten samples, and the ensemble only predicts; gamma ~ Dir(1, ..., 1)
     "fedbe": {**LOCAL, "posterior": "gaussian", "samples": 10, "concentration": 1.0,
               "distill": False, "distill_steps": 5000, "server_batch_size": 256, "server_lr": 0.1},
+    # FedGen: section 4; its public code for the generator
+    "fedgen": {"rounds": 200, "participation": 0.5, "local_epochs": 1, "local_steps": None,
+               "batch_size": 32, "lr": 0.01, "generated": 32, "generator_steps": 50,
+               "generator_lr": 3e-4, "diversity": 1.0},
     # FedDF's public code
     "feddf": {**LOCAL, **PLAIN, "lr": 0.1, "drop_worst": True, "distill_steps": 10000,
               "server_batch_size": 128, "server_lr": 1e-3, "server_optimizer": "adam",
@@ -242,6 +249,11 @@ PAPERS_DEFAULTS = {   # every keyword of every algorithm
     # FedGEMS, Table 13 and section 4
     "dsfl": {**GEMS, "rounds": 300, "server_epochs": 2, "batch_size": 64, "server_batch_size": 64,
              "server_lr": 1e-3, "temperature": 0.1, "aggregation": "era"},
+    # FD's text: rounds, steps, batch size; FedNTD's public code, CIFAR-10
+    "fd": {**ALONE, "rounds": 16, "local_steps": 250, "batch_size": 64, "gamma": 1.0},
+    "fedntd": {"rounds": 200, "participation": 0.1, "local_epochs": 5, "local_steps": None,
+               "batch_size": 50, "lr": 0.01, "optimizer": "momentum", "weight_decay": 1e-5,
+               "temperature": 1.0, "beta": 1.0, "keep_true": False},
     "cronus": {**GEMS, "batch_size": 64, "malicious_fraction": 0.1},
     "fedgem": {**GEMS, **GEMS_SERVER}, "fedgems": {**GEMS, **GEMS_SERVER},
     "fedgems-ablations": {**GEMS, **GEMS_SERVER, "self_training": True, "self_distillation": True,
@@ -261,23 +273,19 @@ def test_defaults_are_the_papers(algo):
 
 @pytest.mark.parametrize("algo", OF_PAPERS)
 def test_every_keyword_is_a_flag_and_reaches_the_settings(algo):
-    """Its default is in its range."""
+    """Also where the quick start has another value than the paper."""
+    argv, expected = ["--algo", algo], {}
+    without = {"local_steps": None} if "local_steps" in keywords(algo) else {}
     for name, parameter in keywords(algo).items():
-        flag, kind, default = flag_name(name), parameter.annotation, parameter.default
-        assert kind is bool or name in parse(["--algo", algo, flag, value_text(default)])
-        if kind is bool:
-            changed = not default
-        elif get_origin(kind) is Literal:
-            changed = next(choice for choice in get_args(kind) if choice != default)
-        elif "tuple" in str(kind):
-            changed = [0.5, 1.0]
-        else:
-            number = int if "int" in str(kind) else float
-            changed = number(1 if RANGES[name][0](1) else 0.25)
-        flags = [flag, value_text(changed)]
-        if kind is bool:
-            flags = [flag if changed else flag_name("no_" + name)]
-        assert configure(parse(["--algo", algo, *flags]))["settings"][algo][name] == changed
+        if name in without:                  # it excludes --local-epochs
+            continue
+        expected[name] = parameter.default
+        is_off = parameter.default is False
+        value = "" if parameter.annotation is bool else f"={value_text(parameter.default)}"
+        argv.append(flag_name("no_" + name if is_off else name) + value)
+    given = parse(argv)
+    assert given == {"algo": [algo], **expected}
+    assert configure(given)["settings"][algo] == expected | without
 
 
 # --------------------------------------------------------------------------------------------- help

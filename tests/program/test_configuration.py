@@ -21,6 +21,8 @@ SETS = """
 fedavg                 | model cnn | lr 0.1 | local_epochs 5 | clients 20
 fedavg --paper fedgkt  | model bottleneck56 | lr 0.001 | local_epochs 20 | augment on | clients 16
 fedavg --paper fedgkt --lr 0.8 --optimizer sgd | lr 0.8 | optimizer sgd
+fedavg                 | threads 1
+fedavg --threads 3     | threads 3
 # the quick start's server has an eighth of its clients' rate, as FedSDD's has
 fedsdd                 | lr 0.1 | server_lr 0.0125
 # FedSDD, Table 10: each step from FedDF to FedSDD is one command
@@ -61,7 +63,7 @@ fedmd --dataset glyphs-letters --classes 0,1,5 | public glyphs | joint on | clas
 def test_what_a_command_sets(line):
     command, *expected = line.split(" | ")
     config = configured("--algo " + command)
-    found = {**config["flags"], **config["settings"][command.split()[0]]}
+    found = {**config["environment"], **config["flags"], **config["settings"][command.split()[0]]}
     assert [f"{name} {value_text(found[name])}"
             for name, _ in map(str.split, expected)] == expected
 
@@ -85,18 +87,13 @@ def test_a_cpu_without_bfloat16_runs_in_float32_and_says_so(
     assert ("uses float32" in capsys.readouterr().out) == (not amp)
 
 
-def test_a_run_has_one_thread_unless_told_otherwise():
-    threads = [configured(f"--algo fedavg {flag}")["environment"]["threads"]
-               for flag in ("", "--threads 3")]
-    assert threads == [1, 3]
-
-
 @pytest.mark.parametrize("public, joint, commands", [
     ("half", False, "fedgem fedgems fedgems-ablations fedgems,fedsdd fedmd,fedgems standalone "
                     "public-private centralized-all"),                   # labels of the task
     ("glyphs-letters", True, "fedmd fedmd-pooled fedmd,fedsdd"),         # labels of either
     ("glyphs-letters", False, "feddf fedbe fedsdd fedsdd-ablations dsfl cronus"),
-    (None, False, "fedavg fedprox scaffold centralized fedgkt fedgkt-async split-learning")])
+    (None, False, "fedavg fedprox scaffold fedgen centralized fedgkt fedgkt-async "
+                  "split-learning")])
 def test_public_data_by_default(public, joint, commands):
     for algos in commands.split():
         flags = configured(f"--algo {algos}")["flags"]

@@ -125,19 +125,16 @@ def test_npz_mistakes_are_one_line_with_file_and_array(tmp_path, name, array, wo
     refused(f"^{path}: {name} {words}", load_dataset, path)
 
 
-def test_what_is_not_a_whole_npz_file_is_named(tmp_path):
-    whole = write_npz(tmp_path).read_bytes()
-    for content in (b"", b"text", pickle.dumps({"x": 1}), whole[:-100]):
-        (tmp_path / "set.npz").write_bytes(content)
-        refused("set.npz: not an .npz file, or cut short", load_dataset, tmp_path / "set.npz")
-
-
-def test_a_damaged_array_is_named(tmp_path):
+@pytest.mark.parametrize("spoil, words", [
+    *((lambda whole, content=content: content, "not an .npz file, or cut short")
+      for content in (b"", b"text", pickle.dumps({"x": 1}))),
+    (lambda whole: whole[:-100], "not an .npz file, or cut short"),
+    (lambda whole: whole[:300] + bytes([255 - whole[300]]) + whole[301:],    # a pixel of x_train
+     "x_train cannot be read: Bad CRC-32")])
+def test_what_is_not_a_whole_npz_file_is_named(tmp_path, spoil, words):
     path = write_npz(tmp_path)
-    damaged = bytearray(path.read_bytes())
-    damaged[300] ^= 255                                             # inside the pixels of x_train
-    path.write_bytes(damaged)
-    refused("set.npz: x_train cannot be read: Bad CRC-32", load_dataset, path)
+    path.write_bytes(spoil(path.read_bytes()))
+    refused(f"set.npz: {words}", load_dataset, path)
 
 
 def test_what_is_not_there_is_named(tmp_path):
@@ -191,16 +188,12 @@ def test_folder_reads_classes_and_files_in_sorted_order(tmp_path):
     assert loaded.class_names == ["ant", "cat"]
 
 
-def test_gray_images_in_a_folder_have_one_channel(tmp_path):
-    contents = dict.fromkeys(("train/a/0.png", "train/b/0.png", "test/a/0.png"), COLOR[1, :, :, 0])
-    loaded = load_dataset(write_images(tmp_path, contents))
-    assert torch.equal(loaded.train.images, nchw(COLOR[[1, 1], :, :, :1]))
-
-
-def test_one_image_in_color_gives_all_images_three_channels(tmp_path):
+@pytest.mark.parametrize("test_image, channels", [(COLOR[1, :, :, 0], 1), (COLOR[0], 3)])
+def test_a_folder_has_three_channels_unless_all_images_are_gray(tmp_path, test_image, channels):
     contents = dict.fromkeys(("train/a/0.png", "train/b/0.png"), COLOR[1, :, :, 0])
-    loaded = load_dataset(write_images(tmp_path, contents | {"test/a/0.png": COLOR[0]}))
-    assert torch.equal(loaded.train.images, nchw(COLOR[[1, 1], :, :, :1]).expand(2, 3, 5, 4))
+    loaded = load_dataset(write_images(tmp_path, contents | {"test/a/0.png": test_image}))
+    gray = nchw(COLOR[[1, 1], :, :, :1])
+    assert torch.equal(loaded.train.images, gray.expand(2, channels, 5, 4))
 
 
 @pytest.mark.parametrize("name, content, words", [
@@ -268,15 +261,15 @@ def test_x5_public_images_are_normalized_with_the_tasks_statistics():
     assert normal.is_contiguous(**CHANNELS_LAST)
 
 
-def test_color_becomes_luminance():
-    color = torch.tensor([1., .5, .25]).view(1, 3, 1, 1).expand(1, 3, 4, 4)
-    gray = torch.full((1, 1, 4, 4), .299 * 1 + .587 * .5 + .114 * .25)
-    assert torch.allclose(images.adapt(color, (1, 4, 4)), gray)
+def plain(*channels):
+    """An image of 4 x 4 equal pixels."""
+    return torch.tensor(channels).view(1, -1, 1, 1).expand(1, -1, 4, 4)
 
 
-def test_gray_becomes_three_equal_channels():
-    gray = torch.rand(2, 1, 4, 4)
-    assert torch.equal(images.adapt(gray, (3, 4, 4)), torch.cat([gray, gray, gray], dim=1))
+@pytest.mark.parametrize("public, expected", [
+    (plain(1., .5, .25), plain(.299 * 1 + .587 * .5 + .114 * .25)), (plain(.5), plain(.5, .5, .5))])
+def test_color_becomes_luminance_and_gray_three_equal_channels(public, expected):
+    assert torch.allclose(images.adapt(public, expected.shape[1:]), expected)
 
 
 def test_stripes_shrink_to_gray():
@@ -328,41 +321,44 @@ def test_crop_and_flip_depends_on_the_generator_alone():
 
 
 # ---------------------------------------------------------------------------- classes of a data set
-def seven_classes():
-    """28 + 14 images whose pixels are their class, with a superclass of each class."""
-    parts = [Data(labels.float().view(-1, 1, 1, 1).repeat(1, 3, 2, 2), labels)
-             for labels in (torch.arange(28) * 3 % 7, torch.arange(14) * 5 % 7)]
-    return load.Dataset(*parts, 7, writers=np.arange(28) % 5,
-                        superclass=SUPERCLASS[parts[0].labels])
+def toy_set(num_classes, copies, test_copies, channels=1, seed=0):
+    """Pixels of class c lie in [c, c + 1), no images are alike, rows are shuffled."""
+    parts, draw = [], np.random.default_rng(seed)
+    for count in (copies, test_copies):
+        labels = draw.permutation(np.repeat(np.arange(num_classes), count))
+        values = labels[:, None, None, None] + draw.random((len(labels), channels, 4, 4))
+        images = torch.tensor(values).float().contiguous(memory_format=torch.channels_last)
+        parts.append(Data(images, torch.tensor(labels)))
+    return load.Dataset(*parts, num_classes, writers=np.arange(num_classes * copies) % 5)
 
 
 SUPERCLASS = np.array([2, 0, 1, 1, 0, 2, 2])     # of the classes 0 ... 6
+TOY = toy_set(7, 12, 4, channels=3)
+TOY = TOY._replace(superclass=SUPERCLASS[TOY.train.labels])
 
 
 @pytest.mark.parametrize("classes", [[3, 5], [5, 3], [4, 5, 6], [6, 2, 0, 1, 3], [*range(7)][::-1]])
 def test_b24_only_numbers_classes_in_the_order_given(classes):
     """The pixels tell the old class; a new number may be an old one that comes later, or stay."""
-    before = seven_classes()
-    kept = load.only(before, classes)
+    kept = load.only(TOY, classes)
     assert kept.num_classes == len(classes)
-    for part, old in zip(kept[:2], before[:2]):
+    for part, old in zip(kept[:2], TOY[:2]):
         assert torch.equal(torch.tensor(classes)[part.labels], part.images[:, 0, 0, 0].long())
         assert torch.equal(part.images, old.images[torch.isin(old.labels, torch.tensor(classes))])
 
 
 def test_only_keeps_what_belongs_to_the_images():
-    before = seven_classes()
-    rows = torch.isin(before.train.labels, torch.tensor([5, 3])).numpy()
-    kept = load.only(before._replace(subclass=np.arange(28), class_names="0123456"), [5, 3])
-    for array, old in [(kept.writers, before.writers), (kept.superclass, before.superclass),
-                       (kept.subclass, np.arange(28))]:
+    rows = torch.isin(TOY.train.labels, torch.tensor([5, 3])).numpy()
+    kept = load.only(TOY._replace(subclass=np.arange(84), class_names="0123456"), [5, 3])
+    for array, old in [(kept.writers, TOY.writers), (kept.superclass, TOY.superclass),
+                       (kept.subclass, np.arange(84))]:
         assert np.array_equal(array, old[rows])
     assert kept.class_names == ["5", "3"]
 
 
 @pytest.mark.parametrize("classes", [[3], [], [3, 3], [3, 5, 3], [3, 7], [-1, 3]])
 def test_only_wants_two_or_more_different_classes(classes):
-    refused("two or more different classes from 0 to 6", load.only, seven_classes(), classes)
+    refused("two or more different classes from 0 to 6", load.only, TOY, classes)
 
 
 def test_only_refuses_a_class_without_training_images(tmp_path):
@@ -371,12 +367,11 @@ def test_only_refuses_a_class_without_training_images(tmp_path):
 
 
 def test_by_superclass_keeps_the_old_labels_as_subclasses():
-    before = seven_classes()
-    after = load.by_superclass(before, "toy")
-    for part, old in zip(after[:2], before[:2]):
+    after = load.by_superclass(TOY, "toy")
+    for part, old in zip(after[:2], TOY[:2]):
         assert part.labels.tolist() == SUPERCLASS[old.labels].tolist()
         assert torch.equal(part.images, old.images)
-    assert after.num_classes == 3 and np.array_equal(after.subclass, before.train.labels)
+    assert after.num_classes == 3 and np.array_equal(after.subclass, TOY.train.labels)
 
 
 # ------------------------------------------------------------------------------------ from_tensors

@@ -10,11 +10,12 @@ LINK = re.compile(r"\[`([^`]+)`\]\(\.\./([\w/.]+)#L(\d+)\)")
 NUMBERED = {   # what each paper numbers: {paper: {kind: its first number and its last}}
     "FedGEMS": {"Eq.": (1, 11), "Alg. 1": (1, 33), "Alg. 2": (1, 6)},
     "FedGKT": {"Eq.": (1, 13), "Alg. 1": (1, 30)}, "FedSDD": {"Eq.": (1, 5), "Alg. 1": (1, 10)},
-    "FedMD": {"Alg. 1": (0, 5)}}
+    "FedMD": {"Alg. 1": (0, 5)}, "FedNTD": {"Alg. 1": (1, 8)}}
 PAPERS = {     # whose numbers the anchors of a file are, unless they name a paper
     "FedGEMS": "attacks fedgem fedgems fedgems_ablations", "FedProx": "fedprox",
     "FedGKT": "communication fedgkt fedgkt_async fedgkt_features split_learning",
-    "FedMD": "fedmd fedmd_pooled fedmd_transfer", "SCAFFOLD": "scaffold",
+    "FedGen": "fedgen", "FedMD": "fedmd fedmd_pooled fedmd_transfer", "SCAFFOLD": "scaffold",
+    "FedNTD": "fedntd", "FD": "fd",
     "FedSDD": "equations fedavg fedsdd fedsdd_ablations"}
 PAPER_OF = {stem: paper for paper, stems in PAPERS.items() for stem in stems.split()}
 ANCHOR = re.compile(r"(?:\b(Fed[A-Z]\w+|SCAFFOLD) )?(?:(Eq\.) (?=\()|(?:Alg\. (\d), |(?<=# ))"
@@ -22,10 +23,11 @@ ANCHOR = re.compile(r"(?:\b(Fed[A-Z]\w+|SCAFFOLD) )?(?:(Eq\.) (?=\()|(?:Alg\. (\
 
 MATH = re.compile(r"(?:^```math\n|(?<!\w)\$`)((?:[^`$]|\n)+?)(?:^```$|`\$(?!\w))", re.M)
 SIDES = r"{ } \left \right \begin{cases} \end{cases} \begin{aligned} \end{aligned}".split()
-KNOWN = {*SIDES, *r"""\{ \} \, \\ \Big \Delta \Vert \alpha \boldsymbol \cdot \ell \epsilon
-    \eta \exp \frac \in \lVert \leftarrow \lfloor \log \lt \lvert \mathcal \mathrm \max \mid \min
-    \mu \nabla \phi \quad \rVert \rfloor \rvert \sigma \stackrel \sum \tau \text \theta \tilde
-    \times \underbrace \underset""".split()}    # of MathJax, without \operatorname: GitHub bars it
+KNOWN = {*SIDES, *r"""\{ \} \, \\ \Big \Delta \Vert \alpha \beta \boldsymbol \cdot \ell \epsilon
+    \eta \exp \frac \gamma \hat \in \lVert \leftarrow \lfloor \log \lt \lvert \mathcal \mathrm \max
+    \mid \min \mu \nabla \neq \phi \quad \rVert \rfloor \rvert \sigma \sim \stackrel \sum \tau \text
+    \theta \tilde \times \underbrace \underset""".split()}
+# KNOWN: commands of MathJax, without \operatorname: GitHub bars it
 
 
 def anchors(text, paper=None):

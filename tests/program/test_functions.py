@@ -13,23 +13,27 @@ AXES = {   # M clients, N samples, C classes: a permutation of an axis permutes 
     "equations.kl_divergence": "NC NC -> N", "equations.distillation_loss": "NC NC -> ",
     "equations.soft_cross_entropy": "NC NC -> N", "scaffold.corrected_gradient": "AB AB AB -> AB",
     "scaffold.updated_client_control": "AB AB AB AB -> AB", "fedsdd.ensemble_logits": "MNC -> NC",
+    "fedntd.not_true": "Nc N -> Nc", "fedntd.not_true_loss": "Nc N Nc -> ",
     "fedmd.consensus": "MNC -> NC", "fedmd.digest_loss": "NC NC -> ",
-    "dsfl.entropy_reduction": "MNC -> NC", "cronus.robust_mean": "MNC -> NC",
-    "fedgems.entropy": "MNC -> MN", "fedgems.reliable_clients": "MNc N -> MN",
-    "fedgems.entropy_weights": "MNC MN -> MN", "fedgems.fuse_logits": "MNC MN -> NC",
+    "fd.others_mean": "MLC -> MLC", "dsfl.entropy_reduction": "MNC -> NC",
+    "cronus.robust_mean": "MNC -> NC", "fedgems.entropy": "MNC -> MN",
+    "fedgems.reliable_clients": "MNc N -> MN", "fedgems.entropy_weights": "MNC MN -> MN",
+    "fedgems.fuse_logits": "MNC MN -> NC",
     "fedgems.server_loss": "Nc N Nc N -> ", "fedgems.client_loss": "Nc N Nc -> ",
+    "fedgen.generator_loss": "MNc N -> ",
     "fedgkt.server_loss": "Nc N Nc -> ", "fedgkt.client_loss": "Nc N Nc -> ",
     "attacks.paf": "MNC NC -> NC", "attacks.lie": "MNC -> NC", "attacks.ofom": "MNC NC -> aNC"}
 LOGITS = {  # the positions of logits: what counts is their softmax
     "equations.kl_divergence": (0, 1), "equations.distillation_loss": (0, 1),
     "equations.soft_cross_entropy": (0,), "fedgems.entropy": (0,), "fedgems.reliable_clients": (0,),
     "fedgems.entropy_weights": (0,), "fedgems.server_loss": (0, 2), "fedgems.client_loss": (0, 2),
-    "fedgkt.server_loss": (0, 2), "fedgkt.client_loss": (0, 2)}
+    "fedgen.generator_loss": (0,), "fedgkt.server_loss": (0, 2), "fedgkt.client_loss": (0, 2),
+    "fedntd.not_true_loss": (0, 2)}
 STUDENT = {  # (position of the student's logits, position of the teacher's)
     "equations.kl_divergence": (1, 0), "equations.distillation_loss": (1, 0),
     "equations.soft_cross_entropy": (0, 1), "fedmd.digest_loss": (0, 1),
     "fedgems.server_loss": (0, 2), "fedgems.client_loss": (0, 2), "fedgkt.server_loss": (0, 2),
-    "fedgkt.client_loss": (0, 2)}
+    "fedgkt.client_loss": (0, 2), "fedntd.not_true_loss": (0, 2)}
 every_function = pytest.mark.parametrize("name", EQUATIONS)
 
 

@@ -1,0 +1,147 @@
+"""FD: each client learns from the mean prediction that the other clients have for a label's class.
+
+Jeong, Oh, Kim, Park, Bennis and Kim, "Communication-Efficient On-Device Machine Learning: Federated
+Distillation and Augmentation under Non-IID Private Data", arXiv:1811.11479. Algorithm 1, rounds,
+steps and batch size are from the paper's text; the rest of the settings is ours (D1). Its
+augmentation with generated samples is not here.
+What travels: for each class a vector of C probabilities, up and down. Public data: none. The server
+has no model.
+Run:   python fedkd_minimal.py --algo fd
+
+Paper              here                         shape         note
+F(b)               probs                        [B, C]        the paper's "logit vector", which is
+                                                              "normalized by the softmax function"
+F_i                client_means[i]              [C, C]        row l: mean F(b) over the class l
+hat F_i            targets[i]                   [C, C]        row l: the other clients' mean
+gamma              gamma (--gamma)              number        0: each client is alone
+n                  local_steps                  number        batches in a round
+M                  len(fed.private)             number        clients; all take part in each round
+
+Algorithm 1, by the paper's line numbers; phi is the cross-entropy.
+ 5     device i, for n steps, for each sample b of a batch, with label y:
+         a step on phi(F(b), y) + gamma phi(F(b), hat F_i[y])
+ 6       add F(b) to the sum of class y, and count it: during training
+ 7-8   for each class l: upload F_i[l] = sum / count
+10-15  server, for each device i and class l: hat F_i[l] = the mean of F_j[l] over the OTHER j
+
+Where the paper is silent or we differ:
+D1  gamma is 1; optimizer and learning rate are those of dsfl.py; a step is on the mean over a
+    batch, and line 6 takes the F(b) of this step [test_rounds_of_fd_against_algorithm_1]
+D2  the mean is over the other clients that have the class (as printed, over M - 1, a target would
+    sum to less than 1); a class that no other client has is not distilled, nor is any in round 1:
+    the target is a row of zeros [test_others_mean_against_a_slow_loop]
+D3  an upload with nan or infinity counts as one without any class
+    [test_non_finite_logits_are_left_out]
+D4  clients start from different weights, and keep their optimizers
+    [test_every_client_starts_from_weights_of_its_own]
+D5  --attack: an attacker uploads a row for every class; in the statistics of the others' uploads
+    the rows of zeros count [test_an_attack_is_on_the_rows_of_all_classes]
+"""
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from algorithms.common import Trained, collect_logits, is_finite, timed
+from algorithms.communication import logits_ledger
+from algorithms.equations import soft_cross_entropy
+from algorithms.evaluation import client_metrics, client_scores
+from algorithms.training import OPTIMIZERS, Optimizer, batches, forward, restore, snapshot
+from federation import seeded, stream
+
+PUBLIC = "none"
+MIXED = True    # clients may have different networks
+PLATEAU = ("lr",)    # what --lr-patience reduces, between rounds
+COLUMNS = ("client_accuracy", "client_accuracy_min", "client_accuracy_max")
+
+
+def others_mean(client_means):
+    """For client i and class l the mean of row l over the OTHER clients that have the class.
+
+    client_means    [M, C, C]: row l has a client's mean probabilities on class l, or zeros: it has
+                    no sample of the class
+    returns         [M, C, C]; a row of zeros: no other client has the class
+    source          Alg. 1, line 10-15
+    >>> client_means = torch.tensor([[[.9, .1], [.2, .8]], [[.5, .5], [0., 0.]]])
+    >>> others_mean(client_means)[0]    # client 1 lacks class 1
+    tensor([[0.5000, 0.5000],
+            [0.0000, 0.0000]])
+    """
+    means = client_means.to(torch.promote_types(client_means.dtype, torch.float32))
+    has_class = means.any(-1).to(means.dtype)                                            # [M, C]
+    is_other = 1 - torch.eye(len(means), dtype=means.dtype, device=means.device)         # [M, M]
+    totals = torch.einsum("ij,jlc->ilc", is_other, means)
+    counts = is_other @ has_class                                                        # [M, C]
+    return (totals / counts.clamp(min=1)[..., None]).to(client_means.dtype)
+
+
+def train_client(fed, i, t, client, targets, *, local_epochs, local_steps, batch_size,
+                 new_optimizer, gamma):
+    """Training of client i in round t; it uploads its mean probabilities [C, C] of each class.
+
+    targets    [C, C]: row l is the target for samples of class l; zeros: no distillation
+    """
+    images, labels = fed.private[i]                                          # [n, c, h, w], [n]
+    model = fed.client_model(i)
+    optimizer = restore(client, model, new_optimizer)
+    model.train()
+    sums = torch.zeros_like(targets)                                                     # [C, C]
+    counts = torch.zeros_like(targets[:, :1])                                            # [C, 1]
+    rng = stream(fed.seed, "local", t, i)
+    with seeded(fed.seed, "local", t, i):
+        for rows in batches(len(labels), batch_size, local_epochs, rng, fed.device, local_steps):
+            batch = fed.augment(images[rows], rng) if fed.augment else images[rows]
+            logits, y = forward(fed, model, batch), labels[rows]
+            distillation = soft_cross_entropy(logits, targets[y]).mean()
+            loss = F.cross_entropy(logits, y) + gamma * distillation         # Alg. 1, line 5
+            probs = logits.detach().softmax(-1)
+            is_of_class = F.one_hot(y, fed.num_classes).T.to(probs)                      # [C, B]
+            sums += is_of_class @ probs                                      # Alg. 1, line 6
+            counts += is_of_class.sum(1, keepdim=True)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    means = sums / counts.clamp(min=1)                                       # Alg. 1, line 7-8
+    return Trained(means, snapshot(model, optimizer))
+
+
+@timed
+def evaluate(fed, state):
+    """Test accuracies of the clients; `accuracy` is their mean."""
+    metrics = client_metrics(client_scores(fed, state["clients"]))
+    return {"accuracy": metrics["client_accuracy"], **metrics}
+
+
+def run(fed, state=None, *, rounds: int = 16, local_epochs: int = 1,
+        local_steps: int | None = 250, batch_size: int = 64, lr: float = 1e-3,
+        optimizer: Optimizer = "amsgrad", weight_decay: float = 1e-4, gamma: float = 1.0,
+        attack=None):
+    """Yields (metrics, state) after round 0, the untrained start, and after every round.
+
+    local_steps    optimizer steps of a client in a round; None: those of local_epochs passes
+    gamma          weight of the distillation loss
+    The other keywords are in hyperparameters.py.
+    """
+    ids, C = range(len(fed.private)), fed.num_classes
+    settings = dict(local_epochs=local_epochs, local_steps=local_steps, batch_size=batch_size,
+                    gamma=gamma, new_optimizer=partial(OPTIMIZERS[optimizer], lr=lr,
+                                                       weight_decay=weight_decay))
+    if state is None:
+        state = {"round": 0, "clients": [snapshot(fed.client_model(i, init=i)) for i in ids],
+                 "targets": torch.zeros(len(ids), C, C, device=fed.device)}
+        yield evaluate(fed, state), state
+    clients, targets = state["clients"], state["targets"]
+    classes = torch.arange(C, device=fed.device)                                         # [C]
+    for t in range(state["round"] + 1, rounds + 1):
+        # Clients train on their own data, and towards the others' predictions of the label's class.
+        uploads, clients = collect_logits(fed, classes, lambda i: train_client(
+            fed, i, t, clients[i], targets[i], **settings), attack)          # [M, C, C]
+        # What a client receives is the mean over the others. It has no row of a spoilt upload.
+        is_valid = torch.tensor([is_finite(upload) for upload in uploads], device=fed.device)
+        client_means = torch.where(is_valid[:, None, None], uploads, 0.0)
+        targets = others_mean(client_means)                                  # Alg. 1, line 10-15
+
+        state = {"round": t, "clients": clients, "targets": targets}
+        metrics = {**evaluate(fed, state), "bad_uploads": int((~is_valid).sum()),
+                   **logits_ledger(len(ids), C, up=C, down=C)}
+        yield metrics, state

@@ -1,0 +1,245 @@
+"""FedGen: FedAvg whose clients also train their last layer on features that a generator draws.
+
+Zhu, Hong and Zhou, "Data-Free Knowledge Distillation for Heterogeneous Federated Learning", ICML
+2021, arXiv:2105.10056.
+What travels: weights and label counts up; weights, the generator and label shares down. Public
+data: none.
+Run:   python fedkd_minimal.py --algo fedgen
+
+Paper              here                         shape         note
+theta              server["model"]              state_dict    the global model
+theta_k            upload["model"]              state_dict    client k's model after local training
+h                  model.classifier             d -> C        the last layer: features to logits
+w, G_w             server["generator"]          snapshot      generator and its Adam optimizer
+p(y)               label_shares                 C numbers     label shares of the round before
+c_k                label_counts                 [C]           client k's labels in local training
+y'                 drawn                        [B']          labels drawn from p(y)
+z'                 features                     [B', d]       the generator's features for them
+T, B, B'           local_steps, batch_size,     numbers       B' = B in the paper
+                   generated
+
+Algorithm 1 of the paper (its lines 10, 12 and 15 end the loops):
+ 2  repeat
+ 3    the server draws active users and sends them w, theta and p(y)
+ 4    for every active user k in parallel
+ 5      theta_k <- theta
+ 6      for T steps
+ 7        draw B samples (x, y) of its own, B labels y' ~ p(y), features z' ~ G_w(z | y')
+ 8        count the labels y in c_k
+ 9        theta_k <- a step of SGD on Eq. (5): mean CE(h(f(x)), y) + mean CE(h(z'), y')
+11      send theta_k and c_k
+13    theta <- mean of theta_k; p(y) <- shares of the labels in all c_k
+14    w <- step on Eq. (4): CE of the mean over k of h_k(z) against y, with y ~ p(y), z ~ G_w(z | y)
+
+The generator's noise is N(0, I). Only the last layer sees what it draws, so the layers below and
+BatchNorm's statistics learn from real images alone.
+From the text: Algorithm 1, Eq. (4), Eq. (5), and the defaults of clients. From the public code for
+MNIST: the generator's sizes, all numbers of its training, and the diversity loss, which the text
+only names. The code's third term in Eq. (5), of weight 10, and its BatchNorm in the generator are
+not here.
+
+Where the paper is silent or we differ:
+D1  models are averaged by numbers of samples, as in FedAvg; the paper's mean is plain
+    [test_two_rounds_against_a_slow_loop]
+D2  counters start at 0 in every round; p(y) is uniform in round 1, and the generator that is sent
+    then has its initial weights [test_two_rounds_against_a_slow_loop]
+D3  the diversity loss is exp(- mean over pairs of samples (distance of noise x distance of
+    features)), with a mean square and a mean absolute difference [test_diversity_loss_by_hand]
+D4  an upload that is not finite is left out, also as teacher and in p(y); without any the
+    generator stays [test_without_a_good_upload_the_server_stays]
+D5  --attack poisons the uploaded models, and so the generator's teachers, but no label counts
+    [test_an_attack_poisons_the_teachers_and_not_the_counts]
+"""
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from algorithms import fedavg
+from algorithms.common import collect, sample_clients, timed
+from algorithms.communication import FLOAT_BYTES, INDEX_BYTES, weights_ledger
+from algorithms.fedavg import aggregate, evaluate
+from algorithms.training import batches, forward, load_model, network, restore, snapshot
+from federation import seeded, stream
+
+PUBLIC = "none"
+MIXED = False   # all clients have the same network
+PLATEAU = ("lr",)    # what --lr-patience reduces, between rounds
+COLUMNS = ("accuracy",)
+# The generator, in the public code for MNIST:
+NOISE, HIDDEN = 32, 256      # numbers of noise, hidden units
+WEIGHT_DECAY = 1e-2          # of its Adam
+DECAY = 0.98                 # its learning rate is multiplied by this after every round
+
+
+def generator_loss(client_logits, labels, weights=None):
+    """Cross-entropy of the mean over the clients of their logits: a scalar.        Eq. (4)
+
+    client_logits    [M, B, C]: what the last layers of M clients make of B generated features
+    labels           int64 [B]: what the features were generated for
+    weights          [M], >= 0, normalized here to sum to 1; None: equal, as in the paper
+    >>> logits = torch.tensor([[[4., 0.]], [[-2., 0.]]])     # of the mean logits [1, 0]
+    >>> generator_loss(logits, torch.tensor([0]))            # the mean of both losses: 1.0725
+    tensor(0.3133)
+    """
+    logits = client_logits.to(torch.promote_types(client_logits.dtype, torch.float32))
+    weights = torch.as_tensor([1.0] * len(logits) if weights is None else weights).to(logits)
+    mean_logits = torch.tensordot(weights / weights.sum(), logits, dims=1)               # [B, C]
+    return F.cross_entropy(mean_logits, labels).to(client_logits.dtype)
+
+
+def diversity_loss(features, noise):
+    """Small where different noise gives different features: [B, d], [B, n] -> scalar in (0, 1]."""
+    feature_distance = (features[:, None] - features).abs().mean(-1)                     # [B, B]
+    noise_distance = (noise[:, None] - noise).square().mean(-1)                          # [B, B]
+    return (-noise_distance * feature_distance).mean().exp()
+
+
+def new_generator(fed, num_features, *keys):
+    """A network that reads noise and a one-hot label: [B, NOISE + C] -> [B, num_features].
+
+    keys    name the seed of its initial weights
+    """
+    with seeded(fed.seed, "generator", *keys):
+        return nn.Sequential(nn.Linear(NOISE + fed.num_classes, HIDDEN), nn.ReLU(),
+                             nn.Linear(HIDDEN, num_features)).to(fed.device)
+
+
+def draw_features(fed, generator, label_shares, count, rng):
+    """B = count labels y ~ p(y) [B], noise N(0, I) [B, NOISE], features z ~ G_w(z | y) [B, d]."""
+    labels = torch.from_numpy(rng.choice(fed.num_classes, count, p=label_shares)).to(fed.device)
+    noise = torch.from_numpy(rng.standard_normal((count, NOISE))).float().to(fed.device)
+    return labels, noise, generator(torch.cat([noise, F.one_hot(labels, fed.num_classes)], dim=1))
+
+
+def start_server(fed, architecture, generated):
+    """FedAvg's server before round 1; unless `generated` is 0 with a generator and label shares."""
+    server = fedavg.start_server(fed, architecture)
+    if generated == 0:
+        return server
+    generator = new_generator(fed, network(fed, architecture).classifier.in_features)
+    return server | {"generator": snapshot(generator),
+                     "label_shares": [1 / fed.num_classes] * fed.num_classes}
+
+
+def train_client(fed, i, t, server, *, local_epochs, local_steps=None, batch_size, lr, generated):
+    """Local training of client i in round t, from what the server sent. Returns its upload.
+
+    Each step is SGD on real images and, through the last layer alone, on generated features.
+    """
+    images, labels = fed.private[i]                                          # [n, c, h, w], [n]
+    model = load_model(fed, server)                                          # line 5
+    model.train()
+    local_optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    if generated:
+        generator = new_generator(fed, model.classifier.in_features, t, i)
+        generator.load_state_dict(server["generator"]["model"])
+    label_counts = torch.zeros(fed.num_classes, dtype=torch.int64, device=fed.device)
+    rng, generated_rng = (stream(fed.seed, name, t, i) for name in ("local", "generated"))
+    with seeded(fed.seed, "local", t, i):
+        for rows in batches(len(labels), batch_size, local_epochs, rng, fed.device,
+                            local_steps):                                            # line 6
+            batch = fed.augment(images[rows], rng) if fed.augment else images[rows]
+            label_counts += labels[rows].bincount(minlength=fed.num_classes)         # line 8
+            loss = F.cross_entropy(forward(fed, model, batch), labels[rows])
+            if generated:
+                with torch.no_grad():
+                    drawn, _, features = draw_features(fed, generator, server["label_shares"],
+                                                       generated, generated_rng)     # line 7
+                loss = loss + F.cross_entropy(forward(fed, model.classifier, features),
+                                              drawn)                                 # Eq. (5)
+            local_optimizer.zero_grad()
+            loss.backward()
+            local_optimizer.step()                                                   # line 9
+    return {"model": model.state_dict(), "label_counts": label_counts}               # line 11
+
+
+@timed
+def train_generator(fed, t, server, uploads, *, batch_size, generator_steps, generator_lr,
+                    diversity):
+    """The server with the label shares of the uploads, and with a generator trained on Eq. (4).
+
+    Its teachers are the last layers of the uploaded models. Its Adam is kept over the rounds.
+    Without a generator or without any upload the server stays as it is.
+    """
+    if "generator" not in server or not uploads:
+        return server
+    counts = sum(upload["label_counts"] for upload in uploads.values()).tolist()     # [C]
+    label_shares = [count / sum(counts) for count in counts]                         # line 13
+    models = [upload["model"] for upload in uploads.values()]
+    heads = [(model["classifier.weight"], model.get("classifier.bias")) for model in models]
+    generator = new_generator(fed, heads[0][0].shape[1], t)
+    optimizer = restore(server["generator"], generator, partial(
+        torch.optim.Adam, lr=generator_lr * DECAY**(t - 1), weight_decay=WEIGHT_DECAY))
+    rng = stream(fed.seed, "generator", t)
+    for _ in range(generator_steps):
+        labels, noise, features = draw_features(fed, generator, label_shares, batch_size, rng)
+        client_logits = torch.stack([F.linear(features, *head) for head in heads])   # [M, B, C]
+        loss = generator_loss(client_logits, labels) + diversity * diversity_loss(features, noise)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()                                                             # line 14
+    return server | {"generator": snapshot(generator, optimizer), "label_shares": label_shares}
+
+
+def ledger(fed, server, num_clients):
+    """Bytes of a round: the model both ways, label counts up, generator and label shares down."""
+    found = weights_ledger([(network(fed, server["architecture"]), num_clients)])
+    if "generator" in server:
+        numbers = sum(w.numel() for w in server["generator"]["model"].values()) + fed.num_classes
+        found["bytes_down"] += FLOAT_BYTES * numbers * num_clients
+        found["bytes_up"] += INDEX_BYTES * fed.num_classes * num_clients
+    return found
+
+
+def check(fed, **settings):
+    """Raises ValueError unless the clients' network ends with a linear layer `classifier`."""
+    model, outputs = fed.client_model(0).eval(), []
+    if isinstance(last_layer := getattr(model, "classifier", None), nn.Linear):
+        last_layer.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+    with torch.no_grad():
+        logits = model(fed.test.images[:1])
+    if not (outputs and torch.equal(outputs[-1], logits)):
+        raise ValueError("fedgen generates inputs of the last layer, so a network must end with a "
+                         f"linear layer named classifier; {fed.architecture[0]} does not")
+
+
+def run(fed, state=None, *, rounds: int = 200, participation: float = 0.5, local_epochs: int = 1,
+        local_steps: int | None = None, batch_size: int = 32, lr: float = 0.01,
+        generated: int = 32, generator_steps: int = 50, generator_lr: float = 3e-4,
+        diversity: float = 1.0, attack=None):
+    """Yields (metrics, state) after round 0, the untrained start, and after every round.
+
+    batch_size         batch size of a client and of the generator
+    generated          generated features in each step of a client; 0 is FedAvg
+    generator_steps    steps of the generator on the server in a round
+    generator_lr       learning rate of the generator; it falls by 2% after every round
+    diversity          weight of the generator's diversity loss
+    The other keywords are in hyperparameters.py. The paper has 20 local steps.
+    """
+    at_client = dict(local_epochs=local_epochs, local_steps=local_steps, batch_size=batch_size,
+                     lr=lr, generated=generated)
+    at_server = dict(batch_size=batch_size, generator_steps=generator_steps,
+                     generator_lr=generator_lr, diversity=diversity)
+    if state is None:
+        check(fed)
+        state = {"round": 0, "server": start_server(fed, fed.architecture[0], generated)}
+        yield evaluate(fed, state), state
+    server = state["server"]
+    for t in range(state["round"] + 1, rounds + 1):                          # line 2
+        # A share of the clients takes part. Each also trains its last layer on features which the
+        # clients of the round before would recognize.
+        active = sample_clients(len(fed.private), participation,
+                                stream(fed.seed, "active", t))               # line 3
+        uploads = collect(fed, active, lambda i: train_client(
+            fed, i, t, server, **at_client), attack)                         # line 4
+        # The new global model is the average of theirs.
+        server = aggregate(fed, server, uploads)                             # line 13
+        # The generator learns to draw features which the clients recognize together.
+        server = train_generator(fed, t, server, uploads, **at_server)       # line 13-14
+
+        state = {"round": t, "server": server}
+        metrics = {**evaluate(fed, state), "bad_uploads": len(active) - len(uploads),
+                   **ledger(fed, server, len(active))}
+        yield metrics, state

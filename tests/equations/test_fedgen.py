@@ -1,0 +1,168 @@
+"""FedGen: both equations by hand, rounds against a slow loop, what is FedAvg's, what is refused."""
+import math
+from collections import OrderedDict
+
+import pytest
+import torch
+from toys import federation, last, linear, same
+from torch import nn
+
+from algorithms import fedavg, fedgen
+from algorithms.common import sample_clients
+from algorithms.training import batches
+from attacks import Attack
+from federation import stream
+
+LOCAL = {"local_epochs": 1, "batch_size": 2, "lr": 0.1}
+GENERATOR = {"batch_size": 2, "generator_steps": 3, "generator_lr": 0.02, "diversity": 0.5}
+ROUNDS = {**LOCAL, **GENERATOR, "rounds": 2, "participation": 0.5, "generated": 3}
+
+
+def plain(num_classes=3):
+    """Two features of an image, and the last layer."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+    model.add_module("classifier", nn.Linear(2, num_classes))
+    return model
+
+
+def network(num_classes=3):
+    return nn.Sequential(OrderedDict(norm=nn.BatchNorm2d(1), flatten=nn.Flatten(),
+                                     dropout=nn.Dropout(0.5), classifier=nn.Linear(4, num_classes)))
+
+
+def halved(num_classes=3):
+    """Its last layer is not the end of the network."""
+    return nn.Sequential(OrderedDict(flatten=nn.Flatten(), classifier=nn.Linear(4, num_classes),
+                                     end=nn.Softmax(1)))
+
+
+def ce(logits, labels):
+    return -sum(z.log_softmax(0)[y] for z, y in zip(logits, labels)) / len(labels)
+
+
+# ---------------------------------------------------------------------------------- the equations
+
+@pytest.mark.parametrize("weights, mean", [(None, 1.0), ([3, 1], 2.5)])
+def test_eq4_is_the_loss_of_the_mean_logits(weights, mean):
+    """Two heads give [4, 0] and [-2, 0]: their mean is [1, 0]. The mean of both losses is 1.07."""
+    logits = torch.tensor([[[4., 0.]], [[-2., 0.]]], dtype=torch.float64)
+    found = fedgen.generator_loss(logits, torch.tensor([0]), weights)
+    assert found.item() == pytest.approx(math.log(1 + math.exp(-mean)), abs=1e-12)
+
+
+def test_eq5_generated_features_train_the_last_layer_alone():
+    """One step with and without them: nothing else differs, BatchNorm's statistics included."""
+    fed = federation(network=network)
+    server = fedgen.start_server(fed, "network", 3)
+    step = {"local_epochs": 1, "batch_size": 8, "lr": 0.1}
+    one, two = (fedgen.train_client(fed, 0, 1, server, **step, generated=n)["model"]
+                for n in (0, 3))
+    assert {name for name in one if not same(one[name], two[name])} == {
+        "classifier.weight", "classifier.bias"}
+
+
+def test_diversity_loss_by_hand():
+    """Two samples: noise [0, 0], [2, 0], a mean square of 2; features [1], [4], a distance of 3.
+    Of the four pairs two are of a sample with itself."""
+    noise, features = torch.tensor([[0., 0.], [2., 0.]]), torch.tensor([[1.], [4.]])
+    found = fedgen.diversity_loss(features, noise).item()
+    assert found == pytest.approx(math.exp(-(0 + 2 * 3 + 2 * 3 + 0) / 4))
+
+
+# ----------------------------------------------------------------------------------------- rounds
+
+def slow_features(w, shares, count, rng):
+    labels = rng.choice(3, count, p=shares)
+    noise = torch.tensor(rng.standard_normal((count, 32)), dtype=torch.float32)
+    inputs = torch.cat([noise, torch.eye(3)[labels]], 1)
+    hidden = (inputs @ w["0.weight"].T + w["0.bias"]).clamp(min=0)
+    return labels, noise, hidden @ w["2.weight"].T + w["2.bias"]
+
+
+def slow_client(fed, i, t, model, generator, shares):
+    """(its model after local training, the labels that it has seen)."""
+    w, seen = {name: x.clone().requires_grad_() for name, x in model.items()}, []
+    images, labels = fed.private[i]
+    rng = stream(0, "generated", t, i)
+    for rows in batches(len(labels), 2, 1, stream(0, "local", t, i)):
+        seen += labels[rows].tolist()                                                    # line 8
+        drawn, _, z = slow_features(generator, shares, 3, rng)                           # line 7
+        real = images[rows].flatten(1) @ w["1.weight"].T + w["1.bias"]
+        loss = sum(ce(x @ w["classifier.weight"].T + w["classifier.bias"], y)            # Eq. (5)
+                   for x, y in [(real, labels[rows]), (z.detach(), drawn)])
+        for name, g in zip(w, torch.autograd.grad(loss, list(w.values()))):              # line 9
+            w[name] = (w[name] - 0.1 * g).detach().requires_grad_()
+    return {name: x.detach() for name, x in w.items()}, seen
+
+
+def test_two_rounds_against_a_slow_loop():
+    """Of Algorithm 1: half of four clients, one of them in both rounds. Adam is kept."""
+    fed, shares = federation(sizes=(5, 3, 4, 6), network=plain), [1 / 3] * 3
+    server = fedgen.start_server(fed, "plain", generated=3)
+    model = server["model"]
+    start = server["generator"]["model"]
+    generator = {name: w.clone().requires_grad_() for name, w in start.items()}
+    adam = torch.optim.Adam(generator.values(), weight_decay=0.01)
+    for t in (1, 2):
+        active = sample_clients(4, 0.5, stream(0, "active", t))
+        trained = [slow_client(fed, i, t, model, generator, shares) for i in active]
+        n = [len(fed.private[i].labels) for i in active]
+        model = {name: sum(k * w[name] for k, (w, _) in zip(n, trained)) / sum(n)        # line 13
+                 for name in model}
+        seen = sum([labels for _, labels in trained], [])
+        shares, rng = [seen.count(c) / len(seen) for c in range(3)], stream(0, "generator", t)
+        for _ in range(3):                                                               # line 14
+            labels, noise, z = slow_features(generator, shares, 2, rng)
+            logits = sum(z @ w["classifier.weight"].T + w["classifier.bias"] for w, _ in trained)
+            apart = sum((noise[a] - noise[b]).square().mean() * (z[a] - z[b]).abs().mean()
+                        for a in range(2) for b in range(2)) / 4
+            adam.param_groups[0]["lr"] = 0.02 * 0.98**(t - 1)
+            adam.zero_grad()
+            (ce(logits / len(trained), labels) + 0.5 * torch.exp(-apart)).backward()     # Eq. (4)
+            adam.step()
+    metrics, state = last(fedgen.run(fed, **ROUNDS))
+    found = state["server"]
+    assert found["label_shares"] == shares
+    for ours, slow in [(found["model"], model), (found["generator"]["model"], generator)]:
+        assert all(torch.allclose(ours[name], slow[name], atol=1e-5) for name in slow)
+    parameters, numbers = 4 * 2 + 2 + 2 * 3 + 3, (32 + 3) * 256 + 256 + 256 * 2 + 2
+    assert metrics["bytes_up"] == 2 * 4 * (parameters + 3)             # 3 counts, 3 shares
+    assert metrics["bytes_down"] == 2 * 4 * (parameters + numbers + 3)
+
+
+def test_without_generated_features_it_is_fedavg_bit_for_bit():
+    fed, fedavgs = federation(network=network), {**LOCAL, "rounds": 2, "participation": 0.5}
+    both = zip(fedavg.run(fed, **fedavgs), fedgen.run(fed, **{**ROUNDS, "generated": 0}),
+               strict=True)
+    assert all(same(list(a), list(b)) for a, b in both)
+
+
+def test_without_a_good_upload_the_server_stays():
+    """Client 1's labels do not count; then nobody's do."""
+    fed = federation(sizes=(5, 3, 4, 6), network=plain)
+    fed.private[1].images[:] = math.nan
+    everybody = {**ROUNDS, "participation": 1.0, "rounds": 1}
+    _, state = last(fedgen.run(fed, **everybody))
+    seen = sum([fed.private[i].labels.tolist() for i in (0, 2, 3)], [])
+    assert state["server"]["label_shares"] == [seen.count(c) / 15 for c in range(3)]
+    for private in fed.private:
+        private.images[:] = math.nan
+    (_, before), (_, after) = fedgen.run(fed, **everybody)
+    assert same(after["server"], before["server"])
+
+
+def test_an_attack_poisons_the_teachers_and_not_the_counts():
+    """Nothing but zeros from three of four clients; then the last layers differ, and so does the
+    generator, but not the labels that it is trained for."""
+    fed, everybody = federation(network=plain), {**ROUNDS, "participation": 1.0, "rounds": 1}
+    attack = Attack([0, 1, 2], lambda i, upload, benign, rows: upload * 0)
+    clean, poisoned = (last(fedgen.run(fed, **everybody, attack=x))[1]["server"]
+                       for x in (None, attack))
+    assert clean["label_shares"] == poisoned["label_shares"]
+    assert not same(clean["generator"]["model"], poisoned["generator"]["model"])
+
+
+@pytest.mark.parametrize("refused", [linear, halved])
+def test_a_network_that_does_not_end_with_classifier_is_refused_in_one_line(refused):
+    with pytest.raises(ValueError, match=f"classifier; {refused.__name__} does not$"):
+        next(fedgen.run(federation(network=refused)))
