@@ -25,17 +25,19 @@ Algorithm 1, by the paper's line numbers; phi is the cross-entropy.
 10-15  server, for each device i and class l: hat F_i[l] = the mean of F_j[l] over the OTHER j
 
 Where the paper is silent or we differ:
-D1  gamma is 1; optimizer and learning rate are those of dsfl.py; a step is on the mean over a
-    batch, and line 6 takes the F(b) of this step [test_rounds_of_fd_against_algorithm_1]
-D2  the mean is over the other clients that have the class (as printed, over M - 1, a target would
-    sum to less than 1); a class that no other client has is not distilled, nor is any in round 1:
-    the target is a row of zeros [test_others_mean_against_a_slow_loop]
+D1  gamma is 1; AMSGrad with a rate of 0.001 and weight decay 1e-4, as in dsfl.py; a step is on the
+    mean over a batch, and line 6 takes the F(b) from before it
+    [test_rounds_of_fd_against_algorithm_1]
+D2  the mean is over the other clients that have drawn the class (as printed, over M - 1, a target
+    would sum to less than 1); a class that no other client has drawn is not distilled, nor is any
+    in round 1: the target is a row of zeros [test_others_mean_against_a_slow_loop]
 D3  an upload with nan or infinity counts as one without any class
     [test_non_finite_logits_are_left_out]
 D4  clients start from different weights, and keep their optimizers
     [test_every_client_starts_from_weights_of_its_own]
-D5  --attack: an attacker uploads a row for every class; in the statistics of the others' uploads
-    the rows of zeros count [test_an_attack_is_on_the_rows_of_all_classes]
+D5  --attack: an attacker uploads a row for every class, also for those that it lacks; where an
+    attack needs the others' mean or deviation, their rows of zeros count
+    [test_an_attack_is_on_the_rows_of_all_classes]
 """
 from functools import partial
 
@@ -59,7 +61,7 @@ def others_mean(client_means):
     """For client i and class l the mean of row l over the OTHER clients that have the class.
 
     client_means    [M, C, C]: row l has a client's mean probabilities on class l, or zeros: it has
-                    no sample of the class
+                    drawn no sample of the class in this round
     returns         [M, C, C]; a row of zeros: no other client has the class
     source          Alg. 1, line 10-15
     >>> client_means = torch.tensor([[[.9, .1], [.2, .8]], [[.5, .5], [0., 0.]]])
@@ -131,7 +133,7 @@ def run(fed, state=None, *, rounds: int = 16, local_epochs: int = 1,
                  "targets": torch.zeros(len(ids), C, C, device=fed.device)}
         yield evaluate(fed, state), state
     clients, targets = state["clients"], state["targets"]
-    classes = torch.arange(C, device=fed.device)                                         # [C]
+    classes = torch.arange(C, device=fed.device)                     # [C]: of each row of an upload
     for t in range(state["round"] + 1, rounds + 1):
         # Clients train on their own data, and towards the others' predictions of the label's class.
         uploads, clients = collect_logits(fed, classes, lambda i: train_client(

@@ -23,11 +23,13 @@ Algorithm 1, with the paper's line numbers, in the order of a round here (D1):
 24-27  each client trains on its own samples, for local_epochs, with cross-entropy (CE)
  4     the server passes server_epochs times over the public samples, in batches; a sample is one of
        four cases:
- 5- 7    self_training: the server is right. CE alone, Eq. (1); its logits go to the pool L_Global
+ 5- 7    self_training: before the step, in eval mode, on the clean image, the server is right.
+         CE alone, Eq. (1); these logits go to the pool L_Global
  8- 9    self_distillation: it is wrong, but the sample is in the pool. The pool teaches, Eq. (2)
-10-12    otherwise the server requests the sample from all clients (29-33). Those that are right
-         teach it, Eq. (5): ensemble_distillation. If there are none, which the paper leaves
-         open, CE alone: nobody_right
+10-12    otherwise the server requests the sample from all clients (29-33). The logits of those
+         that are right teach it, weighed by softmax(1/H), H the entropy of a client's prediction,
+         Eq. (3)-(5): ensemble_distillation. If none is right, which the paper leaves open, CE
+         alone: nobody_right
 14       the server steps on the mean loss of the batch
 15     the server predicts all public samples: L_s
 17-23  each client trains on them, for public_epochs, taught by L_s, Eq. (6)
@@ -38,7 +40,7 @@ leaves. The clients compute logits of all samples outside the pool before the se
 send (`bytes_up`) the requested ones.
 Accuracies are on the test set, of clients in the mean: client_accuracy_private after lines 24-27,
 client_accuracy_distilled and server_accuracy at the end of the round; `accuracy` repeats
-server_accuracy.
+server_accuracy. The shares of the cases are of the server's last pass.
 
 Where the paper is silent or contradicts itself, or we differ (more: docs/DEPARTURES.md):
 D1  private training opens a client's round, as in section 3.2; in Algorithm 1 and section 3.4 it

@@ -11,7 +11,8 @@ theta              server["model"]              state_dict    the global model
 theta_k            upload["model"]              state_dict    client k's model after local training
 h                  model.classifier             d -> C        the last layer: features to logits
 w, G_w             server["generator"]          snapshot      generator and its Adam optimizer
-p(y)               label_shares                 C numbers     label shares of the round before
+p(y)               label_shares                 C numbers     of the round before for clients, of
+                                                              this round for the generator
 c_k                label_counts                 [C]           client k's labels in local training
 y'                 drawn                        [B']          labels drawn from p(y)
 z'                 features                     [B', d]       the generator's features for them
@@ -29,22 +30,25 @@ Algorithm 1 of the paper (its lines 10, 12 and 15 end the loops):
  9        theta_k <- a step of SGD on Eq. (5): mean CE(h(f(x)), y) + mean CE(h(z'), y')
 11      send theta_k and c_k
 13    theta <- mean of theta_k; p(y) <- shares of the labels in all c_k
-14    w <- step on Eq. (4): CE of the mean over k of h_k(z) against y, with y ~ p(y), z ~ G_w(z | y)
+14    w <- steps of Adam on Eq. (4): CE of the mean over k of h_k(z) against y, with y ~ p(y) and
+      z ~ G_w(z | y); here plus the diversity loss (D3)
 
 The generator's noise is N(0, I). Only the last layer sees what it draws, so the layers below and
 BatchNorm's statistics learn from real images alone.
 From the text: Algorithm 1, Eq. (4), Eq. (5), and the defaults of clients. From the public code for
 MNIST: the generator's sizes, all numbers of its training, and the diversity loss, which the text
-only names. The code's third term in Eq. (5), of weight 10, and its BatchNorm in the generator are
-not here.
+only names. The additional term of weight 10 in the code's Eq. (5), and its BatchNorm in the
+generator, are not here.
+The server keeps the generator with its Adam; clients keep nothing. `accuracy` is of the new global
+model, on the test set.
 
 Where the paper is silent or we differ:
 D1  models are averaged by numbers of samples, as in FedAvg; the paper's mean is plain
     [test_two_rounds_against_a_slow_loop]
 D2  counters start at 0 in every round; p(y) is uniform in round 1, and the generator that is sent
     then has its initial weights [test_two_rounds_against_a_slow_loop]
-D3  the diversity loss is exp(- mean over pairs of samples (distance of noise x distance of
-    features)), with a mean square and a mean absolute difference [test_diversity_loss_by_hand]
+D3  the diversity loss is exp(- mean over all pairs of samples of (mean square difference of noise x
+    mean absolute difference of features)), as in the code [test_diversity_loss_by_hand]
 D4  an upload that is not finite is left out, also as teacher and in p(y); without any the
     generator stays [test_without_a_good_upload_the_server_stays]
 D5  --attack poisons the uploaded models, and so the generator's teachers, but no label counts
@@ -170,7 +174,7 @@ def train_generator(fed, t, server, uploads, *, batch_size, generator_steps, gen
     models = [upload["model"] for upload in uploads.values()]
     heads = [(model["classifier.weight"], model.get("classifier.bias")) for model in models]
     generator = new_generator(fed, heads[0][0].shape[1], t)
-    optimizer = restore(server["generator"], generator, partial(
+    optimizer = restore(server["generator"], generator, partial(      # with this round's rate
         torch.optim.Adam, lr=generator_lr * DECAY**(t - 1), weight_decay=WEIGHT_DECAY))
     rng = stream(fed.seed, "generator", t)
     for _ in range(generator_steps):
@@ -206,17 +210,18 @@ def check(fed, **settings):
 
 
 def run(fed, state=None, *, rounds: int = 200, participation: float = 0.5, local_epochs: int = 1,
-        local_steps: int | None = None, batch_size: int = 32, lr: float = 0.01,
+        local_steps: int | None = 20, batch_size: int = 32, lr: float = 0.01,
         generated: int = 32, generator_steps: int = 50, generator_lr: float = 3e-4,
         diversity: float = 1.0, attack=None):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
+    local_steps        optimizer steps of a client in a round; None: those of local_epochs passes
     batch_size         batch size of a client and of the generator
     generated          generated features in each step of a client; 0 is FedAvg
     generator_steps    steps of the generator on the server in a round
     generator_lr       learning rate of the generator; it falls by 2% after every round
     diversity          weight of the generator's diversity loss
-    The other keywords are in hyperparameters.py. The paper has 20 local steps.
+    The other keywords are in hyperparameters.py.
     """
     at_client = dict(local_epochs=local_epochs, local_steps=local_steps, batch_size=batch_size,
                      lr=lr, generated=generated)

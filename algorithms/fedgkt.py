@@ -23,8 +23,11 @@ E_c, E_s           local_epochs, server_epochs  numbers
 Algorithm 1, with the paper's numbers of lines:
  2     in each round
  3- 5    each client (with --participation: some) trains and uploads H^(k), Z_c^(k) and Y^(k):
-19-22      E_c passes over its samples; the loss is CE plus KL from the server's logits, Eq. (7)
-24-30      one pass in eval mode computes the feature maps and logits of all its samples
+19-22      E_c passes over its samples; the loss is CE plus KL from the server's logits, Eq. (7),
+           or CE alone if it has none, as in its first training
+24-30      one pass in eval mode computes the feature maps and logits of all its samples. With
+           --augment they are cropped and flipped for this upload, and the client's next training is
+           on the same images
  6       the server waits for all uploads
  7- 10   it trains on them for E_s passes, client after client; the loss is CE plus KL from that
          client's logits, Eq. (6)
@@ -36,9 +39,10 @@ CE and KL are means over the batch; KL is KL(teacher || student) of logits divid
 temperature T, times T². Kept between the rounds: all networks, the states of their optimizers
 (AMSGrad, a kind of Adam), how often each client has trained, and the server's logits; feature maps
 are not.
-At the end of the round all clients are tested: `accuracy` is their mean with the server's network
-behind each one's extractor, `edge_accuracy` with its own classifier instead. In fedgkt_async.py the
-server does not wait.
+At the end of the round all clients are tested, also those that did not take part: `accuracy` is
+their mean (accuracy_min, accuracy_max: the worst, the best) with the server's network behind each
+one's extractor, `edge_accuracy` with its own classifier instead. In fedgkt_async.py the server does
+not wait.
 
 Where the paper is silent or we differ (more: docs/DEPARTURES.md):
 D1  logits are kept by sample row, as in the paper; the public code keeps them by batch number but
@@ -52,9 +56,9 @@ D3  KL has the factor T², as in the public code and not in Eq. (6) and (7); Eq.
     clients, but each sample belongs to one, so its loss has one KL term [test_eq6_by_hand]
 D4  the server's logits come from one pass in eval mode after its last epoch; in Algorithm 1 they
     come from the training passes of that epoch [test_server_logits_are_of_the_trained_server]
-D5  --server-order mixed shuffles the batches of all clients, each still of one client; the default
-    is Algorithm 1, line 8, with which the server learns the last client's samples last
-    [test_two_rounds_against_algorithm_1]
+D5  the server's batches come client after client, as in Algorithm 1, line 8, so that it learns the
+    last client's samples last. The option --server-order mixed departs from this: it shuffles the
+    batches of all clients, each still of one client [test_two_rounds_against_algorithm_1]
 """
 import dataclasses
 from functools import partial

@@ -18,12 +18,14 @@ c_k                consensus_weights            [M]           equal if not given
 
 Algorithm 1. The paper does not number its steps; these numbers are ours:
  0  transfer learning: each client trains on D_0 until convergence, then on its own D_k, both with
-    cross-entropy (fedmd_transfer.py)
+    cross-entropy and a new optimizer. A stage ends when the accuracy on held-out samples has not
+    grown for 3 epochs, on D_k for 10; the last weights are kept (fedmd_transfer.py)
  then in each round:
  1  the server draws a public subset d_0
  2  communicate: each client sends its logits of the subset
- 3  aggregate: the server sends back the consensus f~ = sum_k c_k f_k; an upload that is not finite
-    is left out, and if none is left, nobody digests
+ 3  aggregate: the server sends back the consensus f~ = sum_k c_k f_k. An upload that is not finite
+    is left out (bad_uploads), and the other c_k are scaled to sum to 1. If none is left, or only
+    clients of weight 0, nobody digests
  4  digest: each client trains on the subset, towards the consensus: the mean of |f_k - f~|
  5  revisit: each client trains on its own D_k, with cross-entropy
 All losses also have the penalty kernel_l2 |W|² on the last layer's weights W. Between the rounds a
@@ -31,7 +33,8 @@ client keeps its network and the states of two Adam optimizers, one of all diges
 revisits; those of step 0 end with it.
 Accuracies are means over the clients, on the task's test set: client_accuracy_distilled after step
 4, client_accuracy_private and `accuracy` after step 5, as in the authors' code. In round 0 all
-three are measured after step 0, and client_accuracy_public_stage after its first half.
+three are measured after step 0, and client_accuracy_public_stage after its first stage (with
+--joint see client_accuracy_public_stage_public_test, on the public classes).
 
 Where the paper is silent or we differ (more: docs/DEPARTURES.md):
 D1  digest is the mean absolute error on raw logits, as in the code; the text names no loss, and
@@ -39,8 +42,8 @@ D1  digest is the mean absolute error on raw logits, as in the code; the text na
     [test_digest_loss_is_the_mean_absolute_error]
 D2  two optimizers of a client are kept, as in the code; the text is silent
     [test_fedmd_round_by_hand]
-D3  the public subset has each class in proportion, as in the code; in the text it is random. Of
-    5,000 samples this changes little [test_a_public_subset_has_of_each_class_its_share_to_one]
+D3  the public subset has each class in proportion, as in the code; in the text it is random
+    [test_a_public_subset_has_of_each_class_its_share_to_one]
 D4  all clients have the same weight, as in the code; for CIFAR the text weighs networks 0 and 9
     slightly less, without numbers; for example --consensus-weights .9,1,1,1,1,1,1,1,1,.9
     [test_a_weighted_consensus_by_hand]

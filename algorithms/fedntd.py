@@ -1,4 +1,4 @@
-"""FedNTD: FedAvg whose clients also learn from the global model, over the classes of other labels.
+"""FedNTD: FedAvg whose clients also learn from the global model, on all classes but the label's.
 
 Lee, Jeong, Shin, Bae and Yun, "Preservation of the Global Knowledge by Not-True Distillation in
 Federated Learning", NeurIPS 2022, arXiv:2106.03097. Written from the authors' code, whose settings
@@ -11,25 +11,27 @@ w                  server["model"]              state_dict    the global model
 z                  logits                       [B, C]        of the client's model
 g                  teacher_logits               [B, C]        of the global model, which is fixed
 tau                temperature                  number        of both softmaxes
-beta               beta (--beta)                number        0 is FedAvg, bit for bit
+beta               beta (--beta)                number        0 is FedAvg with these settings
 
-Algorithm 1, as in the code; the numbers of its lines are ours:
+The algorithm as in the code; the numbers of its lines are ours:
  1  initialize w
  2  in each round the server draws active clients and sends them w
  3  a client's model starts at w; its teacher is w
  4  for E epochs, for each batch (x, y): z and g are the logits of the same view of x
  5  leave out the logit of y: z and g have C - 1 classes, the not-true ones
  6  L_NTD = mean over the batch of KL(softmax(g / tau) || softmax(z / tau))
- 7  step of SGD on CE(z, y) + beta tau² L_NTD
+ 7  step of SGD, with momentum 0.9 from zero in each round, on CE(z, y) + beta tau² L_NTD
  8  the client uploads its model; w = their average by numbers of samples
---keep-true leaves out line 5: distillation over all classes, known as FedAvg + KD.
+--keep-true leaves out line 5: distillation over all classes, known as FedAvg + KD. Clients keep
+nothing. `accuracy` is of the new global model, on the test set.
 
 Where the code is not followed, or we add to it:
 D1  the learning rate stays the same; the code multiplies it by .99 after each round
     [test_two_rounds_of_fedntd_against_a_slow_loop]
 D2  the teacher is in eval mode, with BatchNorm's statistics as the server averaged them
     [test_the_teacher_is_the_servers_model_in_eval_mode_on_the_students_view]
-D3  the server is FedAvg's (its D1-D3) [test_fedntd_with_beta_0_is_fedavg_bit_for_bit]
+D3  the server is FedAvg's: BatchNorm's statistics are averaged, weights are numbers of samples, and
+    an upload with nan or infinity is left out [test_fedntd_with_beta_0_is_fedavg_bit_for_bit]
 """
 import torch
 import torch.nn.functional as F

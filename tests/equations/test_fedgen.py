@@ -13,7 +13,7 @@ from algorithms.training import batches
 from attacks import Attack
 from federation import stream
 
-LOCAL = {"local_epochs": 1, "batch_size": 2, "lr": 0.1}
+LOCAL = {"local_epochs": 1, "local_steps": None, "batch_size": 2, "lr": 0.1}
 GENERATOR = {"batch_size": 2, "generator_steps": 3, "generator_lr": 0.02, "diversity": 0.5}
 ROUNDS = {**LOCAL, **GENERATOR, "rounds": 2, "participation": 0.5, "generated": 3}
 

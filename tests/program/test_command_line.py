@@ -233,7 +233,7 @@ PAPERS_DEFAULTS = {   # every keyword of every algorithm
     "fedbe": {**LOCAL, "posterior": "gaussian", "samples": 10, "concentration": 1.0,
               "distill": False, "distill_steps": 5000, "server_batch_size": 256, "server_lr": 0.1},
     # FedGen: section 4; its public code for the generator
-    "fedgen": {"rounds": 200, "participation": 0.5, "local_epochs": 1, "local_steps": None,
+    "fedgen": {"rounds": 200, "participation": 0.5, "local_epochs": 1, "local_steps": 20,
                "batch_size": 32, "lr": 0.01, "generated": 32, "generator_steps": 50,
                "generator_lr": 3e-4, "diversity": 1.0},
     # FedDF's public code
