@@ -24,7 +24,7 @@ D1  written from FedGEMS and the filter's idea, without Cronus's text to read: s
     variance; a pass that would leave fewer than M / 2 + 1 clients is not made
     [test_robust_mean_by_slow_loop]
 D2  the robust mean is not projected onto the simplex
-    [test_robust_mean_of_identical_clients_is_theirs]
+    [test_two_passes_by_hand]
 D3  an upload with nan or infinity is left out; without any valid upload the round has no
     distillation [test_non_finite_logits_are_left_out]
 D4  clients start from different weights, and keep their optimizers

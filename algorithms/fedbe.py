@@ -21,7 +21,7 @@ p_i-bar            teacher_logits               [N, C]        ln of the sharpene
 Where the paper is silent or we differ (more: docs/DEPARTURES.md):
 D1  written from FedBE's formulas, which the functions below give, without its text to read
     [test_gaussian_sample_by_hand]
-    [test_dirichlet_samples_of_equal_clients_have_their_average]
+    [test_dirichlet_sample_by_hand]
 D2  samples take the average's BatchNorm statistics; drawn variances could be negative
     [test_samples_have_the_averages_buffers]
 D3  the ensemble predicts by its mean logits, as FedSDD's does
@@ -29,7 +29,7 @@ D3  the ensemble predicts by its mean logits, as FedSDD's does
 D4  the teacher of --distill is the mean of the probabilities, squared and normalized (FedBE
     sharpens; the power is ours) [test_teacher_is_the_sharpened_mean_of_probabilities]
 D5  --distill takes plain steps of SGD at FedSDD's rate and batch size; FedBE averages the student
-    over its path (SWA) [test_distill_is_plain_sgd_from_the_average]
+    over its path (SWA) [test_the_average_learns_from_the_ensemble_and_goes_on]
 """
 import math
 from typing import Literal

@@ -82,7 +82,7 @@ def client_loss(logits, labels, teacher_logits, temperature, beta, keep_true):
 
 
 def train_client(fed, i, t, server, *, local_epochs, local_steps=None, batch_size, lr, temperature,
-                 beta, keep_true=False, optimizer="momentum", weight_decay=0.0):
+                 beta, keep_true, optimizer="momentum", weight_decay=0.0):
     """Local training of client i in round t, from what the server sent. Returns its upload."""
     images, labels = fed.private[i]                                          # [n, c, h, w], [n]
     model, teacher = load_model(fed, server), load_model(fed, server)        # line 3

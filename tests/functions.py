@@ -155,23 +155,6 @@ HARD = {        # the same, where 16 bits are too few for what is computed on th
     "fedgems.entropy_weights": lambda: [(40 * torch.eye(2)[:, None], torch.ones(2, 1).bool())],
     "attacks.ofom": lambda: [(torch.full((100, 3), 1e3), normal(3))]}
 
-ERRORS = {      # the same for what is refused
-    "equations.average_weights": lambda: (models(linear), [1, 4]),
-    "fedsdd.group_clients": lambda: ([1, 2], 3, rng()),
-    "cronus.robust_mean": lambda: (spoilt(probs(10, 6, 4), (3, 2)), 0.0),
-    "attacks.lie_z": lambda: (8, 8),
-    "fedmd.consensus": lambda: (normal(4, 5, 3), [0, 0, 0, 0]),
-    "partition.iid": lambda: (classes(5), 6, rng()),
-    "partition.dirichlet": lambda: (classes(30), 3, 0.01, rng(), 10),
-    "partition.by_writer": lambda: (classes(60, 9), 10, rng()),
-    "partition.dirichlet_balanced": lambda: (classes(30), 6, 0.0, rng(), 1),
-    "partition.single_writer": lambda: (classes(60, 9), 4, rng()),
-    "partition.hold_out": lambda: (classes(), 1.0, rng()),
-    "partition.few_per_class": lambda: (classes(), 4, 30, rng()),
-    "partition.dirichlet_equal": lambda: (classes(30), 0, 0.3, rng()),
-    "partition.fedgkt_table6": lambda: (classes(), 16, rng()),
-    "partition.by_subclass": lambda: (classes(9), classes(9, 2, seed=1), 9, rng())}
-
 
 def results(function, name):
     return [function(*arguments) for arguments in INPUTS[name]()]

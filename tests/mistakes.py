@@ -52,8 +52,6 @@ TABLE["algorithms/equations.py", "equations"] = [
 TABLE["federation.py", "common"] = [
     ("np.random.default_rng(np.random.SeedSequence(«seed→10», ",
      "only_equal_keys_give_equal_numbers", "the seed is always 10", "FedML's partition_data"),
-    ("np.random.default_rng(«np.random.SeedSequence(seed, spawn_key=_words(keys))→[seed, "
-     "*_words(keys)]»)", "only_equal_keys_give_equal_numbers", "a list loses the zeros at its end"),
     ("with «torch.random.fork_rng(devices=gpus)→contextlib.nullcontext()»:",
      "contracts::the_federation_and_the_global_generators_are_left_alone[fedavg]",
      "the global generator is reset", "FedML's _client_sampling"),
@@ -63,8 +61,6 @@ TABLE["federation.py", "common"] = [
 TABLE["algorithms/common.py", "common"] = [
     ("max(1, «round→int»(participation * num_clients))",
      "participation_is_a_share_at_least_one_client", "the share is rounded down"),
-    ("size=size«, replace=False→»", "participation_is_a_share_at_least_one_client",
-     "a client is drawn twice"),
     ("bool((x.abs() < HUGE).«all→any»())", "logits::an_upload_with_one_bad_number_is_left_out[inf]",
      "one good number is enough"),
     ("if «is_finite(upload)→True»}", "fedavg::non_finite_upload_is_left_out",
@@ -81,8 +77,6 @@ TABLE["algorithms/training.py", "common"] = [
      "the last, smaller batch is dropped", "FedML's FedGKT, PFLlib"),
     ("«range(epochs) if steps is None else itertools.count()→range(epochs)»",
      "so_many_steps_are_the_first_batches_of_as_many_passes_as_needed", "steps end with the pass"),
-    ("torch.«from_numpy(rng.permutation→arange»(num_samples)«)→»",
-     "every_pass_has_each_sample_once_in_a_new_order", "nothing is shuffled"),
     ("    model.«eval→train»()", "prediction_is_pure_and_image_by_image",
      "teachers predict in train mode", "AIJack's FedGEMS and DS-FL, flearn"),
     ("model.train(«was_training→»)", "prediction_is_pure_and_image_by_image", "ends in train mode",
@@ -95,8 +89,6 @@ TABLE["algorithms/training.py", "common"] = [
      "logits::a_loss_is_given_the_rows_of_its_images", "targets of other images"),
     ('if «saved["optimizer"] is not None→False»:',
      "logits::saved_and_restored_is_as_if_never_saved[adam-Adam]", "the optimizer forgets"),
-    ('«copy.deepcopy(→»saved["optimizer"]«)→»',
-     "logits::saved_and_restored_is_as_if_never_saved[adam-Adam]", "a kept state changes"),
     ("«partial(→»torch.optim.Adam«, amsgrad=True)→»",
      "baselines::amsgrad_is_the_papers_adam[amsgrad-True]", "plain Adam as AMSGrad"),
     ("enabled=«fed.amp→False»", "contracts::amp_reaches_training_and_prediction[fedavg]",
@@ -104,9 +96,7 @@ TABLE["algorithms/training.py", "common"] = [
     ("«optimizer.step()→pass»", "contracts::it_learns[dsfl]", "nothing is learned")]
 TABLE["algorithms/evaluation.py", "common"] = [
     ("combinations(predicted«→[:2]», 2)", "disagreement_by_hand",
-     "only the first two members are compared"),
-    ("== labels).float().mean().item()«→ * 100»",
-     "contracts::metrics_are_numbers_with_a_headline[fedavg]", "an accuracy in percent")]
+     "only the first two members are compared")]
 # ----------------------------------------------------------------------------------- weights travel
 TABLE["algorithms/fedavg.py", "fedavg"] = [
     ("sizes = [len(fed.private[i].labels) for i in «uploads→range(len(uploads))»]",
@@ -115,14 +105,10 @@ TABLE["algorithms/fedavg.py", "fedavg"] = [
      "clients count equally whatever their sizes", "FedDF's code"),
     ("«fed.augment(images[rows], rng) if fed.augment else →»images[rows]",
      "contracts::augmentation_is_for_what_is_trained_on_alone[fedavg]", "no augmentation"),
-    ("model.parameters(), lr=lr«, weight_decay=weight_decay→»)",
-     "contracts::optimizer_and_decay_reach_all_networks[fedavg]", "no weight decay"),
     ("rng, fed.device«, local_steps→»)", "contracts::local_steps_are_counted_over_passes[fedavg]",
      "--local-steps has no effect"),
     ("if «not uploads→len(uploads) < 2»:", "a_federation_of_one_is_local_training[fedprox]",
      "a lone client is not heard"),
-    ("weights_ledger([(model, len(«active→fed.private»))], COPIES)",
-     "two_rounds_against_a_slow_loop[run-0.0]", "who takes no part pays too"),
     ("sample_clients(len(fed.private), «participation→1.0»,",
      "contracts::only_the_clients_of_a_round_are_trained[fedavg]", "everybody is trained"),
     ("lr=lr,« optimizer=optimizer,→»", "contracts::optimizer_and_decay_reach_all_networks[fedavg]",
@@ -136,9 +122,7 @@ TABLE["algorithms/fedprox.py", "fedavg"] = [
     ("model.«named_parameters→state_dict().items»()", "proximal_term_ignores_buffers",
      "running statistics are held too"),
     ("global_state[name]«.detach()→»", "proximal_gradient_is_mu_times_difference",
-     "the global model gets a gradient"),
-    (' + proximal_term(model, «server["model"]→model.state_dict()», mu)',
-     "two_rounds_against_a_slow_loop[run-0.7]", "clients are held near themselves")]
+     "the global model gets a gradient")]
 TABLE["algorithms/scaffold.py", "scaffold"] = [
     ("grad «- client_control +→+ client_control -» server_control",
      "correction_is_servers_minus_own_control", "the correction has the wrong sign"),
@@ -147,8 +131,6 @@ TABLE["algorithms/scaffold.py", "scaffold"] = [
     ("/ «(steps * lr)→lr»", "new_control_by_hand", "K is missing"),
     ("client_control «- server_control →»+ (global",
      "new_control_is_the_mean_gradient_along_the_path", "no server's control"),
-    ("steps «+= 1→= local_epochs»", "scaffold_round_against_slow_loop",
-     "K counts epochs, not steps"),
     ("«w.grad = →»corrected_gradient(w.grad, ", "scaffold_round_against_slow_loop",
      "computed, not used", "FedLab's SCAFFOLD"),
     ('"client_control": «new_control→client_control»}', "scaffold_round_against_slow_loop",
@@ -156,20 +138,13 @@ TABLE["algorithms/scaffold.py", "scaffold"] = [
     ('change = «sum→list»(«upload→uploads.values())[-1]»["model"][name] - x« for upload in '
      'uploads.values()) / len(uploads)→»', "opposite_updates_cancel_and_one_is_one_nth",
      "only the last client's update counts", "FedML's SCAFFOLD"),
-    ("= «c + →»len(uploads) / num_clients * change", "scaffold_round_against_slow_loop",
-     "the server's control is replaced"),
     ("«len(uploads) / num_clients * →»change", "opposite_updates_cancel_and_one_is_one_nth",
      "divided by the active clients, not by all", "flearn's SCAFFOLD"),
     ("x + «global_lr * →»change", "scaffold_round_against_slow_loop",
      "the global learning rate is missing"),
-    ('«server["client_controls"] | →»{i: ', "scaffold_round_against_slow_loop",
-     "who does not take part forgets its control"),
     ("torch.optim.SGD(model.parameters(), lr=lr«→, momentum=0.9»)",
      "scaffold_round_against_slow_loop", "with momentum", "easyFL's SCAFFOLD"),
-    ("COPIES = «2→1»", "messages_are_twice_the_parameters", "controls travel for nothing"),
-    ("w«.detach()→», steps,", "controls_hold_parameters_only", "controls drag their graph along"),
-    ("MIXED = «False→True»", "command_line::networks_may_differ_unless_shared[scaffold]",
-     "mixed networks pass")]
+    ("w«.detach()→», steps,", "controls_hold_parameters_only", "controls drag their graph along")]
 TABLE["algorithms/fedntd.py", "fedntd"] = [
     ("beta: float = «1→0».0", "command_line::defaults_are_the_papers[fedntd]",
      "beta is 0 by default: FedAvg under another name", "PFLlib's FedNTD"),
@@ -184,14 +159,9 @@ TABLE["algorithms/fedntd.py", "fedntd"] = [
      "beta has no effect"),
     ("predict_logits(fed, «teacher→model», batch)",
      "two_rounds_of_fedntd_against_a_slow_loop[False]", "the client is its own teacher"),
-    ("«predict_logits→forward»(fed, teacher, batch)",
-     "the_teacher_is_the_servers_model_in_eval_mode_on_the_students_view",
-     "the teacher is in train mode"),
     ("predict_logits(fed, teacher, «batch→images[rows]»)",
      "the_teacher_is_the_servers_model_in_eval_mode_on_the_students_view",
-     "the teacher sees another view than the student"),
-    ("lr=lr«, weight_decay=weight_decay→»)",
-     "contracts::optimizer_and_decay_reach_all_networks[fedntd]", "no weight decay")]
+     "the teacher sees another view than the student")]
 TABLE["algorithms/fedgen.py", "fedgen"] = [
     ("F.cross_entropy(«mean_logits, labels→logits.flatten(0, 1), labels.repeat(len(logits))»)",
      "eq4_is_the_loss_of_the_mean_logits[None-1.0]", "the mean of the losses", "FedGen's code"),
@@ -208,29 +178,16 @@ TABLE["algorithms/fedgen.py", "fedgen"] = [
      "labels of the client's own classes", "FL-bench's FedGen"),
     ("torch.«zeros→ones»(fed.num_classes, dtype", "two_rounds_against_a_slow_loop",
      "counters start at 1", "FedGen's code"),
-    ("label_counts «+=→=» labels", "two_rounds_against_a_slow_loop",
-     "only the last batch is counted"),
     ("            if generated«→ and t > 1»:",
      "two_rounds_against_a_slow_loop", "nothing is generated in round 1", "FedGen's code"),
     ("loss = loss + «→10 * »F", "two_rounds_against_a_slow_loop",
      "a weight of 10 that the paper lacks", "FedGen's code"),
     ("(«-→»noise_distance", "diversity_loss_by_hand", "alike is rewarded"),
-    ("generator_lr« * DECAY**(t - 1)→»", "two_rounds_against_a_slow_loop",
-     "the generator's rate does not fall"),
-    (", weight_decay=«WEIGHT_DECAY→0.0»", "two_rounds_against_a_slow_loop", "no weight decay"),
-    ('snapshot(generator, «optimizer→None»), "label', "two_rounds_against_a_slow_loop",
-     "Adam starts anew in every round"),
-    ('["label_counts"] for upload in «uploads.values()→list(uploads.values())[-1:]»',
-     "two_rounds_against_a_slow_loop", "p(y) is the last client's"),
     ("at_client), «attack→None»)", "an_attack_poisons_the_teachers_and_not_the_counts",
      "nobody is malicious"),
-    ("numbers = «sum(→0 * sum(»w.numel()", "two_rounds_against_a_slow_loop",
-     "the generator travels for nothing"),
     ("if not (outputs« and torch.equal(outputs[-1], logits)→»)",
      "a_network_that_does_not_end_with_classifier_is_refused_in_one_line[halved]",
-     "any layer called classifier passes"),
-    ("MIXED = «False→True»", "command_line::networks_may_differ_unless_shared[fedgen]",
-     "mixed networks pass")]
+     "any layer called classifier passes")]
 # ----------------------------------------------------------------------- distillation on the server
 TABLE["algorithms/feddf.py", "feddf"] = [
     ("«→100 * »accuracies >= 1.2 / num_classes", "drop_worst_by_hand",
@@ -246,12 +203,6 @@ TABLE["algorithms/feddf.py", "feddf"] = [
     ("validation_accuracy = accuracy(«logits, fed.validation→predict_logits(fed, model, "
      "fed.test.images), fed.test».labels)", "patience_ends_and_returns_the_best",
      "early stopping on the test set", "FedDF's code"),
-    (" validation_accuracy >«→=» best_accuracy:",
-     "a_student_wrong_at_every_look_is_that_of_the_first", "a tie counts as better"),
-    ("step - best_step >«=→» patience", "patience_ends_and_returns_the_best",
-     "one look more than patience allows"),
-    ("best_state = «copy.deepcopy(→»model.state_dict()«)→»", "patience_ends_and_returns_the_best",
-     "the best goes on learning"),
     ("best_state, best_step = «-1→0».0, None", "a_student_wrong_at_every_look_is_that_of_the_first",
      "a student that is always wrong is never returned"),
     ("accuracy(ensemble_logits(client_logits«→.softmax(-1)»), fed.test.labels)",
@@ -273,11 +224,7 @@ TABLE["algorithms/fedbe.py", "fedbe"] = [
     ("member_logits.«log_softmax(-1).logsumexp→mean»(0)",
      "teacher_is_the_sharpened_mean_of_probabilities", "the mean of logits"),
     ("members = [«server, →»*(server | ", "the_average_learns_from_the_ensemble_and_goes_on",
-     "the average does not vote"),
-    ("sampled = draw_samples(fed, t, uploads, posterior, samples, «concentration→1.0»)",
-     "the_average_learns_from_the_ensemble_and_goes_on", "run drops --concentration"),
-    ('keys=("distil"«, t→»)', "the_average_learns_from_the_ensemble_and_goes_on",
-     "the same batches in every round")]
+     "the average does not vote")]
 TABLE["algorithms/fedsdd.py", "fedsdd"] = [
     ('stream(fed.seed, "mask", «t, →»*pair)', "secure_sum::uploads_are_masked_anew_in_every_round",
      "the masks come back every round"),
@@ -291,20 +238,14 @@ TABLE["algorithms/fedsdd.py", "fedsdd"] = [
      "eq3_is_the_softmax_of_the_mean_logits", "the mean of the softmaxes"),
     ("[*ring, ensemble_logits(member_logits)][-R«→ - 1»:]",
      "eq3_the_ring_has_the_mean_logits_of_the_last_R_rounds", "one round too many in the ring"),
-    ("«averaged→start_models(fed, method, K)», fed.public.images",
-     "eq3_the_ring_has_the_mean_logits_of_the_last_R_rounds", "the ring holds the initial models"),
     ("teacher_logits = «ensemble_logits(→»torch.stack(ring)«→.sum(0»)«→ / R»",
      "rounds_with_R_2_against_algorithm_1", "divided by R before there are R rounds"),
     ("test_ring = [«*test_ring, →»ensemble_logits(member_logits)]«[-R:]→»",
      "ensemble_accuracy_is_of_K_models_of_each_of_the_last_R_rounds",
      "the ensemble that predicts has one round"),
-    ("return k «% K =→>»= 0", "rounds_with_R_2_against_algorithm_1",
-     "all K models are distilled"),
     ("init=«k→0»)", "initial_models_differ_and_main_is_fedavgs", "K equal initial models"),
     ("group_of[i]]«→ | {x: c for x, c in global_models[0].items() if x == 'client_controls'}»",
      "rounds_with_R_2_against_algorithm_1[scaffold]", "a control of another global model"),
-    (" distill_steps«→ + 1»)", "eq4_is_temperature_squared_kl_from_the_teacher",
-     "one step too many"),
     ("    model.«train→eval»()", "distill_moves_the_students_running_statistics",
      "the student learns in eval mode")]
 TABLE["algorithms/fedsdd_ablations.py", "fedsdd"] = [
@@ -326,12 +267,8 @@ TABLE["algorithms/fedmd.py", "fedmd"] = [
      "the consensus gets a gradient"),
     ('stream(fed.seed, "subset"«, t→»)', "each_rounds_subset_is_of_its_own_stream",
      "the same public subset in every round"),
-    ("consensus_logits[«batch→:len(batch)»]", "fedmd_round_by_hand",
-     "the consensus on other images"),
     ('"optimizer": client["«revisit→digest»_optimizer"]', "fedmd_round_by_hand",
      "one optimizer for digest and revisit"),
-    ("evaluate(fed, state«, digested→»)", "fedmd_round_by_hand[None]",
-     "the digest is measured after the revisit"),
     ("else weights[i] for i in «valid→range(len(valid))»]",
      "weights_stay_with_clients_if_one_is_not_finite", "weights by place")]
 TABLE["algorithms/fedmd_transfer.py", "fedmd"] = [
@@ -355,8 +292,6 @@ TABLE["algorithms/dsfl.py", "dsfl"] = [
      "era_of_a_one_hot_mean_is_near_one_hot_by_hand", "no temperature", "AIJack's DS-FL"),
     ("predict_logits(fed, model, fed.public.images)«.softmax(-1)→»", "dsfl_round_by_hand",
      "logits in the place of probabilities", "PFLlib's FD"),
-    ("«@timed→»", "runs::a_rounds_parts_are_timed_and_fit_into_it[cronus]",
-     "the clients' second training is not timed"),
     ("if len(valid_probs)«→ > 1»:", "logits::everyone_learns_from_a_single_valid_upload[dsfl]",
      "one upload teaches nobody")]
 TABLE["algorithms/fd.py", "fd"] = [
@@ -371,14 +306,8 @@ TABLE["algorithms/fd.py", "fd"] = [
      "without a target a sample learns towards its own logits", "PFLlib's and HtFLlib's FD"),
     ("counts = torch.«zeros→ones»_like(targets[:, :1])", "rounds_of_fd_against_algorithm_1[None]",
      "counts start at 1", "FedGen's FD"),
-    ("sums «+→»= is_of_class @ probs", "rounds_of_fd_against_algorithm_1[None]",
-     "the mean is of the last batch alone"),
     ("«gamma * →»distillation ", "fd_with_gamma_0_is_every_client_alone_bit_for_bit[with_dropout]",
      "gamma has no effect"),
-    ("rng, fed.device«, local_steps→»)", "rounds_of_fd_against_algorithm_1[4]",
-     "--local-steps has no effect"),
-    ("clients[i], targets[«i→0»]", "rounds_of_fd_against_algorithm_1[None]",
-     "every client has the first one's targets"),
     ("client_means = «torch.where(is_valid[:, None, None], uploads, 0.0)→uploads»",
      "logits::non_finite_logits_are_left_out[fd]", "nan is in the targets")]
 TABLE["algorithms/cronus.py", "cronus"] = [
@@ -391,9 +320,7 @@ TABLE["algorithms/cronus.py", "cronus"] = [
     ("(deviation @ vectors[..., «-1:→:1»])", "robust_mean_by_slow_loop[8-3]",
      "the direction of the smallest variance"),
     ("scores = vectors[..., -1].«square().→»T", "robust_mean_by_slow_loop[8-30]",
-     "liars on one side alone are far"),
-    ("probs, 0.0).sum(0) / «kept.sum(0)[:, None]→len(probs)»", "two_passes_by_hand",
-     "who is left out still counts in the denominator")]
+     "liars on one side alone are far")]
 TABLE["algorithms/fedgem.py", "fedgem"] = [
     ("trained[i], «server_logits→teacher_logits», public_epochs", "fedgem_round_by_hand",
      "clients learn from their own mean")]
@@ -434,27 +361,17 @@ TABLE["algorithms/fedgems.py", "fedgems"] = [
      "KL(client || server)", "AIJack's FedGEMS"),
     ("checked_logits = «predict_logits→forward»(fed, model«→.train()», images[rows])«→.detach()»",
      "selection_is_in_eval_mode", "judged in train mode", "AIJack's FedGEMS"),
-    (" = predict_logits(fed, model, «→fed.augment(images[rows], stream(0)) if fed.augment else "
-     "»images[rows])", "selection_is_in_eval_mode", "the server judges itself on augmented images"),
     ("pool.logits[rows«[correct]→»] = checked_logits«[correct]→»",
      "a_round_is_the_papers_algorithm[one epoch]", "wrong logits are pooled"),
-    ("rows[correct«→ & ~pool.mask[rows]»]] = checked_logits[correct«→ & ~pool.mask[rows»]«→]»",
-     "a_round_is_the_papers_algorithm[one epoch]", "the pool keeps the oldest logits"),
     ("has_teacher = from_pool | «from_clients→requests»", "nobody_right_is_plain_cross_entropy",
      "the uniform distribution teaches"),
-    ("requested[rows[«requests→from_clients»]] = True",
-     "a_round_is_the_papers_algorithm[one epoch]", "wrong uploads are not paid"),
     ("not is_finite(logits«[requested]→»)", "an_upload_is_bad_only_for_what_was_asked",
      "bad for logits that never travel"),
     ("rows = torch.«nonzero(~pool.mask)[:, 0]→arange(len(labels))»",
-     "clients_predict_exactly_what_the_pool_lacks", "clients predict all rows"),
-    ("int(requested.sum()), «len(fusion.requested)→int(requested.sum())»",
-     "a_round_is_the_papers_algorithm[one epoch]", "what was asked comes down")]
+     "clients_predict_exactly_what_the_pool_lacks", "clients predict all rows")]
 TABLE["algorithms/fedgems_ablations.py", "fedgems"] = [
     ("~alone & «→(»in_pool «→| correct) »& self_distillation",
-     "ablations_move_samples_between_cases[self_training]", "the pool is filled too early"),
-    ("requests = ~alone & «~from_pool & →»ensemble_distillation",
-     "ablations_move_samples_between_cases[self_training]", "clients are asked beside the pool")]
+     "ablations_move_samples_between_cases[self_training]", "the pool is filled too early")]
 # ------------------------------------------------------------------------------ feature maps travel
 TABLE["algorithms/fedgkt.py", "fedgkt"] = [
     ("distillation_loss(«client_logits, logits→logits, client_logits», temperature) if distill",
@@ -466,22 +383,12 @@ TABLE["algorithms/fedgkt.py", "fedgkt"] = [
      "the server's logits are of another view", "FedML's FedGKT"),
     ("«view(fed, i, trainings)→fed.private[i].images», dtype",
      "extraction_is_in_eval_mode_of_the_next_view", "feature maps of clean images"),
-    ('if server_order == "«mixed→clients»":', "two_rounds_against_algorithm_1",
-     "the other order"),
     ("server_logits[«rows→:len(rows)»] if has_teacher", "two_rounds_against_algorithm_1",
      "logits of other images", "FedML's FedGKT"),
-    ("predict_logits(fed, model, features.float(), CHUNK)«→.flip(0)»",
-     "server_logits_are_of_the_trained_server", "the answers are in another order"),
     ("«predict_logits(fed, model, features.float(), CHUNK)→forward(fed, model.train(), "
      "features.float()).detach()»", "server_logits_are_of_the_trained_server", "not in eval mode",
-     "FedML's FedGKT"),
-    ("for _ in range(«server_epochs→1»):", "two_rounds_against_algorithm_1",
-     "one epoch on the server")]
+     "FedML's FedGKT")]
 TABLE["algorithms/fedgkt_async.py", "fedgkt"] = [
-    ("if arrival == clock]«→[:1]»", "asynchronous_rounds_against_algorithm_1",
-     "one of those who arrive is heard"),
-    ("trainings * «max→sum(latencies) / len»(latencies)", "asynchronous_rounds_against_algorithm_1",
-     "who waits for all waits for the mean"),
     ('«round(→»(client["trainings"] + 1) * latency«, 9)→»',
      "asynchronous_rounds_against_algorithm_1", "equal arrival times differ")]
 TABLE["algorithms/fedgkt_features.py", "fedgkt"] = [
@@ -491,25 +398,13 @@ TABLE["algorithms/fedgkt_features.py", "fedgkt"] = [
      "data.labels.split(CHUNK))) / len(server_logits)»", "two_rounds_against_algorithm_1",
      "a mean over batches", "FedML's FedGKT")]
 TABLE["algorithms/split_learning.py", "split_learning"] = [
-    ("features.backward(sent«.grad→»)", "a_batch_by_slow_loop",
+    ("features.backward(sent«.grad→»)", "split_learning_is_training_the_stacked_network",
      "the map itself comes back, not its gradient"),
-    ("«edge_optimizer.step()→pass»", "split_learning_is_training_the_stacked_network",
-     "the edge never learns"),
-    ("«edge_optimizer.zero_grad()→pass»", "split_learning_is_training_the_stacked_network",
-     "gradients pile up"),
     ("state = «copy.deepcopy→»(",
-     "contracts::a_state_is_all_that_later_rounds_need[split-learning]", "the next changes it"),
-    ("rounds: int = «200→100»", "command_line::defaults_are_the_papers[split-learning]",
-     "half of the paper's rounds")]
+     "contracts::a_state_is_all_that_later_rounds_need[split-learning]", "the next changes it")]
 TABLE["algorithms/baselines.py", "baselines"] = [
-    ("(«union(*→»fed.private«)→[0]», local_epochs)", "centralized_is_one_long_training",
-     "one client's data for everyone's"),
-    ("union(«fed.public, →»*fed.private)", "centralized_is_one_long_training[centralized_all]",
-     "no public data"),
     ("[«(private, local_epochs), →»(fed.public, public_epochs)«→, (private, local_epochs)»]",
      "public_private_makes_private_steps_then_public_ones", "public steps first"),
-    ("restore(saved«→ | {'optimizer': None}», model", "centralized_is_one_long_training",
-     "a new optimizer in every round"),
     ("lr=lr«→ * max(factors.values(), default=1)»« * factors.get(name, 1)→»",
      "networks_trained_separately_have_separate_plateaus", "one plateau for all networks"),
     ("fed.client_model(name«, init=name→»)", "standalone_trains_each_on_its_own_data",
@@ -525,8 +420,6 @@ TABLE["attacks.py", "attacks"] = [
     (" supporters) / «benign→num_clients», 0.001),", "eq9_lie_z", "all clients in the denominator"),
     ('torch.«from_numpy(stream("theta", source).standard_normal(shape))→ones(shape)»',
      "us_are_standard_normal", "a constant, which no softmax notices"),
-    ("benign = uploads«[[j for j, i in enumerate(client_ids) if i not in attack.malicious]]→»",
-     "only_the_attackers_uploads_change", "they copy themselves"),
     ("return «→upload.copy_(»forged.to(upload)«→)»", "only_the_attackers_uploads_change",
      "the clients' own tensors are overwritten", "FedML's byzantine attack"),
     ("if «→True or »not benign.numel():", "only_the_attackers_uploads_change",
@@ -548,8 +441,6 @@ TABLE["partition.py", "partition"] = [
     (" shares = _dirichlet_shares(alpha, «len(classes)→1», num_clients, "
      "rng)«→.repeat(len(classes), 0)»", "dirichlet_shares_have_mean_and_variance_of_dir",
      "one draw for all classes"),
-    ("np.full(num_clients, min(alpha, 1e9)«→ / num_clients»)",
-     "dirichlet_shares_have_mean_and_variance_of_dir", "alpha over the clients"),
     ("shares = shares * «below_mean→1»", "balanced_gives_full_clients_nothing_more", "no balance"),
     ("shares[:-1].cumsum() «/ shares.sum() →»* count", "balanced_gives_full_clients_nothing_more",
      "the last client gets the rest"),
@@ -576,8 +467,6 @@ TABLE["algorithms/communication.py", "communication"] = [
      "bytes_are_proportional_to_clients_and_copies", "controls travel free"),
     ("return number_bytes * sum(p.numel() for p in model.«parameters→state_dict().values»())",
      "fedavg_of_resnet11_costs_what_fedgems_counts", "buffers are counted too"),
-    ("sum(weights_bytes(model, «n→1», copies) for model, n in messages)",
-     "bytes_are_proportional_to_clients_and_copies", "one download for all"),
     (" * num_classes« * num_clients→»", "logits_bytes_by_hand", "one client's bytes for all"),
     ('"bytes_down": «logits_bytes(down, num_classes, num_clients)→0»',
      "fedgems_table_4_is_whole_rounds_up_and_down[fedgem]", "no download"),
@@ -605,14 +494,9 @@ TABLE["algorithms/secure_sum.py", "secure_sum"] = [
     ('sums["model." + name]«.double()→»', "an_average_is_not_rounded_to_float32",
      "the sum is rounded to float32")]
 # ------------------------------------- the same dropout in every round, or in every client or model
-for keys, cases in {
-        '"local", «t, →»i': ["scaffold-t", "split-learning-t"],
-        '"local", t«, i→»': ["scaffold-i", "split-learning-i"],
-        '"distil", «t, →»first_client': ["feddf-t"], '"distil", t«, first_client→»': ["feddf-i"],
-        '*keys«→[:1]»': ["fedsdd-t"], '*keys«→[:-1]»': ["fedsdd-i"],
-        '"server"«, event→»': ["fedgkt-t"], '"server"«, t→»': ["fedgems-t"]}.items():
-    for case in cases:
-        file, what = f"algorithms/{case[:-2].replace('-', '_')}.py", "round" * case.endswith("t")
-        TABLE.setdefault((file, "common"), []).append((
-            f"seeded(fed.seed, {keys})", f"no_two_trainings_share_dropout[{case[:-2]}]",
-            f"the same dropout in every {what or 'training of a round'}"))
+for file, keys, case in [
+        ("scaffold.py", '"local", t«, i→»', "scaffold"), ("feddf.py", '"distil", «t, →»', "feddf"),
+        ("fedsdd.py", "*keys«→[:-1]»", "fedsdd"), ("fedgkt.py", '"server"«, event→»', "fedgkt")]:
+    TABLE.setdefault((f"algorithms/{file}", "common"), []).append((
+        f"seeded(fed.seed, {keys}", f"no_two_trainings_share_dropout[{case}]",
+        "the same dropout in two trainings"))

@@ -213,13 +213,6 @@ def slow_training(learner, update, images, slope, *, epochs, batch_size, rng, st
         update.step()
 
 
-def slopes(loss, z, h=1e-4):
-    """The derivative of loss(z) by each number of z, as a difference quotient."""
-    def moved(c, step):
-        return [v + step * (k == c) for k, v in enumerate(z)]
-    return [(loss(moved(c, h)) - loss(moved(c, -h))) / (2 * h) for c in range(len(z))]
-
-
 def towards_labels(labels):
     return lambda n, z: cross_entropy_slope(z, int(labels[n]))
 

@@ -96,11 +96,6 @@ def test_centralized_is_one_long_training(run):
                                    for name, model in expected.items()})
 
 
-def test_who_is_told_the_public_labels():
-    assert baselines.PUBLIC == {
-        **{run.__name__: "labeled" for run in ALL}, "centralized": "none"}
-
-
 @pytest.mark.parametrize("run", ALL, ids=lambda run: run.__name__)
 @pytest.mark.parametrize("public_test", [None, samples(50, seed=9)], ids=["test", "public_test"])
 def test_a_server_is_the_headline_and_a_network_counts_for_each_client(run, public_test):

@@ -108,16 +108,6 @@ def test_proximal_gradient_is_mu_times_difference():
     assert all(torch.allclose(w.grad, 0.3 * (w - 2)) for w in model.parameters())
 
 
-def test_two_proximal_steps_by_hand():
-    """w0 = 1, gradient 2, mu = .5, lr = .1: 1 - .1 * 2 = .8; .8 - .1 * (2 + .5 * (.8 - 1))."""
-    w = 1.0
-    for _ in range(2):
-        model = ParameterDict({"w": torch.tensor(w)})
-        (2 * model["w"] + fedprox.proximal_term(model, {"w": torch.tensor(1.0)}, 0.5)).backward()
-        w -= .1 * model["w"].grad.item()
-    assert w == pytest.approx(.8 - .1 * (2 + .5 * (.8 - 1)), abs=1e-6)
-
-
 def test_proximal_term_ignores_buffers():
     model = with_batchnorm()
     start = {name: w.clone() for name, w in model.state_dict().items()}

@@ -5,15 +5,14 @@ import math
 import pytest
 import torch
 from test_fedavg import slow_average, slow_client
-from toys import (SHAPE, close, constant, federation, last, linear, same, samples, slopes,
-                  slow_learner, slow_logits, slow_slopes, slow_training, with_batchnorm,
-                  with_hidden_layer)
+from toys import (close, constant, federation, last, linear, same, samples, slow_learner,
+                  slow_logits, slow_slopes, slow_training, with_batchnorm, with_hidden_layer)
 
 from algorithms import fedavg, fedbe, feddf
 from algorithms.common import active_clients, sample_clients
 from algorithms.evaluation import accuracy, disagreement
 from algorithms.training import batches, predict_members
-from federation import Data, stream
+from federation import stream
 from reference.linear import kl_slope
 
 DISTILL = {"distill_steps": 5, "server_batch_size": 4, "server_lr": 0.3, "temperature": 2.0,
@@ -94,22 +93,6 @@ def test_client_accuracy_is_of_the_uploads_that_count():
     found = [metrics[f"client_accuracy{part}"] for part in ("", "_min", "_max")]
     assert found == [(a + c) / 2, min(a, c), max(a, c)] and a != c
     assert metrics["disagreement"] == disagreement(logits)
-
-
-def test_distill_is_temperature_squared_kl():
-    """One step of SGD on T² sum p ln (p / q). The public image is black, so that the student's
-    logits are its biases z."""
-    T, lr, p, z = 2.0, 0.3, [.7, .2, .1], [0., 1., -1.]
-
-    def loss(z):
-        q = [math.exp(v / T) / sum(math.exp(u / T) for u in z) for v in z]
-        return T**2 * sum(p_c * math.log(p_c / q_c) for p_c, q_c in zip(p, q))
-
-    fed = federation(public=Data(torch.zeros(1, *SHAPE), None))
-    start = {"architecture": "linear", "model": constant(*z)}
-    student, _ = distill(fed, start, T * torch.tensor([p]).log(), distill_steps=1)
-    expected = [v - lr * slope for v, slope in zip(z, slopes(loss, z))]
-    assert student["model"]["1.bias"].tolist() == pytest.approx(expected, abs=1e-5)
 
 
 def towards_softened(teacher_logits, T):

@@ -264,17 +264,6 @@ def test_participation_below_1_against_algorithm_1():
     check_accuracies(fed, *rounds[-1])                                   # on clean images
 
 
-@pytest.mark.parametrize("optimizer, second", [("momentum", 1.9), ("nesterov", 2.71)])
-def test_momentum_is_plain_or_nesterovs(optimizer, second):
-    """A second step with the same gradient 1: v = .9 + 1, and Nesterov's 1 + .9 v."""
-    w = nn.Parameter(torch.zeros(()))
-    steps = OPTIMIZERS[optimizer]([w], lr=1.0)
-    for _ in range(2):
-        before, w.grad = w.item(), torch.ones(())
-        steps.step()
-    assert before - w.item() == pytest.approx(second)
-
-
 @pytest.mark.parametrize("run", RUNS)
 def test_initial_weights_depend_on_the_seed_alone(run):
     """All clients start from the same weights, or each from its own; no data has a part in it."""

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from toys import (close, drawn, federation, labeled, last, numbers, pixels, same, samples,
+from toys import (close, drawn, federation, last, numbers, pixels, same, samples,
                   slow_accuracy, slow_learner, slow_training, through_a_file, towards_labels,
                   update_by, with_hidden_layer)
 
@@ -187,13 +187,6 @@ def test_a_tenth_of_the_public_samples_is_held_out_for_early_stopping(
     next(fedmd.run(fed, **{**BRIEF, "transfer_public_epochs": epochs, "transfer_local_epochs": 0,
                            "early_stopping": early_stopping}))
     assert len(seen) == num_public - held_out and set(seen.values()) == {3 * epochs}
-
-
-def test_early_stopping_without_a_validation_set_is_refused():
-    for algo in (fedmd, fedmd_pooled):
-        with pytest.raises(ValueError, match="early-stopping needs a validation"):
-            next(algo.run(labeled()))
-        next(algo.run(labeled(), early_stopping=False, transfer_public_epochs=1))
 
 
 # ------------------------------------------------------------------------------------ whole rounds

@@ -6,7 +6,6 @@ import torch
 from reference.linear import kl_slope
 from toys import (close, cross_entropy_slope, federation, last, same, slow_learner, slow_logits,
                   slow_training, with_batchnorm, with_dropout)
-from torch import nn
 
 from algorithms import fedavg, fedntd
 from algorithms.common import sample_clients
@@ -83,30 +82,20 @@ def test_fedntd_with_beta_0_is_fedavg_bit_for_bit(network, keep_true):
     assert all(same(list(a), list(b)) for a, b in both)
 
 
-class Seen(nn.Module):
-    """`linear` with BatchNorm, that keeps (in train mode?, images, logits) of each batch."""
-
-    calls = []
-
-    def __init__(self, num_classes):
-        super().__init__()
-        self.layers = with_batchnorm(num_classes)
-
-    def forward(self, images):
-        logits = self.layers(images)
-        self.calls.append((self.training, images.clone(), logits.detach()))
-        return logits
-
-
 def test_the_teacher_is_the_servers_model_in_eval_mode_on_the_students_view():
     """With running statistics of its own, which training does not move."""
-    fed = federation(sizes=(4,), network=Seen, augment=lambda images, rng: images + rng.normal())
-    server = fedavg.start_server(fed, "Seen")
-    server["model"]["layers.0.running_mean"].fill_(2.)
-    Seen.calls.clear()
-    fedntd.train_client(fed, 0, 1, server, **LOCAL, temperature=1., beta=1.)
-    calls, teacher = Seen.calls[:], load_model(fed, server).eval()
-    students, teachers = calls[1::2], calls[::2]
+    calls = []
+
+    def watched(num_classes):
+        model = with_batchnorm(num_classes)
+        model.register_forward_hook(lambda module, images, logits: calls.append(
+            (module.training, images[0].clone(), logits.detach())))
+        return model
+    fed = federation(sizes=(4,), network=watched, augment=lambda images, rng: images + rng.normal())
+    server = fedavg.start_server(fed, "watched")
+    server["model"]["0.running_mean"].fill_(2.)
+    fedntd.train_client(fed, 0, 1, server, **LOCAL, temperature=1., beta=1., keep_true=False)
+    students, teachers, teacher = calls[1::2], calls[::2], load_model(fed, server).eval()
     assert len(students) == len(teachers) == 3 * 2
     for (training, view, _), (teaching, seen, logits) in zip(students, teachers):
         assert training and not teaching and torch.equal(seen, view)

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 from toys import (SHAPE, close, constant, drawn, federation, last, linear, numbers, pixels, same,
-                  slopes, slow_logits, with_batchnorm, with_dropout, with_hidden_layer)
+                  slow_logits, with_batchnorm, with_dropout, with_hidden_layer)
 
 from algorithms import fedavg, fedsdd, fedsdd_ablations
 from algorithms.communication import round_seconds
@@ -65,19 +65,15 @@ def test_eq3_is_the_softmax_of_the_mean_logits():
 
 
 def test_eq4_is_temperature_squared_kl_from_the_teacher():
-    """One step of SGD on T² sum p ln (p / q). The public images are black, so that the student's
-    logits are its biases z."""
+    """One step of SGD on T² sum p ln (p / q), with the slope T (q - p). The public images are
+    black, so that the student's logits are its biases z."""
     T, lr, p, z = 4.0, 0.5, [.5, .3, .2], [1., 0., -2.]
-
-    def eq4(z):
-        q = [math.exp(v / T) / sum(math.exp(u / T) for u in z) for v in z]
-        return T**2 * sum(p_c * math.log(p_c / q_c) for p_c, q_c in zip(p, q))
-
+    q = [math.exp(v / T) / sum(math.exp(u / T) for u in z) for v in z]
     fed = federation(public=Data(torch.zeros(2, *SHAPE), None))
     start = {"architecture": "linear", "model": constant(*z)}
     student = fedsdd.distill(fed, start, T * torch.tensor([p, p]).log(), distill_steps=1,
                              server_batch_size=1, server_lr=lr, temperature=T, keys=("distil", 1))
-    expected = [v - lr * slope for v, slope in zip(z, slopes(eq4, z))]
+    expected = [z_c - lr * T * (q_c - p_c) for z_c, q_c, p_c in zip(z, q, p)]
     assert student["model"]["1.bias"].tolist() == pytest.approx(expected, abs=1e-5)
 
 
@@ -257,23 +253,20 @@ def test_a_round_takes_the_longer_of_two_chains():
     assert round_seconds([4], 3) == (4 + 3, 3 + 4)
 
 
-def count_teacher_rows(run, fed, **settings):
-    """(public rows in eval-mode forward passes of all rounds, those reported in each round)."""
-    rows, build, public = [], fed.client_model, fed.public.images.tolist()
+@pytest.mark.parametrize("run, sizes, more, rows", [
+    *((fedsdd.run, sizes, {"K": 4, "R": R}, 4 * 8)
+      for sizes, R in [(EIGHT, 1), (EIGHT, 3), (EIGHT + EIGHT, 1)]),
+    (fedsdd_ablations.run, EIGHT, {"K": 2, "students": "none"}, 0)])
+def test_teachers_predict_K_times_N_rows_whatever_R_and_the_clients(run, sizes, more, rows):
+    fed, predicted = federation(sizes), []
+    build, public = fed.client_model, fed.public.images.tolist()
 
     def counted(i, init=0):
         model = build(i, init)
-        model.register_forward_hook(lambda module, images, logits: rows.append(
+        model.register_forward_hook(lambda module, images, logits: predicted.append(
             0 if module.training else sum(x in public for x in images[0].tolist())))
         return model
     fed.client_model = counted
-    reported = [metrics.get("teacher_forwards") for metrics, _ in run(fed, **settings)]
-    return sum(rows), reported[1:]
-
-
-def test_teachers_predict_K_times_N_rows_whatever_R_and_the_clients():
-    for sizes, R in [(EIGHT, 1), (EIGHT, 3), (EIGHT + EIGHT, 1)]:
-        found = count_teacher_rows(fedsdd.run, federation(sizes), **QUICK, K=4, R=R)
-        assert found == (3 * 4 * 8, [4 * 8] * 3)
-    none = count_teacher_rows(fedsdd_ablations.run, federation(), **QUICK, K=2, students="none")
-    assert none == (0, [0] * 3)
+    metrics = [metrics for metrics, _ in run(fed, **QUICK, **more)]
+    assert [row["teacher_forwards"] for row in metrics[1:]] == [rows] * 3
+    assert sum(predicted) == 3 * rows

@@ -4,7 +4,8 @@ import math
 
 import torch
 from pytest import approx
-from toys import federation, last, linear, same, with_batchnorm, with_hidden_layer
+from toys import (close, federation, last, linear, same, slow_learner, slow_slopes,
+                  towards_labels, with_batchnorm, with_hidden_layer)
 
 from algorithms import scaffold
 from algorithms.common import sample_clients, tensors
@@ -38,36 +39,31 @@ def test_new_control_is_the_mean_gradient_along_the_path():
 def test_scaffold_round_against_slow_loop():
     """Two rounds of Algorithm 1. Client sizes differ, and clients count equally."""
     fed, lr_g, n = federation(sizes=(5, 3, 4, 6)), 0.7, 4
-    x = {name: w.detach().clone() for name, w in fed.client_model(0).named_parameters()}
-    zero = {name: torch.zeros_like(w) for name, w in x.items()}
-    c, c_i = zero, [zero] * n
+    x = [w.detach() for w in slow_learner(fed.client_model(0))]
+    c, c_i = [0., 0.], [[0., 0.]] * n
     active = {t: sample_clients(n, 0.5, stream(0, "active", t)) for t in (1, 2)}
     assert len({*active[1]} & {*active[2]}) == 1            # one client returns, one does not
     for t in (1, 2):
         dy, dc = [], []
         for i in active[t]:
-            y, steps = {name: w.clone().requires_grad_() for name, w in x.items()}, 0      # line 7
-            for rows in batches(len(fed.private[i].labels), 2, 3, stream(0, "local", t, i)):
-                z = fed.private[i].images[rows].flatten(1) @ y["1.weight"].T + y["1.bias"]
-                loss = -z.log_softmax(1)[range(len(rows)), fed.private[i].labels[rows]].mean()
-                for name, g in zip(y, torch.autograd.grad(loss, list(y.values()))):
-                    step = 0.1 * (g - c_i[i][name] + c[name])                              # line 10
-                    y[name] = (y[name].detach() - step).requires_grad_()
+            (images, labels), y, steps = fed.private[i], x, 0                              # line 7
+            for rows in batches(len(labels), 2, 3, stream(0, "local", t, i)):
+                slopes = slow_slopes(y, images, rows, towards_labels(labels))
+                y = [w - 0.1 * (g - a + b) for w, g, a, b in zip(y, slopes, c_i[i], c)]    # line 10
                 steps += 1
-            y = {name: w.detach() for name, w in y.items()}
-            new = {name: c_i[i][name] - c[name] + (x[name] - y[name]) / (steps * 0.1)      # line 12
-                   for name in x}
-            dy.append({name: y[name] - x[name] for name in x})                             # line 13
-            dc.append({name: new[name] - c_i[i][name] for name in x})
+            new = [a - b + (v - w) / (steps * 0.1)                                         # line 12
+                   for a, b, v, w in zip(c_i[i], c, x, y)]
+            dy.append([w - v for v, w in zip(x, y)])                                       # line 13
+            dc.append([after - before for before, after in zip(c_i[i], new)])
             c_i[i] = new
-        x = {name: x[name] + lr_g * (dy[0][name] + dy[1][name]) / 2 for name in x}         # line 16
-        c = {name: c[name] + 2 / n * (dc[0][name] + dc[1][name]) / 2 for name in x}        # line 17
+        x = [v + lr_g * (d + e) / 2 for v, d, e in zip(x, *dy)]                            # line 16
+        c = [b + 2 / n * (d + e) / 2 for b, d, e in zip(c, *dc)]                           # line 17
     _, state = last(scaffold.run(fed, rounds=2, participation=0.5, global_lr=lr_g, **LOCAL))
     kept = state["server"]["client_controls"]
     assert kept.keys() == {*active[1], *active[2]}
     for ours, slow in [(state["server"]["model"], x), (state["server"]["control"], c),
                        *((kept[i], c_i[i]) for i in kept)]:
-        assert all(torch.allclose(ours[name], slow[name], atol=1e-5) for name in x)
+        assert close(ours, slow)
 
 
 def test_opposite_updates_cancel_and_one_is_one_nth():

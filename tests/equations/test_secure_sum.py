@@ -1,5 +1,4 @@
 """The secure sum: masks that cancel, messages that alone say nothing, and FedSDD on top of it."""
-import inspect
 import math
 
 import numpy as np
@@ -7,7 +6,7 @@ import pytest
 import torch
 from toys import federation, last, same, with_batchnorm, with_hidden_layer
 
-from algorithms import ALGORITHMS, fedavg, fedsdd
+from algorithms import fedavg, fedsdd
 from algorithms.secure_sum import average_of_masked, count_valid, masked, masked_model
 from federation import stream
 
@@ -148,9 +147,3 @@ def test_clients_whose_models_are_not_finite_are_left_out_and_counted():
 def test_what_a_secure_sum_cannot_do_is_refused(settings, word):
     with pytest.raises(ValueError, match=word):
         next(fedsdd.run(federation(sizes=EIGHT), **QUICK, **settings, secure_sum=True))
-
-
-def test_no_algorithm_offers_a_secure_sum_and_an_ensemble_of_what_it_hides():
-    offers = {name: inspect.signature(run).parameters.keys() for name, run in ALGORITHMS.items()}
-    assert "secure_sum" in offers["fedsdd"] and "ensemble" in offers["fedsdd-ablations"]
-    assert not any({"secure_sum", "ensemble"} <= names for names in offers.values())

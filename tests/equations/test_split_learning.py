@@ -1,17 +1,15 @@
 """Split learning: two halves that train as one network would, and what goes over the wire."""
-import numpy as np
 import pytest
 import torch
 from test_fedgkt import (NUMBERS, SIZES, Edge, EdgeWithBatchNorm, layered_server, linear_server,
                          toy)
-from toys import last, linear, numbers, pixels, towards_labels
+from toys import last, linear
 from torch import nn
 
 from algorithms import split_learning
 from algorithms.communication import split_learning_bytes
 from algorithms.training import OPTIMIZERS, batches
 from federation import stream
-from reference.linear import sgd, train
 
 QUICK = {"rounds": 2, "local_epochs": 2, "batch_size": 2, "lr": 0.1, "optimizer": "sgd",
          "weight_decay": 0.01}
@@ -70,19 +68,6 @@ def test_split_learning_is_training_the_stacked_network(optimizer, sizes, networ
     logits = whole_server.eval()(edge.eval().extract(fed.test.images))
     hits = (logits.argmax(1) == fed.test.labels).double().mean().item()
     assert metrics["accuracy"] == metrics["server_accuracy"] == pytest.approx(hits)
-
-
-def test_a_batch_by_slow_loop():
-    """The server steps on its own gradient, the edge on what the server's old weights send down."""
-    fed, lr = toy(sizes=(4,)), 0.3
-    whole = [*numbers(fed.client_model(0).stem), *numbers(fed.server_model())]
-    [(images, labels)] = fed.private
-    expected = train(whole, pixels(images), [range(4)], towards_labels(labels), sgd(lr))
-    _, state = finished(fed, rounds=1, local_epochs=1, batch_size=4, lr=lr, weight_decay=0.0)
-    edge, server = state["clients"][0]["model"], state["server"]["model"]
-    found = [edge["stem.weight"], edge["stem.bias"], server["1.weight"], server["1.bias"]]
-    for w, slow in zip(found, expected, strict=True):
-        assert np.allclose(w, slow, atol=1e-6)
 
 
 def test_the_edges_classifier_is_left_alone():

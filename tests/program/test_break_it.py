@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -26,12 +25,6 @@ def test_a_page_tells_how_many():
     told = (f"{len(MUTANTS)} mistakes of one line, {sum(bool(m.whose) for m in MUTANTS)} of them "
             "found in public code")
     assert told in " ".join((ROOT / "docs" / "READING.md").read_text().split())
-
-
-def test_no_two_are_the_same():
-    for names in (("file", "old", "new"), ("file", "what")):
-        counts = Counter(tuple(getattr(m, name) for name in names) for m in MUTANTS)
-        assert [key for key, count in counts.items() if count > 1] == []
 
 
 @functools.cache

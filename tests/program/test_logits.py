@@ -80,7 +80,8 @@ def test_a_loss_is_given_the_rows_of_its_images():
 
 
 @pytest.mark.parametrize("optimizer, kind", [
-    ("momentum", partial(torch.optim.SGD, momentum=0.9)), ("adam", torch.optim.Adam)])
+    ("momentum", partial(torch.optim.SGD, momentum=0.9)), ("adam", torch.optim.Adam),
+    ("nesterov", partial(torch.optim.SGD, momentum=0.9, nesterov=True))])
 def test_saved_and_restored_is_as_if_never_saved(optimizer, kind):
     """Three rounds of a network that lives on, and of others that go through files."""
     fed, model, settings = federation(), with_batchnorm(), {"lr": 0.05, "weight_decay": 0.01}

@@ -193,6 +193,7 @@ NEEDS = {   # what a federation lacks: (the federation, the algorithms that need
     "public images": (lambda: dataclasses.replace(toy(), public=None),
                       using("unlabeled", "labeled", "joint"), "needs public images: "),
     "their labels": (toy, using("labeled", "joint"), "needs the labels"),
+    "a validation set": (labeled, ["feddf", "fedmd", "fedmd-pooled"], "needs a validation"),
     "a network of the server": (
         lambda: dataclasses.replace(labeled(), server_model=no_server_model),
         ["dsfl", "fedgem", "fedgems", "standalone", "centralized-all"],
