@@ -69,7 +69,7 @@ def lie_z(num_clients, num_attackers):
     """LIE's largest distance that stays unnoticed, in standard deviations: a float.
 
     s = floor(n / 2 + 1) - m benign clients make a majority together with the m attackers;
-    Phi(z) = (n - m - s) / (n - m).
+    Phi(z) = (n - m - s) / (n - m), kept between 0.001 and 0.999.
     raises    ValueError: no client is benign, or fewer than 0 attackers
     source    Eq. (8), (9); Alg. 2, line 2-3. Needs `math` and `statistics.NormalDist`.
     >>> round(lie_z(50, 12), 3)

@@ -46,8 +46,7 @@ D2  FedSDD does not specify the shortcuts. Here they are 1x1 convolutions with B
     shapes differ, and the identity elsewhere (He's option B)
     [test_shortcuts_are_projections_exactly_where_shapes_differ]
 D3  FedMD specifies the filters and the dropout rates, but not padding, pooling, BatchNorm and
-    initialization. Here these follow the authors' code, with Keras's defaults. The code's penalty
-    on the last kernel is a part of the loss: fedmd_transfer.py
+    initialization. Here these follow the authors' code, with Keras's defaults
     [test_fedmd_is_convolution_batchnorm_relu_average_pooling, test_fedmd_is_initialized_like_keras]
 D4  No published code has FedMD's network of 4 convolutions. Here the fourth block of
     `fedmd_cifar9` repeats the third [test_fedmd_network_is_the_row_of_its_table]

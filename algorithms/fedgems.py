@@ -21,23 +21,21 @@ epsilon                    epsilon (--epsilon)      number        weight of CE i
 
 Algorithm 1, with the paper's line numbers, in the order of a round here (D1):
 24-27  each client trains on its own samples, for local_epochs, with cross-entropy (CE)
- 4     the server passes server_epochs times over the public samples, in batches; a sample is one of
-       four cases:
+ 4     the server passes server_epochs times over the public samples, in batches. Four cases:
  5- 7    self_training: before the step, in eval mode, on the clean image, the server is right.
          CE alone, Eq. (1); these logits go to the pool L_Global
  8- 9    self_distillation: it is wrong, but the sample is in the pool. The pool teaches, Eq. (2)
 10-12    otherwise the server requests the sample from all clients (29-33). The logits of those
          that are right teach it, weighed by softmax(1/H), H the entropy of a client's prediction,
-         Eq. (3)-(5): ensemble_distillation. If none is right, which the paper leaves open, CE
-         alone: nobody_right
+         Eq. (3)-(5): ensemble_distillation. If none is right (the paper leaves it open), CE alone:
+         nobody_right
 14       the server steps on the mean loss of the batch
 15     the server predicts all public samples: L_s
 17-23  each client trains on them, for public_epochs, taught by L_s, Eq. (6)
 Where there is a teacher, the loss is epsilon CE + (1 - epsilon) KL(teacher || student), without a
-temperature. Kept between the rounds: all networks with the states of their optimizers (AMSGrad, a
-kind of Adam), of which a client has one for both of its phases, and the pool, which no sample
-leaves. The clients compute logits of all samples outside the pool before the server trains; they
-send (`bytes_up`) the requested ones.
+temperature. Kept between the rounds: all networks, the states of their optimizers (AMSGrad, a kind
+of Adam; a client has one for both of its phases), and the pool, which no sample leaves. Clients
+compute logits of all samples outside the pool; they send (`bytes_up`) the requested ones.
 Accuracies are on the test set, of clients in the mean: client_accuracy_private after lines 24-27,
 client_accuracy_distilled and server_accuracy at the end of the round; `accuracy` repeats
 server_accuracy. The shares of the cases are of the server's last pass.
@@ -97,7 +95,7 @@ def entropy_weights(client_logits, reliable):
     """The weight of each client on each sample: softmax over the reliable clients of 1/H.   Eq. (4)
 
     The most certain client takes nearly all the weight: with H = 0.01 and 0.02 the ratio is e^50.
-    H below 1e-6 counts as 1e-6.
+    H below 1e-6 counts as 1e-6. Logits may be float16, and nan where a client is not reliable.
     client_logits, reliable   [M, n, C], bool [M, n]
     returns                   [M, n]: 0 for unreliable clients; each column sums to 1, or is 0 where
                               no client is reliable. Needs `entropy`.
@@ -112,7 +110,10 @@ def entropy_weights(client_logits, reliable):
 
 
 def fuse_logits(client_logits, weights):
-    """sum_j weights[j] * client_logits[j]: [M, n, C], [M, n] -> [n, C].   Inside Eq. (5)"""
+    """sum_j weights[j] * client_logits[j]: [M, n, C], [M, n] -> [n, C].   Inside Eq. (5)
+
+    Where a weight is 0, logits that are not finite count as 0.
+    """
     weights = weights.unsqueeze(-1)                                                      # [M, n, 1]
     return torch.where(weights != 0, weights * client_logits, 0.0).sum(0)    # 0 x nan counts as 0
 

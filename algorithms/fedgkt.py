@@ -86,7 +86,7 @@ announcement = fedgkt_features.announcement     # the line printed before traini
 
 
 def server_loss(logits, labels, client_logits, temperature, distill=True):
-    """CE plus, if `distill`, T² KL(client || server): a scalar.   Eq. (6)
+    """CE plus, if `distill`, T² KL(client || server); no gradient to the client's logits.   Eq. (6)
 
     logits, labels, client_logits    [B, C], [B], [B, C]. Needs `distillation_loss`.
     """
@@ -95,7 +95,7 @@ def server_loss(logits, labels, client_logits, temperature, distill=True):
 
 
 def client_loss(logits, labels, server_logits, temperature):
-    """CE plus T² KL(server || client): a scalar.   Eq. (7)
+    """CE plus T² KL(server || client), without a gradient to the server's logits.   Eq. (7)
 
     logits, labels, server_logits    [B, C], [B], [B, C]; server_logits is None if the client has
                                      none: then CE alone. Needs `distillation_loss`.

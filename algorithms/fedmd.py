@@ -91,7 +91,10 @@ def consensus(client_logits, weights=None):
 
 
 def digest_loss(logits, consensus_logits):
-    """The mean of |logits - consensus_logits|: [B, C], [B, C] -> scalar.   Alg. 1, step 4"""
+    """The mean of |logits - consensus_logits|: [B, C], [B, C] -> scalar.   Alg. 1, step 4
+
+    The consensus gets no gradient.
+    """
     return (logits - consensus_logits.detach()).abs().mean()
 
 

@@ -93,14 +93,31 @@ class Failures:
             self.seen.append((item.nodeid, call.when, call.excinfo.value))
 
 
-def run_tests(folder, tests, answer):
-    """In a process of its own: sends what pytest makes of the tests of a copy of the project,
-    "SURVIVED", "caught" or "broken: why"; what is printed goes to the file folder + ".out"."""
+def enter(folder):
+    """Into a copy of the project; what is printed from now on goes to the file folder + ".out"."""
     output = os.open(folder + ".out", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1), os.dup2(output, 2)
     os.chdir(folder)
+    sys.path[:0] = [folder, f"{folder}/tests"]
+    os.environ.update(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", PYTEST_ADDOPTS="")
     sys.dont_write_bytecode = True   # a stale one would hide the next mistake
     gc.freeze()                      # pytest collects garbage when it ends, and torch is large
+
+
+class Claims(Failures):
+    """A plugin of pytest that keeps the names of all tests, and gives short reasons."""
+    def pytest_collection_finish(self, session):
+        self.tests = [item.nodeid for item in session.items]
+
+    def pytest_assertrepr_compare(self, op, left, right):
+        if op != "==" or left != right:               # in "a and b" the true half may come here
+            return [f"got {left}, not {'' if op in ('==', 'is') else op} {right};"]
+
+
+def run_tests(folder, tests, answer):
+    """In a process of its own: sends what pytest makes of the tests of a copy of the project,
+    "SURVIVED", "caught" or "broken: why"."""
+    enter(folder)
     failures = Failures()
     options = ["-x", "--assert=plain", "--tb=short", "-p", "no:cacheprovider"]
     status = pytest.main([*options, *tests], plugins=[failures])
@@ -112,14 +129,14 @@ def run_tests(folder, tests, answer):
     answer.send(result)
 
 
-def verdict(folder, tests):
-    """What run_tests sends."""
+def verdict(folder, tests, run=run_tests, limit=LIMIT):
+    """What run_tests, or another program with these arguments, sends."""
     fork = multiprocessing.get_context("fork")      # a child that has torch already
     received, answer = fork.Pipe(duplex=False)
-    child = fork.Process(target=run_tests, args=(folder, tests, answer))
+    child = fork.Process(target=run, args=(folder, tests, answer))
     child.start()
-    answered = received.poll(LIMIT)
-    result = received.recv() if answered else f"broken: no answer within {LIMIT} s"
+    late = f"broken: no answer within {limit} s: an endless loop?"
+    result = received.recv() if received.poll(limit) else late
     child.kill()
     child.join()
     return result
@@ -165,7 +182,7 @@ def main(argv=None):
         return 0
 
     start, count = time.perf_counter(), Counter()
-    os.environ.update(OMP_NUM_THREADS="1", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", PYTEST_ADDOPTS="")
+    os.environ["OMP_NUM_THREADS"] = "1"
     import torch._dynamo  # noqa: F401    once for all: a first optimizer imports it
     fork = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(WORKERS, fork) as pool:

@@ -54,15 +54,17 @@ def corrected(text):
 
 
 def rows():
-    """[(paper, {what it numbers}, here, pinned by)] of the whole index."""
+    """[(paper, {what it numbers}, here, pinned by, number, what it shows)] of the whole index."""
     found, paper, text = [], None, INDEX.read_text()
     for level, title, body in re.findall(r"^(##+) (.*)\n((?:(?!##).*\n)*)", text, re.M):
         paper = title if level == "##" else paper
         for here, tests in re.findall(r"^- Here: (.*)\n(?:- Tests: (.*)\n)?", body, re.M):
-            found.append((paper, anchors(title, paper), here, tests))
-        for k, here, tests in re.findall(r"^\| (\d+) \| .* \| (.*) \| (.*) \|$", body, re.M):
+            found.append((paper, anchors(title, paper), here, tests, title.split(":")[0], body))
+        cells = re.findall(r"^\| (\d+) \| (.*) \| (.*) \| (.*) \|$", body, re.M)
+        for k, shown, here, tests in cells:
             tests += body.partition("\n|")[0] if here != "nothing" else ""     # tests of all lines
-            found.append((paper, anchors(f"Alg. {title[-1]}, line {k}", paper), here, tests))
+            line = f"Alg. {title[-1]}, line {k}"
+            found.append((paper, anchors(line, paper), here, tests, line, shown + "\n"))
     return found
 
 
@@ -86,14 +88,14 @@ def test_every_link_leads_to_the_line_it_names():
 
 
 def test_the_code_says_the_same_number_where_the_index_leads():
-    for paper, numbers, here, _ in rows():
+    for paper, numbers, here, *_ in rows():
         said = [says(path, int(line)) for _, path, line in LINK.findall(here)]
         assert all(numbers & each for each in said), (paper, numbers, here)
         assert numbers <= set.union(*said) if said else here.startswith("nothing"), (numbers, here)
 
 
 def test_no_equation_or_line_that_is_code_is_without_a_test():
-    for _, numbers, here, tests in rows():
+    for _, numbers, here, tests, *_ in rows():
         assert bool(LINK.search(tests)) == bool(LINK.search(here)), numbers
         assert all(re.match(r"\[`test_\w+`\]\(\.\./tests/", x[0]) for x in LINK.finditer(tests))
 

@@ -123,7 +123,7 @@ def test_logits_of_ten_thousand_are_finite(name):
 
 
 @pytest.mark.parametrize("name", STUDENT)
-def test_the_student_has_the_right_gradient_and_the_teacher_none(name):
+def test_the_student_learns_and_the_teacher_gets_no_gradient(name):
     student, teacher = STUDENT[name]
     for arguments in INPUTS[name]():
         arguments = [x.double().nan_to_num(neginf=-math.inf) if isinstance(x, torch.Tensor) and
