@@ -2,8 +2,6 @@
 
     python tests/exercise.py                              # the exercises, from easy to hard
     python tests/exercise.py fedgems.entropy_weights      # writes exercise.py; again: grades it
-
---solution shows the project's body. The exit status is 0 if all claims are held.
 """
 import argparse
 import re
@@ -51,11 +49,15 @@ def template(x):
     imports = [line for line in re.findall("^import .*", x.text, re.M) if line.split()[-1] in words]
     names = [word for word in words if word in above and f" {word}" not in " ".join(imports)]
     imports += [f"from {x.file[:-3].replace('/', '.')} import {', '.join(names)}"] * bool(names)
-    code = "".join(path.read_text() for path in (ROOT / "algorithms").glob("*.py"))
-    helpers = [re.findall(rf'^def ({name}\(.*\)):\n    """(.*)', code, re.M) for name in names]
-    imports += [f"# {call}\n#     {about}" for found in helpers for call, about in found]
+    code = x.text + "".join(path.read_text() for path in (ROOT / "algorithms").glob("*.py"))
+    helpers = [re.findall(rf'^def ({name}\((?s:.*?)\)):\n    """(.*?)(?:"""|$)', code, re.M)[:1]
+               for name in names]                              # the file's own comes first
+    imports += [re.sub("^", "# ", f"{call}\n    {about}", flags=re.M)
+                for found in helpers for call, about in found]
     about = "".join(f"{paper} {number}:\n{shown}" for paper, *_, number, shown in x.places)
-    comment = f"{x.name}\n" + NOISE.sub(r"\1\2", about) + "The letters: docs/EQUATIONS.md"
+    comment = f"{x.name}\n" + NOISE.sub(r"\1\2", about) + "\n".join([
+        "The letters: docs/EQUATIONS.md", *re.findall(r"keys=\(.*?\)", x.left_out),
+        "Compute in at least float32, and return the type of the input."])
     code = re.sub(r'\n+ *>>> (?s:.*?)"""', '\n    """', x.source.replace(
         x.left_out, "...    # write this" if STEPS.get(x.name) else ""))
     return "\n".join([re.sub("^", "# ", comment, flags=re.M), *imports, "", "", code, ""])
@@ -143,7 +145,6 @@ def main(argv=None):
             is_right = told.startswith("held") and "not held" not in told
             print(told + "\nall held" * is_right)
             return int(not is_right)
-    return 0
 
 
 if __name__ == "__main__":
