@@ -15,15 +15,14 @@ import pytest
 from break_it import MUTANTS, ROOT, Claims, copy_project, enter, mutated, verdict
 from program.test_equations_page import LINK, rows
 
-STEPS = {"fedgems.who_teaches": "",             # what is left out, if not the body
-         "fedsdd.run": r"global_models = \[distill.*(?:\n.+)*"}
+STEPS = {"fedgems.who_teaches": "", "fedsdd.run": r"global_models = \[distill.*(?:\n.+)*"}
 FUNCTION = r"^(?:@.*\n)*def %s\((?s:.*?)(?=\n\n\n|\s*\Z)"       # up to two empty lines
 NOISE = re.compile(r"^(?:- Here|- Tests|```).*\n|^\n|\[`?(.*?)`?\]\(.*?\)|\$`|`\$|\\,|\\(?:left|"
                    r"right|Big)(?![a-z]) ?|\\(?:boldsymbol|mathcal|mathrm|text)\{(\S*?)\}", re.M)
 
 
 def exercises():
-    """{name: exercise}, from easy to hard; `left_out` is what the student writes."""
+    """{name: exercise}, from easy to hard; `left_out`, in STEPS or the body, is to be written."""
     found, index, inputs = {}, rows(), (ROOT / "tests" / "functions.py").read_text()
     for name in [*re.findall(r'^    "(\w+\.\w+)": lambda', inputs, re.M), *STEPS]:
         stem, function = name.split(".")
