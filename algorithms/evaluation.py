@@ -75,7 +75,7 @@ def by_client(scores, key="client_accuracy"):
     return {f"{key}_{i}": score.test for i, score in enumerate(scores)}
 
 
-def two_points(distilled, private):
+def two_phase_metrics(distilled, private):
     """The metrics of clients that are scored twice in a round: a `Score` of each client, twice.
 
     distilled    after the distillation from the others: client_accuracy_distilled, _min, _max
@@ -109,7 +109,7 @@ def evaluate(fed, state, trained=None, *, main_metric):
     """
     distilled = client_scores(fed, state["clients"])
     private = client_scores(fed, trained) if trained else distilled
-    metrics = two_points(distilled, private)
+    metrics = two_phase_metrics(distilled, private)
     if "server" in state:
         metrics |= server_metrics(fed, state["server"])
     return {"accuracy": metrics[main_metric], **metrics}

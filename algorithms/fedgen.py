@@ -19,19 +19,17 @@ z'                 features                     [B', d]       the generator's fe
 T, B, B'           local_steps, batch_size,     numbers       B' = B in the paper
                    generated
 
-Algorithm 1 of the paper (its lines 10, 12 and 15 end the loops):
- 2  repeat
- 3    the server draws active users and sends them w, theta and p(y)
- 4    for every active user k in parallel
- 5      theta_k <- theta
- 6      for T steps
- 7        draw B samples (x, y) of its own, B labels y' ~ p(y), features z' ~ G_w(z | y')
- 8        count the labels y in c_k
- 9        theta_k <- a step of SGD on Eq. (5): mean CE(h(f(x)), y) + mean CE(h(z'), y')
-11      send theta_k and c_k
-13    theta <- mean of theta_k; p(y) <- shares of the labels in all c_k
-14    w <- steps of Adam on Eq. (4): CE of the mean over k of h_k(z) against y, with y ~ p(y) and
-      z ~ G_w(z | y); here plus the diversity loss (D3)
+Algorithm 1 of the paper:
+2-3  repeat: the server draws active users and sends them w, theta and p(y)
+4-5    every active user k starts at theta: theta_k <- theta
+6-7      for T steps: draw B samples (x, y) of its own, labels y' ~ p(y) and features
+           z' ~ G_w(z | y') for them
+8          count the labels y in c_k
+9          theta_k <- a step of SGD on Eq. (5): mean CE(h(f(x)), y) + mean CE(h(z'), y')
+         and sends theta_k and c_k
+13     theta <- mean of theta_k; p(y) <- shares of the labels in all c_k
+14     w <- steps of Adam on Eq. (4): CE of the mean over k of h_k(z) against y, with y ~ p(y) and
+       z ~ G_w(z | y); here plus the diversity loss (D3)
 
 The generator's noise is N(0, I). Only the last layer sees what it draws, so the layers below and
 BatchNorm's statistics learn from real images alone.
@@ -100,12 +98,9 @@ def diversity_loss(features, noise):
     return (-noise_distance * feature_distance).mean().exp()
 
 
-def new_generator(fed, num_features, *keys):
-    """A network that reads noise and a one-hot label: [B, NOISE + C] -> [B, num_features].
-
-    keys    name the seed of its initial weights
-    """
-    with seeded(fed.seed, "generator", *keys):
+def new_generator(fed, num_features):
+    """A network that reads noise and a one-hot label: [B, NOISE + C] -> [B, num_features]."""
+    with seeded(fed.seed, "generator"):
         return nn.Sequential(nn.Linear(NOISE + fed.num_classes, HIDDEN), nn.ReLU(),
                              nn.Linear(HIDDEN, num_features)).to(fed.device)
 
@@ -133,30 +128,30 @@ def train_client(fed, i, t, server, *, local_epochs, local_steps=None, batch_siz
     Each step is SGD on real images and, through the last layer alone, on generated features.
     """
     images, labels = fed.private[i]                                          # [n, c, h, w], [n]
-    model = load_model(fed, server)                                          # line 5
+    model = load_model(fed, server)                                          # line 4-5
     model.train()
     local_optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     if generated:
-        generator = new_generator(fed, model.classifier.in_features, t, i)
+        generator = new_generator(fed, model.classifier.in_features)
         generator.load_state_dict(server["generator"]["model"])
     label_counts = torch.zeros(fed.num_classes, dtype=torch.int64, device=fed.device)
     rng, generated_rng = (stream(fed.seed, name, t, i) for name in ("local", "generated"))
     with seeded(fed.seed, "local", t, i):
         for rows in batches(len(labels), batch_size, local_epochs, rng, fed.device,
-                            local_steps):                                            # line 6
+                            local_steps):                                            # line 6-7
             batch = fed.augment(images[rows], rng) if fed.augment else images[rows]
             label_counts += labels[rows].bincount(minlength=fed.num_classes)         # line 8
             loss = F.cross_entropy(forward(fed, model, batch), labels[rows])
             if generated:
                 with torch.no_grad():
                     drawn, _, features = draw_features(fed, generator, server["label_shares"],
-                                                       generated, generated_rng)     # line 7
+                                                       generated, generated_rng)     # line 6-7
                 loss = loss + F.cross_entropy(forward(fed, model.classifier, features),
                                               drawn)                                 # Eq. (5)
             local_optimizer.zero_grad()
             loss.backward()
             local_optimizer.step()                                                   # line 9
-    return {"model": model.state_dict(), "label_counts": label_counts}               # line 11
+    return {"model": model.state_dict(), "label_counts": label_counts}
 
 
 @timed
@@ -173,7 +168,7 @@ def train_generator(fed, t, server, uploads, *, batch_size, generator_steps, gen
     label_shares = [count / sum(counts) for count in counts]                         # line 13
     models = [upload["model"] for upload in uploads.values()]
     heads = [(model["classifier.weight"], model.get("classifier.bias")) for model in models]
-    generator = new_generator(fed, heads[0][0].shape[1], t)
+    generator = new_generator(fed, heads[0][0].shape[1])
     optimizer = restore(server["generator"], generator, partial(      # with this round's rate
         torch.optim.Adam, lr=generator_lr * DECAY**(t - 1), weight_decay=WEIGHT_DECAY))
     rng = stream(fed.seed, "generator", t)
@@ -198,13 +193,8 @@ def ledger(fed, server, num_clients):
 
 
 def check(fed, **settings):
-    """Raises ValueError unless the clients' network ends with a linear layer `classifier`."""
-    model, outputs = fed.client_model(0).eval(), []
-    if isinstance(last_layer := getattr(model, "classifier", None), nn.Linear):
-        last_layer.register_forward_hook(lambda module, inputs, output: outputs.append(output))
-    with torch.no_grad():
-        logits = model(fed.test.images[:1])
-    if not (outputs and torch.equal(outputs[-1], logits)):
+    """Raises ValueError unless the clients' network has a linear layer `classifier`."""
+    if not isinstance(getattr(fed.client_model(0), "classifier", None), nn.Linear):
         raise ValueError("fedgen generates inputs of the last layer, so a network must end with a "
                          f"linear layer named classifier; {fed.architecture[0]} does not")
 
@@ -232,13 +222,13 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 0.5, local
         state = {"round": 0, "server": start_server(fed, fed.architecture[0], generated)}
         yield evaluate(fed, state), state
     server = state["server"]
-    for t in range(state["round"] + 1, rounds + 1):                          # line 2
+    for t in range(state["round"] + 1, rounds + 1):                          # line 2-3
         # A share of the clients takes part. Each also trains its last layer on features which the
         # clients of the round before would recognize.
         active = sample_clients(len(fed.private), participation,
-                                stream(fed.seed, "active", t))               # line 3
+                                stream(fed.seed, "active", t))               # line 2-3
         uploads = collect(fed, active, lambda i: train_client(
-            fed, i, t, server, **at_client), attack)                         # line 4
+            fed, i, t, server, **at_client), attack)                         # line 4-9
         # The new global model is the average of theirs.
         server = aggregate(fed, server, uploads)                             # line 13
         # The generator learns to draw features which the clients recognize together.

@@ -59,7 +59,7 @@ import torch.nn.functional as F
 
 from algorithms.common import Trained, collect_logits, is_finite, run_clients, timed
 from algorithms.communication import logits_ledger
-from algorithms.evaluation import by_client, client_metrics, client_scores, two_points
+from algorithms.evaluation import by_client, client_metrics, client_scores, two_phase_metrics
 from algorithms.fedmd_transfer import check_transfer, penalty, transfer
 from algorithms.training import OPTIMIZERS, Optimizer, predict_logits, restore, train
 from federation import stream
@@ -174,7 +174,7 @@ def evaluate(fed, state, digested=None):
     digested    the clients after the digest; None in round 0, which has none
     """
     revisited = client_scores(fed, state["clients"])
-    metrics = two_points(client_scores(fed, digested) if digested else revisited, revisited)
+    metrics = two_phase_metrics(client_scores(fed, digested) if digested else revisited, revisited)
     return {"accuracy": metrics["client_accuracy_private"], **metrics,
             **by_client(revisited, "client_accuracy_private")}
 

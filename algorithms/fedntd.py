@@ -13,7 +13,7 @@ g                  teacher_logits               [B, C]        of the global mode
 tau                temperature                  number        of both softmaxes
 beta               beta (--beta)                number        0 is FedAvg with these settings
 
-The algorithm as in the code; the numbers of its lines are ours:
+Algorithm 1, as in the code; the numbers of its lines are ours:
  1  initialize w
  2  in each round the server draws active clients and sends them w
  3  a client's model starts at w; its teacher is w

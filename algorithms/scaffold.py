@@ -13,7 +13,7 @@ c_i                client_control               state_dict    zeros until client
                    server["client_controls"]    {i: c_i}      client i keeps it, no message holds it
 y_i                model, upload["model"]       state_dict    during and after local training
 Delta c_i          upload["control_change"]     state_dict    c_i+ - c_i
-K                  steps                        number        optimizer steps: epochs x batches
+K                  steps                        number        optimizer steps of a client in a round
 eta_l, eta_g       lr, global_lr                numbers       local and global learning rate
 |S|, N             len(uploads), num_clients    numbers       clients of the round, all clients
 

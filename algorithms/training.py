@@ -33,9 +33,10 @@ def batches(num_samples, batch_size, epochs, rng, device="cpu", steps=None):
              (then `epochs` has no effect)
     The last batch of a pass may be smaller; none is dropped.
     """
-    passes = (torch.from_numpy(rng.permutation(num_samples)).to(device).split(batch_size)
-              for _ in (range(epochs) if steps is None else itertools.count()))
-    yield from itertools.islice(itertools.chain.from_iterable(passes), steps)
+    passes = range(epochs) if steps is None else itertools.count()
+    orders = (torch.from_numpy(rng.permutation(num_samples)).to(device) for _ in passes)
+    all_rows = (rows for order in orders for rows in order.split(batch_size))
+    yield from itertools.islice(all_rows, steps)
 
 
 def forward(fed, model, images):

@@ -4,7 +4,7 @@
 # algorithm what differs from the defaults of its signature. An algorithm's own "data" holds the
 # flags of the federation that the paper has for this algorithm alone.
 # Sources: FedSDD section 4.1 and Table 2 (alpha 0.1); FedDF's public code; FedGEMS Tables 11, 13
-# and Appendix B; FedGKT Tables 6, 10; FedMD's public code; FedGen section 5.
+# and Appendix B; FedGKT Tables 6, 10; FedMD's public code; FedGen Table 1.
 # "validation" is in the "data" wherever a method needs it, so that all methods of a paper hold the
 # same private images.
 ADAM = {"batch_size": 64, "lr": 1e-3, "optimizer": "amsgrad", "weight_decay": 1e-4}

@@ -2,6 +2,8 @@
 
     python tests/exercise.py                              # the exercises, from easy to hard
     python tests/exercise.py fedgems.entropy_weights      # writes exercise.py; again: grades it
+
+--solution shows what is left out. The exit status is 1 if a claim is not held.
 """
 import argparse
 import re
@@ -15,6 +17,7 @@ import pytest
 from break_it import MUTANTS, ROOT, Claims, copy_project, enter, mutated, verdict
 from program.test_equations_page import LINK, rows
 
+# Exercises on steps of a function: the part that is left out, "" for the whole body.
 STEPS = {"fedgems.who_teaches": "", "fedsdd.run": r"global_models = \[distill.*(?:\n.+)*"}
 FUNCTION = r"^(?:@.*\n)*def %s\((?s:.*?)(?=\n\n\n|\s*\Z)"       # up to two empty lines
 NOISE = re.compile(r"^(?:- Here|- Tests|```).*\n|^\n|\[`?(.*?)`?\]\(.*?\)|\$`|`\$|\\,|\\(?:left|"
@@ -47,7 +50,8 @@ def template(x):
     words = [*dict.fromkeys(re.findall(r"(?<![.\w\"])\w+", "".join(x.source.split('"""')[::2])))]
     imports = [line for line in re.findall("^import .*", x.text, re.M) if line.split()[-1] in words]
     names = [word for word in words if word in above and f" {word}" not in " ".join(imports)]
-    imports += [f"from {x.file[:-3].replace('/', '.')} import {', '.join(names)}"] * bool(names)
+    if names:
+        imports.append(f"from {x.file[:-3].replace('/', '.')} import {', '.join(names)}")
     code = x.text + "".join(path.read_text() for path in (ROOT / "algorithms").glob("*.py"))
     helpers = [re.findall(rf'^def ({name}\((?s:.*?)\)):\n    """(.*?)(?:"""|$)', code, re.M)[:1]
                for name in names]                              # the file's own comes first
@@ -81,7 +85,8 @@ def same_mistakes(x):
 
     wrong = difference(x.text)
     same = [m for m in x.mistakes if wrong and not difference(mutated(x.text, m))]
-    told = "".join(f"\nIt is as if: {m.what}" + f" (as in {m.whose})" * bool(m.whose) for m in same)
+    told = "".join(f"\nIt is as if: {m.what}" + (f" (as in {m.whose})" if m.whose else "")
+                   for m in same)
     if wrong and not re.match("Tensor|Scalar|Boolean", wrong):    # another shape or type
         raise TypeError(f"your results and the project's: {wrong}{told}")
     return told
@@ -142,8 +147,8 @@ def main(argv=None):
             Path(copy, x.file).write_text(x.text.replace(x.source, student))
             told = verdict(copy, x.tests, lambda *given: grade(x, *given), limit=60)
             is_right = told.startswith("held") and "not held" not in told
-            print(told + "\nall held" * is_right)
-            return int(not is_right)
+            print(told + "\nall held" if is_right else told)
+            return 0 if is_right else 1
 
 
 if __name__ == "__main__":

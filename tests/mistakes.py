@@ -72,8 +72,8 @@ TABLE["algorithms/training.py", "common"] = [
     ('        «optimizer.param_groups[0]["lr"] = lr→pass»',
      "plateau::a_kept_optimizer_takes_the_rate_of_the_round",
      "the fallen rate does not reach the optimizer"),
-    ("«→(b for b in »torch.from_numpy(rng.permutation(num_samples)).to(device).split(batch_size)«→ "
-     "if len(b) == batch_size)»", "every_pass_has_each_sample_once_in_a_new_order",
+    ("for rows in order.split(batch_size)«→ if len(rows) == batch_size»)",
+     "every_pass_has_each_sample_once_in_a_new_order",
      "the last, smaller batch is dropped", "FedML's FedGKT, PFLlib"),
     ("«range(epochs) if steps is None else itertools.count()→range(epochs)»",
      "so_many_steps_are_the_first_batches_of_as_many_passes_as_needed", "steps end with the pass"),
@@ -184,10 +184,7 @@ TABLE["algorithms/fedgen.py", "fedgen"] = [
      "a weight of 10 that the paper lacks", "FedGen's code"),
     ("(«-→»noise_distance", "diversity_loss_by_hand", "alike is rewarded"),
     ("at_client), «attack→None»)", "an_attack_poisons_the_teachers_and_not_the_counts",
-     "nobody is malicious"),
-    ("if not (outputs« and torch.equal(outputs[-1], logits)→»)",
-     "a_network_that_does_not_end_with_classifier_is_refused_in_one_line[halved]",
-     "any layer called classifier passes")]
+     "nobody is malicious")]
 # ----------------------------------------------------------------------- distillation on the server
 TABLE["algorithms/feddf.py", "feddf"] = [
     ("«→100 * »accuracies >= 1.2 / num_classes", "drop_worst_by_hand",
@@ -379,6 +376,8 @@ TABLE["algorithms/fedgkt.py", "fedgkt"] = [
     ("temperature)« if distill else ce→»", "eq6_by_hand", "the server always distills"),
     ("return ce + distillation_loss(«server_logits, logits→logits, server_logits», temperature)",
      "eq7_by_hand", "the server learns in the client's loss"),
+    ("return ce + distillation_loss(server_logits, logits, temperature)«→ / temperature**2»",
+     "eq7_by_hand", "no temperature²"),
     ("view(fed, i, trainings« - 1→»)", "participation_below_1_against_algorithm_1",
      "the server's logits are of another view", "FedML's FedGKT"),
     ("«view(fed, i, trainings)→fed.private[i].images», dtype",
@@ -418,6 +417,8 @@ TABLE["attacks.py", "attacks"] = [
     ("math.floor(«→(»num_clients«→ - num_attackers)» / 2 + 1)« - num_attackers→»", "eq9_lie_z",
      "a majority of the benign alone"),
     (" supporters) / «benign→num_clients», 0.001),", "eq9_lie_z", "all clients in the denominator"),
+    ("max((«benign→num_clients» - supporters) / «benign→num_clients», 0.001),", "eq9_lie_z",
+     "Eq. (9) as printed, with n for all clients"),
     ('torch.«from_numpy(stream("theta", source).standard_normal(shape))→ones(shape)»',
      "us_are_standard_normal", "a constant, which no softmax notices"),
     ("return «→upload.copy_(»forged.to(upload)«→)»", "only_the_attackers_uploads_change",

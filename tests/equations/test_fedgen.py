@@ -30,12 +30,6 @@ def network(num_classes=3):
                                      dropout=nn.Dropout(0.5), classifier=nn.Linear(4, num_classes)))
 
 
-def halved(num_classes=3):
-    """Its last layer is not the end of the network."""
-    return nn.Sequential(OrderedDict(flatten=nn.Flatten(), classifier=nn.Linear(4, num_classes),
-                                     end=nn.Softmax(1)))
-
-
 def ce(logits, labels):
     return -sum(z.log_softmax(0)[y] for z, y in zip(logits, labels)) / len(labels)
 
@@ -162,7 +156,6 @@ def test_an_attack_poisons_the_teachers_and_not_the_counts():
     assert not same(clean["generator"]["model"], poisoned["generator"]["model"])
 
 
-@pytest.mark.parametrize("refused", [linear, halved])
-def test_a_network_that_does_not_end_with_classifier_is_refused_in_one_line(refused):
-    with pytest.raises(ValueError, match=f"classifier; {refused.__name__} does not$"):
-        next(fedgen.run(federation(network=refused)))
+def test_a_network_that_does_not_end_with_classifier_is_refused_in_one_line():
+    with pytest.raises(ValueError, match="classifier; linear does not$"):
+        next(fedgen.run(federation(network=linear)))

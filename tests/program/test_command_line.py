@@ -230,7 +230,7 @@ PAPERS_DEFAULTS = {   # every keyword of every algorithm
     # FedSDD, Table 5: ten samples, and the ensemble only predicts; gamma ~ Dir(1, ..., 1)
     "fedbe": {**LOCAL, "posterior": "gaussian", "samples": 10, "concentration": 1.0,
               "distill": False, "distill_steps": 5000, "server_batch_size": 256, "server_lr": 0.1},
-    # FedGen: section 4; its public code for the generator
+    # FedGen's Table 1; its public code for the generator
     "fedgen": {"rounds": 200, "participation": 0.5, "local_epochs": 1, "local_steps": 20,
                "batch_size": 32, "lr": 0.01, "generated": 32, "generator_steps": 50,
                "generator_lr": 3e-4, "diversity": 1.0},

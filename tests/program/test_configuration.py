@@ -48,7 +48,7 @@ fedgems --paper fedgems-heterogeneous | partition dirichlet_balanced | alpha 0.5
 fedgkt --paper fedgems-heterogeneous | optimizer sgd | weight_decay 0.0001 | model gkt_edge
 fedmd --paper fedgems-heterogeneous | transfer_public_epochs 0 | early_stopping off | batch_size 64
 feddf --paper fedgems-homogeneous | distill_steps 1955 | server_batch_size 64 | weight_decay 0.0001
-# FedGen, section 5: steps, not epochs; the epochs of the command win over them, and vice versa
+# FedGen, Table 1: steps, not epochs; the epochs of the command win over them, and vice versa
 fedavg --paper fedgen --dataset mnist | local_steps 20 | lr 0.01 | public half-train | alpha 0.1
 fedavg --paper fedgen --local-epochs 2 | local_steps none | local_epochs 2
 fedavg:local-epochs=2 --local-steps 5 | local_steps none | local_epochs 2

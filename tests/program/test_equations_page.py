@@ -60,7 +60,7 @@ def rows():
         paper = title if level == "##" else paper
         for here, tests in re.findall(r"^- Here: (.*)\n(?:- Tests: (.*)\n)?", body, re.M):
             found.append((paper, anchors(title, paper), here, tests, title.split(":")[0], body))
-        cells = re.findall(r"^\| (\d+) \| (.*) \| (.*) \| (.*) \|$", body, re.M)
+        cells = re.findall(r"^\| ([\d-]+) \| (.*) \| (.*) \| (.*) \|$", body, re.M)
         for k, shown, here, tests in cells:
             tests += body.partition("\n|")[0] if here != "nothing" else ""     # tests of all lines
             line = f"Alg. {title[-1]}, line {k}"
