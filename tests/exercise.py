@@ -58,8 +58,9 @@ def template(x):
     imports += [re.sub("^", "# ", f"{call}\n    {about}", flags=re.M)
                 for found in helpers for call, about in found]
     about = "".join(f"{paper} {number}:\n{shown}" for paper, *_, number, shown in x.places)
-    comment = f"{x.name}\n" + NOISE.sub(r"\1\2", about) + "\n".join([
-        "The letters: docs/EQUATIONS.md", *re.findall(r"keys=\(.*?\)", x.left_out),
+    letters = "".join(re.findall(r"^Paper(?s:.*?)\n(?=\n)", x.text, re.M)[:1])    # the file's table
+    comment = f"{x.name}\n" + NOISE.sub(r"\1\2", about) + letters + "\n".join([
+        *re.findall(r"keys=\(.*?\)", x.left_out),
         "Compute in at least float32, and return the type of the input."])
     code = re.sub(r'\n+ *>>> (?s:.*?)"""', '\n    """', x.source.replace(
         x.left_out, "...    # write this" if STEPS.get(x.name) else ""))
