@@ -65,8 +65,9 @@ def corrected_gradient(grad, client_control, server_control):
 
 
 def updated_client_control(client_control, server_control, global_params, local_params, steps, lr):
-    """c_i+ = c_i - c + (x - y_i) / (K eta_l), a tensor of their shape.      Alg. 1, line 12
+    """c_i+ = c_i - c + (x - y_i) / (K eta_l), of one tensor.           Alg. 1, line 12
 
+    all four tensors              of one shape: one parameter of the network
     global_params, local_params   x and y_i: before and after `steps` (K) steps of plain SGD with
                                   rate `lr` (eta_l); this is option II of the paper
     property                      at a constant rate c_i+ is the mean of the K mini-batch

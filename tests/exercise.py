@@ -54,14 +54,19 @@ def template(x):
         imports.append(f"from {x.file[:-3].replace('/', '.')} import {', '.join(names)}")
     code = x.text + "".join(path.read_text() for path in (ROOT / "algorithms").glob("*.py"))
     helpers = [re.findall(rf'^def ({name}\((?s:.*?)\)):\n    """(.*?)(?:"""|$)', code, re.M)[:1]
-               for name in names]                              # the file's own comes first
+               for name in names if name in x.left_out]        # the file's own comes first
     imports += [re.sub("^", "# ", f"{call}\n    {about}", flags=re.M)
                 for found in helpers for call, about in found]
     about = "".join(f"{paper} {number}:\n{shown}" for paper, *_, number, shown in x.places)
     letters = "".join(re.findall(r"^Paper(?s:.*?)\n(?=\n)", x.text, re.M)[:1])    # the file's table
-    comment = f"{x.name}\n" + NOISE.sub(r"\1\2", about) + letters + "\n".join([
-        *re.findall(r"keys=\(.*?\)", x.left_out),
-        "Compute in at least float32, and return the type of the input."])
+    comment = f"{x.name}\n" + NOISE.sub(r"\1\2", about) + letters
+    if STEPS.get(x.name):
+        comment += "The lines that are left out set: " + ", ".join(
+            re.findall(r"^ *(\w+) =", x.left_out, re.M))
+        comment += "\nThe random stream: " + ", ".join(re.findall(r"keys=\(.*?\)", x.left_out))
+    if "promote_types" in x.left_out:
+        comment += ("Compute in torch.promote_types(the input's type, torch.float32), and return "
+                    "the input's type:\nfloat16 would not do, and float64 has to stay float64.")
     code = re.sub(r'\n+ *>>> (?s:.*?)"""', '\n    """', x.source.replace(
         x.left_out, "...    # write this" if STEPS.get(x.name) else ""))
     return "\n".join([re.sub("^", "# ", comment, flags=re.M), *imports, "", "", code, ""])
@@ -97,10 +102,15 @@ def reason(error):
     """A line on what was raised; of an assertion the two sides, and its first line."""
     text, trace = " ".join(str(error).split()), traceback.extract_tb(error.__traceback__)
     if isinstance(error, AssertionError):
-        text = re.sub(r"(\.\d{5})\d+| ± 1.0e-\d+|, dtype=torch.float64|\\n", r"\1", text)
+        said, text = text.partition("assert ")[0], re.sub(
+            r" ± 1.0e-\d+|, dtype=torch.float64|\\n", "", text)
         pair = r"got (.*?), not ([^+;]*)|close[^(]*\((tensor\(.*?\)), ([^+]*)\)"
-        sides = [x[:90] for found in re.findall(pair, text)[:1] for x in found if x]
-        return ("got {}, not {}".format(*sides) if sides else "") + f"   ({trace[-1].line})"
+        sides = [side[:200] for found in re.findall(pair, text)[:1] for side in found if side]
+        numbers = [[round(float(x), 5) for x in re.findall(r"-?\d+\.?\d*(?:e-?\d+)?", side)]
+                   for side in sides]
+        if numbers[1:] != numbers[:1]:                  # fewer digits are enough
+            sides = [re.sub(r"(\.\d{5})\d+", r"\1", side) for side in sides]
+        return said + ("got {}, not {}".format(*sides) if sides else "") + f"   ({trace[-1].line})"
     lines = [f" (exercise.py, line {x.lineno})" for x in trace if x.filename == "exercise.py"]
     return f"{type(error).__name__}: {text[:250]}" + "".join(lines[-1:])
 

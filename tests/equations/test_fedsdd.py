@@ -124,8 +124,9 @@ def three_rounds(local):
 @pytest.mark.parametrize("local", METHODS)
 def test_rounds_with_R_2_against_algorithm_1(local):
     """Each model is trained by its own group from its own weights (A.6); the main one is taught."""
-    for _, state, (starred, _, _) in three_rounds(local)[1]:
-        assert all(close(ours["model"], w) for ours, w in zip(state["global_models"], starred))
+    for t, (_, state, (starred, _, _)) in enumerate(three_rounds(local)[1], start=1):
+        for k, (ours, expected) in enumerate(zip(state["global_models"], starred, strict=True)):
+            assert close(ours["model"], expected), f"global model {k} after round {t}"
 
 
 def test_eq3_the_ring_has_the_mean_logits_of_the_last_R_rounds():
