@@ -246,6 +246,14 @@ def agree(fed, metrics, state, slow):
         assert ours == pytest.approx([sum(scores) / M, min(scores), max(scores)])
 
 
+def test_who_teaches_in_the_four_cases():
+    """Right: nobody, in the pool or not. Wrong: the pool if it has the sample, or the clients."""
+    correct = torch.tensor([True, True, False, False])
+    in_pool = torch.tensor([True, False, True, False])
+    assert [x.tolist() for x in fedgems.who_teaches(correct, in_pool)] == [
+        [True, True, False, False], [False, False, True, False], [False, False, False, True]]
+
+
 def toy(**changes):
     return labeled(**{"num_public": 14, "server": linear, **changes})
 
