@@ -98,9 +98,12 @@ def diversity_loss(features, noise):
     return (-noise_distance * feature_distance).mean().exp()
 
 
-def new_generator(fed, num_features):
-    """A network that reads noise and a one-hot label: [B, NOISE + C] -> [B, num_features]."""
-    with seeded(fed.seed, "generator"):
+def new_generator(fed, num_features, *keys):
+    """A network that reads noise and a one-hot label: [B, NOISE + C] -> [B, num_features].
+
+    keys    name the seed of its initial weights
+    """
+    with seeded(fed.seed, "generator", *keys):
         return nn.Sequential(nn.Linear(NOISE + fed.num_classes, HIDDEN), nn.ReLU(),
                              nn.Linear(HIDDEN, num_features)).to(fed.device)
 
@@ -132,7 +135,7 @@ def train_client(fed, i, t, server, *, local_epochs, local_steps=None, batch_siz
     model.train()
     local_optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     if generated:
-        generator = new_generator(fed, model.classifier.in_features)
+        generator = new_generator(fed, model.classifier.in_features, t, i)
         generator.load_state_dict(server["generator"]["model"])
     label_counts = torch.zeros(fed.num_classes, dtype=torch.int64, device=fed.device)
     rng, generated_rng = (stream(fed.seed, name, t, i) for name in ("local", "generated"))
@@ -168,7 +171,7 @@ def train_generator(fed, t, server, uploads, *, batch_size, generator_steps, gen
     label_shares = [count / sum(counts) for count in counts]                         # line 13
     models = [upload["model"] for upload in uploads.values()]
     heads = [(model["classifier.weight"], model.get("classifier.bias")) for model in models]
-    generator = new_generator(fed, heads[0][0].shape[1])
+    generator = new_generator(fed, heads[0][0].shape[1], t)
     optimizer = restore(server["generator"], generator, partial(      # with this round's rate
         torch.optim.Adam, lr=generator_lr * DECAY**(t - 1), weight_decay=WEIGHT_DECAY))
     rng = stream(fed.seed, "generator", t)

@@ -77,7 +77,8 @@ def complete_flags(given, preset):
     flags |= {name: value for name, value in given.items() if name in DEFAULTS}
     public_uses = {declared(name_of(algo)).PUBLIC for algo in algos} - {"none"}
     if flags["public"] is None and public_uses:
-        foreign_sets = EMBEDDED | PUBLIC_SETS.get(flags["paper"], {})
+        has_letters = flags["paper"] or "joint" in public_uses     # or digits, for the letters
+        foreign_sets = (EMBEDDED if has_letters else {}) | PUBLIC_SETS.get(flags["paper"], {})
         held_out = None if flags["paper"] else "fifth"     # --paper holds out what the paper does
         needs_labels = "labeled" in public_uses
         flags["public"] = "half" if needs_labels else foreign_sets.get(flags["dataset"], held_out)

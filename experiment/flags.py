@@ -153,9 +153,8 @@ COMMON_FLAGS = [   # (name, annotation or argparse's options, help); DEFAULTS gi
     ("classes", tuple[int, ...] | None, "keep these classes of the task (default none: all)"),
     ("public", {"metavar": "half|half-train|fifth|NAME|PATH"}, "public images: a share of the "
      "training images, which no client then holds (half: also half of the test images), or another "
-     "data set (default: half if an algorithm needs labels of the task; otherwise glyphs-letters "
-     "for glyphs, and glyphs for glyphs-letters; for other data sets the paper's with --paper, "
-     "fifth without it)"),
+     "data set (default: half if an algorithm needs labels of the task; with --paper the paper's; "
+     "with --paper and for FedMD glyphs-letters for glyphs, and vice versa; otherwise fifth)"),
     ("joint", bool, "one output layer for the classes of the public data set and of the task "
      "(default: on for algorithms that support it, if the public images are another data set)"),
     ("public_size", int, "use at most this many public images (default: all)"),

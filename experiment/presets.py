@@ -89,9 +89,9 @@ PAPER = {
         "fedmd": {}, "fedmd-pooled": {}},
 }
 
-# {data set: its default public data set}, for the embedded data and for each paper. (FedGEMS uses
-# half of the task's own images; FedGKT has no public images.) If a name is not in data.DATASETS, an
-# error message shows it and asks for --public.
+# {data set: its default public data set}, for the embedded data (with --paper, or for FedMD) and
+# for each paper. (FedGEMS uses half of the task's own images; FedGKT has no public images.) If a
+# name is not in data.DATASETS, an error message shows it and asks for --public.
 EMBEDDED = {"glyphs": "glyphs-letters", "glyphs-letters": "glyphs"}
 CIFAR_TASKS = {"cifar10": "cifar100", "cifar100": "ImageNet-32"}
 PUBLIC_SETS = {"fedsdd": CIFAR_TASKS, "feddf": CIFAR_TASKS,

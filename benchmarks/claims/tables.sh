@@ -66,9 +66,11 @@ for claim in ${*:-fedsdd ablations fedmd fedgems attacks fedgkt fedgen quick-sta
         table fedgen accuracy feddf fedgen
         for split in iid skewed; do table fedgen $keys {fedavg,fd}-$split; done ;;
     quick-start)
-        for base in fedavg fedsdd:R=1; do
-            python -m experiment.plot runs/quick-start --key $both --base $base
-            python -m experiment.plot runs/quick-start-1.0 --key $both --base $base
+        for data in fifth letters letters-validation letters-1.0; do
+            for base in fedavg fedsdd:R=1; do
+                echo "$data"
+                python -m experiment.plot "runs/quick-start/$data" --key $both --base $base
+            done
         done ;;
     esac > "docs/results/$claim.new"                     # if a run is missing, the table stays
     mv "docs/results/$claim.new" "docs/results/$claim.txt"

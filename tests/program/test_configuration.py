@@ -55,6 +55,7 @@ fedavg:local-epochs=2 --local-steps 5 | local_steps none | local_epochs 2
 fedavg:local-steps=5 --local-epochs 2 | local_steps 5
 # public sets
 fedsdd --dataset x.npz | public fifth
+fedsdd --paper fedsdd | public glyphs-letters
 fedmd --dataset glyphs-letters --classes 0,1,5 | public glyphs | joint on | classes 0,1,5
 """
 
@@ -91,7 +92,7 @@ def test_a_cpu_without_bfloat16_runs_in_float32_and_says_so(
     ("half", False, "fedgem fedgems fedgems-ablations fedgems,fedsdd fedmd,fedgems standalone "
                     "public-private centralized-all"),                   # labels of the task
     ("glyphs-letters", True, "fedmd fedmd-pooled fedmd,fedsdd"),         # labels of either
-    ("glyphs-letters", False, "feddf fedbe fedsdd fedsdd-ablations dsfl cronus"),
+    ("fifth", False, "feddf fedbe fedsdd fedsdd-ablations dsfl cronus"),
     (None, False, "fedavg fedprox scaffold fedgen centralized fedgkt fedgkt-async "
                   "split-learning")])
 def test_public_data_by_default(public, joint, commands):

@@ -168,13 +168,13 @@ def test_every_figure_of_the_results_is_in_a_file_that_its_section_names():
 def test_the_differences_in_the_readme_are_in_a_file_of_results():
     kept = "".join(path.read_text() for path in ROOT.glob("docs/results/*.txt"))
     found = re.findall(r"(\d\.\d\d) ± (\d\.\d\d)", README)
-    assert len(found) == 2 and all(f"+{mean} +- {std}, " in kept for mean, std in found)
+    assert len(found) == 3 and all(f"+{mean} +- {std}, " in kept for mean, std in found)
 
 
 def test_the_readme_shows_what_its_first_command_prints(capsys):
     """The columns; round 0 and 1, to the digits that the number of threads leaves alone."""
     [shown] = [block.splitlines() for block in README.split("```") if "  round" in block]
-    main("--algo fedsdd --K 4 --R 2 --alpha 1.0 --rounds 1".split())
+    main("--algo fedsdd --K 4 --R 2 --rounds 1".split())
     printed = capsys.readouterr().out.splitlines()
     for start in ("  round", "algorithm"):
         assert next(filter(re.compile(start).match, shown)).split() == next(
