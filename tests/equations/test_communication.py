@@ -1,9 +1,8 @@
 """Bytes over the wire, by the papers' arithmetic (4 bytes a number, 1 KiB = 1024 bytes)."""
-import copy
 
 import pytest
 from torch import nn
-from toys import labeled, last, linear, same, with_batchnorm
+from toys import labeled, last, linear, with_batchnorm
 
 from algorithms import ALGORITHMS
 from algorithms.communication import (bytes_until, features_bytes, features_ledger, logits_bytes,
@@ -122,21 +121,10 @@ def test_network_cost_by_hand_on_a_tiny_convolution():
         "parameters": 9 + 3, "statistics": 0, "multiply_adds": 2 * 9, "activations": 2 * 4 * 3}
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_network_cost_leaves_mode_statistics_and_hooks_alone(training):
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Dropout(.5)).train(training)
-    before = copy.deepcopy(model.state_dict())
-    assert network_cost(model, (1, 4, 4)) == network_cost(model, (1, 4, 4))
-    with pytest.raises(RuntimeError):
-        network_cost(model, (5, 4, 4))                             # a wrong number of channels
-    assert all(m.training == training and not m._forward_hooks for m in model.modules())
-    assert same(dict(model.state_dict()), dict(before))
-
-
 def test_fedgkts_edge_is_as_much_smaller_as_the_paper_says():
     """Section 4.3. BatchNorm's statistics count, and the edge is appendix B.3's, not Table 7's.
     Its stem, two Bottlenecks of 1x1, 3x3, 1x1 and a projection multiply for each of 32 x 32
-    pixels, its linear layer once. Its stem and FedGKT's server are the whole ResNet-56."""
+    pixels, its linear layer once."""
     names = ("gkt_edge", "gkt_edge_table7", "bottleneck56", "bottleneck110")
     edge, table7, whole, deeper = (network_cost(build(n, (3, 32, 32), 10), (3, 32, 32))
                                    for n in names)
@@ -147,6 +135,3 @@ def test_fedgkts_edge_is_as_much_smaller_as_the_paper_says():
         assert round((net["parameters"] + net["statistics"]) / 11_130) == fewer_numbers
         assert round(net["multiply_adds"] / edge["multiply_adds"]) == fewer_multiply_adds
         assert round(net["multiply_adds"] / table7["multiply_adds"]) < fewer_multiply_adds
-    stem = network_cost(build("gkt_edge", (3, 32, 32), 10).stem, (3, 32, 32))
-    server = network_cost(build("gkt_server55", (3, 32, 32), 10), (MAP // 32**2, 32, 32))
-    assert all(stem[x] + server[x] == whole[x] for x in whole if x != "activations")

@@ -381,11 +381,3 @@ def test_what_does_not_fit_together_is_refused(runs, federation, settings, messa
         with pytest.raises(ValueError, match=message) as error:
             next(run(toy(**federation), **{**QUICK, **settings}))
         assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("features, share, megabytes", [
-    ("float32", 1.0, 2 * 2**15 * 5 * 4 / 2**20), ("bfloat16", 0.5, 2**15 * 5 * 2 / 2**20)])
-def test_the_announcement_says_how_many_mb_a_round_sends(features, share, megabytes):
-    """Of those of two clients, of 2^15 samples each, who take part; 5 numbers for a sample."""
-    said = fedgkt.announcement(toy((2**15, 2**15)), {"features": features, "participation": share})
-    assert said == f"a round sends about {megabytes:.1f} MB of feature maps"

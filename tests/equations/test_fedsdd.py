@@ -243,7 +243,9 @@ def test_each_network_has_K_models_trained_by_its_own_clients():
         for k, w in enumerate(averaged)])
     assert metrics["teacher_forwards"] == 4 * 8
     assert metrics["bytes_up"] == 4 * (4 * (3 * 5) + 4 * (2 * 5 + 3 * 3))
-    each = [metrics[f"server_accuracy_{name}"] for name in ("linear", "with_hidden_layer")]
+    taught = predict_members(fed, after["global_models"][::2], fed.test.images)
+    each = [accuracy(logits, fed.test.labels) for logits in taught]
+    assert each == [metrics[f"server_accuracy_{name}"] for name in ("linear", "with_hidden_layer")]
     assert metrics["accuracy"] == sum(each) / 2
 
 

@@ -3,7 +3,7 @@ import pytest
 import torch
 from test_fedgkt import (NUMBERS, SIZES, Edge, EdgeWithBatchNorm, layered_server, linear_server,
                          toy)
-from toys import last, linear
+from toys import last
 from torch import nn
 
 from algorithms import split_learning
@@ -90,9 +90,3 @@ def test_a_lone_sample_in_the_last_batch_is_no_error():
     """With BatchNorm behind the cut over a map of 1 x 1, where one sample has no variance."""
     _, state = finished(toy(sizes=(3, 1), server=layered_server))
     assert all(torch.isfinite(w).all() for w in state["server"]["model"].values())
-
-
-@pytest.mark.parametrize("federation", [{"network": linear}, {"server": lambda classes: linear()}])
-def test_halves_that_do_not_fit_together_are_refused(federation):
-    with pytest.raises(ValueError, match="feature map"):
-        next(split_learning.run(toy(**federation), **QUICK))
