@@ -18,8 +18,8 @@ from algorithms import ALGORITHMS, declared, fedavg, fedsdd
 from data.load import DATASETS
 from experiment.build import PARTITIONS
 from experiment.config import configure
-from experiment.flags import (build_parser, descriptions, flag_name, hyperparameter_help, keywords,
-                              parse, value_text)
+from experiment.flags import (build_parser, flag_name, hyperparameter_help, keywords, parse,
+                              value_text)
 from experiment.presets import DEFAULTS, PAPER, RANGES
 from experiment.report import Progress, metric_text
 from fedkd_minimal import main
@@ -61,12 +61,12 @@ REFUSED = """
 --algo fedavg,fedavg                  | twice
 --algo fedavg --R 3                   | --R | fedavg has --rounds --participation --local-epochs
 --algo fedavg --local-steps 5 --local-epochs 2 | --local-epochs and --local-steps exclude
---algo fedavg:local-steps=5:local-epochs=2 | --local-epochs and --local-steps exclude
 --algo fedavg --round 3               | unknown flag --round | fedavg has
 --algo feddf --secure-sum             | unknown flag --secure-sum | feddf has
 --algo fedsdd TINY --K 3              | K = 3 | 2 | --K
 --algo feddf --temperature none       | --temperature | none
 --algo fedavg --model resnet21        | resnet21 | resnet20
+--algo fedavg,fedsdd --model cnn,mlp  | fedavg: every client needs the same network, not cnn, mlp
 --algo fedgem --server-model fedmd_cifar9 | fedmd_cifar9
 --algo fedavg --device abacus         | abacus
 --algo fedavg --device meta           | meta
@@ -132,19 +132,10 @@ def test_a_number_outside_its_range_is_refused(capsys, name):
         assert name in parse(["--algo", algo, f"{flag_name(name)}={value}"])
 
 
-# one model goes to all clients
-ONE_NETWORK = {"fedavg", "fedprox", "scaffold", "fedntd", "fedgen", "fedbe", "split-learning"}
-
-
-@pytest.mark.parametrize("algo", OF_PAPERS)
-def test_networks_may_differ_unless_shared(algo):
-    """Shared: one model goes to all clients."""
-    refusal = ""
-    try:
-        configured(f"--algo {algo} --model cnn,mlp")
-    except ValueError as error:
-        refusal = str(error)
-    assert ("every client needs the same network" in refusal) == (algo in ONE_NETWORK)
+def test_networks_may_differ_unless_one_model_goes_to_all_clients():
+    """These refuse several networks; test_contracts.py runs all others with two."""
+    assert {algo for algo in OF_PAPERS if not declared(algo).MIXED} == {
+        "fedavg", "fedprox", "scaffold", "fedntd", "fedgen", "fedbe", "split-learning"}
 
 
 def test_an_error_is_one_line_of_the_first_process_alone(capsys, monkeypatch):
@@ -269,40 +260,7 @@ def test_defaults_are_the_papers(algo):
     assert found == PAPERS_DEFAULTS[algo]
 
 
-@pytest.mark.parametrize("algo", OF_PAPERS)
-def test_every_keyword_is_a_flag_and_reaches_the_settings(algo):
-    """Also where the quick start has another value than the paper."""
-    argv, expected = ["--algo", algo], {}
-    without = {"local_steps": None} if "local_steps" in keywords(algo) else {}
-    for name, parameter in keywords(algo).items():
-        if name in without:                  # it excludes --local-epochs
-            continue
-        expected[name] = parameter.default
-        is_off = parameter.default is False
-        value = "" if parameter.annotation is bool else f"={value_text(parameter.default)}"
-        argv.append(flag_name("no_" + name if is_off else name) + value)
-    given = parse(argv)
-    assert given == {"algo": [algo], **expected}
-    assert configure(given)["settings"][algo] == expected | without
-
-
 # --------------------------------------------------------------------------------------------- help
-
-def toy(fed, state=None, *, rounds: int = 3, participation: float = 1.0, distill: bool = False,
-        attack=None):
-    """An algorithm of which the help is printed.
-
-    rounds          number of communication rounds
-    participation   share of the clients that take part in a round;
-                      100% of them
-                      is 1.0
-    speed           not an argument
-    distill is the first word of a sentence.
-    attack          uploads -> uploads
-
-      rounds        indented further, after an empty line
-    """
-
 
 def printed_help(capsys, argv):
     with pytest.raises(SystemExit) as stop:
@@ -311,23 +269,17 @@ def printed_help(capsys, argv):
     return " ".join(capsys.readouterr().out.split())                # without argparse's line breaks
 
 
-def test_descriptions_are_read_from_the_docstring_of_run():
-    assert descriptions(toy) == {
-        "rounds": "number of communication rounds", "attack": "uploads -> uploads",
-        "participation": "share of the clients that take part in a round; 100% of them is 1.0"}
-    assert descriptions(lambda *, rounds: None) == {}
-
-
-def test_the_help_of_a_keyword_tells_the_default_of_each_algorithm(monkeypatch, capsys):
-    monkeypatch.setitem(ALGORITHMS, "toy", toy)
-    text = "number of communication rounds"
-    assert hyperparameter_help("rounds", ["toy"]) == f"{text} (default 3)"
-    both = hyperparameter_help("rounds", ["toy", "fedavg"])
-    assert both == f"{text} (default: toy 3, fedavg 100)"
-    assert hyperparameter_help("distill", ["toy", "fedbe"]).endswith("(default off)")
+def test_the_help_of_a_keyword_tells_its_meaning_and_the_default_of_each_algorithm(capsys):
+    """The meaning is the algorithm's own, maybe of several lines, or the one that all share."""
+    assert hyperparameter_help("patience", ["feddf"]) == (
+        "steps without a better student on the validation set before distillation stops; none: "
+        "it makes all steps (default 1000)")
+    assert hyperparameter_help("rounds", ["fedmd", "fedavg"]) == (
+        "number of communication rounds (default: fedmd 20, fedavg 100)")
+    assert ("--generator-lr FLOAT learning rate of the generator; it falls by 2% after every round "
+            "(default 0.0003)") in printed_help(capsys, ["--algo", "fedgen"])
     values = [None, True, False, 100, 0.001, "sgd", ["cnn", "mlp"]]     # as they would be typed
     assert [*map(value_text, values)] == "none on off 100 0.001 sgd cnn,mlp".split()
-    assert "100% of them is 1.0 (default 1.0)" in printed_help(capsys, ["--algo", "toy"])
 
 
 @pytest.mark.parametrize("algo", OF_PAPERS)

@@ -10,7 +10,7 @@ from toys import arrays, refused
 from algorithms import declared
 from experiment import process
 from experiment.build import HELD_OUT
-from experiment.flags import flag_name, keywords, parse, value_text
+from experiment.flags import flag_name, keywords, value_text
 from experiment.presets import DEFAULTS, PAPER, QUICK_START
 from fedkd_minimal import main
 from models import BOTTLENECKS
@@ -102,14 +102,7 @@ def test_public_data_by_default(public, joint, commands):
 
 
 @pytest.mark.parametrize("table", [QUICK_START, *PAPER.values()])
-def test_presets_set_what_the_command_line_allows_and_alike_for_variants(table):
-    for algo, own in table.items():
-        argv = ["--algo", "fedgems" if algo == "data" else algo]
-        for name, value in {**own, **own.get("data", {})}.items():
-            flag = flag_name(name if value is not False else "no_" + name)
-            if name != "data":
-                argv.append(flag if isinstance(value, bool) else f"{flag}={value_text(value)}")
-        assert len(parse(argv)) == len(argv) - 1
+def test_presets_are_alike_for_variants(table):
     for algo in ("fedsdd", "fedgems"):
         assert table.get(f"{algo}-ablations") == table.get(algo)
     assert table.get("fedgkt-async", table.get("fedgkt")) == table.get("fedgkt")
