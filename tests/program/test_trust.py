@@ -5,12 +5,11 @@ import errno
 import itertools
 import os
 import signal
-import subprocess
 import sys
 
 import pytest
 import torch
-from test_runs import ROOT, bytes_of, command, stopped_after
+from test_runs import bytes_of, command, stopped_after
 from toys import federation as toy
 from toys import labeled, refused
 
@@ -80,10 +79,10 @@ def test_seeds_side_by_side_give_the_bytes_of_each_alone(npz, tmp_path):
 
 
 @contextlib.contextmanager
-def child(argv, errors, encoding="utf-8", to=None):
+def child(argv, errors):
     """The program in a child of this process: yields (its number, what it prints as a file).
 
-    errors, to    files for its standard error, and for what it prints instead of a pipe
+    errors    the file for its standard error
     """
     read, write = os.pipe()
     number = os.fork()
@@ -92,7 +91,7 @@ def child(argv, errors, encoding="utf-8", to=None):
             os.close(read)
             os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
             sys.stderr = open(2, "w", buffering=1, closefd=False)
-            sys.stdout = open(to or write, "w", encoding=encoding)
+            sys.stdout = open(write, "w", encoding="utf-8")
             for name in (signal.SIGINT, signal.SIGPIPE):     # pytest has handlers of its own
                 signal.signal(name, signal.SIG_DFL)
             process.end_on_signals()
@@ -129,29 +128,6 @@ def test_a_closed_pipe_ends_a_run_silently_and_it_goes_on_with_the_same_bytes(sh
     assert (tmp_path / "errors").read_text() == ""
     main(["--resume", str(tmp_path / "out")])
     assert bytes_of(tmp_path / "out") == short[1]
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux's /dev/full")
-def test_a_full_disk_under_the_output_is_told_in_one_line(short, tmp_path):
-    with child(short[0], tmp_path / "errors", to="/dev/full") as (number, _):
-        assert status_of(number) == 1
-    error = (tmp_path / "errors").read_text()
-    assert "No space left" in error and error.count("\n") == 1
-
-
-def test_an_ascii_terminal_gets_every_line(short, tmp_path):
-    with child(short[0], tmp_path / "errors", encoding="ascii") as (number, printed):
-        assert " ? - " in printed.read()                     # in the place of ±
-        assert status_of(number) == 0
-
-
-def test_ctrl_c_while_torch_is_imported_ends_the_process_silently(tmp_path):
-    (tmp_path / "torch.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
-    done = subprocess.run(
-        [sys.executable, "fedkd_minimal.py"], cwd=ROOT, capture_output=True,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},     # who runs the tests may ignore it:
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
-    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
 
 
 def test_a_sweep_holds_its_folder_and_those_of_all_its_runs(npz, tmp_path, capsys, monkeypatch):
