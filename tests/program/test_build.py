@@ -46,6 +46,7 @@ def classes_of(part):
 def test_joint_labels_of_the_task_come_after_the_public_classes(joint, first):
     fed, *_ = built(public="foreign", joint=joint, validation=0.2)
     assert fed.num_classes == first + 7
+    assert fed.client_model(0)(fed.test.images[:2]).shape == (2, first + 7)
     for part in (*fed.private, fed.test, fed.validation):
         assert torch.equal(part.labels, classes_of(part) + first)
 
@@ -171,26 +172,12 @@ def test_few_per_class_takes_that_many_private_samples_of_each_class():
         assert datasets.task.train.labels[part].bincount().tolist() == [1] * 7
 
 
-def test_single_writer_gives_a_client_all_private_samples_of_a_writer():
-    _, datasets, split = built(dataset="ten", partition="single_writer", public="half", clients=4)
-    owners = [{*datasets.task.writers[part]} for part in split.clients]
-    assert len(set().union(*owners)) == 4
-    for [writer], part in zip(owners, split.clients):
-        rows = np.flatnonzero(datasets.task.writers == writer)
-        assert part.tolist() == np.setdiff1d(rows, split.public).tolist()
-
-
 # -------------------------------------------------------------------------------------- networks
 def test_networks_are_those_of_the_flags():
     fed, *_ = built(model=["mlp", "cnn"], server_model="cnn_large")
     networks = [*map(fed.client_model, range(3)), fed.server_model()]
     assert [type(network).__name__ for network in networks] == ["MLP", "CNN", "MLP", "LargeCNN"]
     assert fed.architecture == ["mlp", "cnn", "mlp"]
-
-
-def test_networks_have_outputs_for_the_classes_of_both_sets():
-    fed, *_ = built(public="foreign", joint=True)
-    assert fed.client_model(0)(fed.test.images[:2]).shape == (2, 4 + 7)
 
 
 def test_augment_and_amp_reach_the_federation():

@@ -8,7 +8,7 @@ from toys import federation, linear, same, samples, with_batchnorm, with_dropout
 from torch import nn
 
 from algorithms import ALGORITHMS, common
-from algorithms.common import (count_active, run_clients, sample_clients, timed)
+from algorithms.common import count_active, sample_clients, timed
 from algorithms.evaluation import accuracy, disagreement
 from algorithms.training import batches, forward, predict_logits, predict_members
 from federation import seeded, stream
@@ -46,12 +46,6 @@ def test_participation_is_a_share_at_least_one_client(share, expected):
     active = sample_clients(20, share, stream(0))
     assert count_active(20, share) == len(active) == len(set(active)) == expected
     assert active == sorted(active) and set(active) <= set(range(20))
-
-
-def test_run_clients_tells_after_each_client_how_many_train():
-    told = []
-    run_clients(federation(on_trained=told.append), lambda i: i * i, [3, 1, 2])
-    assert told == [3, 3, 3]
 
 
 def test_timed_adds_up_the_seconds_of_each_function(monkeypatch):

@@ -377,11 +377,6 @@ def hold(contract, algo):
         contract(*[algo, patch][:len(inspect.signature(contract).parameters)])
 
 
-def test_every_meaning_is_of_a_keyword():
-    assert {*MEANING} <= {name for run in ALGORITHMS.values()
-                          for name in inspect.signature(run).parameters}
-
-
 def test_the_page_of_metrics_has_every_key_and_no_other(npz, tmp_path, pytestconfig):
     main(f"--algo fedmd,fedgems,standalone --dataset {npz} --clients 4 --partition iid --rounds 1 "
          f"--public half --validation 0.2 --lr-patience 2 --out {tmp_path}".split())

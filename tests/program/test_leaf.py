@@ -48,8 +48,3 @@ def test_a_mistake_in_a_leaf_file_is_named(leaf, old, new, words):
     path.write_text(path.read_text().replace(old, new, 1))
     with pytest.raises(ValueError, match=words):
         convert(leaf, leaf / "femnist.npz")
-
-
-def test_a_folder_without_leafs_files_is_named(tmp_path):
-    with pytest.raises(ValueError, match="train: no .json file with images"):
-        convert(tmp_path, tmp_path / "femnist.npz")

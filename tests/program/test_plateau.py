@@ -87,8 +87,3 @@ def test_a_kept_optimizer_takes_the_rate_of_the_round(optimizer):
     second = restore(snapshot(model, first), linear(), partial(OPTIMIZERS[optimizer], lr=0.03))
     assert [group["lr"] for group in second.param_groups] == [0.03]
     assert same(second.state_dict()["state"], first.state_dict()["state"])
-
-
-def test_without_a_validation_set_it_is_refused():
-    with pytest.raises(ValueError, match="needs a validation set"):
-        next(with_plateau(scripted, reached, ("lr",), 1)(federation(), rounds=1, lr=0.8))

@@ -36,18 +36,6 @@ def test_a_page_has_every_line_and_equation_of_its_file_beside_its_code(name):
     assert headings >= anchors(body, PAPER_OF[name]) != set()
 
 
-@pytest.mark.parametrize("text, found", [("a_{t,k}^{2}", "msubsup"), ("∑_{c} p", "munderover"),
-                                         ("\\frac{1}{K}", "mfrac"), ("CE + x", "mi")])
-def test_a_formula_becomes_mathml(text, found):
-    assert ET.fromstring(generate.formula(text)).find(f".//{found}") is not None
-
-
-@pytest.mark.parametrize("text", ["nowhere", "optimizer"])
-def test_a_text_that_is_not_once_in_the_code_is_no_anchor(text):
-    with pytest.raises(AssertionError, match=f"'{text}' is in the lines .*, not in one"):
-        generate.snippet("fedavg", "fedavg", text)
-
-
 @pytest.mark.parametrize("path", REFERENCES, ids=lambda path: path.stem)
 def test_a_reference_is_short_plain_python_of_its_own(path):
     text = path.read_text()
