@@ -64,7 +64,8 @@ for claim in ${*:-fedsdd ablations fedmd fedgems attacks fedgkt fedgen quick-sta
         keys=accuracy,ensemble_accuracy,client_accuracy
         table fedgen $keys fedavg fedprox feddf fd fedgen fedntd fedbe scaffold R1 R4
         table fedgen accuracy feddf fedgen
-        for split in iid skewed; do table fedgen $keys {fedavg,fd}-$split; done ;;
+        table fedgen $both R1 R4
+        table fedgen accuracy {fedavg,fd}-iid ;;
     quick-start)
         for data in fifth letters letters-validation letters-1.0; do
             for base in fedavg fedsdd:R=1; do
