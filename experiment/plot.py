@@ -2,6 +2,7 @@
 
     python -m experiment.plot runs/a                     final and best accuracy of each label
     python -m experiment.plot runs/a --base fedavg       differences from fedavg, paired by seed
+    python -m experiment.plot runs/a --rounds 30         the same after 30 rounds of longer runs
     python -m experiment.plot runs/a --out curves.png    accuracy by round (needs matplotlib)
     python -m experiment.plot runs/a --out curves.csv    the same numbers, without matplotlib
     python -m experiment.plot runs/a runs/b --key server_accuracy,client_accuracy --x MB --out b.svg
@@ -183,6 +184,7 @@ def main(argv):
     parser.add_argument("--key", default="accuracy", help="metrics, separated by commas")
     parser.add_argument("--base", help="the label whose values the table subtracts "
                                        "(default: the first)")
+    parser.add_argument("--rounds", type=int, help="leave out the rounds after this one")
     parser.add_argument("--out", type=Path, help="a file to write instead of the table: .png, "
                                                  ".svg, or .csv with the points of the curves")
     parser.add_argument("--x", choices=AXES, default="round", help="x axis of --out")
@@ -191,6 +193,9 @@ def main(argv):
     keys = [*dict.fromkeys(args.key.split(","))]
     try:
         curves = read_runs(args.folders)
+        if args.rounds is not None:
+            for run in (run for seeds in curves.values() for run in seeds.values()):
+                run["rows"] = [row for row in run["rows"] if row["round"] <= args.rounds]
         lines = {(label, key): points for key in keys for label, seeds in curves.items()
                  if (points := curve(seeds, key, args.x))}
         known = {key for runs in curves.values() for run in runs.values() for row in run["rows"]

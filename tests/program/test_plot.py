@@ -57,6 +57,13 @@ def test_an_accuracy_that_the_reference_lacks_is_compared_with_its_accuracy(tmp_
     assert re.search(r"minus a accuracy .*\nb +50.00 +\+30.00, 1 of 1 ", capsys.readouterr().out)
 
 
+def test_rounds_leaves_out_the_later_ones(tmp_path, capsys):
+    write(tmp_path, "a", A)
+    plot.main([str(tmp_path), "--rounds", "1"])
+    out = capsys.readouterr().out
+    assert re.search(r"final .*\n\S+ +40.00 .* 1 +50.00 +30.00", out)
+
+
 @pytest.mark.parametrize("axis, x", [("round", "0 1 2"), ("MB", "0.5 2.0 4.5")])
 def test_the_csv_has_the_mean_deviation_and_count_of_each_round(tmp_path, axis, x):
     write(tmp_path, "b", B)
