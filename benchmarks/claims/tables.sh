@@ -4,16 +4,35 @@
 # usage: benchmarks/claims/tables.sh [CLAIM ...]
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-table() {   # table CLAIM KEYS METHOD ...: the first method is the reference
-    python -m experiment.plot --key "$2" --base "$3" $(printf "runs/$1/%s " "${@:3}")
+table() {   # table CLAIM KEYS METHOD ...: the first method is the reference; after so many $rounds
+    python -m experiment.plot --key "$2" --base "$3" ${rounds:+--rounds $rounds} \
+        $(printf "runs/$1/%s " "${@:3}")
     echo
 }
 both=accuracy,ensemble_accuracy
-for claim in ${*:-fedsdd ablations fedmd fedgems attacks fedgkt fedgen quick-start}; do
+claims="fedsdd fedsdd-hetero fedsdd-all ensembles ablations fedmd fedmd-pooled fedgems attacks"
+claims+=" fedgkt fedgkt-noniid fedgkt-edges fedgen quick-start"
+for claim in ${*:-$claims}; do
     case $claim in
     fedsdd)
         table fedsdd $both fedavg R4 none-R4
         table fedsdd $both none-R4 R4 ;;
+    fedsdd-hetero)
+        for rounds in 25 50 ""; do
+            table fedsdd-hetero $both fedavg none-R4 R1 R4
+            table fedsdd-hetero $both none-R4 R1 R4
+            table fedsdd-hetero $both R1 R4
+        done ;;
+    fedsdd-all)
+        for kind in "" -digits; do
+            table fedsdd-all $both,disagreement {none,one-10,all-10,one-26,all-26}$kind
+            for passes in 10 26; do table fedsdd-all $both {one,all}-$passes$kind; done
+        done ;;
+    ensembles)
+        for split in "" -hetero; do
+            table ensembles $both {clients-K1,gaussian,dirichlet,clients-K4,R1,R2,R4}$split
+            table ensembles $both {R1,R2,R4}$split
+        done ;;
     ablations)
         table ablations $both fedavg fedprox scaffold none R1 R4 all R1-fedprox R1-scaffold \
             feddf config plain
@@ -30,6 +49,12 @@ for claim in ${*:-fedsdd ablations fedmd fedgems attacks fedgkt fedgen quick-sta
             table fedmd accuracy,client_accuracy_distilled "alone-$split" "fedmd-$split" "pooled-$split"
             table fedmd accuracy "fedmd-$split" "pooled-$split"
             table fedmd "$(echo client_accuracy_private_{0..9} | tr ' ' ,)" "alone-$split" "fedmd-$split"
+        done ;;
+    fedmd-pooled)
+        keys=client_accuracy_private,client_accuracy_distilled
+        for private in 3 12; do
+            table fedmd-pooled accuracy {pooled,fedmd}-$private
+            for rounds in 12 20 40 ""; do table fedmd-pooled $keys fedmd-$private; done
         done ;;
     fedgems)
         keys=server_accuracy,client_accuracy_distilled,client_accuracy_private
@@ -58,8 +83,13 @@ for claim in ${*:-fedsdd ablations fedmd fedgems attacks fedgkt fedgen quick-sta
         table fedgkt accuracy,edge_accuracy fedavg to-edge ordered both none none-own centralized
         table fedgkt accuracy,edge_accuracy none to-edge both none-own
         table fedgkt accuracy,edge_accuracy to-edge ordered both
-        table fedgkt accuracy,edge_accuracy ordered async-work async-time
-        table fedgkt accuracy,edge_accuracy fedavg-noniid to-edge-noniid ;;
+        table fedgkt accuracy,edge_accuracy ordered async-work async-time ;;
+    fedgkt-edges)
+        table fedgkt-edges accuracy,edge_accuracy 8 16 64
+        table fedgkt-edges accuracy,edge_accuracy gkt_edge gkt_edge4 gkt_edge6 ;;
+    fedgkt-noniid)
+        table fedgkt accuracy,edge_accuracy {fedavg,to-edge,slow,still}-noniid
+        table fedgkt accuracy,edge_accuracy {to-edge,slow,still}-noniid ;;
     fedgen)
         keys=accuracy,ensemble_accuracy,client_accuracy
         table fedgen $keys fedavg fedprox feddf fd fedgen fedntd fedbe scaffold R1 R4
