@@ -25,8 +25,8 @@ for claim in ${*:-$claims}; do
         done ;;
     fedsdd-all)
         for kind in "" -digits; do
-            table fedsdd-all $both,disagreement {none,one-10,all-10,one-26,all-26}$kind
-            for passes in 10 26; do table fedsdd-all $both {one,all}-$passes$kind; done
+            table fedsdd-all $both,disagreement {none,one-26,all-26}$kind
+            table fedsdd-all $both {one,all}-26$kind
         done ;;
     ensembles)
         for split in "" -hetero; do
