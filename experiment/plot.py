@@ -194,8 +194,9 @@ def main(argv):
     try:
         curves = read_runs(args.folders)
         if args.rounds is not None:
-            for run in (run for seeds in curves.values() for run in seeds.values()):
-                run["rows"] = [row for row in run["rows"] if row["round"] <= args.rounds]
+            for seeds in curves.values():
+                for run in seeds.values():
+                    run["rows"] = [row for row in run["rows"] if row["round"] <= args.rounds]
         lines = {(label, key): points for key in keys for label, seeds in curves.items()
                  if (points := curve(seeds, key, args.x))}
         known = {key for runs in curves.values() for run in runs.values() for row in run["rows"]

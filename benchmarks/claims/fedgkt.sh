@@ -5,8 +5,8 @@
 #   ordered        the same, the server's batches client after client, as in Algorithm 1
 #   both           the server learns from the edges' logits too
 #   none           nobody learns from logits; none-own: from different initial weights
-#   slow, still    to-edge with a tenth and a thousandth of the clients' rate: with the latter all
-#                  extractors stay at their common initial weights
+#   slow, still    to-edge with a tenth and a thousandth of the clients' rate: with the latter the
+#                  extractors hardly leave their common initial weights
 #   fedavg         of edge and server as one network, with as many local epochs as the edges
 #   centralized    the same network, as many epochs on the images of all clients
 #   async-work     asynchronous, but all clients are nearly as fast and do the same work

@@ -15,10 +15,10 @@ for method in ${*:-none one-26 all-26 none-digits one-26-digits all-26-digits}; 
     public="--public fifth"
     if [[ $method = *-digits ]]; then public="--public glyphs --no-joint --validation 0.2"; fi
     case $method in
-    none*) students=none ;;
-    one-*) students=main ;;
-    all-*) students=all ;;
+    none*) flags="--students none" ;;
+    one-26*) flags="--students main --distill-steps 122" ;;
+    all-26*) flags="--students all --distill-steps 122" ;;
     esac
-    run "$method" fedsdd-ablations --students "$students" --K 4 --R 1 --distill-steps 122 \
-        --dataset glyphs-letters --alpha 1.0 $public --public-size 600
+    run "$method" fedsdd-ablations --K 4 --R 1 --dataset glyphs-letters --alpha 1.0 \
+        $public --public-size 600 $flags
 done

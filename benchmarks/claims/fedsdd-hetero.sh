@@ -5,7 +5,7 @@
 # rounds and FedSDD after 100 have made the same local training per model.
 # usage: benchmarks/claims/fedsdd-hetero.sh FILE.npz [METHOD ...]
 # FILE.npz: 10,000 training and 2,000 test images of CIFAR-10, made by benchmarks/cifar10_npz.py.
-# A fifth of the training images is public, for every method. 21 minutes on one core for one seed.
+# A fifth of the training images is public, for every method. 24 minutes on one core for one seed.
 source "$(dirname "$0")/common.sh"
 file=$1
 shift
