@@ -10,8 +10,8 @@ table() {   # table CLAIM KEYS METHOD ...: the first method is the reference; af
     echo
 }
 both=accuracy,ensemble_accuracy
-claims="fedsdd fedsdd-hetero fedsdd-all ensembles ablations fedmd fedmd-pooled fedgems attacks"
-claims+=" fedgkt fedgkt-noniid fedgkt-edges fedgen quick-start"
+claims="fedsdd fedsdd-hetero fedsdd-all ensembles ablations fedmd fedmd-pooled fedgems"
+claims+=" fedgems-augmented attacks fedgkt fedgkt-noniid fedgen quick-start"
 for claim in ${*:-$claims}; do
     case $claim in
     fedsdd)
@@ -25,8 +25,8 @@ for claim in ${*:-$claims}; do
         done ;;
     fedsdd-all)
         for kind in "" -digits; do
-            table fedsdd-all $both,disagreement {none,one-26,all-26}$kind
-            table fedsdd-all $both {one,all}-26$kind
+            table fedsdd-all $both,disagreement {none,{one,all}-{10,26}}$kind
+            for passes in 10 26; do table fedsdd-all $both {one,all}-$passes$kind; done
         done ;;
     ensembles)
         for split in "" -hetero; do
@@ -73,6 +73,15 @@ for claim in ${*:-$claims}; do
         echo
         python benchmarks/comu.py 0.3,0.35,0.4 \
             runs/fedgems/{fedmd,cronus,dsfl,fedgems-0.75}-networks ;;
+    fedgems-augmented)
+        keys=server_accuracy,client_accuracy_distilled,client_accuracy_private
+        table fedgems-augmented $keys control fedgem fedgems
+        table fedgems-augmented $keys fedgem fedgems
+        table fedgems-augmented $keys {control,fedgems}-hetero
+        table fedgems-augmented $keys \
+            {fedgems,no-self-training,no-self-distillation,no-ensemble-distillation}-hetero
+        keys=self_training,self_distillation,ensemble_distillation
+        for rounds in 1 5 10 ""; do table fedgems-augmented $keys fedgems{,-hetero}; done ;;
     attacks)
         keys=client_accuracy_distilled,client_accuracy_private
         for algo in fedmd cronus; do table attacks $keys $algo-{none,paf,lie,ofom}; done
@@ -84,9 +93,6 @@ for claim in ${*:-$claims}; do
         table fedgkt accuracy,edge_accuracy none to-edge both none-own
         table fedgkt accuracy,edge_accuracy to-edge ordered both
         table fedgkt accuracy,edge_accuracy ordered async-work async-time ;;
-    fedgkt-edges)
-        table fedgkt-edges accuracy,edge_accuracy 8 16 64
-        table fedgkt-edges accuracy,edge_accuracy gkt_edge gkt_edge4 gkt_edge6 ;;
     fedgkt-noniid)
         table fedgkt accuracy,edge_accuracy {fedavg,to-edge,slow,still}-noniid
         table fedgkt accuracy,edge_accuracy {to-edge,slow,still}-noniid ;;
