@@ -33,12 +33,13 @@ Algorithm 1, with the paper's line numbers, in the order of a round here (D1):
 15     the server predicts all public samples: L_s
 17-23  each client trains on them, for public_epochs, taught by L_s, Eq. (6)
 Where there is a teacher, the loss is epsilon CE + (1 - epsilon) KL(teacher || student), without a
-temperature. Kept between the rounds: all networks, the states of their optimizers (AMSGrad, a kind
-of Adam; a client has one for both of its phases), and the pool, which no sample leaves. Clients
-compute logits of all samples outside the pool; they send (`bytes_up`) the requested ones.
+temperature. Kept between the rounds: all networks, the states of their optimizers (by default
+AMSGrad, a kind of Adam; a client has one for both of its phases), and the pool, which no sample
+leaves. The server's requests depend on its steps. So the simulation has the clients predict, before
+these steps, all samples outside the pool; `bytes_up` counts only the requested ones.
 Accuracies are on the test set, of clients in the mean: client_accuracy_private after lines 24-27,
 client_accuracy_distilled and server_accuracy at the end of the round; `accuracy` repeats
-server_accuracy. The shares of the cases are of the server's last pass.
+server_accuracy. The shares of the cases are of the server's last pass, bytes of all its passes.
 
 Where the paper is silent or contradicts itself, or we differ (more: docs/DEPARTURES.md):
 D1  private training opens a client's round, as in section 3.2; in Algorithm 1 and section 3.4 it
@@ -94,7 +95,7 @@ def reliable_clients(client_logits, labels):
 def entropy_weights(client_logits, reliable):
     """The weight of each client on each sample: softmax over the reliable clients of 1/H.   Eq. (4)
 
-    The most certain client takes nearly all the weight: with H = 0.01 and 0.02 the ratio is e^50.
+    The smaller the entropies, the more one client decides: of H = 0.01 and 0.02 the ratio is e^50.
     H below 1e-6 counts as 1e-6. Logits may be float16, and nan where a client is not reliable.
     client_logits, reliable   [M, n, C], bool [M, n]
     returns                   [M, n]: 0 for unreliable clients; each column sums to 1, or is 0 where
@@ -124,7 +125,7 @@ def server_loss(logits, labels, teacher_logits, has_teacher, epsilon):
     logits, teacher_logits   [B, C]; without has_teacher the teacher may be nan
     labels, has_teacher      [B], bool [B]
     returns                  scalar, mean over the batch. Eq. (1), (2), (5). Needs `kl_divergence`.
-                             It gives one number for each sample, and the teacher no gradient
+                             It gives [B], and no gradient to the teacher
     """
     ce = F.cross_entropy(logits, labels, reduction="none")                               # [B]
     kl = kl_divergence(torch.where(has_teacher[:, None], teacher_logits, 0.0), logits)   # [B]
@@ -200,11 +201,11 @@ def fusion_metrics(fed, rows, client_logits, weights, fusion):
     requested = fusion.requested[rows]                                       # bool [n]
     taught = weights[:, requested & (weights > 0).any(0)]                    # [M, samples taught]
     effective = (1 / taught.square().sum(0)).mean().item() if taught.numel() else None
-    up, down = int(requested.sum()), len(fusion.requested)
+    sent, num_public = int(requested.sum()), len(fusion.requested)
     return {**dict(zip(CASES, fusion.cases.float().mean(1).tolist())),
             "pool": fusion.pool.mask.float().mean().item(), "effective_teachers": effective,
             "bad_uploads": sum(not is_finite(logits[requested]) for logits in client_logits),
-            **logits_ledger(len(client_logits), fed.num_classes, up, down, indices=up)}
+            **logits_ledger(len(client_logits), fed.num_classes, sent, num_public, indices=sent)}
 
 
 def who_teaches(correct, in_pool):
@@ -236,7 +237,7 @@ def train_server(fed, t, server, pool, client_rows, fused_logits, has_reliable, 
     all_fused_logits[client_rows] = fused_logits                             # [N, C]
     any_reliable[client_rows] = has_reliable                                 # [N]
     cases, requested = pool.mask.new_zeros(4, len(labels)), torch.zeros_like(pool.mask)
-    rng = stream(fed.seed, "server", t)                                      # for batches
+    rng = stream(fed.seed, "server", t)                                      # batches, augmentation
     with seeded(fed.seed, "server", t):                                      # for dropout
         for rows in batches(len(labels), batch_size, server_epochs,          # Alg. 1, line 4
                             rng, fed.device):
@@ -297,7 +298,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
             fed, i, t, clients[i], rows, local_epochs=local_epochs,          # line 25-27, 31-33
             **client_training), attack)
 
-        # On each sample only clients that are right teach, the most certain one nearly alone.
+        # On each sample only clients that are right teach, and the more certain ones more.
         reliable = reliable_clients(client_logits, labels[rows])                         # [M, n]
         weights = entropy_weights(client_logits, reliable)                   # Eq. (4), [M, n]
         fused_logits = fuse_logits(client_logits, weights)                   # Eq. (5), [n, C]

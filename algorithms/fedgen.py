@@ -10,9 +10,9 @@ Paper              here                         shape         note
 theta              server["model"]              state_dict    the global model
 theta_k            upload["model"]              state_dict    client k's model after local training
 h                  model.classifier             d -> C        the last layer: features to logits
-w, G_w             server["generator"]          snapshot      generator and its Adam optimizer
-p(y)               label_shares                 C numbers     of the round before for clients, of
-                                                              this round for the generator
+w, G_w             server["generator"]          snapshot      generator; after round 1 with its Adam
+p(y)               label_shares                 C numbers     label shares; clients get those
+                                                              of the round before
 c_k                label_counts                 [C]           client k's labels in local training
 y'                 drawn                        [B']          labels drawn from p(y)
 z'                 features                     [B', d]       the generator's features for them
@@ -37,8 +37,8 @@ From the text: Algorithm 1, Eq. (4), Eq. (5), and the defaults of clients. From 
 MNIST: the generator's sizes, all numbers of its training, and the diversity loss, which the text
 only names. The additional term of weight 10 in the code's Eq. (5), and its BatchNorm in the
 generator, are not here.
-The server keeps the generator with its Adam; clients keep nothing. `accuracy` is of the new global
-model, on the test set.
+The server keeps the model, the generator with its Adam and p(y); clients keep nothing. `accuracy`
+is of the new global model, on the test set.
 
 Where the paper is silent or we differ:
 D1  models are averaged by numbers of samples, as in FedAvg; the paper's mean is plain
@@ -70,7 +70,7 @@ MIXED = False   # all clients have the same network
 PLATEAU = ("lr",)    # what --lr-patience reduces, between rounds
 COLUMNS = ("accuracy",)
 # The generator, in the public code for MNIST:
-NOISE, HIDDEN = 32, 256      # numbers of noise, hidden units
+NOISE, HIDDEN = 32, 256      # inputs of noise, hidden units
 WEIGHT_DECAY = 1e-2          # of its Adam
 DECAY = 0.98                 # its learning rate is multiplied by this after every round
 
@@ -116,7 +116,7 @@ def draw_features(fed, generator, label_shares, count, rng):
 
 
 def start_server(fed, architecture, generated):
-    """FedAvg's server before round 1; unless `generated` is 0 with a generator and label shares."""
+    """FedAvg's server before round 1 and, if `generated` > 0, a generator and label shares."""
     server = fedavg.start_server(fed, architecture)
     if generated == 0:
         return server
@@ -226,8 +226,8 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 0.5, local
         yield evaluate(fed, state), state
     server = state["server"]
     for t in range(state["round"] + 1, rounds + 1):                          # line 2-3
-        # A share of the clients takes part. Each also trains its last layer on features which the
-        # clients of the round before would recognize.
+        # A share of the clients takes part. Each also trains its last layer on what the generator,
+        # trained in the round before, draws.
         active = sample_clients(len(fed.private), participation,
                                 stream(fed.seed, "active", t))               # line 2-3
         uploads = collect(fed, active, lambda i: train_client(
