@@ -6,7 +6,7 @@
 #   ...-hetero  alpha 0.1 and four different networks
 #   no-...      FedGEMS without one part
 # usage: benchmarks/claims/fedgems-augmented.sh FILE.npz [METHOD ...]
-# FILE.npz is that of fedgems.sh. 25 minutes on one core for one seed.
+# FILE.npz is that of fedgems.sh. 19 minutes on one core for one seed.
 source "$(dirname "$0")/common.sh"
 file=$1
 shift

@@ -4,7 +4,7 @@
 #   fedmd-3, pooled-3      three private images of each letter for each party
 #   fedmd-12, pooled-12    twelve; 24 rounds
 # usage: benchmarks/claims/fedmd-pooled.sh [METHOD ...]
-# A digest has 2,500 public images instead of 5,000. 15 minutes on one core for one seed.
+# A digest has 2,500 public images instead of 5,000. 17 minutes on one core for one seed.
 source "$(dirname "$0")/common.sh"
 data="--dataset glyphs-letters --classes 0,1,2,3,4,5 --public glyphs --clients 10"
 data+=" --model $(echo mini{0..9} | tr ' ' ,) --partition few_per_class"

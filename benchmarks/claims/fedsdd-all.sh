@@ -9,7 +9,7 @@
 #                           With digits this fifth is for validation, so that clients hold as many
 # usage: benchmarks/claims/fedsdd-all.sh [METHOD ...]
 # The task is the embedded letters with alpha 1.0, because FedAvg has 94% of the digits right; 600
-# public images. 10 minutes on one core for one seed.
+# public images. 8 minutes on one core for one seed.
 source "$(dirname "$0")/common.sh"
 methods=$(echo {none,{one,all}-{10,26}}{,-digits})
 for method in ${*:-$methods}; do

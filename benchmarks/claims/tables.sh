@@ -52,10 +52,9 @@ for claim in ${*:-$claims}; do
         done ;;
     fedmd-pooled)
         keys=client_accuracy_private,client_accuracy_distilled
-        for private in 3 12; do
-            table fedmd-pooled accuracy {pooled,fedmd}-$private
-            for rounds in 12 20 40 ""; do table fedmd-pooled $keys fedmd-$private; done
-        done ;;
+        for private in 3 12; do table fedmd-pooled accuracy {pooled,fedmd}-$private; done
+        for rounds in 12 20 40 ""; do table fedmd-pooled $keys fedmd-3; done
+        for rounds in 12 ""; do table fedmd-pooled $keys fedmd-12; done ;;
     fedgems)
         keys=server_accuracy,client_accuracy_distilled,client_accuracy_private
         table fedgems $keys control fedgem-{0.75,0.1} fedgems-{0.75,0.1} fedmd dsfl cronus
