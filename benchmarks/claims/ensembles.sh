@@ -6,7 +6,7 @@
 #   R1, R2, R4             of the four global models of the last rounds
 #   ...-hetero             alpha 0.1, otherwise 1.0
 # usage: benchmarks/claims/ensembles.sh [METHOD ...]
-# About 7 minutes on one core for one seed.
+# 8 minutes on one core for one seed.
 source "$(dirname "$0")/common.sh"
 methods=$(echo {clients-K1,gaussian,dirichlet,clients-K4,R1,R2,R4}{,-hetero})
 for method in ${*:-$methods}; do
