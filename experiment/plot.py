@@ -39,7 +39,7 @@ def read_run(folder):
         [algo], [seed] = config["algo"], config["seeds"]
         settings = {"algo": algo, **config["flags"], **config["settings"][algo],
                     **config["environment"]}
-        for name in ("dataset", "public"):               # without the folders of this machine
+        for name in ("dataset", "public", "data_root"):  # without the folders of this machine
             settings[name] = settings[name] and Path(settings[name]).name
         return {"algo": algo, "seed": seed, "rows": [json.loads(line) for line in lines],
                 "settings": [f"{name}={value}" for name, value in settings.items()]}

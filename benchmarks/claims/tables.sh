@@ -10,8 +10,8 @@ table() {   # table CLAIM KEYS METHOD ...: the first method is the reference; af
     echo
 }
 both=accuracy,ensemble_accuracy
-claims="fedsdd fedsdd-hetero fedsdd-all ensembles ablations fedmd fedmd-pooled fedgems"
-claims+=" fedgems-augmented attacks fedgkt fedgkt-noniid fedgen quick-start"
+claims="fedsdd fedsdd-hetero fedsdd-all fedsdd-all-mnist ensembles ablations fedmd"
+claims+=" fedmd-pooled fedgems fedgems-augmented attacks fedgkt fedgkt-noniid fedgen quick-start"
 for claim in ${*:-$claims}; do
     case $claim in
     fedsdd)
@@ -27,6 +27,11 @@ for claim in ${*:-$claims}; do
         for kind in "" -digits; do
             table fedsdd-all $both,disagreement {none,{one,all}-{10,26}}$kind
             for passes in 10 26; do table fedsdd-all $both {one,all}-$passes$kind; done
+        done ;;
+    fedsdd-all-mnist)
+        for kind in "" -fashion; do
+            table fedsdd-all-mnist $both,disagreement {none,one,all}$kind
+            table fedsdd-all-mnist $both {one,all}$kind
         done ;;
     ensembles)
         for split in "" -hetero; do

@@ -18,7 +18,8 @@ def write(folder, algo, values, alpha=1, **more):
         (run := folder / f"{algo.replace(':', '-')}-seed{seed}").mkdir(parents=True)
         (run / "config.json").write_text(json.dumps({
             "algo": [algo], "seeds": [seed], "settings": {algo: {"alpha": alpha}},
-            "flags": {"dataset": "/me/x.npz", "public": None}, "environment": {"threads": 1}}))
+            "flags": {"dataset": "/me/x.npz", "public": None, "data_root": "/me/data"},
+            "environment": {"threads": 1}}))
         (run / "metrics.jsonl").write_text("\n".join(json.dumps(
             {"round": t, "accuracy": x, "bytes_up": 2**20 * t, "bytes_down": 2**19} | more)
             for t, x in enumerate(accuracies)))
@@ -46,7 +47,7 @@ def test_differences_are_paired_by_seed(table):
 
 
 def test_the_table_tells_the_settings_once_and_each_labels_own(table):
-    assert table.startswith("settings: dataset=x.npz public=None threads=1\n"
+    assert table.startswith("settings: dataset=x.npz public=None data_root=data threads=1\n"
                             "a: algo=a alpha=1\nb: algo=b alpha=2\n")
 
 
