@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # FedGEMS, Tables 3 and 8: FedGEMS withstands poisoned logits (PAF, LIE, OFOM), FedMD and DS-FL do
-# not. client_accuracy_distilled is measured after clients learned from the others, where an attack acts;
-# client_accuracy_private after the private training, which heals.
+# not. client_accuracy_distilled is measured after clients learned from the others, where an attack
+# acts; client_accuracy_private after the private training, which heals.
 #   fedgem-0.1, fedgems-0.1    epsilon 0.1: more distillation, less cross-entropy (0.75 otherwise);
 #                              without attack and under PAF only
 # usage: benchmarks/claims/attacks.sh [ATTACK ...]

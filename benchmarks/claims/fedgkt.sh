@@ -7,6 +7,7 @@
 #   none           nobody learns from logits; none-own: from different initial weights
 #   slow, still    to-edge with a tenth and a thousandth of the clients' rate: with the latter the
 #                  extractors hardly leave their common initial weights
+#   ...-noniid     alpha 0.5; ...-skewed: alpha 0.1
 #   fedavg         of edge and server as one network, with as many local epochs as the edges
 #   centralized    the same network, as many epochs on the images of all clients
 #   async-work     asynchronous, but all clients are nearly as fast and do the same work
@@ -15,8 +16,8 @@
 # usage: benchmarks/claims/fedgkt.sh FILE.npz [METHOD ...]
 # FILE.npz: 5,000 training and 1,000 test images of CIFAR-10, made by
 # benchmarks/cifar10_npz.py --train-per-class 500 --test-per-class 100
-# Non-iid: alpha 0.5. Each upload is for two epochs of the server. 30 minutes on one core for one
-# seed.
+# Each upload is for two epochs of the server. 30 minutes on one core for one seed, and 12 minutes
+# non-iid.
 source "$(dirname "$0")/common.sh"
 file=$1
 shift
@@ -27,11 +28,14 @@ mixed="--server-order mixed"
 one_way="--no-server-distill"
 full="--model gkt_full_small --local-epochs 5 --optimizer amsgrad --weight-decay 1e-4"
 methods="to-edge ordered both none none-own fedavg centralized async-work async-time"
-methods+=" fedavg-noniid to-edge-noniid slow-noniid still-noniid"
+methods+=" still fedavg-noniid to-edge-noniid ordered-noniid slow-noniid still-noniid"
+methods+=" fedavg-skewed to-edge-skewed still-skewed"
 for method in ${*:-$methods}; do
     split="--partition iid"
     if [[ $method = *-noniid ]]; then split="--partition dirichlet_balanced --alpha 0.5"; fi
-    case ${method%-noniid} in
+    if [[ $method = *-skewed ]]; then split="--partition dirichlet_balanced --alpha 0.1"; fi
+    kind=${method%-noniid}
+    case ${kind%-skewed} in
     to-edge) run "$method" fedgkt $data $split $gkt $one_way $mixed ;;
     slow) run "$method" fedgkt $data $split $gkt $one_way $mixed --lr 0.0001 ;;
     still) run "$method" fedgkt $data $split $gkt $one_way $mixed --lr 0.000001 ;;

@@ -50,10 +50,11 @@ for claim in ${*:-$claims}; do
         table ablations accuracy fedavg fedavg-amp
         table ablations $both R1 R1-amp ;;
     fedmd)
+        each=$(echo client_accuracy_private_{0..9} | tr ' ' ,)
         for split in iid writer; do
-            table fedmd accuracy,client_accuracy_distilled "alone-$split" "fedmd-$split" "pooled-$split"
-            table fedmd accuracy "fedmd-$split" "pooled-$split"
-            table fedmd "$(echo client_accuracy_private_{0..9} | tr ' ' ,)" "alone-$split" "fedmd-$split"
+            table fedmd accuracy,client_accuracy_distilled {alone,fedmd,pooled}-$split
+            table fedmd accuracy {fedmd,pooled}-$split
+            table fedmd "$each" {alone,fedmd}-$split
         done ;;
     fedmd-pooled)
         keys=client_accuracy_private,client_accuracy_distilled
@@ -98,8 +99,11 @@ for claim in ${*:-$claims}; do
         table fedgkt accuracy,edge_accuracy to-edge ordered both
         table fedgkt accuracy,edge_accuracy ordered async-work async-time ;;
     fedgkt-noniid)
-        table fedgkt accuracy,edge_accuracy {fedavg,to-edge,slow,still}-noniid
-        table fedgkt accuracy,edge_accuracy {to-edge,slow,still}-noniid ;;
+        table fedgkt accuracy,edge_accuracy {fedavg,to-edge,ordered,slow,still}-noniid
+        table fedgkt accuracy,edge_accuracy {to-edge,ordered,slow,still}-noniid
+        table fedgkt accuracy,edge_accuracy {fedavg,to-edge,still}-skewed
+        table fedgkt accuracy,edge_accuracy {to-edge,still}-skewed
+        table fedgkt accuracy,edge_accuracy to-edge still ;;
     fedgen)
         keys=accuracy,ensemble_accuracy,client_accuracy
         table fedgen $keys fedavg fedprox feddf fd fedgen fedntd fedbe scaffold R1 R4
