@@ -16,7 +16,7 @@
 # usage: benchmarks/claims/fedgkt.sh FILE.npz [METHOD ...]
 # FILE.npz: 5,000 training and 1,000 test images of CIFAR-10, made by
 # benchmarks/cifar10_npz.py --train-per-class 500 --test-per-class 100
-# Each upload is for two epochs of the server. 30 minutes on one core for one seed, and 12 minutes
+# Each upload is for two epochs of the server. 30 minutes on one core for one seed, and 15 minutes
 # non-iid.
 source "$(dirname "$0")/common.sh"
 file=$1
@@ -28,8 +28,8 @@ mixed="--server-order mixed"
 one_way="--no-server-distill"
 full="--model gkt_full_small --local-epochs 5 --optimizer amsgrad --weight-decay 1e-4"
 methods="to-edge ordered both none none-own fedavg centralized async-work async-time"
-methods+=" still fedavg-noniid to-edge-noniid ordered-noniid slow-noniid still-noniid"
-methods+=" fedavg-skewed to-edge-skewed still-skewed"
+methods+=" still fedavg-noniid to-edge-noniid ordered-noniid none-noniid slow-noniid"
+methods+=" still-noniid fedavg-skewed to-edge-skewed still-skewed"
 for method in ${*:-$methods}; do
     split="--partition iid"
     if [[ $method = *-noniid ]]; then split="--partition dirichlet_balanced --alpha 0.5"; fi

@@ -99,8 +99,8 @@ for claim in ${*:-$claims}; do
         table fedgkt accuracy,edge_accuracy to-edge ordered both
         table fedgkt accuracy,edge_accuracy ordered async-work async-time ;;
     fedgkt-noniid)
-        table fedgkt accuracy,edge_accuracy {fedavg,to-edge,ordered,slow,still}-noniid
-        table fedgkt accuracy,edge_accuracy {to-edge,ordered,slow,still}-noniid
+        table fedgkt accuracy,edge_accuracy {fedavg,to-edge,ordered,none,slow,still}-noniid
+        table fedgkt accuracy,edge_accuracy {to-edge,ordered,none,slow,still}-noniid
         table fedgkt accuracy,edge_accuracy {fedavg,to-edge,still}-skewed
         table fedgkt accuracy,edge_accuracy {to-edge,still}-skewed
         table fedgkt accuracy,edge_accuracy to-edge still ;;
