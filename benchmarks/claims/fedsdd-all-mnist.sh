@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# FedSDD, Table 6, as in fedsdd-all.sh, with MNIST and 26 passes over the public images.
+# FedSDD, Table 6, as in fedsdd-all.sh, with MNIST and 26 passes over the public images: 122 steps
+# of 128 images.
 #   none, one, all    none, one or all of the four models are distilled; 600 public images of MNIST
 #   ...-fashion       600 public images of Fashion-MNIST; clients hold as many images
 # usage: benchmarks/claims/fedsdd-all-mnist.sh DATASET DATA_ROOT [METHOD ...]
