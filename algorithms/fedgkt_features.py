@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from algorithms.common import by_architecture, count_active, in_parallel
+from algorithms.clients import by_architecture, count_active, in_parallel
 from algorithms.evaluation import accuracy
 from algorithms.training import predict_logits
 

@@ -12,11 +12,12 @@ from toys import drawn, federation, last, linear, numbers, pixels, same, samples
 from torch import nn
 
 from algorithms import fedgkt, fedgkt_async, fedgkt_features
-from algorithms.common import sample_clients, tensors
+from algorithms.clients import sample_clients
 from algorithms.communication import features_bytes
 from algorithms.fedgkt import client_loss, server_loss
 from algorithms.fedgkt_features import extract
 from algorithms.training import OPTIMIZERS, batches
+from algorithms.uploads import tensors
 from federation import stream
 from reference import fedgkt as oracle
 

@@ -14,7 +14,7 @@ from toys import OF_PAPERS, federation, refused, same
 
 import fedkd_minimal
 import models
-from algorithms import ALGORITHMS, declared, fedavg, fedsdd
+from algorithms import ALGORITHMS, fedavg, fedsdd
 from data.load import DATASETS
 from experiment.build import PARTITIONS
 from experiment.config import configure
@@ -134,7 +134,7 @@ def test_a_number_outside_its_range_is_refused(capsys, name):
 
 def test_networks_may_differ_unless_one_model_goes_to_all_clients():
     """These refuse several networks; test_contracts.py runs all others with two."""
-    assert {algo for algo in OF_PAPERS if not declared(algo).MIXED} == {
+    assert {algo for algo in OF_PAPERS if not ALGORITHMS[algo].mixed} == {
         "fedavg", "fedprox", "scaffold", "fedntd", "fedgen", "fedbe", "split-learning"}
 
 
@@ -285,7 +285,7 @@ def test_the_help_of_a_keyword_tells_its_meaning_and_the_default_of_each_algorit
 @pytest.mark.parametrize("algo", OF_PAPERS)
 def test_help_is_the_files_own_text_and_describes_every_flag(capsys, algo):
     printed = printed_help(capsys, ["--algo", algo]).replace(" ", "")   # it breaks after hyphens
-    about = inspect.getmodule(ALGORITHMS[algo]).__doc__.splitlines()[0]
+    about = inspect.getmodule(ALGORITHMS[algo].run).__doc__.splitlines()[0]
     assert about.replace(" ", "") in printed
     helps = {action.dest: action.help for action in build_parser([algo], "")._actions}
     for name, parameter in keywords(algo).items():
@@ -323,7 +323,7 @@ def test_a_run_prints_a_line_per_round_and_keeps_what_it_measured(finished):
     for t, (line, row, timing) in enumerate(zip(lines[1:4], rows, timings, strict=True)):
         assert row["round"] == timing["round"] == t
         assert not any(key.endswith("_seconds") for key in row)
-        shown = [metric_text(row.get(key)) for key in declared("fedsdd").COLUMNS]
+        shown = [metric_text(row.get(key)) for key in ALGORITHMS["fedsdd"].columns]
         assert line.split()[:5] == [f"{t}/2", *shown] and shown[0] == f"{row['accuracy']:.4f}"
 
 
