@@ -111,7 +111,7 @@ def test_a_server_is_the_headline_and_a_network_counts_for_each_client(run, publ
         for network, model in zip(networks, clients):
             network.load_state_dict(model)
         scores = [score(fed, network) for network in networks]
-        moves = baselines.accuracies(fed, state)              # the rate of each network
+        moves = baselines.evaluate_each(fed, state)              # the rate of each network
         assert [moves.get(i, moves.get(name)) for i, name in enumerate(fed.architecture)] == [
             each.test for each in scores]
         expected = client_metrics(scores)
