@@ -21,8 +21,9 @@ The teachers and the public images do not change while a student learns, so each
 each image once: M x N forward passes a round, where the public code predicts anew at every step.
 
 Where the paper is silent or we differ (more: docs/DEPARTURES.md):
-D1  written from FedDF's public code, without its text to read; what the code leaves to the caller
-    is FedSDD's local epochs and batch size, and the local rate 0.1 [test_defaults_are_the_papers]
+D1  written from FedDF's public code, without its text to read; local epochs, batch size and rate
+    are those of the commands in its README; public images come in batches of the clients' size
+    [test_defaults_are_the_papers]
 D2  models are averaged by numbers of samples (the public code weighs them equally, which is the
     same in its equal partition) [test_feddf_round_by_hand]
 D3  BatchNorm's statistics are averaged too; the public code keeps the last client's
@@ -160,7 +161,7 @@ def check_settings(fed, *, attack=None, **settings):
 def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local_epochs: int = 40,
         local_steps: int | None = None, batch_size: int = 64, lr: float = 0.1,
         optimizer: Optimizer = "sgd", weight_decay: float = 0.0, drop_worst: bool = True,
-        distill_steps: int = 10000, server_batch_size: int = 128, server_lr: float = 1e-3,
+        distill_steps: int = 10000, server_batch_size: int = 64, server_lr: float = 1e-3,
         server_optimizer: Optimizer = "adam", cosine: bool = True,
         max_grad_norm: float | None = 5.0, temperature: float = 1.0,
         patience: int | None = 1000, check_every: int = 100, attack=None):

@@ -71,6 +71,7 @@ from algorithms.clients import run_clients, sample_clients
 from algorithms.communication import features_ledger
 from algorithms.declaration import Algorithm
 from algorithms.equations import distillation_loss
+from algorithms.evaluation import mean_own
 from algorithms.fedgkt_features import (CHUNK, Upload, announcement, extract, feature_map,
                                         stacked_scores)
 from algorithms.training import (OPTIMIZERS, Optimizer, batches, forward, predict_logits, restore,
@@ -197,9 +198,10 @@ def train_server(fed, event, server, uploads, *, server_epochs, server_batch_siz
 @timed
 def evaluate(fed, state):
     """Test accuracy of the clients, and of their edge networks alone."""
-    stacked, edge = zip(*stacked_scores(fed, state["clients"], state["server"], fed.test))
+    stacked, edge, own = zip(*stacked_scores(fed, state["clients"], state["server"], fed.test))
     return {"accuracy": sum(stacked) / len(stacked), "accuracy_min": min(stacked),
-            "accuracy_max": max(stacked), "edge_accuracy": sum(edge) / len(edge)}
+            "accuracy_max": max(stacked), "edge_accuracy": sum(edge) / len(edge),
+            "edge_accuracy_own": mean_own(own)}
 
 
 def start(fed, common_start):

@@ -181,7 +181,7 @@ TABLE["algorithms/fedgen.py", "fedgen"] = [
      "counters start at 1", "FedGen's code"),
     ("            if generated«→ and t > 1»:",
      "two_rounds_against_a_slow_loop", "nothing is generated in round 1", "FedGen's code"),
-    ("loss = loss + «→10 * »F", "two_rounds_against_a_slow_loop",
+    ("loss = loss + «weight→10» * F", "two_rounds_against_a_slow_loop",
      "a weight of 10 that the paper lacks", "FedGen's code"),
     ("(«-→»noise_distance", "diversity_loss_by_hand", "alike is rewarded"),
     ("at_client), «attack→None»)", "an_attack_poisons_the_teachers_and_not_the_counts",

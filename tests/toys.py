@@ -192,6 +192,15 @@ def slow_accuracy(learner, data):
     return sum(hits) / len(hits)
 
 
+def slow_own_accuracy(learner, test, own):
+    """The accuracy on each class of a client's own images, averaged with its shares of them."""
+    labels, found = own.labels.tolist(), 0
+    for c in set(labels):
+        of_class = Data(test.images[test.labels == c], test.labels[test.labels == c])
+        found += labels.count(c) / len(labels) * slow_accuracy(learner, of_class)
+    return found
+
+
 def slow_slopes(learner, images, rows, slope):
     """Of the mean of single samples' losses over rows, by the weights [C, 4] and the biases [C].
 

@@ -5,9 +5,9 @@ from torch import nn
 from toys import labeled, last, linear, with_batchnorm
 
 from algorithms import ALGORITHMS
-from algorithms.communication import (bytes_until, features_bytes, features_ledger, logits_bytes,
-                                      logits_ledger, split_learning_bytes, weights_bytes,
-                                      weights_ledger)
+from algorithms.communication import (bytes_until, clients_accuracy, features_bytes,
+                                      features_ledger, logits_bytes, logits_ledger,
+                                      split_learning_bytes, weights_bytes, weights_ledger)
 from benchmarks.costs import network_cost
 from models import build
 
@@ -76,6 +76,15 @@ def test_bytes_until_by_hand():
         rows = [{"accuracy": row["accuracy"]} | rest | {
             name: row[name] for name in row if "bytes" in name} for row in rows]
         assert bytes_until(rows, .2) == two and bytes_until(rows, 0) == 0
+
+
+def test_the_clients_accuracy_is_that_at_the_end_of_the_round():
+    """After distillation; FedMD, without a model on the server, ends with private training."""
+    twice = {"client_accuracy_distilled": .2, "client_accuracy_private": .3}
+    rows = {.2: {"accuracy": .5, "server_accuracy": .5, **twice}, .3: {"accuracy": .3, **twice},
+            .4: {"accuracy": .5, "server_accuracy": .5, "client_accuracy": .4},
+            .5: {"accuracy": .5, "server_accuracy": .5}}
+    assert {x: clients_accuracy(row) for x, row in rows.items()} == {x: x for x in rows}
 
 
 def test_eq13_features_bytes_by_hand():

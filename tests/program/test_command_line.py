@@ -112,9 +112,9 @@ EDGES = [   # numbers that are refused, numbers that are allowed, the flags
     ("-1 2.5 two", "0 7", "warmup_rounds samples transfer_public_epochs transfer_local_epochs "
                           "public_epochs classes seeds generated"),
     ("0 -1 nan inf two", "1e-9 7", "lr server_lr global_lr generator_lr max_grad_norm temperature "
-                                   "concentration latencies alpha"),
+                                   "concentration latencies alpha generated_weight_decay"),
     ("-1 nan inf", "0 7.5", "weight_decay kernel_l2 min_delta mu consensus_weights attack_scale "
-                              "beta gamma diversity"),
+                              "beta gamma diversity generated_weight"),
     ("0 -0.1 1.01 nan", "0.01 1", "participation comu"), ("-0.1 1.01 nan", "0 1", "epsilon"),
     ("-0.1 0.5 nan", "0 0.49", "malicious_fraction"), ("0 1 nan", "0.01 0.99", "validation"),
     ("nan inf", "-1 0 1", "attack_z"), ("0 1025 99999999999999999999999", "1 1024", "threads")]
@@ -223,11 +223,12 @@ PAPERS_DEFAULTS = {   # every keyword of every algorithm
               "distill": False, "distill_steps": 5000, "server_batch_size": 256, "server_lr": 0.1},
     # FedGen's Table 1; its public code for the generator
     "fedgen": {"rounds": 200, "participation": 0.5, "local_epochs": 1, "local_steps": 20,
-               "batch_size": 32, "lr": 0.01, "generated": 32, "generator_steps": 50,
-               "generator_lr": 3e-4, "diversity": 1.0},
+               "batch_size": 32, "lr": 0.01, "generated": 32, "generated_weight": 1.0,
+               "generated_weight_decay": 1.0, "generator_steps": 50, "generator_lr": 3e-4,
+               "diversity": 1.0},
     # FedDF's public code
     "feddf": {**LOCAL, **PLAIN, "lr": 0.1, "drop_worst": True, "distill_steps": 10000,
-              "server_batch_size": 128, "server_lr": 1e-3, "server_optimizer": "adam",
+              "server_batch_size": 64, "server_lr": 1e-3, "server_optimizer": "adam",
               "cosine": True, "max_grad_norm": 5.0, "temperature": 1.0, "patience": 1000,
               "check_every": 100},
     # FedMD's public code, CIFAR iid
