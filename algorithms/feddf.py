@@ -126,7 +126,8 @@ def distill(fed, t, student, teacher_logits, *, distill_steps, server_batch_size
     images = fed.public.images
     best_accuracy, best_state, best_step = -1.0, None, 0
     with seeded(fed.seed, "distil", t, first_client):
-        drawn = batches(len(images), server_batch_size, None, rng, fed.device, distill_steps)
+        drawn = batches(len(images), server_batch_size, epochs=None, rng=rng, device=fed.device,
+                        steps=distill_steps)
         for step, rows in enumerate(drawn, start=1):                                     # [B]
             batch = fed.augment(images[rows], rng) if fed.augment else images[rows]
             student_logits = forward(fed, model, batch)                                  # [B, C]
