@@ -22,12 +22,13 @@ v                  accuracies                   [M]           of clients, on the
 A round:
  1  active clients train their network's global model on their own samples: cross-entropy,
     --optimizer (plain SGD)
- 2  --drop-worst leaves out clients whose accuracy on the validation set is below 1.2 / C
+ 2  --drop-worst leaves out clients whose accuracy on the validation set is below 1.2 / C, if any
+    other client is not
  3  a student is the average of its network's other clients, by numbers of samples, FedSDD Eq. (2)
  4  the teacher is the mean of these clients' logits on the public images: each predicts once
  5  each student makes steps towards the teacher, on batches of public images: Adam with cosine
-    annealing and clipped gradients, on temperature² KL(teacher || student). --patience: it is the
-    student with the best accuracy on the validation set that stays, and it ends the steps early
+    annealing and clipped gradients, on temperature² KL(teacher || student). With --patience the
+    steps end early, and the student with the best accuracy on the validation set is taken
 
 Kept between rounds: one global model for each network. No optimizer is kept.
 Scores, on the test set (with --public half, on its private half): `accuracy`, and server_accuracy
@@ -35,7 +36,8 @@ the same, of the students after step 5, in the mean over the networks; client_ac
 uploads that count in step 3; ensemble_accuracy of their mean logits; disagreement among them.
 Bad upload: a model with nan, infinity or a number of 1e30 or more is left out of steps 2 to 5 and
 counted (bad_uploads). A network without any other upload keeps its model, which still learns from
-the clients of other networks. If none is left at all, step 5 is left out.
+the clients of other networks. If none is left at all, step 5 is left out, and the scores of clients
+and of their ensemble are null.
 Departures (more: docs/DEPARTURES.md):
 D2  models are averaged by numbers of samples; the public code weighs them equally, which is the
     same in its equal partition

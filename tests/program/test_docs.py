@@ -102,8 +102,7 @@ def test_a_departure_of_a_header_is_on_the_page_and_marked_in_the_code(path):
     """Under the same number. The names of tests are on the page alone."""
     numbers = {number for number, _ in departures(DOCSTRING[path])}
     assert numbers <= {number for number, _ in departures(SECTIONS.get(path.name, ""))}
-    code = CODE[path] + CODE[path.with_stem("fedgkt_features")] * (path.stem == "fedgkt")
-    assert [k for k in numbers if not re.search(rf"#.*\bD{k}\b", code)] == []
+    assert [k for k in numbers if not re.search(rf"#.*\bD{k}\b", CODE[path])] == []
     assert not {*re.findall(r"\btest_\w+", DOCSTRING[path])} & TESTS
 
 
