@@ -32,13 +32,14 @@ Algorithm 1 of the paper, which does not number its lines:
 10      else: w*_{t,k} <- w_{t,k}
 Before line 3 a share of the clients (--participation) is drawn and dealt at random to K groups.
 Line 6 is cross-entropy with plain SGD, line 7 the mean by numbers of samples, unless --local takes
-both from FedProx or SCAFFOLD; line 9 is Eq. (4) with plain SGD, on batches of the public images.
+both from fedprox.py or scaffold.py. Line 9 is plain SGD on Eq. (4), on batches of public images.
 Different networks (section A.5): each has K global models, the first of which is a main one. All M
 are in the ensemble, k counts through them, and `accuracy` is the mean over the main models.
 
-Kept between rounds: the global models after lines 9 and 10, and the ring: the mean logits of the
-models of line 7 on the public images, for each of the last R rounds. No optimizer is kept, and by
-clients nothing. (SCAFFOLD: a control of each global model, and on a client one for each of them.)
+Kept between rounds: the global models after lines 9 and 10, and the ring: for each of the last R
+rounds the mean logits of the models of line 7 on the public images (test_ring: on the test images).
+Optimizers are new in every round. Clients keep nothing (SCAFFOLD: a control for each global model,
+as the server does).
 Scores: on the test set (with --public half, on its private half). `accuracy`, and server_accuracy
 the same: the main model after line 9. ensemble_accuracy: the models of line 7, of R rounds as in
 Eq. (5). disagreement: the models of line 7 of this round.
