@@ -25,7 +25,6 @@ D3  the edge network's own classifier is not used and not changed
 import copy
 from functools import partial
 
-import torch
 import torch.nn.functional as F
 from torch import nn
 
@@ -33,8 +32,8 @@ from algorithms.common import timed
 from algorithms.communication import FLOAT_BYTES
 from algorithms.evaluation import accuracy
 from algorithms.fedgkt_features import feature_map
-from algorithms.training import (OPTIMIZERS, Optimizer, batches, forward, predict_logits, restore,
-                                 snapshot)
+from algorithms.training import (OPTIMIZERS, Optimizer, autocast, batches, forward, predict_logits,
+                                 restore, snapshot)
 from federation import seeded, stream
 
 PUBLIC = "none"
@@ -67,7 +66,7 @@ def train_split(fed, i, t, stacked, edge_optimizer, server_optimizer, *, local_e
     with seeded(fed.seed, "local", t, i):
         for rows in batches(len(labels), batch_size, local_epochs, rng, fed.device):     # [B]
             batch = fed.augment(images[rows], rng) if fed.augment else images[rows]
-            with torch.autocast(fed.device.type, torch.bfloat16, enabled=fed.amp):
+            with autocast(fed):
                 features = edge.extract(batch)                               # [B, 16, h, w]
             sent = features.detach().requires_grad_()                        # goes up
             loss = F.cross_entropy(forward(fed, server, sent), labels[rows])
