@@ -160,9 +160,9 @@ def check(fed, *, drop_worst, patience, attack=None, **settings):
     """Raises ValueError if the federation lacks what the options need."""
     needs_public(fed)
     if attack and len(by_architecture(fed)) > 1:
-        raise ValueError("--attack on weights needs one network for all clients")
+        raise ValueError("an attack on weights needs one network for all clients")
     if (drop_worst or patience is not None) and fed.validation is None:
-        raise ValueError("feddf needs a validation set for --drop-worst and --patience")
+        raise ValueError("feddf needs validation images for drop_worst and patience")
 
 
 def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local_epochs: int = 40,

@@ -42,7 +42,7 @@ def check_transfer(fed, *, early_stopping, **settings):
     """Raises ValueError without labeled public data, or without the validation set."""
     needs_public(fed, labels=True)
     if early_stopping and fed.validation is None:
-        raise ValueError("--early-stopping needs a validation set of the task")
+        raise ValueError("early_stopping needs validation images of the task")
 
 
 def penalty(model, kernel_l2):
