@@ -116,7 +116,8 @@ def by_writer(writers, num_clients, rng):
     `writers` [N]. The clients' numbers of writers differ by at most one. A writer's samples are
     never split between clients. `rng`: a numpy Generator. Needs `_checked`.
     """
-    names, writers = np.unique(_checked(writers, rng), return_inverse=True)
+    writers = _checked(writers, rng)
+    names, writers = np.unique(writers, return_inverse=True)
     if not 1 <= num_clients <= len(names):
         raise ValueError(f"{num_clients} clients and {len(names)} writers: from 1 to {len(names)} "
                          "clients can have a writer each")
