@@ -28,7 +28,7 @@ AXES = {"round": "round", "MB": "MB up and down, summed"}
 SHARES = ("disagreement", "pool", "nobody_right",      # of 1, as accuracies are
           "self_training", "self_distillation", "ensemble_distillation")
 
-# An algorithm has the same color in every picture; the colors are those of Okabe and Ito.
+# An algorithm, or a label, has the same color in every picture; the colors are Okabe and Ito's.
 BLACK, BLUE, VERMILION, GREEN, ORANGE, SKY, PURPLE, GRAY = (
     "#000000", "#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#999999")
 COLORS = {"fedavg": BLACK, "fedprox": GRAY, "scaffold": SKY, "feddf": ORANGE, "fedbe": PURPLE,
@@ -36,7 +36,8 @@ COLORS = {"fedavg": BLACK, "fedprox": GRAY, "scaffold": SKY, "feddf": ORANGE, "f
           "fedmd": VERMILION, "fedmd-pooled": BLACK, "dsfl": PURPLE, "cronus": GRAY,
           "fedgem": ORANGE, "fedgems": GREEN, "fedgems-ablations": SKY,
           "fedgkt": PURPLE, "fedgkt-async": SKY, "centralized": GRAY, "standalone": GRAY,
-          "fedntd": SKY, "fd": VERMILION, "fedgen": GREEN}
+          "fedntd": SKY, "fd": VERMILION, "fedgen": GREEN,
+          "control": BLACK}                              # FedGEMS's: FedGEM with labels alone
 STYLES = ("solid", "dashed", "dotted", "dashdot")        # of the lines that share a color
 MAX_NAMED = 5                                            # more lines than these have a legend
 
@@ -146,6 +147,12 @@ def spread(heights, gap):
     return [moved[i] for i in range(len(heights))]
 
 
+def color_of(label, algo):
+    """The color of a label that has one, otherwise of its algorithm; of a new one by its name."""
+    known = COLORS.get(label) or COLORS.get(algo)
+    return known or [*COLORS.values()][crc32(algo.encode()) % len(COLORS)]
+
+
 def draw(curves, lines, axis, path):
     """Writes a picture of {(label, metric): curve}: means, with bands of one deviation."""
     import numpy as np
@@ -159,7 +166,7 @@ def draw(curves, lines, axis, path):
     drawn = []                                           # (name, color, height of its end)
     for (label, key), points in lines.items():
         algo = next(iter(curves[label].values()))["algo"].split(":")[0]
-        color = COLORS.get(algo) or [*COLORS.values()][crc32(algo.encode()) % len(COLORS)]
+        color = color_of(label, algo)
         style = STYLES[[line[1] for line in drawn].count(color) % len(STYLES)]
         name = label if same_meaning else f"{label}: {meanings[label, key]}"
         x, mean, std, _ = np.array(points, float).T      # None becomes nan: no band
