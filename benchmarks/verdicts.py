@@ -391,17 +391,17 @@ def draw(path):
     matplotlib.rcParams.update({"svg.hashsalt": "claims", "svg.fonttype": "none"})
     heights, height = {}, 0                              # {claim: its height from above}
     for _, claims in CLAIMS.values():
-        height += 1.6                                    # the title of the page
+        height += 2                                      # the title of the page
         for claim in claims:
             heights[claim] = height
             height += 1
-    inches = 0.18 * height + 1.1
+    inches = 0.155 * height + 1.1
     figure = Figure(figsize=(10, inches))
     ax = figure.add_axes((0.5, 0.5 / inches, 0.49, 1 - 1.1 / inches))
     left, middle = -1.0, -0.46                           # of the texts, in widths of the axes
 
     for title, claims in CLAIMS.values():
-        top = heights[claims[0]] - 1.1
+        top = heights[claims[0]] - 1.2
         ax.text(left, top, title, weight="bold", va="center", transform=ax.get_yaxis_transform())
         before = ""
         for claim in claims:
@@ -429,7 +429,7 @@ def draw(path):
     ax.grid(axis="x", color="0.9", linewidth=0.6)
     ax.tick_params(top=True, labeltop=True)
     ax.set(xlim=(-70, 70), ylim=(height + 0.2, 0), yticks=[])
-    ax.set_xlabel("difference in points of accuracy (logarithmic beyond 1)", fontsize=8)
+    ax.set_xlabel("points of accuracy: the first that is named minus the other (logarithmic beyond 1)", fontsize=8)
     for name, (color, marker) in LOOK.items():
         ax.plot([], [], marker, color=color, label=name)
     ax.plot([], [], "v", color="black", fillstyle="none", label="the paper")

@@ -177,6 +177,8 @@ def draw(curves, lines, axis, path):
     described = ["accuracy"] * is_accuracy + [meanings[next(iter(lines))]] * same_meaning
     ax.set(xlabel=AXES[axis], ylabel=" of ".join(described), title="mean ± std over seeds")
     ax.grid(color="0.9")
+    if axis == "round":
+        ax.xaxis.get_major_locator().set_params(integer=True)
     if all(is_share(key) for _, key in lines):
         ax.yaxis.set_major_formatter(PercentFormatter(1))
     if len(drawn) <= MAX_NAMED:
