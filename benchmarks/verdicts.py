@@ -429,7 +429,8 @@ def draw(path):
     ax.grid(axis="x", color="0.9", linewidth=0.6)
     ax.tick_params(top=True, labeltop=True)
     ax.set(xlim=(-70, 70), ylim=(height + 0.2, 0), yticks=[])
-    ax.set_xlabel("points of accuracy: the first that is named minus the other (logarithmic beyond 1)", fontsize=8)
+    ax.set_xlabel("points of accuracy: the first that is named minus the other "
+                  "(logarithmic beyond 1)", fontsize=8)
     for name, (color, marker) in LOOK.items():
         ax.plot([], [], marker, color=color, label=name)
     ax.plot([], [], "v", color="black", fillstyle="none", label="the paper")
