@@ -20,26 +20,13 @@ import statistics
 import sys
 from itertools import accumulate
 from pathlib import Path
-from zlib import crc32
 
+from experiment import picture
 from experiment.report import accuracies
 
 AXES = {"round": "round", "MB": "MB up and down, summed"}
 SHARES = ("disagreement", "pool", "nobody_right",      # of 1, as accuracies are
           "self_training", "self_distillation", "ensemble_distillation")
-
-# An algorithm, or a label, has the same color in every picture; the colors are Okabe and Ito's.
-BLACK, BLUE, VERMILION, GREEN, ORANGE, SKY, PURPLE, GRAY = (
-    "#000000", "#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#999999")
-COLORS = {"fedavg": BLACK, "fedprox": GRAY, "scaffold": SKY, "feddf": ORANGE, "fedbe": PURPLE,
-          "fedsdd": BLUE, "fedsdd-ablations": GREEN,
-          "fedmd": VERMILION, "fedmd-pooled": BLACK, "dsfl": PURPLE, "cronus": GRAY,
-          "fedgem": ORANGE, "fedgems": GREEN, "fedgems-ablations": SKY,
-          "fedgkt": PURPLE, "fedgkt-async": SKY, "centralized": GRAY, "standalone": GRAY,
-          "fedntd": SKY, "fd": VERMILION, "fedgen": GREEN,
-          "control": BLACK}                              # FedGEMS's: FedGEM with labels alone
-STYLES = ("solid", "dashed", "dotted", "dashdot")        # of the lines that share a color
-MAX_NAMED = 5                                            # more lines than these have a legend
 
 
 def read_run(folder):
@@ -139,57 +126,23 @@ def is_share(key):
     return "accuracy" in key or key in SHARES
 
 
-def spread(heights, gap):
-    """The heights of names, moved upwards where two are nearer than the gap."""
-    moved = {}
-    for i in sorted(range(len(heights)), key=heights.__getitem__):
-        moved[i] = max([heights[i], *(height + gap for height in moved.values())])
-    return [moved[i] for i in range(len(heights))]
+def draw_curves(curves, lines, axis, path):
+    """Writes a picture of {(label, metric): curve}, see `picture.draw`.
 
-
-def color_of(label, algo):
-    """The color of a label that has one, otherwise of its algorithm; of a new one by its name."""
-    known = COLORS.get(label) or COLORS.get(algo)
-    return known or [*COLORS.values()][crc32(algo.encode()) % len(COLORS)]
-
-
-def draw(curves, lines, axis, path):
-    """Writes a picture of {(label, metric): curve}: means, with bands of one deviation."""
-    import numpy as np
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import PercentFormatter
-    figure = Figure(figsize=(9, 4.5), dpi=150, layout="constrained")
-    ax = figure.subplots()
+    A line's name says whose accuracy it is, where that is not the same for all.
+    """
     meanings = {(label, key): whose(curves[label], key) or key.replace("_", " ")
                 for label, key in lines}
     same_meaning = len({*meanings.values()}) == 1
-    drawn = []                                           # (name, color, height of its end)
+    named = []
     for (label, key), points in lines.items():
         algo = next(iter(curves[label].values()))["algo"].split(":")[0]
-        color = color_of(label, algo)
-        style = STYLES[[line[1] for line in drawn].count(color) % len(STYLES)]
         name = label if same_meaning else f"{label}: {meanings[label, key]}"
-        x, mean, std, _ = np.array(points, float).T      # None becomes nan: no band
-        ax.plot(x, mean, color=color, linestyle=style, label=name)
-        ax.fill_between(x, mean - std, mean + std, color=color, alpha=0.15, linewidth=0)
-        drawn.append((name, color, mean[-1]))
+        named.append(picture.Line(name, picture.color_of(label, algo), points))
     is_accuracy = all("accuracy" in key for _, key in lines)
     described = ["accuracy"] * is_accuracy + [meanings[next(iter(lines))]] * same_meaning
-    ax.set(xlabel=AXES[axis], ylabel=" of ".join(described), title="mean ± std over seeds")
-    ax.grid(color="0.9")
-    if axis == "round":
-        ax.xaxis.get_major_locator().set_params(integer=True)
-    if all(is_share(key) for _, key in lines):
-        ax.yaxis.set_major_formatter(PercentFormatter(1))
-    if len(drawn) <= MAX_NAMED:
-        low, high = ax.get_ylim()
-        heights = spread([end for _, _, end in drawn], 0.055 * (high - low))
-        for (name, color, _), height in zip(drawn, heights):
-            ax.text(1.01, height, name, color=color, va="center",
-                    transform=ax.get_yaxis_transform())  # x: share of the width; y: accuracy
-    else:
-        figure.legend(loc="outside right upper", frameon=False)
-    figure.savefig(path)
+    picture.draw(named, path, xlabel=AXES[axis], ylabel=" of ".join(described),
+                 percent=all(is_share(key) for _, key in lines))
 
 
 def write_csv(lines, axis, path):
@@ -318,7 +271,7 @@ def main(argv):
             if args.out.suffix == ".csv":
                 write_csv(lines, args.x, args.out)
             else:
-                draw(curves, lines, args.x, args.out)
+                draw_curves(curves, lines, args.x, args.out)
         else:
             print_settings(curves)
             print("\nminus ...: differences, paired by seed: mean +- std, and how many of the "

@@ -6,7 +6,7 @@ from statistics import stdev
 
 import pytest
 
-from experiment import plot
+from experiment import picture, plot
 
 A = {0: [0.1, 0.5, 0.4], 1: [0.1, 0.3, 0.6]}             # {seed: accuracy of each round}
 B = {0: [0.1, 0.6, 0.7], 1: [0.1, 0.2, 0.5], 2: [0.1]}
@@ -90,7 +90,7 @@ def test_smooth_is_the_mean_of_the_last_rounds(tmp_path):
 
 
 def test_names_at_the_ends_of_lines_do_not_overlap():
-    assert plot.spread([0.5, 0.9, 0.52], gap=0.1) == pytest.approx([0.5, 0.9, 0.6])
+    assert picture.spread([0.5, 0.9, 0.52], gap=0.1) == pytest.approx([0.5, 0.9, 0.6])
 
 
 def test_a_picture_names_each_line_and_whose_accuracy_it_is(tmp_path):
