@@ -4,13 +4,14 @@
     python tests/exercise.py fedgems.entropy  # writes exercises/fedgems.entropy.py
     python tests/exercise.py fedgems.entropy  # again, with your body in that file: grades it
 
---solution prints the project's function. The exit status is 0 if all claims hold, else 1.
+The exit status is 0 if all claims hold, else 1.
 """
 import argparse
 import ast
 import inspect
 import runpy
 import sys
+import textwrap
 import traceback
 from pathlib import Path
 
@@ -21,7 +22,9 @@ from break_it import MUTANTS, ROOT, place_of
 sys.path.insert(0, str(ROOT))
 from functions import EQUATIONS, INPUTS, module_of, own
 
-FUNCTION_TESTS = "program/test_functions.py"      # what every function with an equation promises
+OF_ALL = "program/test_functions.py"      # tests of every function with an equation
+FLOAT16 = """Inputs may be float16, too small for what is computed on the way. Compute in
+torch.promote_types(the input's type, torch.float32); return the input's type."""
 
 
 def exercises():
@@ -45,12 +48,8 @@ def template(name):
     docstring = ast.parse(source).body[0].body[0]
     head = "\n".join(source.splitlines()[:docstring.end_lineno])
     letters = [part for part in module.__doc__.split("\n\n") if part.startswith("Paper")]
-    lines = [name, *"\n".join(letters).splitlines()]
-    if "promote_types" in source:
-        lines += ["Inputs may be float16, too small for what is computed on the way. Compute in",
-                  "torch.promote_types(the input's type, torch.float32); return the input's type."]
-    comment = "\n".join(f"# {line}".rstrip() for line in lines)
-    return f"""{comment}
+    comment = "\n".join([name, *letters, *([FLOAT16] if "promote_types" in source else [])])
+    return f"""{textwrap.indent(comment, "# ")}
 import torch
 import torch.nn.functional as F
 
@@ -76,30 +75,23 @@ def with_mistake(name, m):
     return namespace[name.split(".")[1]]
 
 
-def outcome(function, arguments):
-    """The result, or the exception that was raised: a test will raise it again, and show it."""
+def same(name, n, one, other):
+    """True if both functions give the same for the n-th input of functions.py."""
     try:
-        return function(*arguments)
-    except Exception as error:
-        return error
-
-
-def close(a, b):
-    try:
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6, equal_nan=True, check_dtype=False)
+        torch.testing.assert_close(
+            one(*INPUTS[name]()[n]), other(*INPUTS[name]()[n]),
+            rtol=1e-4, atol=1e-6, equal_nan=True, check_dtype=False)
         return True
-    except (AssertionError, TypeError):       # TypeError: of other types, such as None
+    except Exception:       # they differ, or one of them raises: if the student's, a test shows it
         return False
 
 
 def known_mistakes(name, students):
     """The mistakes that give what the student's function gives where it first is wrong."""
     for n in range(len(INPUTS[name]())):
-        def result(function, n=n):
-            return outcome(function, INPUTS[name]()[n])      # new arguments for each function
-        if not close(result(students), result(own(name))):
+        if not same(name, n, students, own(name)):
             return [m for m in mistakes_in(name)
-                    if close(result(students), result(with_mistake(name, m)))]
+                    if same(name, n, students, with_mistake(name, m))]
     return []
 
 
@@ -122,19 +114,21 @@ class Claims:
 
 
 def grade(name, students):
-    """Runs the tests that notice a mistake in this function, and those that all functions have.
+    """True if all claims hold: those of the equation and, if they do, those of every function.
 
-    Prints pytest's report on those that fail, then a table, then known mistakes. True: all hold.
+    Prints pytest's report on those that do not hold, then a table, then known mistakes.
     """
-    mistakes = known_mistakes(name, students)
-    files = {f"{ROOT}/tests/{test}" for test in [*(m.test for m in mistakes_in(name)),
-                                                 FUNCTION_TESTS]}
-    own_tests = f"not test_functions or [{name}] or [{name}-"     # [...]: of this function
+    mistakes, claims = known_mistakes(name, students), Claims()
+    tests = {m.test for m in mistakes_in(name) if not m.test.startswith(OF_ALL)}
     replace(own(name), students)
-    claims = Claims()
-    status = pytest.main(
-        [*sorted(files), "-k", own_tests, "-c", f"{ROOT}/pyproject.toml", "-qq", "-rN",
-         "--tb=short", "-o", "verbosity_assertions=2", "-p", "no:cacheprovider"], plugins=[claims])
+
+    def hold(*arguments):
+        return pytest.main(
+            [*arguments, "-c", f"{ROOT}/pyproject.toml", "-p", "no:cacheprovider", "-qq", "-rN",
+             "--tb=short", "-o", "verbosity_assertions=2"], plugins=[claims]) == 0   # 2: in full
+
+    all_hold = (hold(*(f"{ROOT}/tests/{test}" for test in sorted(tests)))
+                and hold(f"{ROOT}/tests/{OF_ALL}", "-k", f"[{name}] or [{name}-"))
     print()
     for test, holds in claims.holds.items():
         words = test.partition("::test_")[2].replace(f"[{name}]", "").replace(f"[{name}-", " [")
@@ -142,24 +136,19 @@ def grade(name, students):
     for m in mistakes:
         print(f"\nKnown mistake: {m.what}{m.whose and f' (as in {m.whose})'}")
     print(f"\n{sum(claims.holds.values())} of {len(claims.holds)} claims hold")
-    return status == 0
+    return all_hold
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("name", nargs="?", help="of an exercise; without it all are listed")
-    parser.add_argument("--solution", action="store_true", help="print the project's function")
-    args = parser.parse_args(argv)
-    name, names = args.name, exercises()
+    name, names = parser.parse_args(argv).name, exercises()
     if not name:
         for name in names:
             print(f"{name:35}", *inspect.getdoc(own(name)).splitlines()[0].split())
         return 0
     if name not in names:
         parser.error(f"there is no exercise {name}; without a name all are listed")
-    if args.solution:
-        print(inspect.getsource(own(name)))
-        return 0
     path = Path("exercises", f"{name}.py")
     if not path.exists():
         path.parent.mkdir(exist_ok=True)
