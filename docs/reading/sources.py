@@ -1,0 +1,132 @@
+"""Finds code by its name or its text, and shows it as HTML."""
+import ast
+import functools
+import html
+import keyword
+import re
+import textwrap
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+PAINT = re.compile(r'(?P<string>[rbf]*"""(?:.|\n)*?"""|[rbf]*"(?:\\.|[^"\\\n])*")'
+                   rf"|(?P<comment>#.*)|(?P<keyword>\b(?:{'|'.join(keyword.kwlist)})\b)")
+
+
+class Lines(NamedTuple):
+    """Lines of a file, the first and the last included, counted from 1."""
+
+    file: str          # from the project's folder: "algorithms/fedavg.py"
+    first: int
+    last: int
+
+
+@functools.cache
+def tree(file):
+    return ast.parse((ROOT / file).read_text())
+
+
+@functools.cache
+def painted(file):
+    """The lines of a file as HTML, in which strings, comments and keywords have a class."""
+    def paint(found):
+        lines = found[0].split("\n")
+        return "\n".join(f'<span class="{found.lastgroup}">{line}</span>' for line in lines)
+
+    return PAINT.sub(paint, html.escape((ROOT / file).read_text(), quote=False)).split("\n")
+
+
+def shown(lines):
+    """The `Lines` as HTML, without the indentation that they share."""
+    return textwrap.dedent("\n".join(painted(lines.file)[lines.first - 1:lines.last]))
+
+
+def find(file, name):
+    """The `Lines` of the function `name`, or of the one statement that has `name` as a part.
+
+    Of a loop or a condition only the head; of each statement also the comment above it.
+    ValueError: there is none, or more than one.
+    """
+    if name.isidentifier():
+        return function(file, name)
+    lines = (ROOT / file).read_text().splitlines()
+    docstring = tree(file).body[0].end_lineno
+    places = [n for n, line in enumerate(lines, 1) if name in line and n > docstring]
+    if len(places) != 1:
+        raise ValueError(f"{file} has {name!r} in the lines {places}, not in exactly one")
+    around = [node for node in ast.walk(tree(file)) if isinstance(node, ast.stmt)
+              and node.lineno <= places[0] <= node.end_lineno]
+    statement = max(around, key=lambda node: node.lineno)              # the innermost
+    first, last = statement.lineno, statement.end_lineno
+    if isinstance(statement, (ast.For, ast.If, ast.With)):
+        last = statement.body[0].lineno - 1
+        while lines[last - 1].lstrip()[:1] in ("", "#"):               # the body's own comment
+            last -= 1
+    while lines[first - 2].lstrip()[:1] == "#":
+        first -= 1
+    return Lines(file, first, last)
+
+
+def function(file, name):
+    """The `Lines` of a function with its decorators."""
+    found = [node for node in ast.walk(tree(file))
+             if isinstance(node, ast.FunctionDef) and node.name == name]
+    if len(found) != 1:
+        raise ValueError(f"{file} has {len(found)} functions {name}, not one")
+    starts = [found[0].lineno, *(decorator.lineno for decorator in found[0].decorator_list)]
+    return Lines(file, min(starts), found[0].end_lineno)
+
+
+def rounds(file):
+    """The `Lines` of an algorithm's loop over the rounds t."""
+    loops = [node for node in ast.walk(tree(file)) if isinstance(node, ast.For)
+                 and ast.unparse(node).startswith("for t in range(")]
+    if len(loops) != 1:
+        raise ValueError(f"{file} has {len(loops)} loops over the rounds t, not one")
+    return Lines(file, loops[0].lineno, loops[0].end_lineno)
+
+
+@functools.cache
+def tests():
+    """[(name of a test, its file)]"""
+    return [(name, path.relative_to(ROOT).as_posix())
+            for path in sorted((ROOT / "tests").glob("*/test_*.py"))
+            for name in re.findall(r"^def (test_\w+)", path.read_text(), re.M)]
+
+
+def test_file(name):
+    """The file of the only test with this name."""
+    files = [file for each, file in tests() if each == name]
+    if len(files) != 1:
+        raise ValueError(f"the tests called {name} are in the files {files}, not in exactly one")
+    return files[0]
+
+
+class Header(NamedTuple):
+    """The docstring of an algorithm's file, in its parts."""
+
+    title: str
+    introduction: list     # paragraphs
+    notation: str          # the table from the paper's symbols to the code's names, or ""
+    algorithm: list        # paragraphs: the paper's lines in the order of the code, what is kept
+    decisions: dict        # {"D1": text with the names of its tests}
+
+
+def header(file):
+    """The `Header` of a file."""
+    title, *paragraphs = ast.get_docstring(tree(file)).split("\n\n")
+    decisions = "".join(x for x in paragraphs if "\nD1  " in x)
+    paragraphs = [x for x in paragraphs if "\nD1  " not in x]
+    at = [n for n, x in enumerate(paragraphs) if re.match("Paper.* here ", x)]
+    before, notation, after = paragraphs, "", []
+    if at:
+        before, notation, after = paragraphs[:at[0]], paragraphs[at[0]], paragraphs[at[0] + 1:]
+    found = re.findall(r"^(D\d+)  (.*(?:\n .*)*)", decisions, re.M)
+    return Header(title, before, notation, after, dict(found))
+
+
+def departures(file):
+    """{"D6": text}: the decisions of docs/DEPARTURES.md about the file with this name."""
+    text = (ROOT / "docs" / "DEPARTURES.md").read_text()
+    section = re.search(rf"^## {re.escape(Path(file).name)}\n(.*?)(?=^## |\Z)", text, re.M | re.S)
+    return dict(re.findall(r"^- (D\d+): (.*(?:\n  .*)*)", section[1] if section else "", re.M))
