@@ -5,6 +5,8 @@
 """
 import contextlib
 import dataclasses
+import functools
+import time
 import zlib
 from collections import Counter
 from collections.abc import Callable
@@ -21,6 +23,16 @@ class Data(NamedTuple):
 
     images: Tensor         # float32 [n, c, h, w], normalized, channels-last
     labels: Tensor | None  # int64 [n]; None: the algorithm must not use them
+
+
+def pick(data, rows):
+    """The samples `rows` of a `Data`."""
+    return Data(data.images[rows], data.labels[rows])
+
+
+def union(*parts):
+    """All samples of several `Data`, one after the other."""
+    return Data(*(torch.cat(tensors) for tensors in zip(*parts)))
 
 
 def no_server_model(init=0):
@@ -51,12 +63,25 @@ class Federation:
     seconds: Counter = field(default_factory=Counter)  # {function: seconds} of what is @timed
 
 
-def needs_public(fed, labels=False):
-    """Raises ValueError without public images; with labels=True also if they have no labels."""
-    if fed.public is None:
-        raise ValueError("this algorithm needs public images: Federation(..., public=Data(...))")
-    if labels and fed.public.labels is None:
-        raise ValueError("this algorithm needs the labels of the public images")
+# --------------------------------------------------------------------------------------------------
+# Time
+
+def seconds(device):
+    """The time in seconds; on a GPU it first waits for the work that was already submitted."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def timed(function):
+    """Decorator: adds the seconds of each call fn(fed, ...) to fed.seconds[name of fn]."""
+    @functools.wraps(function)
+    def wrapper(fed, *args, **kwargs):
+        start = seconds(fed.device)
+        result = function(fed, *args, **kwargs)
+        fed.seconds[function.__name__] += seconds(fed.device) - start
+        return result
+    return wrapper
 
 
 # --------------------------------------------------------------------------------------------------

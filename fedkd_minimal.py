@@ -25,7 +25,7 @@ if __name__ == "__main__":
     process.end_on_signals()                        # Ctrl-C while torch is imported
 
 import attacks
-from algorithms import declared
+from algorithms import ALGORITHMS
 from experiment import build, checkpoint, report, saved_model
 from experiment.config import configure
 from experiment.flags import name_of, parse
@@ -41,17 +41,18 @@ def inputs_of(algo, fed, config):
         settings["attack"] = attacks.build(
             flags["attack"], partial(stream, fed.seed), len(fed.private), flags["attackers"],
             flags["attack_scale"], flags["attack_z"])
-    return restrict_public(fed, declared(name_of(algo)).PUBLIC), settings     # maybe without labels
+    public = ALGORITHMS[name_of(algo)].public
+    return restrict_public(fed, public), settings            # maybe without labels
 
 
 def rounds_of(algo, fed, state, config):
     """The rounds of an algorithm after `state`: a generator of (metrics, state)."""
-    algorithm, patience = declared(name_of(algo)), config["flags"]["lr_patience"]
+    algorithm, patience = ALGORITHMS[name_of(algo)], config["flags"]["lr_patience"]
     fed, settings = inputs_of(algo, fed, config)
     run = algorithm.run
-    if patience is not None and algorithm.PLATEAU:
-        run = with_plateau(run, algorithm.evaluate, algorithm.PLATEAU, patience,
-                           algorithm.accuracies)
+    if patience is not None and algorithm.plateau:
+        run = with_plateau(run, algorithm.evaluate, algorithm.plateau, patience,
+                           algorithm.evaluate_each)
     return run(fed, state, **settings)
 
 
@@ -78,7 +79,7 @@ def main(argv):
         fed = build.federation(config["flags"], datasets, first_split, first_seed, device)
         for algo in config["algo"]:
             seen, settings = inputs_of(algo, fed, config)
-            declared(name_of(algo)).check(seen, **settings)
+            ALGORITHMS[name_of(algo)].check(seen, **settings)
         # Can all checkpoints be read?
         for (algo, seed), place in places.items() if not is_new else ():
             checkpoint.restore(place, checkpoint.one_run(config, algo, seed), device)

@@ -2,8 +2,9 @@
 import itertools
 from typing import NamedTuple
 
-from algorithms.common import in_parallel, timed
+from algorithms.clients import in_parallel
 from algorithms.training import load_model, predict_logits
+from federation import timed
 
 
 class Score(NamedTuple):
@@ -11,6 +12,7 @@ class Score(NamedTuple):
 
     test: float
     public_test: float | None      # on the public half of the test set; None: no such half
+    own: float | None = None       # `own_accuracy` of a client's own model; None: it has none
 
 
 def accuracy(logits, labels):
@@ -18,11 +20,31 @@ def accuracy(logits, labels):
     return (logits.argmax(1) == labels).float().mean().item()
 
 
-def score(fed, model):
-    """The `Score` of one network."""
-    public = fed.public_test
-    return Score(accuracy(predict_logits(fed, model, fed.test.images), fed.test.labels),
-                 public and accuracy(predict_logits(fed, model, public.images), public.labels))
+def own_accuracy(logits, labels, own_labels):
+    """Accuracy of a client's model if the test images had the client's own shares of classes.
+
+    logits        [N, C], of the test images
+    labels        int64 [N], of the test images
+    own_labels    int64 [n], of the client's own images
+    returns       float in [0, 1]: of each class the accuracy, averaged with the client's shares of
+                  the classes; None: no class of the client is in the test set
+    >>> logits = torch.tensor([[1., 0.], [0., 1.], [0., 1.]])        # right, right, wrong
+    >>> own_accuracy(logits, torch.tensor([0, 1, 0]), own_labels=torch.tensor([0, 1, 1, 1]))
+    0.875
+    """
+    num_classes = logits.shape[1]
+    counts = own_labels.bincount(minlength=num_classes)
+    weights = (counts / labels.bincount(minlength=num_classes))[labels]                  # [N]
+    right = logits.argmax(1) == labels
+    return ((weights * right).sum() / weights.sum()).item() if weights.any() else None
+
+
+def score(fed, model, own_labels=None):
+    """The `Score` of one network; own_labels: of the client's images, if it is a client's own."""
+    logits, public = predict_logits(fed, model, fed.test.images), fed.public_test
+    return Score(accuracy(logits, fed.test.labels),
+                 public and accuracy(predict_logits(fed, model, public.images), public.labels),
+                 None if own_labels is None else own_accuracy(logits, fed.test.labels, own_labels))
 
 
 def disagreement(member_logits):
@@ -56,18 +78,29 @@ def client_scores(fed, clients):
     def client_score(i):
         model = fed.client_model(i)
         model.load_state_dict(clients[i]["model"])
-        return score(fed, model)
+        return score(fed, model, fed.private[i].labels)
 
     return in_parallel(fed, client_score, range(len(clients)))
 
 
 def client_metrics(scores, key="client_accuracy"):
-    """Mean, minimum and maximum of the clients' test accuracies; scores: a `Score` for each."""
-    test, public = zip(*scores)
+    """Mean, minimum and maximum of the clients' test accuracies, and the mean on their own classes.
+
+    scores    a `Score` for each client
+    """
+    test, public, own = zip(*scores)
     metrics = {key: sum(test) / len(test), f"{key}_min": min(test), f"{key}_max": max(test)}
     if None not in public:
         metrics[f"{key}_public_test"] = sum(public) / len(public)
+    if any(x is not None for x in own):
+        metrics[f"{key}_own"] = mean_own(own)
     return metrics
+
+
+def mean_own(own):
+    """Mean over the clients of `own_accuracy`, without those that have None; None without any."""
+    measured = [x for x in own if x is not None]
+    return sum(measured) / len(measured) if measured else None
 
 
 def by_client(scores, key="client_accuracy"):
@@ -92,7 +125,7 @@ def server_metrics(fed, server):
     """
     model = fed.server_model()
     model.load_state_dict(server["model"])
-    test, public = score(fed, model)
+    test, public, _ = score(fed, model)
     if public is None:
         return {"server_accuracy": test}
     return {"server_accuracy": public, "server_accuracy_private_test": test}

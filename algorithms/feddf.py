@@ -21,8 +21,9 @@ The teachers and the public images do not change while a student learns, so each
 each image once: M x N forward passes a round, where the public code predicts anew at every step.
 
 Where the paper is silent or we differ (more: docs/DEPARTURES.md):
-D1  written from FedDF's public code, without its text to read; what the code leaves to the caller
-    is FedSDD's local epochs and batch size, and the local rate 0.1 [test_defaults_are_the_papers]
+D1  written from FedDF's public code, without its text to read; local epochs, batch size and rate
+    are those of the commands in its README; public images come in batches of the clients' size
+    [test_defaults_are_the_papers]
 D2  models are averaged by numbers of samples (the public code weighs them equally, which is the
     same in its equal partition) [test_feddf_round_by_hand]
 D3  BatchNorm's statistics are averaged too; the public code keeps the last client's
@@ -42,21 +43,16 @@ import torch
 from torch import nn
 
 from algorithms import fedavg
-from algorithms.common import active_clients, by_architecture, collect, timed
+from algorithms.clients import active_clients, by_architecture
 from algorithms.communication import weights_ledger
-from algorithms.equations import distillation_loss
+from algorithms.declaration import Algorithm
+from algorithms.equations import distillation_loss, ensemble_logits
 from algorithms.evaluation import Score, accuracy, client_metrics, disagreement, global_metrics
-from algorithms.fedsdd import ensemble_logits
 from algorithms.training import (OPTIMIZERS, Optimizer, batches, forward, load_model, network,
                                  predict_logits, predict_members)
-from federation import needs_public, seeded, stream
+from algorithms.uploads import collect
+from federation import seeded, stream, timed
 
-PUBLIC = "unlabeled"
-VALIDATION = ("drop_worst", "patience")     # keywords that need the server's validation set
-MIXED = True    # clients may have different networks
-PLATEAU = ("lr", "server_lr")    # what --lr-patience reduces, between rounds
-COLUMNS = ("accuracy", "client_accuracy", "ensemble_accuracy", "disagreement", "teacher_forwards",
-           "dropped", "steps")
 
 
 def drop_worst(accuracies, num_classes):
@@ -156,19 +152,16 @@ def evaluate(fed, state, uploads=None):
             "disagreement": disagreement(client_logits)}
 
 
-def check(fed, *, drop_worst, patience, attack=None, **settings):
-    """Raises ValueError if the federation lacks what the options need."""
-    needs_public(fed)
+def check_settings(fed, *, attack=None, **settings):
+    """Raises ValueError for an attack on different networks: it compares weights."""
     if attack and len(by_architecture(fed)) > 1:
-        raise ValueError("--attack on weights needs one network for all clients")
-    if (drop_worst or patience is not None) and fed.validation is None:
-        raise ValueError("feddf needs a validation set for --drop-worst and --patience")
+        raise ValueError("feddf: an attack on weights needs one network for all clients")
 
 
 def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local_epochs: int = 40,
         local_steps: int | None = None, batch_size: int = 64, lr: float = 0.1,
         optimizer: Optimizer = "sgd", weight_decay: float = 0.0, drop_worst: bool = True,
-        distill_steps: int = 10000, server_batch_size: int = 128, server_lr: float = 1e-3,
+        distill_steps: int = 10000, server_batch_size: int = 64, server_lr: float = 1e-3,
         server_optimizer: Optimizer = "adam", cosine: bool = True,
         max_grad_norm: float | None = 5.0, temperature: float = 1.0,
         patience: int | None = 1000, check_every: int = 100, attack=None):
@@ -191,7 +184,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
                         max_grad_norm=max_grad_norm, temperature=temperature, patience=patience,
                         check_every=check_every)
     if state is None:
-        check(fed, drop_worst=drop_worst, patience=patience, attack=attack)
+        ALGORITHM.check(fed, drop_worst=drop_worst, patience=patience, attack=attack)
         global_models = [fedavg.start_server(fed, name) for name in by_architecture(fed)]
         state = {"round": 0, "global_models": global_models}
         yield evaluate(fed, state), state
@@ -224,3 +217,10 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
                    "bad_uploads": len(active) - len(uploads),
                    **weights_ledger(messages, fedavg.COPIES)}
         yield metrics, state
+
+
+ALGORITHM = Algorithm(
+    "feddf", run, public="unlabeled", mixed=True, check_settings=check_settings,
+    validation_for=("drop_worst", "patience"), plateau=("lr", "server_lr"), evaluate=evaluate,
+    columns=("accuracy", "client_accuracy", "ensemble_accuracy", "disagreement",
+             "teacher_forwards", "dropped", "steps"))

@@ -25,7 +25,8 @@ Algorithm 1 of the paper:
 6-7      for T steps: draw B samples (x, y) of its own, labels y' ~ p(y) and features
            z' ~ G_w(z | y') for them
 8          count the labels y in c_k
-9          theta_k <- a step of SGD on Eq. (5): mean CE(h(f(x)), y) + mean CE(h(z'), y')
+9          theta_k <- a step of SGD on Eq. (5): mean CE(h(f(x)), y) + mean CE(h(z'), y'); the
+           second term has the weight 1 (the public code's, which falls: --paper fedgen)
          and sends theta_k and c_k
 13     theta <- mean of theta_k; p(y) <- shares of the labels in all c_k
 14     w <- steps of Adam on Eq. (4): CE of the mean over k of h_k(z) against y, with y ~ p(y) and
@@ -35,8 +36,7 @@ The generator's noise is N(0, I). Only the last layer sees what it draws, so the
 BatchNorm's statistics learn from real images alone.
 From the text: Algorithm 1, Eq. (4), Eq. (5), and the defaults of clients. From the public code for
 MNIST: the generator's sizes, all numbers of its training, and the diversity loss, which the text
-only names. The additional term of weight 10 in the code's Eq. (5), and its BatchNorm in the
-generator, are not here.
+only names. The third term of the code's Eq. (5) and its BatchNorm in the generator are not here.
 The server keeps the model, the generator with its Adam and p(y); clients keep nothing. `accuracy`
 is of the new global model, on the test set.
 
@@ -59,16 +59,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from algorithms import fedavg
-from algorithms.common import collect, sample_clients, timed
+from algorithms.clients import sample_clients
 from algorithms.communication import FLOAT_BYTES, INDEX_BYTES, weights_ledger
+from algorithms.declaration import Algorithm
 from algorithms.fedavg import aggregate, evaluate
 from algorithms.training import batches, forward, load_model, network, restore, snapshot
-from federation import seeded, stream
+from algorithms.uploads import collect
+from federation import seeded, stream, timed
 
-PUBLIC = "none"
-MIXED = False   # all clients have the same network
-PLATEAU = ("lr",)    # what --lr-patience reduces, between rounds
-COLUMNS = ("accuracy",)
 # The generator, in the public code for MNIST:
 NOISE, HIDDEN = 32, 256      # inputs of noise, hidden units
 WEIGHT_DECAY = 1e-2          # of its Adam
@@ -125,7 +123,8 @@ def start_server(fed, architecture, generated):
                      "label_shares": [1 / fed.num_classes] * fed.num_classes}
 
 
-def train_client(fed, i, t, server, *, local_epochs, local_steps=None, batch_size, lr, generated):
+def train_client(fed, i, t, server, *, local_epochs, local_steps=None, batch_size, lr, generated,
+                 generated_weight=1.0, generated_weight_decay=1.0):
     """Local training of client i in round t, from what the server sent. Returns its upload.
 
     Each step is SGD on real images and, through the last layer alone, on generated features.
@@ -137,6 +136,7 @@ def train_client(fed, i, t, server, *, local_epochs, local_steps=None, batch_siz
     if generated:
         generator = new_generator(fed, model.classifier.in_features, t, i)
         generator.load_state_dict(server["generator"]["model"])
+    weight = generated_weight * generated_weight_decay**(t - 1)
     label_counts = torch.zeros(fed.num_classes, dtype=torch.int64, device=fed.device)
     rng, generated_rng = (stream(fed.seed, name, t, i) for name in ("local", "generated"))
     with seeded(fed.seed, "local", t, i):
@@ -149,8 +149,8 @@ def train_client(fed, i, t, server, *, local_epochs, local_steps=None, batch_siz
                 with torch.no_grad():
                     drawn, _, features = draw_features(fed, generator, server["label_shares"],
                                                        generated, generated_rng)     # line 6-7
-                loss = loss + F.cross_entropy(forward(fed, model.classifier, features),
-                                              drawn)                                 # Eq. (5)
+                loss = loss + weight * F.cross_entropy(
+                    forward(fed, model.classifier, features), drawn)                 # Eq. (5)
             local_optimizer.zero_grad()
             loss.backward()
             local_optimizer.step()                                                   # line 9
@@ -195,7 +195,7 @@ def ledger(fed, server, num_clients):
     return found
 
 
-def check(fed, **settings):
+def check_settings(fed, **settings):
     """Raises ValueError unless the clients' network has a linear layer `classifier`."""
     if not isinstance(getattr(fed.client_model(0), "classifier", None), nn.Linear):
         raise ValueError("fedgen generates inputs of the last layer, so a network must end with a "
@@ -204,24 +204,28 @@ def check(fed, **settings):
 
 def run(fed, state=None, *, rounds: int = 200, participation: float = 0.5, local_epochs: int = 1,
         local_steps: int | None = 20, batch_size: int = 32, lr: float = 0.01,
-        generated: int = 32, generator_steps: int = 50, generator_lr: float = 3e-4,
-        diversity: float = 1.0, attack=None):
+        generated: int = 32, generated_weight: float = 1.0, generated_weight_decay: float = 1.0,
+        generator_steps: int = 50, generator_lr: float = 3e-4, diversity: float = 1.0, attack=None):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
-    local_steps        optimizer steps of a client in a round; None: those of local_epochs passes
-    batch_size         batch size of a client and of the generator
-    generated          generated features in each step of a client; 0 is FedAvg
-    generator_steps    steps of the generator on the server in a round
-    generator_lr       learning rate of the generator; it falls by 2% after every round
-    diversity          weight of the generator's diversity loss
+    local_steps               optimizer steps of a client in a round; None: those of local_epochs
+                              passes
+    batch_size                batch size of a client and of the generator
+    generated                 generated features in each step of a client; 0 is FedAvg
+    generated_weight          weight of their loss in Eq. (5), in round 1
+    generated_weight_decay    this weight is multiplied by it after every round
+    generator_steps           steps of the generator on the server in a round
+    generator_lr              learning rate of the generator; it falls by 2% after every round
+    diversity                 weight of the generator's diversity loss
     The other keywords are in hyperparameters.py.
     """
     at_client = dict(local_epochs=local_epochs, local_steps=local_steps, batch_size=batch_size,
-                     lr=lr, generated=generated)
+                     lr=lr, generated=generated, generated_weight=generated_weight,
+                     generated_weight_decay=generated_weight_decay)
     at_server = dict(batch_size=batch_size, generator_steps=generator_steps,
                      generator_lr=generator_lr, diversity=diversity)
     if state is None:
-        check(fed)
+        ALGORITHM.check(fed)
         state = {"round": 0, "server": start_server(fed, fed.architecture[0], generated)}
         yield evaluate(fed, state), state
     server = state["server"]
@@ -241,3 +245,7 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 0.5, local
         metrics = {**evaluate(fed, state), "bad_uploads": len(active) - len(uploads),
                    **ledger(fed, server, len(active))}
         yield metrics, state
+
+
+ALGORITHM = Algorithm("fedgen", run, check_settings=check_settings,
+                      plateau=("lr",), evaluate=evaluate)

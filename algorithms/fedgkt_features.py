@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import torch
 
-from algorithms.common import by_architecture, count_active, in_parallel
-from algorithms.evaluation import accuracy
+from algorithms.clients import by_architecture, count_active, in_parallel
+from algorithms.evaluation import accuracy, own_accuracy
 from algorithms.training import predict_logits
 
 CHUNK = 64      # samples of a forward pass without training: limits the memory it takes
@@ -49,6 +49,7 @@ class ClientScore(NamedTuple):
 
     stacked: float     # of its extractor with the server's network behind it
     edge: float        # of its own network
+    edge_own: float | None     # the same, by `own_accuracy`
 
 
 def stacked_scores(fed, clients, server, data):
@@ -65,7 +66,9 @@ def stacked_scores(fed, clients, server, data):
             server_logits.append(predict_logits(fed, server_model, features))
             edge_logits.append(logits)
         return ClientScore(accuracy(torch.cat(server_logits), data.labels),
-                           accuracy(torch.cat(edge_logits), data.labels))
+                           accuracy(torch.cat(edge_logits), data.labels),
+                           own_accuracy(torch.cat(edge_logits), data.labels,
+                                        fed.private[i].labels))
 
     return in_parallel(fed, client_score, range(len(clients)))
 

@@ -1,5 +1,7 @@
 """FedGEMS Table 4's shape: bytes until the clients reach given accuracies, and their best accuracy.
 
+The accuracy is the clients' mean at the end of a round.
+
     python benchmarks/comu.py 0.3,0.35,0.4 runs/a runs/b ...        (folders that --out made)
 
 The last column is what all clients together send in each round.
@@ -11,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from algorithms.communication import bytes_until
+from algorithms.communication import bytes_until, clients_accuracy
 from experiment.plot import read_runs
 
 
@@ -45,8 +47,7 @@ width = max(map(len, results))
 print(" " * width + "".join(f"{f'ComU@{x:g}':>18}" for x in thresholds)
       + f"{'best accuracy':>16}   KiB up in each round, mean over seeds")
 for label, seeds in results.items():
-    best = statistics.mean(max(row["client_accuracy_distilled"] for row in rows)
-                           for rows in seeds.values())
+    best = statistics.mean(max(map(clients_accuracy, rows)) for rows in seeds.values())
     up = [statistics.mean(row.get("bytes_up", 0) for row in rows_of_a_round) / 1024
           for rows_of_a_round in zip(*seeds.values())][1:]   # without round 0, the untrained start
     cells = [cell(needed[label, x].values()) for x in thresholds]

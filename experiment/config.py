@@ -6,7 +6,7 @@ import torch
 
 import attacks
 import models
-from algorithms import ALGORITHMS, declared
+from algorithms import ALGORITHMS
 from data.load import DATASETS, TORCHVISION
 from experiment import process
 from experiment.build import HELD_OUT, has_foreign_public
@@ -47,7 +47,7 @@ def complete(given):
                           for name, parameter in keywords(algo).items()}
     uses_validation = [flags["lr_patience"] is not None]
     uses_validation += [settings[algo][name] not in (False, None)
-                        for algo in algos for name in declared(name_of(algo)).VALIDATION]
+                        for algo in algos for name in ALGORITHMS[name_of(algo)].validation_for]
     if flags["validation"] is None and any(uses_validation):
         flags["validation"] = 0.1
     return {"algo": algos, "seeds": given.get("seeds", [0]), "flags": flags, "settings": settings}
@@ -61,7 +61,7 @@ def preset_of(given):
 def entry(preset, algo):
     """The preset's key for an algorithm: its name, or the name that LIKE in its file gives."""
     name = name_of(algo)
-    return name if name in preset else declared(name).LIKE
+    return name if name in preset else ALGORITHMS[name].like
 
 
 def preset_settings(preset, algo):
@@ -75,7 +75,7 @@ def complete_flags(given, preset):
     for table in [preset, *(preset_settings(preset, algo) for algo in algos)]:
         flags |= table.get("data", {})
     flags |= {name: value for name, value in given.items() if name in DEFAULTS}
-    public_uses = {declared(name_of(algo)).PUBLIC for algo in algos} - {"none"}
+    public_uses = {ALGORITHMS[name_of(algo)].public for algo in algos} - {"none"}
     if flags["public"] is None and public_uses:
         has_letters = flags["paper"] or "joint" in public_uses     # or digits, for the letters
         foreign_sets = (EMBEDDED if has_letters else {}) | PUBLIC_SETS.get(flags["paper"], {})
@@ -115,7 +115,7 @@ def reference_settings(config):
 def check(given, preset, flags):
     """Raises ValueError, with a message of one line, for flags that do not go together."""
     algos, foreign = given["algo"], has_foreign_public(flags)
-    of = {algo: declared(name_of(algo)) for algo in algos}
+    of = {algo: ALGORITHMS[name_of(algo)] for algo in algos}
     for algo in algos:
         if "paper" in given and entry(preset, algo) not in preset:
             available = ", ".join(name for name in preset if name in ALGORITHMS)
@@ -125,7 +125,7 @@ def check(given, preset, flags):
         raise ValueError(f"--paper {given['paper']}: {apart[0]} has other networks than the other "
                          "algorithms: run it in a separate command, which has the same private "
                          "data")
-    uses_public = [algo for algo in algos if of[algo].PUBLIC != "none"]
+    uses_public = [algo for algo in algos if of[algo].public != "none"]
     known = flags["public"] in (*HELD_OUT, *DATASETS)
     if uses_public and not known and "public" not in given:
         note = f" (--paper {given['paper']} has {flags['public']})" if flags["public"] else ""
@@ -134,7 +134,7 @@ def check(given, preset, flags):
 
     if flags["joint"] and not foreign:
         raise ValueError("--joint needs a foreign public set: --public NAME or PATH")
-    needs_labels = [algo for algo in algos if of[algo].PUBLIC in ("labeled", "joint")]
+    needs_labels = [algo for algo in algos if of[algo].public in ("labeled", "joint")]
     if needs_labels and foreign and not flags["joint"]:
         raise ValueError(f"{', '.join(needs_labels)}: the public images need labels of the task: "
                          f"--public half or fifth, not {flags['public']}")
@@ -142,14 +142,14 @@ def check(given, preset, flags):
     for name in [*flags["model"], flags["server_model"]]:
         if name not in models.NETWORKS:
             raise ValueError(f"unknown network {name!r}; there are {', '.join(models.NETWORKS)}")
-    one_network = [algo for algo in algos if not of[algo].MIXED]
+    one_network = [algo for algo in algos if not of[algo].mixed]
     if one_network and len(set(flags["model"])) > 1:
         raise ValueError(f"{', '.join(one_network)}: every client needs the same network, "
                          f"not {', '.join(flags['model'])}")
 
-    kept = [algo for algo in algos if not of[algo].PLATEAU]
+    kept = [algo for algo in algos if not of[algo].plateau]
     if kept and flags["lr_patience"] not in (None, preset.get("data", {}).get("lr_patience")):
-        falling = ", ".join(name for name in ALGORITHMS if declared(name).PLATEAU)
+        falling = ", ".join(name for name in ALGORITHMS if ALGORITHMS[name].plateau)
         raise ValueError(f"--lr-patience: {kept[0]} keeps its learning rates; they may fall in "
                          f"{falling}")
 
@@ -158,8 +158,8 @@ def check(given, preset, flags):
             raise ValueError(f"{flag_name(name)} has no effect without --attack")
     if flags["attack"] is not None:
         attacks.check(flags["attack"], flags["clients"], flags["attackers"])
-        attackable = [name for name, run in ALGORITHMS.items()
-                      if "attack" in inspect.signature(run).parameters]
+        attackable = [name for name, algorithm in ALGORITHMS.items()
+                      if "attack" in inspect.signature(algorithm.run).parameters]
         for algo in algos:
             if name_of(algo) not in attackable:
                 raise ValueError(f"--attack: {algo} has no uploads to poison; "

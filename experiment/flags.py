@@ -35,7 +35,7 @@ def keywords(algo):
 
     These are the keyword-only arguments of its `run` that have an annotation (`attack` has none).
     """
-    parameters = inspect.signature(ALGORITHMS[name_of(algo)]).parameters
+    parameters = inspect.signature(ALGORITHMS[name_of(algo)].run).parameters
     return {name: p for name, p in parameters.items()
             if p.kind is p.KEYWORD_ONLY and p.annotation is not p.empty}
 
@@ -192,7 +192,7 @@ def print_names():
 
 def hyperparameter_help(name, algos):
     """The help of a hyperparameter: its description and its default, or each algorithm's."""
-    texts = [descriptions(ALGORITHMS[name_of(algo)]).get(name) for algo in algos]
+    texts = [descriptions(ALGORITHMS[name_of(algo)].run).get(name) for algo in algos]
     text = next(filter(None, texts), MEANING.get(name, name.replace("_", " ")))
     defaults = {algo: value_text(keywords(algo)[name].default) for algo in algos}
     if len(set(defaults.values())) == 1:
@@ -215,7 +215,7 @@ class Parser(argparse.ArgumentParser):
 
 def build_parser(algos, about):
     """The parser for these algorithms; `about` is its description if there are no algorithms."""
-    files = [inspect.getmodule(ALGORITHMS[name_of(algo)]).__doc__ for algo in algos]
+    files = [inspect.getmodule(ALGORITHMS[name_of(algo)].run).__doc__ for algo in algos]
     parser = Parser("fedkd_minimal.py", description="\n\n".join(dict.fromkeys(files)) or about,
                     epilog=EPILOG, allow_abbrev=False, argument_default=argparse.SUPPRESS,
                     formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -69,11 +69,12 @@ PAPER = {
                  "model": ["bottleneck56"]}, **FEDGKT_BASELINES,
         "fedgkt": FEDGKT_SGD, "fedgkt-async": FEDGKT_SGD},
     # MNIST. Clients hold half of the training images, as in the paper; of the other half a server
-    # that distills uses 1,000. FedProx's mu is from the public code.
+    # that distills uses 1,000. FedProx's mu and FedGen's weight are from the public code.
     "fedgen": {
         "data": {"clients": 20, "partition": "dirichlet", "alpha": 0.1, "model": ["cnn_6_16"],
                  "public": "half-train", "public_size": 1000},
-        "fedavg": FEDGEN, "fedprox": {**FEDGEN, "mu": 1.0}, "scaffold": FEDGEN, "fedgen": FEDGEN,
+        "fedavg": FEDGEN, "fedprox": {**FEDGEN, "mu": 1.0}, "scaffold": FEDGEN,
+        "fedgen": {**FEDGEN, "generated_weight": 10.0, "generated_weight_decay": 0.98},
         "fedntd": {**FEDGEN, "optimizer": "sgd", "weight_decay": 0.0},
         "fd": {"rounds": 200, "local_steps": 20, "batch_size": 32, "lr": 0.01,
                "optimizer": "sgd", "weight_decay": 0.0},     # all clients take part
@@ -114,7 +115,8 @@ QUICK_START = {
     "fedavg": WEIGHTS, "fedprox": WEIGHTS, "scaffold": WEIGHTS,
     "fedntd": {**WEIGHTS, "participation": 0.4, "optimizer": "sgd", "weight_decay": 0.0},
     "fedgen": {**WEIGHTS, "participation": 0.4},
-    "feddf": {**WEIGHTS, "distill_steps": 100, "check_every": 20, "patience": 60},
+    "feddf": {**WEIGHTS, "distill_steps": 100, "server_batch_size": 128, "check_every": 20,
+              "patience": 60},
     "fedbe": {**WEIGHTS, **SERVER},
     "fedsdd": {**WEIGHTS, **SERVER}, "fedsdd-ablations": {**WEIGHTS, **SERVER},
     "fedgkt": FEDGKT, "fedgkt-async": FEDGKT,
@@ -162,6 +164,7 @@ RANGES = {
     "transfer_public_epochs": at_least_0, "transfer_local_epochs": at_least_0,
     "transfer_public_batch_size": at_least_1, "transfer_batch_size": at_least_1,
     "min_delta": at_least_0, "latencies": positive, "generated": at_least_0,
+    "generated_weight": at_least_0, "generated_weight_decay": positive,
     "generator_steps": at_least_1, "generator_lr": positive, "diversity": at_least_0,
     "clients": at_least_1, "alpha": positive, "per_class": at_least_1, "classes": at_least_0,
     "public_size": at_least_1,

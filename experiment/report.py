@@ -2,7 +2,7 @@
 import statistics
 import time
 
-from algorithms import declared
+from algorithms import ALGORITHMS
 from algorithms.communication import bytes_until
 from attacks import lie_z
 from experiment import process
@@ -61,12 +61,12 @@ def duration(seconds):
 
 def begin(algo, fed, settings, state):
     """Prints the lines above the rounds of an algorithm; state: None, or where it is resumed."""
-    algorithm = declared(name_of(algo))
+    algorithm = ALGORITHMS[name_of(algo)]
     resumed = f": resumed after round {state['round']}" if state else ""
     say(f"\n{algo}, seed {fed.seed}{resumed}")
     if algorithm.announcement:
         say(algorithm.announcement(fed, settings))
-    say("  ".join(["  round", *algorithm.COLUMNS, "  MB up", "MB down", "seconds", "  left"]))
+    say("  ".join(["  round", *algorithm.columns, "  MB up", "MB down", "seconds", "  left"]))
 
 
 def tell_round(algo, rows, timings, rounds):
@@ -80,7 +80,7 @@ def tell_round(algo, rows, timings, rounds):
     left = statistics.mean(later) * (rounds - t) if later else None
     cells = [f"{t:>3}/{rounds:<3}"]
     cells += [metric_text(metrics.get(column)).rjust(len(column))
-              for column in declared(name_of(algo)).COLUMNS]
+              for column in ALGORITHMS[name_of(algo)].columns]
     cells += [f"{metrics.get(key, 0) / 2**20:7.2f}" for key in ("bytes_up", "bytes_down")]
     cells += [f"{timings[-1]['round_seconds']:7.1f}", f"{duration(left):>6}"]
     if metrics.get("bad_uploads"):

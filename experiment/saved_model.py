@@ -9,8 +9,7 @@ import io
 import torch
 
 import models
-from algorithms import declared
-from algorithms.split_learning import Stacked
+from algorithms import ALGORITHMS
 from data.images import adapt, normalize, statistics, to_float
 from experiment.flags import name_of
 from experiment.process import rank, say
@@ -36,7 +35,7 @@ def trained_models(algo, state, architecture, server_model):
         found[name] = [(network, model)]
     clients = {f"client {i}": [(architecture[i], client["model"])]
                for i, client in enumerate(state.get("clients", []))}
-    if declared(name_of(algo)).STACKED:
+    if ALGORITHMS[name_of(algo)].server == "features":
         return {name: pair + found["server"] for name, pair in clients.items()}
     return found | clients
 
@@ -79,7 +78,7 @@ def load(path, name=None):
     for network, weights in saved["models"][name]:
         networks.append(models.build(network, image_shape, len(classes)))
         networks[-1].load_state_dict(weights)
-    model = networks[0] if len(networks) == 1 else Stacked(*networks)
+    model = networks[0] if len(networks) == 1 else models.Stacked(*networks)
 
     def prepare(images):
         images = adapt(to_float(images), image_shape)

@@ -1,7 +1,7 @@
 """Mistakes of one line, each with the test that notices it: the table of break_it.py.
 
 TABLE[file, its tests]: [(mistake, test, what, whose), ...]. Under "fedavg" "round" is
-test_fedavg.py::test_round, and "common::kl" is test_common.py::test_kl wherever it stands. A
+test_fedavg.py::test_round, and "shared::kl" is test_shared.py::test_kl wherever it stands. A
 mistake is in a part of one line that occurs once in its file: "x.«sum→mean»(-1)" puts x.mean(-1)
 in the place of x.sum(-1).
 """
@@ -49,7 +49,7 @@ TABLE["algorithms/equations.py", "equations"] = [
      "soft_cross_entropy_by_hand", "the target is a log-softmax", "AIJack's DS-FL"),
     ("-(target_probs.detach()«→.softmax(-1)»", "soft_cross_entropy_by_hand",
      "a softmax over probabilities", "AIJack's DS-FL")]
-TABLE["federation.py", "common"] = [
+TABLE["federation.py", "shared"] = [
     ("np.random.default_rng(np.random.SeedSequence(«seed→10», ",
      "only_equal_keys_give_equal_numbers", "the seed is always 10", "FedML's partition_data"),
     ("with «torch.random.fork_rng(devices=gpus)→contextlib.nullcontext()»:",
@@ -58,17 +58,18 @@ TABLE["federation.py", "common"] = [
     ("«torch.default_generator.manual_seed(number)→pass»",
      "contracts::the_order_of_the_clients_does_not_matter[fedavg]",
      "initial weights depend on what was drawn before")]
-TABLE["algorithms/common.py", "common"] = [
+TABLE["algorithms/clients.py", "shared"] = [
     ("max(1, «round→int»(participation * num_clients))",
-     "participation_is_a_share_at_least_one_client", "the share is rounded down"),
+     "participation_is_a_share_at_least_one_client", "the share is rounded down")]
+TABLE["algorithms/uploads.py", "shared"] = [
     ("bool((x.abs() < HUGE).«all→any»())", "logits::an_upload_with_one_bad_number_is_left_out[inf]",
      "one good number is enough"),
-    ("if «is_finite(upload)→True»}", "fedavg::non_finite_upload_is_left_out",
+    ("if «is_usable(upload)→True»}", "fedavg::non_finite_upload_is_left_out",
      "an upload with nan is averaged"),
     ("«attack_models(attack, uploads, ids)→uploads»",
      "contracts::an_attack_sees_every_round_and_what_it_returns_arrives[fedavg]",
      "attackers upload what they trained")]
-TABLE["algorithms/training.py", "common"] = [
+TABLE["algorithms/training.py", "shared"] = [
     ('        «optimizer.param_groups[0]["lr"] = lr→pass»',
      "plateau::a_kept_optimizer_takes_the_rate_of_the_round",
      "the fallen rate does not reach the optimizer"),
@@ -94,7 +95,7 @@ TABLE["algorithms/training.py", "common"] = [
     ("enabled=«fed.amp→False»", "contracts::amp_reaches_training_and_prediction[fedavg]",
      "always float32"),
     ("«optimizer.step()→pass»", "contracts::it_learns[dsfl]", "nothing is learned")]
-TABLE["algorithms/evaluation.py", "common"] = [
+TABLE["algorithms/evaluation.py", "shared"] = [
     ("combinations(predicted«→[:2]», 2)", "disagreement_by_hand",
      "only the first two members are compared")]
 # ----------------------------------------------------------------------------------- weights travel
@@ -180,7 +181,7 @@ TABLE["algorithms/fedgen.py", "fedgen"] = [
      "counters start at 1", "FedGen's code"),
     ("            if generated«→ and t > 1»:",
      "two_rounds_against_a_slow_loop", "nothing is generated in round 1", "FedGen's code"),
-    ("loss = loss + «→10 * »F", "two_rounds_against_a_slow_loop",
+    ("loss = loss + «weight→10» * F", "two_rounds_against_a_slow_loop",
      "a weight of 10 that the paper lacks", "FedGen's code"),
     ("(«-→»noise_distance", "diversity_loss_by_hand", "alike is rewarded"),
     ("at_client), «attack→None»)", "an_attack_poisons_the_teachers_and_not_the_counts",
@@ -362,7 +363,7 @@ TABLE["algorithms/fedgems.py", "fedgems"] = [
      "a_round_is_the_papers_algorithm[one epoch]", "wrong logits are pooled"),
     ("has_teacher = from_pool | «from_clients→requests»", "nobody_right_is_plain_cross_entropy",
      "the uniform distribution teaches"),
-    ("not is_finite(logits«[requested]→»)", "an_upload_is_bad_only_for_what_was_asked",
+    ("not is_usable(logits«[requested]→»)", "an_upload_is_bad_only_for_what_was_asked",
      "bad for logits that never travel"),
     ("rows = torch.«nonzero(~pool.mask)[:, 0]→arange(len(labels))»",
      "clients_predict_exactly_what_the_pool_lacks", "clients predict all rows")]
@@ -477,7 +478,8 @@ TABLE["algorithms/communication.py", "communication"] = [
      "the gradients' way is forgotten"),
     ("FLOAT_BYTES * «num_answered→num_samples» * num_classes", "features_ledger_by_hand",
      "who was left out is answered all the same"),
-    ('get("bytes_up", 0)« + row.get("bytes_down", 0)→»', "bytes_until_by_hand", "uploads alone"),
+    ('get("bytes_up", 0)« + row.get("bytes_down", 0)→»', "bytes_until_by_hand", "uploads alone")]
+TABLE["benchmarks/costs.py", "communication"] = [
     ("max(training, distill_seconds« + group_seconds[0]→»)",
      "fedsdd::a_round_takes_the_longer_of_two_chains", "the main model needs no training"),
     ("module.weight«[0]→».numel()", "network_cost_by_hand_on_a_tiny_convolution",
@@ -498,6 +500,6 @@ TABLE["algorithms/secure_sum.py", "secure_sum"] = [
 for file, keys, case in [
         ("scaffold.py", '"local", t«, i→»', "scaffold"), ("feddf.py", '"distil", «t, →»', "feddf"),
         ("fedsdd.py", "*keys«→[:-1]»", "fedsdd"), ("fedgkt.py", '"server"«, event→»', "fedgkt")]:
-    TABLE.setdefault((f"algorithms/{file}", "common"), []).append((
+    TABLE.setdefault((f"algorithms/{file}", "shared"), []).append((
         f"seeded(fed.seed, {keys}", f"no_two_trainings_share_dropout[{case}]",
         "the same dropout in two trainings"))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from algorithms import ALGORITHMS, common
+from algorithms import ALGORITHMS, uploads
 from algorithms.training import batches
 from federation import Data, Federation, seeded, stream
 from fedkd_minimal import main
@@ -19,8 +19,8 @@ from reference.linear import softmax as slow_softmax
 
 SHAPE = (1, 2, 2)
 # The algorithms that a paper describes: their files have notation, departures, defaults of a paper.
-OF_PAPERS = [algo for algo, run in ALGORITHMS.items()
-             if "\nD1  " in inspect.getmodule(run).__doc__]
+OF_PAPERS = [name for name, algorithm in ALGORITHMS.items()
+             if "\nD1  " in inspect.getmodule(algorithm.run).__doc__]
 
 
 def linear(num_classes=3):
@@ -131,7 +131,7 @@ def refused(capsys, argv, *words, run=main):
 
 def receives(monkeypatch, change):
     """{"attack": True} for a run whose server receives change(uploads [M, n, C], rows [n])."""
-    monkeypatch.setattr(common, "attack_rows",
+    monkeypatch.setattr(uploads, "attack_rows",
                         lambda attack, uploads, client_ids, rows: change(uploads, rows))
     return {"attack": True}
 
@@ -190,6 +190,15 @@ def slow_accuracy(learner, data):
     hits = [z.index(max(z)) == y
             for z, y in zip(slow_logits(learner, data.images), data.labels.tolist())]
     return sum(hits) / len(hits)
+
+
+def slow_own_accuracy(learner, test, own):
+    """The accuracy on each class of a client's own images, averaged with its shares of them."""
+    labels, found = own.labels.tolist(), 0
+    for c in set(labels):
+        of_class = Data(test.images[test.labels == c], test.labels[test.labels == c])
+        found += labels.count(c) / len(labels) * slow_accuracy(learner, of_class)
+    return found
 
 
 def slow_slopes(learner, images, rows, slope):

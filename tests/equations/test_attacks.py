@@ -241,7 +241,7 @@ def test_attack_on_models_by_hand():
 def test_an_attack_that_could_not_be_carried_out_is_refused(run, settings, networks):
     fed = federation(network=(linear, with_hidden_layer)[:networks])
     words = "one network for all clients" + ", and neither" * ("K" in settings)
-    with pytest.raises(ValueError, match="--attack on weights needs " + words):
+    with pytest.raises(ValueError, match="attack on weights needs " + words):
         next(run(fed, **settings, participation=1.0, attack=made("paf", 4)))
 
 

@@ -7,7 +7,7 @@ from toys import (federation, labeled, last, linear, same, samples, through_a_fi
 
 from algorithms import baselines
 from algorithms.baselines import centralized, centralized_all, public_private, standalone
-from algorithms.evaluation import client_metrics, score, server_metrics
+from algorithms.evaluation import Score, client_metrics, own_accuracy, score, server_metrics
 from algorithms.training import OPTIMIZERS, batches
 from experiment.plateau import with_plateau
 from federation import stream
@@ -16,6 +16,20 @@ QUICK = {"rounds": 3, "batch_size": 4, "lr": 0.01}
 BOTH = {"network": (linear, with_hidden_layer)}          # client i has network i mod 2
 SIZES = (6, 3, 2)                  # with 8 public samples: no batch of 4 is of one sample
 ALL = [standalone, public_private, centralized, centralized_all]
+
+
+def test_own_accuracy_by_hand():
+    """Class 0: 1 of 3 right, class 1: 1 of 1. A client with three times as many images of class 1,
+    one with class 0 alone, and one whose only class, 2, has no test image."""
+    predicted, labels = F.one_hot(torch.tensor([0, 1, 2, 1])).float(), torch.tensor([0, 0, 0, 1])
+    found = [own_accuracy(predicted, labels, torch.tensor(own))
+             for own in ([1, 0, 1, 1], [0, 0], [2])]
+    assert found == [pytest.approx(1 / 4 * 1 / 3 + 3 / 4), pytest.approx(1 / 3), None]
+    scores = [Score(0.5, None, own) for own in found]
+    assert client_metrics(scores)["client_accuracy_own"] == pytest.approx((5 / 6 + 1 / 3) / 2)
+    for nobodys in (scores[2:], [Score(0.5, None)]):
+        assert client_metrics(nobodys).keys() == {
+            "client_accuracy", "client_accuracy_min", "client_accuracy_max"}
 
 
 def one_long_training(model, name, *parts, rates=(0.01, 0.01, 0.01)):
@@ -110,8 +124,10 @@ def test_a_server_is_the_headline_and_a_network_counts_for_each_client(run, publ
         networks = [fed.client_model(i) for i in range(5)]
         for network, model in zip(networks, clients):
             network.load_state_dict(model)
-        scores = [score(fed, network) for network in networks]
-        moves = baselines.accuracies(fed, state)              # the rate of each network
+        shared = run in (centralized, centralized_all)         # no network is a client's own
+        scores = [score(fed, network, None if shared else private.labels)
+                  for network, private in zip(networks, fed.private)]
+        moves = baselines.evaluate_each(fed, state)           # the rate of each network
         assert [moves.get(i, moves.get(name)) for i, name in enumerate(fed.architecture)] == [
             each.test for each in scores]
         expected = client_metrics(scores)

@@ -5,9 +5,10 @@ from torch import nn
 from toys import labeled, last, linear, with_batchnorm
 
 from algorithms import ALGORITHMS
-from algorithms.communication import (bytes_until, features_bytes, features_ledger, logits_bytes,
-                                      logits_ledger, network_cost, split_learning_bytes,
-                                      weights_bytes, weights_ledger)
+from algorithms.communication import (bytes_until, clients_accuracy, features_bytes,
+                                      features_ledger, logits_bytes, logits_ledger,
+                                      split_learning_bytes, weights_bytes, weights_ledger)
+from benchmarks.costs import network_cost
 from models import build
 
 KIB, MB, GIB = 1024, 1024**2, 1024**3            # FedGEMS writes "kb" and "MB"
@@ -53,7 +54,7 @@ def test_fedgems_table_4_is_whole_rounds_up_and_down(algo):
     fed = labeled(sizes=(1,) * 16, num_classes=10, num_public=25)
     fedmds = {"subset_size": None, "early_stopping": False, "transfer_public_epochs": 0,
               "transfer_local_epochs": 0}
-    metrics, _ = last(ALGORITHMS[algo](fed, rounds=1, **fedmds if algo == "fedmd" else {}))
+    metrics, _ = last(ALGORITHMS[algo].run(fed, rounds=1, **fedmds if algo == "fedmd" else {}))
     up, down, indices = (metrics[f"bytes_{way}"] for way in ("up", "down", "down_indices"))
     assert up == down == 4 * 25 * 10 * 16 and indices == (4 * 25 * 16 if algo == "fedmd" else 0)
     assert {n: round(n * 1000 * (up + down) / MB, 2) for n in TABLE_4[algo]} == TABLE_4[algo]
@@ -75,6 +76,15 @@ def test_bytes_until_by_hand():
         rows = [{"accuracy": row["accuracy"]} | rest | {
             name: row[name] for name in row if "bytes" in name} for row in rows]
         assert bytes_until(rows, .2) == two and bytes_until(rows, 0) == 0
+
+
+def test_the_clients_accuracy_is_that_at_the_end_of_the_round():
+    """After distillation; FedMD, without a model on the server, ends with private training."""
+    twice = {"client_accuracy_distilled": .2, "client_accuracy_private": .3}
+    rows = {.2: {"accuracy": .5, "server_accuracy": .5, **twice}, .3: {"accuracy": .3, **twice},
+            .4: {"accuracy": .5, "server_accuracy": .5, "client_accuracy": .4},
+            .5: {"accuracy": .5, "server_accuracy": .5}}
+    assert {x: clients_accuracy(row) for x, row in rows.items()} == {x: x for x in rows}
 
 
 def test_eq13_features_bytes_by_hand():

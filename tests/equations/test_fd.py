@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 import torch
 from toys import (close, cross_entropy_slope, federation, last, linear, same, slow_accuracy,
-                  slow_learner, slow_softmax, slow_training, with_batchnorm, with_dropout,
-                  with_hidden_layer)
+                  slow_learner, slow_own_accuracy, slow_softmax, slow_training,
+                  with_batchnorm, with_dropout, with_hidden_layer)
 
 from algorithms import fd
 from algorithms.training import snapshot, train_with_labels
@@ -72,6 +72,8 @@ def test_rounds_of_fd_against_algorithm_1(local_steps):
         assert np.allclose(state["targets"], targets, atol=1e-5)
         assert all(close(state["clients"][i]["model"], clients[i], atol=1e-4) for i in ids)
         own = [slow_accuracy(client, fed.test) for client in clients]
+        assert metrics["client_accuracy_own"] == pytest.approx(sum(
+            slow_own_accuracy(w, fed.test, fed.private[i]) for i, w in enumerate(clients)) / 3)
         assert metrics["accuracy"] == metrics["client_accuracy"] == pytest.approx(sum(own) / 3)
         assert metrics["bytes_up"] == metrics["bytes_down"] == 4 * 3 * 3 * 3     # no network's size
 

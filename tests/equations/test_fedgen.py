@@ -8,7 +8,7 @@ from toys import federation, last, linear, same
 from torch import nn
 
 from algorithms import fedavg, fedgen
-from algorithms.common import sample_clients
+from algorithms.clients import sample_clients
 from algorithms.training import batches
 from attacks import Attack
 from federation import stream
@@ -73,7 +73,7 @@ def slow_features(w, shares, count, rng):
     return labels, noise, hidden @ w["2.weight"].T + w["2.bias"]
 
 
-def slow_client(fed, i, t, model, generator, shares):
+def slow_client(fed, i, t, model, generator, shares, weight):
     """(its model after local training, the labels that it has seen)."""
     w, seen = {name: x.clone().requires_grad_() for name, x in model.items()}, []
     images, labels = fed.private[i]
@@ -82,15 +82,18 @@ def slow_client(fed, i, t, model, generator, shares):
         seen += labels[rows].tolist()                                                    # line 8
         drawn, _, z = slow_features(generator, shares, 3, rng)                           # line 7
         real = images[rows].flatten(1) @ w["1.weight"].T + w["1.bias"]
-        loss = sum(ce(x @ w["classifier.weight"].T + w["classifier.bias"], y)            # Eq. (5)
-                   for x, y in [(real, labels[rows]), (z.detach(), drawn)])
+        ce_real, ce_drawn = (ce(x @ w["classifier.weight"].T + w["classifier.bias"], y)
+                             for x, y in [(real, labels[rows]), (z.detach(), drawn)])
+        loss = ce_real + weight * ce_drawn                                               # Eq. (5)
         for name, g in zip(w, torch.autograd.grad(loss, list(w.values()))):              # line 9
             w[name] = (w[name] - 0.1 * g).detach().requires_grad_()
     return {name: x.detach() for name, x in w.items()}, seen
 
 
-def test_two_rounds_against_a_slow_loop():
-    """Of Algorithm 1: half of four clients, one of them in both rounds. Adam is kept."""
+@pytest.mark.parametrize("weights", [(1, 1), (10, 9.8)], ids=["text", "code"])
+def test_two_rounds_against_a_slow_loop(weights):
+    """Of Algorithm 1: half of four clients, one of them in both rounds. Adam is kept. The generated
+    features have the text's weight in both rounds, or the public code's, 10 x 0.98^(t - 1)."""
     fed, shares = federation(sizes=(5, 3, 4, 6), network=plain), [1 / 3] * 3
     server = fedgen.start_server(fed, "plain", generated=3)
     model = server["model"]
@@ -99,7 +102,8 @@ def test_two_rounds_against_a_slow_loop():
     adam = torch.optim.Adam(generator.values(), weight_decay=0.01)
     for t in (1, 2):
         active = sample_clients(4, 0.5, stream(0, "active", t))
-        trained = [slow_client(fed, i, t, model, generator, shares) for i in active]
+        trained = [slow_client(fed, i, t, model, generator, shares, weights[t - 1])
+                   for i in active]
         n = [len(fed.private[i].labels) for i in active]
         model = {name: sum(k * w[name] for k, (w, _) in zip(n, trained)) / sum(n)        # line 13
                  for name in model}
@@ -114,7 +118,8 @@ def test_two_rounds_against_a_slow_loop():
             adam.zero_grad()
             (ce(logits / len(trained), labels) + 0.5 * torch.exp(-apart)).backward()     # Eq. (4)
             adam.step()
-    metrics, state = last(fedgen.run(fed, **ROUNDS))
+    metrics, state = last(fedgen.run(fed, **ROUNDS, generated_weight=float(weights[0]),
+                                     generated_weight_decay=weights[1] / weights[0]))
     found = state["server"]
     assert found["label_shares"] == shares
     for ours, slow in [(found["model"], model), (found["generator"]["model"], generator)]:

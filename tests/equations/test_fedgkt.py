@@ -12,11 +12,13 @@ from toys import drawn, federation, last, linear, numbers, pixels, same, samples
 from torch import nn
 
 from algorithms import fedgkt, fedgkt_async, fedgkt_features
-from algorithms.common import sample_clients, tensors
+from algorithms.clients import sample_clients
 from algorithms.communication import features_bytes
+from algorithms.evaluation import own_accuracy
 from algorithms.fedgkt import client_loss, server_loss
 from algorithms.fedgkt_features import extract
 from algorithms.training import OPTIMIZERS, batches
+from algorithms.uploads import tensors
 from federation import stream
 from reference import fedgkt as oracle
 
@@ -104,13 +106,16 @@ def trainings(state):
 def check_accuracies(fed, metrics, state):
     """Mean, least and largest over the clients: their extractor with the server behind it."""
     server, stacked, own = loaded(fed.server_model(), state["server"]), [], []
+    on_own_classes = []
     for i, client in enumerate(state["clients"]):
         model = loaded(fed.client_model(i), client)
         features = model.extract(fed.test.images)
         for found, logits in ((stacked, server(features)), (own, model.classify(features))):
             found.append((logits.argmax(1) == fed.test.labels).float().mean().item())
+        on_own_classes.append(own_accuracy(logits, fed.test.labels, fed.private[i].labels))
     assert metrics["accuracy"] == pytest.approx(sum(stacked) / len(stacked))
     assert metrics["edge_accuracy"] == pytest.approx(sum(own) / len(own))
+    assert metrics["edge_accuracy_own"] == pytest.approx(sum(on_own_classes) / len(own))
     assert (metrics["accuracy_min"], metrics["accuracy_max"]) == (min(stacked), max(stacked))
 
 

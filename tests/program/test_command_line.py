@@ -14,7 +14,7 @@ from toys import OF_PAPERS, federation, refused, same
 
 import fedkd_minimal
 import models
-from algorithms import ALGORITHMS, declared, fedavg, fedsdd
+from algorithms import ALGORITHMS, fedavg, fedsdd
 from data.load import DATASETS
 from experiment.build import PARTITIONS
 from experiment.config import configure
@@ -112,9 +112,9 @@ EDGES = [   # numbers that are refused, numbers that are allowed, the flags
     ("-1 2.5 two", "0 7", "warmup_rounds samples transfer_public_epochs transfer_local_epochs "
                           "public_epochs classes seeds generated"),
     ("0 -1 nan inf two", "1e-9 7", "lr server_lr global_lr generator_lr max_grad_norm temperature "
-                                   "concentration latencies alpha"),
+                                   "concentration latencies alpha generated_weight_decay"),
     ("-1 nan inf", "0 7.5", "weight_decay kernel_l2 min_delta mu consensus_weights attack_scale "
-                              "beta gamma diversity"),
+                              "beta gamma diversity generated_weight"),
     ("0 -0.1 1.01 nan", "0.01 1", "participation comu"), ("-0.1 1.01 nan", "0 1", "epsilon"),
     ("-0.1 0.5 nan", "0 0.49", "malicious_fraction"), ("0 1 nan", "0.01 0.99", "validation"),
     ("nan inf", "-1 0 1", "attack_z"), ("0 1025 99999999999999999999999", "1 1024", "threads")]
@@ -134,7 +134,7 @@ def test_a_number_outside_its_range_is_refused(capsys, name):
 
 def test_networks_may_differ_unless_one_model_goes_to_all_clients():
     """These refuse several networks; test_contracts.py runs all others with two."""
-    assert {algo for algo in OF_PAPERS if not declared(algo).MIXED} == {
+    assert {algo for algo in OF_PAPERS if not ALGORITHMS[algo].mixed} == {
         "fedavg", "fedprox", "scaffold", "fedntd", "fedgen", "fedbe", "split-learning"}
 
 
@@ -223,11 +223,12 @@ PAPERS_DEFAULTS = {   # every keyword of every algorithm
               "distill": False, "distill_steps": 5000, "server_batch_size": 256, "server_lr": 0.1},
     # FedGen's Table 1; its public code for the generator
     "fedgen": {"rounds": 200, "participation": 0.5, "local_epochs": 1, "local_steps": 20,
-               "batch_size": 32, "lr": 0.01, "generated": 32, "generator_steps": 50,
-               "generator_lr": 3e-4, "diversity": 1.0},
+               "batch_size": 32, "lr": 0.01, "generated": 32, "generated_weight": 1.0,
+               "generated_weight_decay": 1.0, "generator_steps": 50, "generator_lr": 3e-4,
+               "diversity": 1.0},
     # FedDF's public code
     "feddf": {**LOCAL, **PLAIN, "lr": 0.1, "drop_worst": True, "distill_steps": 10000,
-              "server_batch_size": 128, "server_lr": 1e-3, "server_optimizer": "adam",
+              "server_batch_size": 64, "server_lr": 1e-3, "server_optimizer": "adam",
               "cosine": True, "max_grad_norm": 5.0, "temperature": 1.0, "patience": 1000,
               "check_every": 100},
     # FedMD's public code, CIFAR iid
@@ -285,7 +286,7 @@ def test_the_help_of_a_keyword_tells_its_meaning_and_the_default_of_each_algorit
 @pytest.mark.parametrize("algo", OF_PAPERS)
 def test_help_is_the_files_own_text_and_describes_every_flag(capsys, algo):
     printed = printed_help(capsys, ["--algo", algo]).replace(" ", "")   # it breaks after hyphens
-    about = inspect.getmodule(ALGORITHMS[algo]).__doc__.splitlines()[0]
+    about = inspect.getmodule(ALGORITHMS[algo].run).__doc__.splitlines()[0]
     assert about.replace(" ", "") in printed
     helps = {action.dest: action.help for action in build_parser([algo], "")._actions}
     for name, parameter in keywords(algo).items():
@@ -323,7 +324,7 @@ def test_a_run_prints_a_line_per_round_and_keeps_what_it_measured(finished):
     for t, (line, row, timing) in enumerate(zip(lines[1:4], rows, timings, strict=True)):
         assert row["round"] == timing["round"] == t
         assert not any(key.endswith("_seconds") for key in row)
-        shown = [metric_text(row.get(key)) for key in declared("fedsdd").COLUMNS]
+        shown = [metric_text(row.get(key)) for key in ALGORITHMS["fedsdd"].columns]
         assert line.split()[:5] == [f"{t}/2", *shown] and shown[0] == f"{row['accuracy']:.4f}"
 
 

@@ -7,7 +7,7 @@ import pytest
 from test_command_line import configured, kept
 from toys import arrays, refused
 
-from algorithms import declared
+from algorithms import ALGORITHMS
 from experiment import process
 from experiment.build import HELD_OUT
 from experiment.flags import flag_name, keywords, value_text
@@ -203,11 +203,11 @@ def test_every_preset_runs(tmp_path, paper, algo):
         edges = algo in ("fedgkt", "fedgkt-async", "split-learning")
         small = "gkt_edge_small gkt_server_small".split() if edges else ["mlp", "mlp"]
         flags += ["--model", small[0], "--server-model", small[1]]
-    if declared(algo).PUBLIC != "none" and flags_of(paper, algo)["public"] is None:
+    if ALGORITHMS[algo].public != "none" and flags_of(paper, algo)["public"] is None:
         flags.append("--public=fifth")                   # of the papers' own sets none is here
     np.savez(tmp_path / "few.npz", **arrays(16, 8, 4, (12, 12, 3)))
     main(["--algo", algo, "--paper", paper, "--dataset", str(tmp_path / "few.npz"), "--clients",
           "2", "--partition", "iid", "--threads", "1", "--out", str(tmp_path / "out"), *flags])
     rows = kept(tmp_path / "out")
     no_server = {"server_accuracy"} if algo in ("public-private", "centralized") else set()
-    assert {*declared(algo).COLUMNS} - no_server <= rows[1].keys() and len(rows) == 2
+    assert {*ALGORITHMS[algo].columns} - no_server <= rows[1].keys() and len(rows) == 2

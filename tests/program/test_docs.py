@@ -103,7 +103,7 @@ def test_every_name_in_a_notation_table_is_in_the_code():
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_every_keyword_is_read(algo):
-    function = ast.parse(inspect.getsource(ALGORITHMS[algo])).body[0]
+    function = ast.parse(inspect.getsource(ALGORITHMS[algo].run)).body[0]
     names = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
     read = {node.id for node in names if isinstance(node.ctx, ast.Load)}
     assert {argument.arg for argument in function.args.kwonlyargs} <= read
@@ -120,7 +120,7 @@ def test_a_round_is_at_most_twenty_lines_of_code():
                 body = map(str.strip, lines[loop.lineno:end - 1])
                 assert sum(line[:1] not in ("", "#") for line in body) <= 20, path.stem
                 found.add(path.stem)
-    assert found == {ALGORITHMS[algo].__module__.split(".")[1] for algo in OF_PAPERS}
+    assert found == {ALGORITHMS[algo].run.__module__.split(".")[1] for algo in OF_PAPERS}
 
 
 def test_all_draws_are_by_the_runs_seed():

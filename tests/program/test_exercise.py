@@ -12,7 +12,7 @@ CASES = [       # (exercise, a part of the project's body, what stands there ins
     ("fedgems.entropy_weights", 'float("-inf")', "0.0", r"not held  Eq. \(4\) as computed by hand: "
      r"got \[.*\], not .*\n(.*\n)+It is as if: masked with 0: .*\n"),
     ("fedgems.entropy_weights", "(0)", "(9)", r"IndexError: .* \(exercise.py, line \d+\)\n"),
-    ("fedsdd.ensemble_logits", "return", "_ =", r"TypeError: .*: None is not tensor.*\n"),
+    ("equations.ensemble_logits", "return", "_ =", r"TypeError: .*: None is not tensor.*\n"),
     ("fedsdd.run", "is_main(k, K)", "True", r"not held  rounds with R 2 .*: "
      r"global model 1 after round 1 .*\n(.*\n)+")]
 

@@ -12,9 +12,9 @@ from toys import (constant, federation, labeled, last, linear, receives, same, s
 from torch import nn
 
 from algorithms import ALGORITHMS
-from algorithms.common import finite, is_finite
 from algorithms.evaluation import client_scores, server_metrics
 from algorithms.training import OPTIMIZERS, restore, snapshot, train, train_with_labels
+from algorithms.uploads import is_usable, usable
 from experiment.flags import keywords
 from experiment.report import summary
 from federation import Data
@@ -45,9 +45,9 @@ def test_an_upload_with_one_bad_number_is_left_out(value):
     uploads = torch.randn(4, 5, 3)
     uploads[1, 4, 2] = uploads[3, 0, 0] = value
     uploads[2, 1] = torch.tensor([9e29, -9e29, 0.])         # which can be summed
-    assert torch.equal(finite(uploads), uploads[[0, 2]])
-    assert [is_finite({"w": (upload[:1], upload[1:])}) for upload in uploads] == [True, False] * 2
-    assert finite(uploads[[1, 3]]).shape == (0, 5, 3) and finite(uploads[:, :0]).shape == (4, 0, 3)
+    assert torch.equal(usable(uploads), uploads[[0, 2]])
+    assert [is_usable({"w": (upload[:1], upload[1:])}) for upload in uploads] == [True, False] * 2
+    assert usable(uploads[[1, 3]]).shape == (0, 5, 3) and usable(uploads[:, :0]).shape == (4, 0, 3)
 
 
 def test_a_public_test_set_has_a_score_of_its_own_a_servers_headline():

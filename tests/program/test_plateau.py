@@ -5,7 +5,7 @@ import pytest
 from test_contracts import SETTINGS, takes, toy, whole
 from toys import federation, linear, same, samples, through_a_file, without_seconds
 
-from algorithms import ALGORITHMS, declared
+from algorithms import ALGORITHMS
 from algorithms.training import OPTIMIZERS, restore, snapshot, train_with_labels
 from experiment.plateau import with_plateau
 
@@ -53,12 +53,12 @@ def test_a_resumed_run_goes_on_with_the_fallen_rate():
         assert same(rounds_of(run, state=through_a_file(state), rounds=8, lr=0.8), whole[n:])
 
 
-@pytest.mark.parametrize("algo", [algo for algo in ALGORITHMS if declared(algo).PLATEAU])
+@pytest.mark.parametrize("algo", [algo for algo in ALGORITHMS if ALGORITHMS[algo].plateau])
 def test_a_rate_that_never_falls_changes_nothing(algo):
     """One run for all rounds, and one for each; a state's accuracy is that of the metrics."""
-    run, fed, rates = ALGORITHMS[algo], toy(algo), declared(algo).PLATEAU
+    run, fed, rates = ALGORITHMS[algo].run, toy(algo), ALGORITHMS[algo].plateau
     settings = {name: x for name, x in (run.__kwdefaults__ | SETTINGS).items() if takes(algo, name)}
-    evaluate = declared(algo).evaluate
+    evaluate = ALGORITHMS[algo].evaluate
     kept = rounds_of(with_plateau(run, evaluate, rates, 9), fed, **settings)
     for (metrics, state), (found, found_state) in zip(whole(algo), kept, strict=True):
         assert same({key: found_state[key] for key in state}, state)

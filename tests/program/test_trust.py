@@ -13,7 +13,7 @@ from test_runs import bytes_of, command, stopped_after
 from toys import federation as toy
 from toys import labeled, refused
 
-from algorithms import ALGORITHMS, declared
+from algorithms import ALGORITHMS
 from experiment import checkpoint, process
 from federation import no_server_model
 from fedkd_minimal import main
@@ -162,7 +162,7 @@ def test_after_a_write_that_fails_every_finished_round_is_kept(short, tmp_path, 
 
 def using(*public):
     """The algorithms whose file declares one of these."""
-    return [algo for algo in ALGORITHMS if declared(algo).PUBLIC in public]
+    return [algo for algo in ALGORITHMS if ALGORITHMS[algo].public in public]
 
 
 NEEDS = {   # what a federation lacks: (the federation, the algorithms that need it, their words)
@@ -181,4 +181,4 @@ def test_an_algorithm_says_what_it_needs(lacking, algo):
     make, _, words = NEEDS[lacking]
     more = {"distill": True} if algo == "fedbe" else {}      # else its ensemble only predicts
     with pytest.raises(ValueError, match=words):
-        next(ALGORITHMS[algo](make(), **more))
+        next(ALGORITHMS[algo].run(make(), **more))
