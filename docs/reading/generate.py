@@ -175,25 +175,14 @@ def header_text(paragraph, href):
     return shown
 
 
-def notation(table):
-    """The header's table "Paper here shape note" as HTML: its columns begin where its words do."""
-    if not table:
-        return ""
-    head, *lines = table.split("\n")
-    starts = [head.index(word) for word in ("Paper", "here", "shape", "note")]
-    rows = []
-    for line in lines:
-        cells = [line[start:end].strip() for start, end in zip(starts, [*starts[1:], None])]
-        if not cells[0] and not cells[1] and rows:                     # the row goes on
-            rows[-1] = [f"{a} {b}".strip() for a, b in zip(rows[-1], cells)]
-        else:
-            rows.append(cells)
-    body = "".join(
-        "<tr>" + "".join(f'<td class="{column}">{html.escape(cell, quote=False)}</td>'
-                         for column, cell in zip(("paper", "here", "shape", "note"), cells))
-        + "</tr>\n" for cells in rows)
-    return ('<table><tr><th>paper</th><th>here</th><th>shape</th><th>note</th></tr>\n'
-            f"{body}</table>")
+def notation(rows):
+    """The table from the paper's symbols to the code's names as HTML."""
+    columns = "paper", "here", "shape", "note"
+    head = "".join(f"<th>{column}</th>" for column in columns)
+    body = "".join("<tr>" + "".join(
+        f'<td class="{column}">{html.escape(cell, quote=False)}</td>'
+        for column, cell in zip(columns, cells)) + "</tr>\n" for cells in rows)
+    return f"<table><tr>{head}</tr>\n{body}</table>" if rows else ""
 
 
 def code(lines, site):
@@ -228,12 +217,12 @@ def row_section(row, site, href):
 
 def decisions(file, site, href):
     """The decisions D1, D2, ... about a file, each with its tests."""
-    made = []
+    made, stem = [], Path(file).stem
     for name, text in (sources.header(file).decisions | sources.departures(file)).items():
         tests = re.findall(r"\btest_\w+", text)
         text = re.sub(r"\s*[\[`]+test_\w+[\]`]+", "", text)
-        folded = "".join(folded_test(test, sources.test_file(test), site) for test in tests)
-        made.append(f'<section id="{Path(file).stem}-{name}">\n<div><p class="line"><b>{name}</b> '
+        folded = "".join(folded_test(test, sources.test_file(test, stem), site) for test in tests)
+        made.append(f'<section id="{stem}-{name}">\n<div><p class="line"><b>{name}</b> '
                     f"<span>{inline(text, href)}</span></p></div>\n<div>{folded}</div></section>\n")
     return "".join(made)
 
@@ -250,7 +239,7 @@ def algorithm_page(name, introduction, rows, site):
         path, _, anchor = url.partition("#")
         if re.fullmatch(r"`D\d+`", text):                              # a decision of a file
             stem = anchor.removesuffix("py") or Path(path).stem
-            page = "" if stem in map(lambda x: Path(x).stem, files) else f"{stem}.html"
+            page = "" if stem in [Path(each).stem for each in files] else f"{stem}.html"
             return f"{page}#{stem}-{text.strip('`')}"
         return site.link(posixpath.normpath(f"docs/{path}"))
 
@@ -321,7 +310,10 @@ if __name__ == "__main__":
                                         "https://github.com/OWNER/NAME/blob/main/")
     parser.add_argument("--open", action="store_true", help="open the index in a browser")
     flags = parser.parse_args()
-    path = write(flags.to.resolve(), flags.files)
+    try:
+        path = write(flags.to.resolve(), flags.files)
+    except ValueError as error:                    # a text names what the code lacks
+        parser.error(str(error))
     print(f"wrote {len(order())} algorithms: {path}")
     if flags.open:
         webbrowser.open(path.as_uri())

@@ -70,6 +70,8 @@ def scripted(tokens):
 
 def element(tokens):
     """The next element: a letter, a number, a sign, or a command with its arguments."""
+    if not tokens:
+        raise ValueError("a formula ends before the last argument of a command")
     token = tokens.pop(0)
     if token == "{":
         inside = row(tokens, "}")
@@ -98,7 +100,7 @@ def element(tokens):
         return f"<mi>{token[8:-1]}</mi>"
     if token.startswith(r"\text{"):
         return f"<mtext>{token[6:-1].replace(' ', '&#160;')}</mtext>"
-    if token == r"\mathcal":
+    if token == r"\mathcal" and tokens[1] in SCRIPT:
         return f"<mi>{SCRIPT[letter(tokens)]}</mi>"
     if token == r"\boldsymbol":
         return f"<mi>{bold(letter(tokens))}</mi>"
@@ -117,7 +119,7 @@ def element(tokens):
         return fenced(tokens)
     if token in (r"\begin{cases}", r"\begin{aligned}"):
         return table(tokens, token[7:-1])
-    raise ValueError(f"docs/reading/mathml.py does not know {token}")
+    raise ValueError(f"docs/reading/mathml.py does not know {token} before {' '.join(tokens[:9])}")
 
 
 def letter(tokens):

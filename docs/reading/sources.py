@@ -94,9 +94,10 @@ def tests():
             for name in re.findall(r"^def (test_\w+)", path.read_text(), re.M)]
 
 
-def test_file(name):
-    """The file of the only test with this name."""
+def test_file(name, stem):
+    """The file of the test with this name: test_STEM.py if it has one, else the only one."""
     files = [file for each, file in tests() if each == name]
+    files = [file for file in files if file.endswith(f"/test_{stem}.py")] or files
     if len(files) != 1:
         raise ValueError(f"the tests called {name} are in the files {files}, not in exactly one")
     return files[0]
@@ -107,7 +108,7 @@ class Header(NamedTuple):
 
     title: str
     introduction: list     # paragraphs
-    notation: str          # the table from the paper's symbols to the code's names, or ""
+    notation: list         # rows: the paper's symbol, the code's name, shape, note
     algorithm: list        # paragraphs: the paper's lines in the order of the code, what is kept
     decisions: dict        # {"D1": text with the names of its tests}
 
@@ -117,12 +118,27 @@ def header(file):
     title, *paragraphs = ast.get_docstring(tree(file)).split("\n\n")
     decisions = "".join(x for x in paragraphs if "\nD1  " in x)
     paragraphs = [x for x in paragraphs if "\nD1  " not in x]
-    at = [n for n, x in enumerate(paragraphs) if re.match("Paper.* here ", x)]
-    before, notation, after = paragraphs, "", []
+    at = [n for n, x in enumerate(paragraphs) if re.match("Paper.* here .* shape .* note", x)]
+    before, table, after = paragraphs, [], []
     if at:
-        before, notation, after = paragraphs[:at[0]], paragraphs[at[0]], paragraphs[at[0] + 1:]
+        before, after = paragraphs[:at[0]], paragraphs[at[0] + 1:]
+        table = notation(paragraphs[at[0]])
     found = re.findall(r"^(D\d+)  (.*(?:\n .*)*)", decisions, re.M)
-    return Header(title, before, notation, after, dict(found))
+    return Header(title, before, table, after, dict(found))
+
+
+def notation(table):
+    """The rows of a header's table; its columns begin where the words of its first line do."""
+    head, *lines = table.split("\n")
+    starts = [head.index(word) for word in ("Paper", "here", "shape", "note")]
+    rows = []
+    for line in lines:
+        cells = [line[start:end].strip() for start, end in zip(starts, [*starts[1:], None])]
+        if cells[0] or cells[1] or not rows:
+            rows.append(cells)
+        else:                                                          # the last row goes on
+            rows[-1] = [f"{a} {b}".strip() for a, b in zip(rows[-1], cells)]
+    return rows
 
 
 def departures(file):
