@@ -258,15 +258,15 @@ def algorithm_page(name, introduction, rows, site):
 
 def navigation(name, names):
     """Links to the page before, to all, and to the page after."""
-    def link(other, arrow):
-        title = sources.header(f"algorithms/{other}.py").title
-        label = re.match("[^:,]+", title)[0]                          # "FedSDD: K groups ..."
-        return f'<a href="{other}.html">{arrow} {label}</a>'
+    def link(other, text):
+        title = sources.header(f"algorithms/{other}.py").title        # "FedSDD: K groups of ..."
+        return f'<a href="{other}.html">{text.format(re.match("[^:,]+", title)[0])}</a>'
 
     at = names.index(name)
-    return "\n".join([*(link(other, "←") for other in names[:at][-1:]),
+    before, after = names[:at][-1:], names[at + 1:][:1]
+    return "\n".join([*(link(other, "← {}") for other in before),
                       '<a href="index.html">all algorithms</a>',
-                      *(link(other, "→") for other in names[at + 1:at + 2])])
+                      *(link(other, "{} →") for other in after)])
 
 
 def index(site):

@@ -27,6 +27,12 @@ def tree(file):
 
 
 @functools.cache
+def statements(file):
+    """All statements of a file, also those inside of others."""
+    return [node for node in ast.walk(tree(file)) if isinstance(node, ast.stmt)]
+
+
+@functools.cache
 def painted(file):
     """The lines of a file as HTML, in which strings, comments and keywords have a class."""
     def paint(found):
@@ -54,8 +60,7 @@ def find(file, name):
     places = [n for n, line in enumerate(lines, 1) if name in line and n > docstring]
     if len(places) != 1:
         raise ValueError(f"{file} has {name!r} in the lines {places}, not in exactly one")
-    around = [node for node in ast.walk(tree(file)) if isinstance(node, ast.stmt)
-              and node.lineno <= places[0] <= node.end_lineno]
+    around = [node for node in statements(file) if node.lineno <= places[0] <= node.end_lineno]
     statement = max(around, key=lambda node: node.lineno)              # the innermost
     first, last = statement.lineno, statement.end_lineno
     if isinstance(statement, (ast.For, ast.If, ast.With)):
@@ -69,7 +74,7 @@ def find(file, name):
 
 def function(file, name):
     """The `Lines` of a function with its decorators."""
-    found = [node for node in ast.walk(tree(file))
+    found = [node for node in statements(file)
              if isinstance(node, ast.FunctionDef) and node.name == name]
     if len(found) != 1:
         raise ValueError(f"{file} has {len(found)} functions {name}, not one")
