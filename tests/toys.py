@@ -13,7 +13,7 @@ from torch import nn
 
 from algorithms import ALGORITHMS, uploads
 from algorithms.training import batches
-from docs.reading.generate import order
+from docs.reading.sources import order
 from federation import Data, Federation, seeded, stream
 from fedkd_minimal import main
 from reference.linear import cross_entropy_slope, gradient, logits

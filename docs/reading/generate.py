@@ -22,81 +22,10 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from docs.reading import sources  # noqa: E402
 from docs.reading.mathml import mathml  # noqa: E402
 
-DOCS = sources.ROOT / "docs"
-CODE_LINK = re.compile(r"\[`([^`]+)`\]\(\.\./([^)#]+)\)")              # [`name`](../file)
 INLINE = re.compile(
     r"\$`(?P<math>[^`]+)`\$|`(?P<code>[^`]+)`|(?P<image>!?)\[(?P<text>(?:`[^`]*`|[^]`])+)\]"
     r"\((?P<url>[^)]+)\)|(?P<arxiv>arXiv:\d{4}\.\d{5}(?:v\d)?)")
 
-
-class Row(NamedTuple):
-    """A part of an algorithm: what the paper says, its code, its tests, our decisions."""
-
-    heading: str
-    said: str          # Markdown
-    lines: list        # [(number, Markdown)]: lines of an algorithm
-    code: list         # [(name, file)]
-    tests: list        # [(name, file)]
-    notes: list        # [Markdown]
-
-
-# ------------------------------------------------------------------------------ reading the texts
-
-def order():
-    """The names of the algorithms' files in the order in which docs/READING.md links them."""
-    links = re.findall(r"\]\(\.\./algorithms/(\w+)\.py\)", (DOCS / "READING.md").read_text())
-    return list(dict.fromkeys(links))
-
-
-def equations():
-    """{name of an algorithm's file: (introduction, [Row])}, from docs/EQUATIONS.md."""
-    found = {}
-    for section in re.split("^## .*\n", (DOCS / "EQUATIONS.md").read_text(), flags=re.M)[1:]:
-        introduction, *parts = re.split("^### ", section, flags=re.M)
-        rows = []
-        for part in parts:
-            heading, body = part.split("\n", 1)
-            rows += algorithm_rows(heading, body) if "\n|" in body else [equation(heading, body)]
-        found[re.search(r"\(\.\./algorithms/(\w+)\.py\)", introduction)[1]] = introduction, rows
-    return found
-
-
-def equation(heading, body):
-    """The `Row` of an equation: formulas, then a list with "Here: ", "Tests: " and remarks."""
-    items = re.findall(r"^- (.*(?:\n  .*)*)", body, re.M)
-    said = re.sub(r"^- .*(?:\n  .*)*", "", body, flags=re.M)
-    links = {kind: CODE_LINK.findall(item) for item in items for kind in ("Here: ", "Tests: ")
-             if item.startswith(kind)}
-    notes = [item for item in items if not item.startswith(("Here: [", "Tests: "))]
-    return Row(heading, said, [], links["Here: "], links.get("Tests: ", []), notes)
-
-
-def algorithm_rows(heading, body):
-    """The `Row`s of an algorithm: a table of lines, then a list of remarks on some of them.
-
-    Lines with the same code are one row. A line without code joins the next one, or the last.
-    """
-    introduction = body.split("\n|")[0]
-    rows = [Row(heading, introduction, [], [], CODE_LINK.findall(introduction), [])]
-    for number, said, here, tests in re.findall(
-            r"^\| ([\d-]+) \| (.*) \| (.*) \| (.*) \|$", body, re.M):
-        code = CODE_LINK.findall(here)
-        if not rows[-1].lines or rows[-1].code and rows[-1].code != code:
-            rows.append(Row("", "", [], [], [], []))
-        rows[-1].lines.append((number, said))
-        rows[-1].code.extend(x for x in code if x not in rows[-1].code)
-        rows[-1].tests.extend(x for x in CODE_LINK.findall(tests) if x not in rows[-1].tests)
-    if not rows[-1].code:
-        rows[-2].lines.extend(rows.pop().lines)
-    for note in re.findall(r"^- (.*(?:\n  .*)*)", body, re.M):
-        place = int(re.search(r"\d+", note)[0])                        # "Lines 9 and 29, ..."
-        row = next(row for row in rows
-                   if row.lines and place <= int(row.lines[-1][0].split("-")[-1]))
-        row.notes.append(note)
-    return rows
-
-
-# -------------------------------------------------------------------------------- writing the HTML
 
 class Site(NamedTuple):
     """Where the pages are written, and what stands before the project's files in a link."""
@@ -232,7 +161,7 @@ def algorithm_page(name, introduction, rows, site):
     file = f"algorithms/{name}.py"
     header = sources.header(file)
     others = [file for row in rows for _, file in row.code
-              if "\nD1  " in (sources.ROOT / file).read_text() and Path(file).stem not in order()]
+              if sources.header(file).decisions and Path(file).stem not in sources.order()]
     files = list(dict.fromkeys([file, *others]))
 
     def href(text, url):
@@ -276,11 +205,11 @@ def index(site):
         if name:
             return f"{name[1]}.html"
         if url.startswith("pictures/"):
-            shutil.copy(DOCS / url, site.folder)
+            shutil.copy(sources.ROOT / "docs" / url, site.folder)
             return Path(url).name
         return site.link(posixpath.normpath(f"docs/{url.split('#')[0]}"))
 
-    return markdown((DOCS / "READING.md").read_text(), href)
+    return markdown(sources.read("docs/READING.md"), href)
 
 
 def write(folder, files=None):
@@ -290,15 +219,17 @@ def write(folder, files=None):
     """
     folder.mkdir(parents=True, exist_ok=True)
     site = Site(folder, files or os.path.relpath(sources.ROOT, folder) + "/")
-    template = string.Template((Path(__file__).parent / "template.html").read_text())
-    names, found = order(), equations()
+    template = string.Template(sources.read("docs/reading/template.html"))
+    names, found = sources.order(), sources.equations()
     for name in names:
         title, body = algorithm_page(name, *found.get(name, ("", [])), site)
-        (folder / f"{name}.html").write_text(template.substitute(
+        page = template.substitute(
             title=html.escape(title.split(":")[0]), navigation=navigation(name, names),
-            body=f"<h1>{html.escape(title, quote=False)}</h1>\n{body}"))
-    (folder / "index.html").write_text(template.substitute(
-        title="Algorithms beside their papers", navigation="", body=index(site)))
+            body=f"<h1>{html.escape(title, quote=False)}</h1>\n{body}")
+        (folder / f"{name}.html").write_text(page, encoding="utf-8")
+    page = template.substitute(title="Algorithms beside their papers", navigation="",
+                               body=index(site))
+    (folder / "index.html").write_text(page, encoding="utf-8")
     return folder / "index.html"
 
 
@@ -314,6 +245,6 @@ if __name__ == "__main__":
         path = write(flags.to.resolve(), flags.files)
     except ValueError as error:                    # a text names what the code lacks
         parser.error(str(error))
-    print(f"wrote {len(order())} algorithms: {path}")
+    print(f"wrote {len(sources.order())} algorithms: {path}")
     if flags.open:
         webbrowser.open(path.as_uri())

@@ -1,4 +1,5 @@
-"""Finds code by its name or its text, and shows it as HTML."""
+"""What the pages are made of: code, found by its name or its text; headers of files; the equations
+and lines of docs/EQUATIONS.md in the order of docs/READING.md."""
 import ast
 import functools
 import html
@@ -9,9 +10,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
+CODE_LINK = re.compile(r"\[`([^`]+)`\]\(\.\./([^)#]+)\)")              # [`name`](../file)
 PAINT = re.compile(r'(?P<string>[rbf]*"""(?:.|\n)*?"""|[rbf]*"(?:\\.|[^"\\\n])*")'
                    rf"|(?P<comment>#.*)|(?P<keyword>\b(?:{'|'.join(keyword.kwlist)})\b)")
 
+
+def read(file):
+    """The text of one of the project's files."""
+    return (ROOT / file).read_text(encoding="utf-8")
+
+
+# ------------------------------------------------------------------------------------------- code
 
 class Lines(NamedTuple):
     """Lines of a file, the first and the last included, counted from 1."""
@@ -23,7 +32,7 @@ class Lines(NamedTuple):
 
 @functools.cache
 def tree(file):
-    return ast.parse((ROOT / file).read_text())
+    return ast.parse(read(file))
 
 
 @functools.cache
@@ -39,7 +48,7 @@ def painted(file):
         lines = found[0].split("\n")
         return "\n".join(f'<span class="{found.lastgroup}">{line}</span>' for line in lines)
 
-    return PAINT.sub(paint, html.escape((ROOT / file).read_text(), quote=False)).split("\n")
+    return PAINT.sub(paint, html.escape(read(file), quote=False)).split("\n")
 
 
 def shown(lines):
@@ -55,7 +64,7 @@ def find(file, name):
     """
     if name.isidentifier():
         return function(file, name)
-    lines = (ROOT / file).read_text().splitlines()
+    lines = read(file).splitlines()
     docstring = tree(file).body[0].end_lineno
     places = [n for n, line in enumerate(lines, 1) if name in line and n > docstring]
     if len(places) != 1:
@@ -96,7 +105,7 @@ def tests():
     """[(name of a test, its file)]"""
     return [(name, path.relative_to(ROOT).as_posix())
             for path in sorted((ROOT / "tests").glob("*/test_*.py"))
-            for name in re.findall(r"^def (test_\w+)", path.read_text(), re.M)]
+            for name in re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.M)]
 
 
 def test_file(name, stem):
@@ -107,6 +116,8 @@ def test_file(name, stem):
         raise ValueError(f"the tests called {name} are in the files {files}, not in exactly one")
     return files[0]
 
+
+# ------------------------------------------------------------------------------------------ texts
 
 class Header(NamedTuple):
     """The docstring of an algorithm's file, in its parts."""
@@ -148,6 +159,71 @@ def notation(table):
 
 def departures(file):
     """{"D6": text}: the decisions of docs/DEPARTURES.md about the file with this name."""
-    text = (ROOT / "docs" / "DEPARTURES.md").read_text()
+    text = read("docs/DEPARTURES.md")
     section = re.search(rf"^## {re.escape(Path(file).name)}\n(.*?)(?=^## |\Z)", text, re.M | re.S)
     return dict(re.findall(r"^- (D\d+): (.*(?:\n  .*)*)", section[1] if section else "", re.M))
+
+
+class Row(NamedTuple):
+    """A part of an algorithm: what the paper says, its code, its tests, our decisions."""
+
+    heading: str
+    said: str          # Markdown
+    lines: list        # [(number, Markdown)]: lines of an algorithm
+    code: list         # [(name, file)]
+    tests: list        # [(name, file)]
+    notes: list        # [Markdown]
+
+
+def order():
+    """The names of the algorithms' files in the order in which docs/READING.md links them."""
+    links = re.findall(r"\]\(\.\./algorithms/(\w+)\.py\)", read("docs/READING.md"))
+    return list(dict.fromkeys(links))
+
+
+def equations():
+    """{name of an algorithm's file: (introduction, [Row])}, from docs/EQUATIONS.md."""
+    found = {}
+    for section in re.split("^## .*\n", read("docs/EQUATIONS.md"), flags=re.M)[1:]:
+        introduction, *parts = re.split("^### ", section, flags=re.M)
+        rows = []
+        for part in parts:
+            heading, body = part.split("\n", 1)
+            rows += algorithm_rows(heading, body) if "\n|" in body else [equation(heading, body)]
+        found[re.search(r"\(\.\./algorithms/(\w+)\.py\)", introduction)[1]] = introduction, rows
+    return found
+
+
+def equation(heading, body):
+    """The `Row` of an equation: formulas, then a list with "Here: ", "Tests: " and remarks."""
+    items = re.findall(r"^- (.*(?:\n  .*)*)", body, re.M)
+    said = re.sub(r"^- .*(?:\n  .*)*", "", body, flags=re.M)
+    links = {kind: CODE_LINK.findall(item) for item in items for kind in ("Here: ", "Tests: ")
+             if item.startswith(kind)}
+    notes = [item for item in items if not item.startswith(("Here: [", "Tests: "))]
+    return Row(heading, said, [], links["Here: "], links.get("Tests: ", []), notes)
+
+
+def algorithm_rows(heading, body):
+    """The `Row`s of an algorithm: a table of lines, then a list of remarks on some of them.
+
+    Lines with the same code are one row. A line without code joins the next one, or the last.
+    """
+    introduction = body.split("\n|")[0]
+    rows = [Row(heading, introduction, [], [], CODE_LINK.findall(introduction), [])]
+    for number, said, here, tests in re.findall(
+            r"^\| ([\d-]+) \| (.*) \| (.*) \| (.*) \|$", body, re.M):
+        code = CODE_LINK.findall(here)
+        if not rows[-1].lines or rows[-1].code and rows[-1].code != code:
+            rows.append(Row("", "", [], [], [], []))
+        rows[-1].lines.append((number, said))
+        rows[-1].code.extend(x for x in code if x not in rows[-1].code)
+        rows[-1].tests.extend(x for x in CODE_LINK.findall(tests) if x not in rows[-1].tests)
+    if not rows[-1].code:
+        rows[-2].lines.extend(rows.pop().lines)
+    for note in re.findall(r"^- (.*(?:\n  .*)*)", body, re.M):
+        place = int(re.search(r"\d+", note)[0])                        # "Lines 9 and 29, ..."
+        row = next(row for row in rows
+                   if row.lines and place <= int(row.lines[-1][0].split("-")[-1]))
+        row.notes.append(note)
+    return rows

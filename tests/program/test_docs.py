@@ -4,6 +4,9 @@ import doctest
 import importlib
 import inspect
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,7 @@ from toys import shipped
 
 from algorithms import ALGORITHMS
 from docs.reading import sources
-from docs.reading.generate import order
+from docs.reading.sources import order
 from experiment.config import configure
 from experiment.flags import parse
 from fedkd_minimal import main
@@ -35,6 +38,7 @@ LAYERS = {       # what of the project the files of a folder, or one file, may i
 FILES = {layer: [layer] if layer.endswith(".py") else
          [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / layer).glob("[!_]*.py"))]
          for layer in LAYERS} | {"algorithms": [f"algorithms/{name}.py" for name in shipped()]}
+FOLDERS = [layer for layer in LAYERS if not layer.endswith(".py")]
 PRODUCT = sum(FILES.values(), [])
 WITH_DECISIONS = [file for file in PRODUCT if sources.header(file).decisions]
 EXAMPLES = [file for file in PRODUCT if ">>> " in (ROOT / file).read_text()]
@@ -176,3 +180,26 @@ def test_the_readme_shows_what_its_first_command_prints(capsys):
         told, found = (next(line.split() for line in lines if re.match(rf" +{t}/", line))
                        for lines in (shown, printed))
         assert told[4:7] == found[4:7] and abs(float(told[1]) - float(found[1])) < .01
+
+
+def test_an_algorithm_that_a_user_adds_turns_nothing_red(tmp_path):
+    """YOUR_OWN.md's file and its two lines, in a copy of the project: the tests of texts there."""
+    page = (ROOT / "docs" / "YOUR_OWN.md").read_text()
+    [algorithm] = re.findall(r"<!-- test: algorithm -->\n```python\n(.*?)```", page, re.S)
+    [lines] = re.findall(r"```python\n(from algorithms import \w+ .*?)```", page, re.S)
+    imported, registered = lines.splitlines()
+    for folder in (*FOLDERS, "tests", "docs", "benchmarks"):
+        shutil.copytree(ROOT / folder, tmp_path / folder,
+                        ignore=shutil.ignore_patterns("__pycache__"))
+    for path in filter(Path.is_file, ROOT.iterdir()):
+        shutil.copy(path, tmp_path)
+    (tmp_path / "algorithms" / "fedavgm.py").write_text(algorithm)
+    registry = tmp_path / "algorithms" / "__init__.py"
+    text = registry.read_text().replace("\n\nALGORITHMS", f"\n{imported}\n\nALGORITHMS")
+    registry.write_text(text.replace("\n)}", f"\n{registered}\n)}}"))
+    tests = [f"tests/program/test_{name}.py" for name in ("docs", "reading", "break_it")]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *tests, "-p", "no:cacheprovider", "-k",
+         "(docs or reading or has_one) and not user and not first_command"],
+        cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout

@@ -23,7 +23,7 @@ def pages(tmp_path_factory):
 
 def test_every_algorithm_has_a_page(pages):
     linked = re.findall(r"\(algorithms/(\w+)\.py\)", (ROOT / "README.md").read_text())
-    assert {*linked} <= {*generate.order()} and {*pages} == {"index", *generate.order()}
+    assert {*linked} <= {*sources.order()} and {*pages} == {"index", *sources.order()}
 
 
 def test_every_link_on_a_page_leads_somewhere(pages):
@@ -57,7 +57,7 @@ def test_every_page_takes_nothing_from_elsewhere(pages):
 
 def test_no_equation_and_no_line_of_the_four_papers_is_missing():
     for name, (last_equation, *last_lines) in NUMBERED.items():
-        _, rows = generate.equations()[name]
+        _, rows = sources.equations()[name]
         headings = [row.heading.split(":")[0] for row in rows if row.heading.startswith("Eq.")]
         numbers = [int(n) for heading in headings for n in re.findall(r"\d+", heading)]
         assert sorted(numbers) == [*range(1, last_equation + 1)]
@@ -67,7 +67,7 @@ def test_no_equation_and_no_line_of_the_four_papers_is_missing():
 
 def test_nothing_that_is_code_is_without_a_test():
     """A line has one of its own, or its algorithm has one of all lines."""
-    for _, rows in generate.equations().values():
+    for _, rows in sources.equations().values():
         of_all_lines = []
         for row in rows:
             if row.heading:
