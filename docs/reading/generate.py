@@ -104,12 +104,12 @@ def header_text(paragraph, href):
     return shown
 
 
-def notation(rows):
+def notation(rows, href):
     """The table from the paper's symbols to the code's names as HTML."""
     columns = "paper", "here", "shape", "note"
     head = "".join(f"<th>{column}</th>" for column in columns)
     body = "".join("<tr>" + "".join(
-        f'<td class="{column}">{html.escape(cell, quote=False)}</td>'
+        f'<td class="{column}">{inline(cell, href)}</td>'
         for column, cell in zip(columns, cells)) + "</tr>\n" for cells in rows)
     return f"<table><tr>{head}</tr>\n{body}</table>" if rows else ""
 
@@ -170,10 +170,12 @@ def algorithm_page(name, introduction, rows, site):
             stem = anchor.removesuffix("py") or Path(path).stem
             page = "" if stem in [Path(each).stem for each in files] else f"{stem}.html"
             return f"{page}#{stem}-{text.strip('`')}"
+        if not path:                                                   # a section of EQUATIONS.md
+            return f"{anchor}.html"
         return site.link(posixpath.normpath(f"docs/{path}"))
 
     start = "".join(header_text(paragraph, href) for paragraph in header.introduction)
-    parts = [section("\n".join(["<h2>The whole round</h2>", notation(header.notation),
+    parts = [section("\n".join(["<h2>The whole round</h2>", notation(header.notation, href),
                                 *(header_text(paragraph, href) for paragraph in header.algorithm)]),
                      code(sources.rounds(file), site))]
     if rows:

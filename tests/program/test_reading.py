@@ -46,7 +46,7 @@ def test_no_formula_and_no_markdown_is_left_on_a_page(pages):
         for code in [*root.iter("pre"), *root.iter("code"), *root.iter("style")]:
             code.clear()
         text = "".join(root.itertext())
-        assert re.findall(r"\\[A-Za-z]+|\$|```|\]\(|\*\*", text) == [], name
+        assert re.findall(r"\\[A-Za-z]+|\$|`|\]\(|\*\*", text) == [], name
 
 
 def test_every_page_takes_nothing_from_elsewhere(pages):
