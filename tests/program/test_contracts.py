@@ -18,7 +18,7 @@ from torch import nn
 
 from algorithms import ALGORITHMS, clients, evaluation
 from algorithms.clients import active_clients, sample_clients
-from algorithms.hyperparameters import MEANING
+from algorithms.hyperparameters import HYPERPARAMETERS
 from attacks import Attack
 from experiment import checkpoint
 from experiment.flags import descriptions
@@ -226,9 +226,10 @@ def test_every_keyword_is_described_once(algo):
     """In hyperparameters.py or, if it is the algorithm's own or means something else there, in the
     docstring of `run`."""
     own = descriptions(ALGORITHMS[algo].run)
+    meanings = {name: row.meaning for name, row in HYPERPARAMETERS.items() if row.meaning}
     assert {name for name, parameter in inspect.signature(ALGORITHMS[algo].run).parameters.items()
-            if parameter.kind is parameter.KEYWORD_ONLY} <= {*own, *MEANING}
-    assert all(own[name] != MEANING.get(name) for name in own)
+            if parameter.kind is parameter.KEYWORD_ONLY} <= {*own, *meanings}
+    assert all(own[name] != meanings.get(name) for name in own)
 
 
 # ------------------------------------------------------------------------------ uploads gone wrong
