@@ -40,7 +40,7 @@ def check_settings(fed, *, latencies, **settings):
     feature_map(fed)
     num_clients = len(fed.private)
     if latencies is not None and (len(latencies) != num_clients or min(latencies) <= 0):
-        raise ValueError(f"--latencies needs a time greater than 0 for each of {num_clients} "
+        raise ValueError(f"latencies needs a time greater than 0 for each of {num_clients} "
                          f"clients, not {list(latencies)}")
 
 

@@ -82,7 +82,7 @@ def consensus(client_logits, weights=None):
     weights = torch.as_tensor(weights, dtype=logits.dtype, device=logits.device)
     valid = (weights.isfinite() & (weights >= 0)).all() and weights.sum() > 0
     if weights.shape != client_logits.shape[:1] or not valid:
-        raise ValueError("--consensus-weights needs a weight >= 0 for each of "
+        raise ValueError("consensus_weights needs a weight >= 0 for each of "
                          f"{len(client_logits)} clients, not all 0, not {weights.tolist()}")
     return torch.tensordot(weights / weights.sum(), logits, dims=1).to(client_logits.dtype)
 

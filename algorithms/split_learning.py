@@ -25,13 +25,13 @@ D3  the edge network's own classifier is not used and not changed
 import copy
 from functools import partial
 
-import torch
 import torch.nn.functional as F
 
 from algorithms.communication import FLOAT_BYTES
 from algorithms.declaration import Algorithm
 from algorithms.fedgkt_features import feature_map, stacked_scores
-from algorithms.training import OPTIMIZERS, Optimizer, batches, forward, restore, snapshot
+from algorithms.training import (OPTIMIZERS, Optimizer, autocast, batches, forward, restore,
+                                 snapshot)
 from federation import seeded, stream, timed
 
 
@@ -51,7 +51,7 @@ def train_split(fed, i, t, edge, server, edge_optimizer, server_optimizer, *, lo
     with seeded(fed.seed, "local", t, i):
         for rows in batches(len(labels), batch_size, local_epochs, rng, fed.device):     # [B]
             batch = fed.augment(images[rows], rng) if fed.augment else images[rows]
-            with torch.autocast(fed.device.type, torch.bfloat16, enabled=fed.amp):
+            with autocast(fed):
                 features = edge.extract(batch)                               # [B, 16, h, w]
             sent = features.detach().requires_grad_()                        # goes up
             loss = F.cross_entropy(forward(fed, server, sent), labels[rows])

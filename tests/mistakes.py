@@ -94,8 +94,11 @@ TABLE["algorithms/training.py", "shared"] = [
      "logits::saved_and_restored_is_as_if_never_saved[adam-Adam]", "the optimizer forgets"),
     ("«partial(→»torch.optim.Adam«, amsgrad=True)→»",
      "baselines::amsgrad_is_the_papers_adam[amsgrad-True]", "plain Adam as AMSGrad"),
-    ("enabled=«fed.amp→False»", "contracts::amp_reaches_training_and_prediction[fedavg]",
+    ("enabled=«fed.amp or →»", "contracts::amp_reaches_training_and_prediction[fedavg]",
      "always float32"),
+    ("cache_enabled=«False→True»",
+     "library::a_run_inside_an_autocast_is_one_with_amp[False-fedavg]",
+     "inside a user's autocast, the weights of the first batch"),
     ("«optimizer.step()→pass»", "contracts::it_learns[dsfl]", "nothing is learned")]
 TABLE["algorithms/evaluation.py", "shared"] = [
     ("combinations(predicted«→[:2]», 2)", "disagreement_by_hand",
@@ -427,7 +430,9 @@ TABLE["attacks.py", "attacks"] = [
     ("if «→True or »not benign.numel():", "only_the_attackers_uploads_change",
      "the attack sleeps", "FedML's lazy worker"),
     ("piece«.clamp(min=0)→» if", "attack_on_models_by_hand",
-     "a running variance below 0")]
+     "a running variance below 0"),
+    ("view_as(model[name])«.to(model[name].dtype)→»", "attack_on_models_keeps_every_type[paf]",
+     "honest uploads change their types")]
 TABLE["partition.py", "partition"] = [
     ("held_out[«rng.permutation→»(", "hold_out_does_not_take_the_first_samples",
      "the first samples of each class"),

@@ -70,7 +70,7 @@ REFUSED = """
 --algo fedavg --local-steps 5 --local-epochs 2 | --local-epochs and --local-steps exclude
 --algo fedavg --round 3               | unknown flag --round | fedavg has
 --algo feddf --secure-sum             | unknown flag --secure-sum | feddf has
---algo fedsdd TINY --K 3              | K = 3 | 2 | --K
+--algo fedsdd TINY --K 3              | fedsdd: K = 3 | 2 | participation
 --algo feddf --temperature none       | --temperature | none
 --algo fedavg --model resnet21        | resnet21 | resnet20
 --algo fedavg,fedsdd --model cnn,mlp  | fedavg: every client needs the same network, not cnn, mlp
@@ -78,7 +78,7 @@ REFUSED = """
 --algo fedavg --device abacus         | abacus
 --algo fedavg --device meta           | meta
 --algo fedavg --seeds 0,0             | --seeds | twice
---algo fedavg --partition few_per_class --per-class 100 | 600 samples | 2000 | --per-class
+--algo fedavg --partition few_per_class --per-class 100 | 600 samples | 2000 | per_class 100
 --algo fedavg --out=                  | --out | it is empty
 --resume=                             | --resume | it is empty
 --algo fedsdd --public nowhere        | nowhere
@@ -93,12 +93,12 @@ REFUSED = """
 --algo fedgems --public glyphs-letters --joint | fedgems: | labels of the task
 --algo fedmd --public half --joint    | --joint | foreign
 --algo fedmd --no-joint               | fedmd | labels of the task
---algo fedgems --attack paf --attackers 20 | --attackers 20 | from 1 to 19
+--algo fedgems --attack paf --attackers 20 | attackers is 20 | from 1 to 19
 --algo fedgems --attack-z 1.5         | --attack-z | without --attack
 --algo fedgems,scaffold --attack paf  | --attack | scaffold | fedgems
---algo split-learning TINY            | --model mlp | gkt_edge
+--algo split-learning TINY            | mlp has no feature map | gkt_edge
 --algo fedgems,fedgkt --server-model gkt_server_small --model gkt_edge_small | fedgems: | cannot
---algo fedgkt TINY                    | --model mlp | gkt_edge
+--algo fedgkt TINY                    | mlp has no feature map | gkt_edge
 --algo fedgkt TINY --model gkt_edge --server-model gkt_server_small | gkt_server_small | [16, 8, 8]
 """
 

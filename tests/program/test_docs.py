@@ -153,15 +153,6 @@ def test_every_script_and_path_on_a_page_exists():
     assert [name for name in re.findall(SCRIPT, TEXT) if not (ROOT / name).exists()] == []
 
 
-def test_every_figure_of_the_results_is_in_a_file_that_its_section_names():
-    for section in re.split("^## ", (ROOT / "docs" / "RESULTS.md").read_text(), flags=re.M):
-        ours = re.sub(r"\*[+-]?\d[^*\n]*\*", "", section)         # without *the papers'*
-        figures = re.findall(r"(?<![\w.])-?\d+\.\d\d\b(?: ± \d+\.\d\d\b)?", ours)
-        files = map((ROOT / "docs").joinpath, re.findall(r"\((results/\S+txt)\)", ours))
-        kept = re.sub(r" (?:\+-|±) +", " ± ", "".join(path.read_text() for path in files))
-        assert [x for x in figures if x not in kept] == [], section[:60]
-
-
 def test_the_differences_in_the_readme_are_in_a_file_of_results():
     kept = "".join(path.read_text() for path in ROOT.glob("docs/results/*.txt"))
     found = re.findall(r"(\d\.\d\d) ± (\d\.\d\d)", README)
