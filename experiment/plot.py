@@ -22,7 +22,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from experiment import picture
-from experiment.report import accuracies
+from experiment.accuracies import whose_accuracy
 
 AXES = {"round": "round", "MB": "MB up and down, summed"}
 SHARES = ("disagreement", "pool", "nobody_right",      # of 1, as accuracies are
@@ -41,8 +41,8 @@ def read_run(folder):
         config = json.loads((folder / "config.json").read_text())
         lines = (folder / "metrics.jsonl").read_text().splitlines()
         [algo], [seed] = config["algo"], config["seeds"]
-        settings = {"algo": algo, **config["flags"], **config["settings"][algo],
-                    **config["environment"]}
+        settings = {"algo": algo, **config["flags"], **config["networks"][algo],
+                    **config["settings"][algo], **config["environment"]}
         half_is_public = settings["public"] == "half"
         for name, value in settings.items():
             if isinstance(value, list):
@@ -82,7 +82,7 @@ def read_runs(folders):
 def whose(seeds, key):
     """Whose accuracy a metric is, and on which part of the test set; "" if nobody's."""
     run = next(iter(seeds.values()))
-    found = accuracies(run["rows"][-1], run["half_is_public"])
+    found = whose_accuracy(run["rows"][-1], run["half_is_public"])
     if key == "accuracy" and key not in found:           # it repeats one of the others
         [key, *_] = [other for other in found
                      if all(row.get(other) == row["accuracy"] for row in run["rows"])]

@@ -27,6 +27,9 @@ TABLE["algorithms/equations.py", "equations"] = [
     ("«terms = terms.masked_fill→»(", "kl_is_from_teacher_to_student_by_hand", "0 ln 0 is nan"),
     ("return «temperature**2 * →»kl", "distillation_is_t_squared_times_mean_kl", "no temperature²",
      "FedDF's code"),
+    ("kl_divergence(«teacher_logits, student_logits→student_logits, teacher_logits», temperature)",
+     "distillation_is_t_squared_times_mean_kl",
+     "KL(student || teacher): the arguments of kl_divergence are swapped"),
     ("return temperature«**2→ * 2.0» * kl", "distillation_is_t_squared_times_mean_kl",
      "twice the temperature", "flearn"),
     ("kl_divergence(teacher_logits, student_logits, temperature).«mean→sum»()",
@@ -247,6 +250,8 @@ TABLE["algorithms/fedsdd.py", "fedsdd"] = [
     ("init=«k→0»)", "initial_models_differ_and_main_is_fedavgs", "K equal initial models"),
     ("group_of[i]]«→ | {x: c for x, c in global_models[0].items() if x == 'client_controls'}»",
      "rounds_with_R_2_against_algorithm_1[scaffold]", "a control of another global model"),
+    ("if «is_main(k, K)→True» else average", "rounds_with_R_2_against_algorithm_1",
+     "all models distilled"),
     ("    model.«train→eval»()", "distill_moves_the_students_running_statistics",
      "the student learns in eval mode")]
 TABLE["algorithms/fedsdd_ablations.py", "fedsdd"] = [
@@ -335,6 +340,9 @@ TABLE["algorithms/fedgems.py", "fedgems"] = [
      "infinity can be right"),
     ('masked_fill(~reliable, «float("-inf")→0.0»)', "eq4_unreliable_client_gets_exactly_zero",
      "masked with 0: the softmax gives it exp(0)", "AIJack's FedGEMS"),
+    ('confidence«.masked_fill(~reliable, float("-inf"))→».softmax(0)',
+     "eq4_unreliable_client_gets_exactly_zero",
+     "softmax over all clients, times the mask: the weights sum to less than 1"),
     ("client_logits.to(wide))«.clamp(min=1e-6)→»", "eq4_certain_clients_share_equally", "1 / 0",
      "AIJack's FedGEMS"),
     ("client_logits.to(wide)).clamp(min=1e-«6→3»)",
@@ -356,6 +364,9 @@ TABLE["algorithms/fedgems.py", "fedgems"] = [
     ("«torch.where(has_teacher, epsilon * ce + (1 - epsilon) * kl, ce)→(epsilon * ce + (1 - "
      "epsilon) * kl)[has_teacher].mean() + ce[~has_teacher]».mean()",
      "server_loss_is_one_mean_over_mixed_cases", "a sum of means", "AIJack's FedGEMS"),
+    ("kl_divergence(«torch.where(has_teacher[:, None], teacher_logits, 0.0), logits→logits, "
+     "torch.where(has_teacher[:, None], teacher_logits, 0.0)»)", "eq2_by_hand",
+     "KL(server || teacher): the arguments of kl_divergence are swapped"),
     ("«torch.where(has_teacher[:, None], →»teacher_logits«, 0.0)→»",
      "rows_without_a_teacher_may_hold_anything", "nan from the branch not taken"),
     ("kl_divergence(«server_logits, logits→logits, server_logits»)", "eq6_by_hand",

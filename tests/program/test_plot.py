@@ -17,7 +17,8 @@ def write(folder, algo, values, alpha=1, public=None, **more):
     for seed, accuracies in values.items():
         (run := folder / f"{algo.replace(':', '-')}-seed{seed}").mkdir(parents=True)
         (run / "config.json").write_text(json.dumps({
-            "algo": [algo], "seeds": [seed], "settings": {algo: {"alpha": alpha}},
+            "algo": [algo], "seeds": [seed], "networks": {algo: {"model": ["cnn"]}},
+            "settings": {algo: {"alpha": alpha}},
             "flags": {"dataset": "/me/x.npz", "public": public, "data_root": "/me/data"},
             "environment": {"threads": 1}}))
         (run / "metrics.jsonl").write_text("\n".join(json.dumps(
