@@ -8,6 +8,8 @@ in the place of x.sum(-1).
 TABLE = {}
 # ----------------------------------------------------------------------------------- what all share
 TABLE["algorithms/equations.py", "equations"] = [
+    ("return member_logits.«mean(0)→softmax(-1).mean(0).log()»",
+     "fedsdd::eq3_is_the_softmax_of_the_mean_logits", "the mean of the softmaxes"),
     ("«teacher_log_probs→student_log_probs».exp() * («teacher_log_probs→student_log_probs» - "
      "«student_log_probs→teacher_log_probs»)", "kl_is_from_teacher_to_student_by_hand",
      "KL(student || teacher)", "AIJack's FedGEMS"),
@@ -238,8 +240,6 @@ TABLE["algorithms/fedsdd.py", "fedsdd"] = [
      "group_clients_gives_the_first_groups_the_remainder", "the last ones are larger"),
     ("if not 1 <= K« <= len(active)→»:", "more_models_than_active_clients_is_an_error",
      "a global model without clients"),
-    ("return member_logits.«mean(0)→softmax(-1).mean(0).log()»",
-     "eq3_is_the_softmax_of_the_mean_logits", "the mean of the softmaxes"),
     ("[*ring, ensemble_logits(member_logits)][-R«→ - 1»:]",
      "eq3_the_ring_has_the_mean_logits_of_the_last_R_rounds", "one round too many in the ring"),
     ("teacher_logits = «ensemble_logits(→»torch.stack(ring)«→.sum(0»)«→ / R»",
