@@ -7,6 +7,7 @@ name                 shape                  meaning
                                             logarithms `*_log_probs`
 M, N, C                                     clients or ensemble members, samples, classes
 rows                 int64 [B]              positions of samples in a `Data`
+batch                [B, c, h, w]           the images of these rows, augmented if the run says so
 t                                           the round, from 1; round 0 is the untrained start
 i                                           a client, from 0 to num_clients - 1
 """

@@ -50,7 +50,7 @@ def score(fed, model, own_labels=None):
 def disagreement(member_logits):
     """Share of (pair of members, sample) with different predicted classes; None for one member.
 
-    member_logits    [M, N, C]. Needs `itertools`.
+    member_logits    [M, N, C]
     """
     predicted = member_logits.argmax(-1)                                                 # [M, N]
     pairs = list(itertools.combinations(predicted, 2))

@@ -40,12 +40,19 @@ FILES = {layer: [layer] if layer.endswith(".py") else
          for layer in LAYERS} | {"algorithms": [f"algorithms/{name}.py" for name in shipped()]}
 FOLDERS = [layer for layer in LAYERS if not layer.endswith(".py")]
 PRODUCT = sum(FILES.values(), [])
-WITH_DECISIONS = [file for file in PRODUCT if sources.header(file).decisions]
+WITH_DECISIONS = [file for file in PRODUCT if sources.departures(file)]
 EXAMPLES = [file for file in PRODUCT if ">>> " in (ROOT / file).read_text()]
+HEADINGS = ["Run:", "What travels:", "Public data:", "Paper", "Kept between rounds:", "Scores:",
+            "Bad upload:", "Departures (more: docs/DEPARTURES.md):"]
 
 
 def module(file):
     return file.removesuffix(".py").replace("/", ".")
+
+
+def code_of(file):
+    """The text of a file without the docstring at its top."""
+    return (ROOT / file).read_text().replace(sources.tree(file).body[0].value.value, "")
 
 
 def imports(file):
@@ -81,26 +88,46 @@ def test_examples_in_docstrings_are_true(file):
     assert found.failed == 0 < found.attempted
 
 
+def numbered(texts):
+    """Of {"D1": text, "D2": text, ...} the numbers, in order."""
+    return [int(name.removeprefix("D")) for name in texts]
+
+
 @pytest.mark.parametrize("file", WITH_DECISIONS)
 def test_every_departure_names_a_test_that_exists(file):
-    """Those of the file, five at most, and those of its section of DEPARTURES.md."""
-    own, others = sources.header(file).decisions, sources.departures(file)
-    assert len(own) <= 5
-    assert [*own, *others] == [f"D{n}" for n in range(1, len(own) + len(others) + 1)]
-    for text in [*own.values(), *others.values()]:
-        named = re.findall(r"\btest_\w+", text)
-        assert named and {*named} <= {name for name, _ in sources.tests()}, text
+    """On the page, which has all of them."""
+    found = sources.departures(file)
+    assert numbered(found) == [*range(1, len(found) + 1)]
+    for text in found.values():
+        named = {*re.findall(r"\btest_\w+", text)}
+        assert named and named <= {name for name, _ in sources.tests()}, text
 
 
-@pytest.mark.parametrize("file", [x for x in WITH_DECISIONS if sources.header(x).notation])
+@pytest.mark.parametrize("file", WITH_DECISIONS)
+def test_a_departure_of_a_header_is_on_the_page_and_marked_in_the_code(file):
+    """Under the same number. The names of tests are on the page alone."""
+    own, code = sources.header(file).decisions, code_of(file)
+    assert own.keys() <= sources.departures(file).keys()
+    assert [name for name in own if not re.search(rf"#.*\b{name}\b", code)] == []
+    assert not re.search(r"\btest_\w+", "".join(own.values()))
+
+
+@pytest.mark.parametrize("file", [file for file in FILES["algorithms"]
+                                  if "\nRun:" in sources.docstring(file)])
+def test_every_header_has_its_headings_in_one_order(file):
+    """A heading that has nothing to say is left out."""
+    headings = "|".join(map(re.escape, HEADINGS))
+    found = re.findall(rf"^({headings})", sources.docstring(file), re.M)
+    assert found == [heading for heading in HEADINGS if heading in found]
+    assert {*HEADINGS[:3]} <= {*found}
+
+
+@pytest.mark.parametrize("file", [x for x in FILES["algorithms"] if sources.header(x).notation])
 def test_every_name_in_a_notation_table_is_in_the_code(file):
-    """Of a table on fedgkt.py's page: in fedgkt_features.py, too."""
-    read = [file, *(["algorithms/fedgkt_features.py"] if "fedgkt" in file else [])]
-    code = "".join((ROOT / x).read_text().replace(sources.tree(x).body[0].value.value, "")
-                   for x in read)
     here = [cells[1].split("(")[0] for cells in sources.header(file).notation]
     names = re.findall(r"[A-Za-z_]\w*", " ".join(here))
-    assert len(names) >= 4 and [x for x in names if not re.search(rf"\b{x}\b", code)] == []
+    assert len(names) >= 4
+    assert [x for x in names if not re.search(rf"\b{x}\b", code_of(file))] == []
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
