@@ -372,31 +372,30 @@ TABLE["algorithms/fedgems_ablations.py", "fedgems"] = [
      "ablations_move_samples_between_cases[self_training]", "the pool is filled too early")]
 # ------------------------------------------------------------------------------ feature maps travel
 TABLE["algorithms/fedgkt.py", "fedgkt"] = [
-    ("distillation_loss(«client_logits, logits→logits, client_logits», temperature) if distill",
+    ("return ce + distillation_loss(«client_logits, logits→logits, client_logits», temperature)",
      "eq6_by_hand", "the client learns in the server's loss"),
-    ("temperature)« if distill else ce→»", "eq6_by_hand", "the server always distills"),
+    ("if «not distill→False»:", "eq6_by_hand", "the server always distills"),
     ("return ce + distillation_loss(«server_logits, logits→logits, server_logits», temperature)",
      "eq7_by_hand", "the server learns in the client's loss"),
-    ("distillation_loss(client_logits, logits, temperature) «→/ temperature**2 »if distill",
+    ("distillation_loss(client_logits, logits, temperature)«→ / temperature**2»",
      "eq6_by_hand", "no temperature²"),
-    ("view(fed, i, trainings« - 1→»)", "participation_below_1_against_algorithm_1",
-     "the server's logits are of another view", "FedML's FedGKT"),
-    ("«view(fed, i, trainings)→fed.private[i].images», dtype",
+    ("upload_images(fed, i, number« - 1→»)", "participation_below_1_against_algorithm_1",
+     "the server's logits are of other images", "FedML's FedGKT"),
+    ("«upload_images(fed, i, number)→fed.private[i].images», dtype",
      "extraction_is_in_eval_mode_of_the_next_view", "feature maps of clean images"),
     ("server_logits[«rows→:len(rows)»] if has_teacher", "two_rounds_against_algorithm_1",
      "logits of other images", "FedML's FedGKT"),
     ("«predict_logits(fed, model, features.float(), CHUNK)→forward(fed, model.train(), "
      "features.float()).detach()»", "server_logits_are_of_the_trained_server", "not in eval mode",
-     "FedML's FedGKT")]
-TABLE["algorithms/fedgkt_async.py", "fedgkt"] = [
-    ('«round(→»(client["trainings"] + 1) * latency«, 9)→»',
-     "asynchronous_rounds_against_algorithm_1", "equal arrival times differ")]
-TABLE["algorithms/fedgkt_features.py", "fedgkt"] = [
+     "FedML's FedGKT"),
     ("    model.eval()«→, torch.set_grad_enabled(True)»",
      "b3_b15_extraction_is_by_row_and_holds_no_graph", "maps hold a graph", "FedML's FedGKT"),
     ("«accuracy(torch.cat(server_logits), data.labels)→sum(map(accuracy, server_logits, "
      "data.labels.split(CHUNK))) / len(server_logits)»", "two_rounds_against_algorithm_1",
      "a mean over batches", "FedML's FedGKT")]
+TABLE["algorithms/fedgkt_async.py", "fedgkt"] = [
+    ('«round(→»(client["trainings"] + 1) * latency«, 9)→»',
+     "asynchronous_rounds_against_algorithm_1", "equal arrival times differ")]
 TABLE["algorithms/split_learning.py", "split_learning"] = [
     ("features.backward(sent«.grad→»)", "split_learning_is_training_the_stacked_network",
      "the map itself comes back, not its gradient"),

@@ -92,7 +92,7 @@ def test_every_departure_names_a_test_that_exists(path):
 
 def test_every_name_in_a_notation_table_is_in_the_code():
     for path in {*OWN_FILES} - {ROOT / "algorithms" / "baselines.py"}:
-        code = CODE[path] + CODE[path.with_stem("fedgkt_features")] * (path.stem == "fedgkt")
+        code = CODE[path]
         [table] = re.findall(r"^(Paper.* here .*\n(?:.*\S.*\n)+)", DOCSTRING[path] + "\n", re.M)
         header, *rows = table.splitlines()
         here = [row[header.index("here"):header.index("shape")].split("(")[0] for row in rows]
