@@ -1,9 +1,9 @@
 """FedGKT: small edge networks send feature maps to a large server network; both exchange logits.
 
 He, Annavaram and Avestimehr, "Group Knowledge Transfer: Federated Learning of Large CNNs at the
-Edge", arXiv:2007.14513. The defaults are Table 10's for iid data, with both distillations. From the
-public code of 2020 are the temperature and the kind of Adam, which the paper does not give; the
-commands of that code distill on the clients alone (--no-server-distill).
+Edge", arXiv:2007.14513. The defaults are Table 10's for iid data, with both distillations. Only the
+temperature and the kind of Adam are from its public code of 2020, whose commands distill on the
+clients alone (--no-server-distill).
 
 Run:   python fedkd_minimal.py --algo fedgkt
        (small settings, experiment/presets.py; the defaults below are the paper's)
@@ -13,30 +13,29 @@ what that sends is not counted.
 Public data: none. Edge networks may differ; their feature maps have one shape.
 
 Paper              here                         shape         note
-W_e^(k), W_c^(k)   model.extract, .classify     networks      client k, here i ("edge"): images ->
-                                                              feature map -> logits
-W_s                server                       snapshot      feature map -> logits
-H^(k)              uploads[i].features          [n, 16, h, w] of all n samples of the client
+W_e^(k), W_c^(k)   model.extract, .classify     networks      client i: images -> H^(k) -> Z_c^(k)
+W_s                server                       snapshot      H^(k) -> Z_s^(k)
+H^(k)              uploads[i].features          [n, 16, h, w] feature maps of all its n samples
 Z_c^(k)            uploads[i].logits            [n, C]        by the client's network
 Z_s^(k)            server_logits[i]             [n, C]        by the server's; None: it has none
 Y^(k)              fed.private[i].labels        [n]           sent with every upload
 T                  temperature                  number        of the softmax
 E_c, E_s           local_epochs, server_epochs  numbers
 
-Algorithm 1, with the paper's line numbers. CE is cross-entropy. KL is T² KL(teacher || student) of
-logits divided by T. Both are means over a batch. Each network has one optimizer, AMSGrad, a kind of
-Adam (--optimizer, --server-optimizer).
+Algorithm 1, with the paper's line numbers; its client k is i here. CE is cross-entropy. KL is T²
+KL(teacher || student) of logits divided by T; --no-client-distill and --no-server-distill leave it
+out. Each network has one optimizer: AMSGrad, a kind of Adam (--optimizer, --server-optimizer).
  3- 5  each client (with --participation: some) trains, then uploads H^(k), Z_c^(k) and Y^(k):
 19-22    E_c passes over its samples: CE + KL from the server's logits, Eq. (7); CE alone if it has
          none, as in its first training
-24-30    one pass in eval mode: feature maps and logits of all its samples. With --augment these are
-         cropped and flipped anew. The next training is on the same images, as it will have the
-         server's logits of these
+24-30    one pass in eval mode: feature maps and logits of all its samples. With --augment they are
+         cropped and flipped anew for each upload. The next training is on the images of this one,
+         because the server's logits are of these
  6-10  the server waits for all uploads, then trains on them for E_s passes, client after client:
          CE + KL from the client's logits, Eq. (6)
 11-12  one pass in eval mode: the server's logits of all uploaded feature maps
-14-15  each of these clients receives those of its own samples, for its next training. A client that
-         did not take part keeps those that it has
+14-15  each of these clients receives those of its samples, for its next training. A client that did
+         not take part keeps those that it has
 
 Kept between rounds: all networks, the states of their optimizers, the server's logits, and how
 often each client has trained. Feature maps are not kept.
@@ -48,8 +47,7 @@ keeps its network, but receives no logits: its next training is by CE alone.
 
 Departures (more: docs/DEPARTURES.md):
 D1  logits are kept by sample; the public code's clients learn from the logits of other images
-D3  KL has the factor T², as in the public code, not in Eq. (6), (7). Eq. (6) sums over all clients,
-    but a sample belongs to one: its loss has one KL
+D3  KL has the factor T², as in the public code; Eq. (6) sums over clients, but a sample is of one
 D4  lines 11-12 follow the last epoch; in Algorithm 1 they are the training passes of that epoch
 D5  client after client is Algorithm 1, line 8; --server-order mixed shuffles the batches of all
 """
