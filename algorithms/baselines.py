@@ -6,20 +6,20 @@ arXiv:2110.11027, section 4.
 Run:   python fedkd_minimal.py --algo standalone,centralized,centralized-all,public-private
        (small settings, experiment/presets.py; the defaults below are the paper's)
 What travels: nothing.
-Public data: X0, with labels; `centralized` has none.
+Public data: X_0, with labels; `centralized` has none.
 
 Paper         here              shape           note
 X_0           fed.public        [N, ...], [N]   public samples and their labels
 X_k           fed.private[i]    [n, ...], [n]   those of client k, here i
 
-What trains in a round, for local_epochs, by cross-entropy with AMSGrad (--optimizer), a kind of
-Adam; the hyperparameters of clients are those of all networks:
+What trains in a round, for local_epochs, by cross-entropy (CE) with AMSGrad, a kind of Adam
+(--optimizer); the hyperparameters of clients are those of all networks:
 standalone        the server's network on X_0, each client's on its own X_k
 centralized       the clients' networks on the union of all X_k
 centralized-all   the server's network and the clients' on X_0 and the union of all X_k
 public-private    each client's on X_k, then, for public_epochs, on X_0. It is not in the paper: in
                   FedGEMS a client trains on labeled public data in every round, so a part of its
-                  gain does not come from the other clients. Here it makes the same steps alone
+                  gain does not come from the others. Here it makes the same steps by CE alone
 On a union one network of each kind is trained, which counts for all clients that have this kind.
 
 Kept between rounds: all networks and the states of their optimizers, so that all rounds together
