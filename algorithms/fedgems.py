@@ -39,8 +39,8 @@ Kept between rounds: all networks, the states of their optimizers, and the pool,
 Scores: server_accuracy (also `accuracy`) and client_accuracy_distilled at the end of a round,
 client_accuracy_private after line 27; the clients' are means. --public half, the default, halves
 the test set, too: the server is scored on the public half, the clients on the private half.
-Bad upload: where a client's logits of a sample hold nan, infinity or a number of 1e30 or more, it
-counts as wrong on this sample; it teaches on the others. bad_uploads: clients with such logits.
+Bad upload: a client counts as wrong on a sample of which its logits hold nan, infinity or a number
+of 1e30 or more; it teaches on the others. bad_uploads: clients with such a requested sample.
 
 Departures (more: docs/DEPARTURES.md):
 D1  private training opens a round, as in section 3.2; in Algorithm 1 and section 3.4 it closes it
