@@ -339,22 +339,22 @@ TABLE["algorithms/fedgems.py", "fedgems"] = [
     ("entr(probs).«sum→mean»(-1)", "eq3_by_hand", "the mean over the classes"),
     ("«torch.special.entr→-»(probs«→ * probs.log()»).sum(-1)",
      "eq3_certain_logits_have_entropy_zero", "0 times log 0", "AIJack's FedGEMS"),
-    ("«(client_logits.argmax(-1) == labels) & →»torch",
+    ("return «(client_logits.argmax(-1) == labels) & →»usable",
      "reliable_is_who_predicts_the_label_by_hand", "who is wrong is trusted"),
-    ("« & torch.isfinite(client_logits).all(-1)→»", "a_logit_that_is_not_finite_is_never_right",
+    ("== labels)« & usable→»", "a_logit_that_is_not_usable_is_never_right",
      "infinity can be right"),
+    ("usable = «(client_logits.abs() < 1e30)→torch.isfinite(client_logits)».all(-1)",
+     "a_logit_that_is_not_usable_is_never_right", "any finite number is usable"),
     ('masked_fill(~reliable, «float("-inf")→0.0»)', "eq4_unreliable_client_gets_exactly_zero",
      "masked with 0: the softmax gives it exp(0)", "AIJack's FedGEMS"),
     ('confidence«.masked_fill(~reliable, float("-inf"))→».softmax(0)',
      "eq4_unreliable_client_gets_exactly_zero",
      "softmax over all clients, times the mask: the weights sum to less than 1"),
-    ("client_logits.to(wide))«.clamp(min=1e-6)→»", "eq4_certain_clients_share_equally", "1 / 0",
+    ("entropy(client_logits)«.clamp(min=1e-6)→»", "eq4_certain_clients_share_equally", "1 / 0",
      "AIJack's FedGEMS"),
-    ("client_logits.to(wide)).clamp(min=1e-«6→3»)",
+    ("entropy(client_logits).clamp(min=1e-«6→3»)",
      "eq4_entropies_below_a_millionth_count_the_same", "H is at least a thousandth"),
     ("«1 / →»entropy(client_logits", "eq4_by_hand", "H for 1/H: the least certain counts most"),
-    ("entropy(client_logits«.to(wide)→»)", "functions::in_every_type_the_result_has_this_type_and_"
-     "is_near_float64s[fedgems.entropy_weights-float16]", "1 / H overflows: nan"),
     ("«torch.where(reliable, weights, 0.0)→weights»",
      "eq4_eq5_a_logit_that_is_not_finite_reaches_nothing", "nan if nobody is right"),
     ("«torch.where→»(«weights != 0, →»weights * client_logits«, 0.0→»).sum(0)",
@@ -391,31 +391,30 @@ TABLE["algorithms/fedgems_ablations.py", "fedgems"] = [
      "ablations_move_samples_between_cases[self_training]", "the pool is filled too early")]
 # ------------------------------------------------------------------------------ feature maps travel
 TABLE["algorithms/fedgkt.py", "fedgkt"] = [
-    ("distillation_loss(«client_logits, logits→logits, client_logits», temperature) if distill",
+    ("return ce + distillation_loss(«client_logits, logits→logits, client_logits», temperature)",
      "eq6_by_hand", "the client learns in the server's loss"),
-    ("temperature)« if distill else ce→»", "eq6_by_hand", "the server always distills"),
+    ("if «not distill→False»:", "eq6_by_hand", "the server always distills"),
     ("return ce + distillation_loss(«server_logits, logits→logits, server_logits», temperature)",
      "eq7_by_hand", "the server learns in the client's loss"),
-    ("distillation_loss(client_logits, logits, temperature) «→/ temperature**2 »if distill",
+    ("distillation_loss(client_logits, logits, temperature)«→ / temperature**2»",
      "eq6_by_hand", "no temperature²"),
-    ("view(fed, i, trainings« - 1→»)", "participation_below_1_against_algorithm_1",
-     "the server's logits are of another view", "FedML's FedGKT"),
-    ("«view(fed, i, trainings)→fed.private[i].images», dtype",
+    ("upload_images(fed, i, number« - 1→»)", "participation_below_1_against_algorithm_1",
+     "the server's logits are of other images", "FedML's FedGKT"),
+    ("«upload_images(fed, i, number)→fed.private[i].images», dtype",
      "extraction_is_in_eval_mode_of_the_next_view", "feature maps of clean images"),
     ("server_logits[«rows→:len(rows)»] if has_teacher", "two_rounds_against_algorithm_1",
      "logits of other images", "FedML's FedGKT"),
     ("«predict_logits(fed, model, features.float(), CHUNK)→forward(fed, model.train(), "
      "features.float()).detach()»", "server_logits_are_of_the_trained_server", "not in eval mode",
-     "FedML's FedGKT")]
-TABLE["algorithms/fedgkt_async.py", "fedgkt"] = [
-    ('«round(→»(client["trainings"] + 1) * latency«, 9)→»',
-     "asynchronous_rounds_against_algorithm_1", "equal arrival times differ")]
-TABLE["algorithms/fedgkt_features.py", "fedgkt"] = [
+     "FedML's FedGKT"),
     ("    model.eval()«→, torch.set_grad_enabled(True)»",
      "b3_b15_extraction_is_by_row_and_holds_no_graph", "maps hold a graph", "FedML's FedGKT"),
     ("«accuracy(torch.cat(server_logits), data.labels)→sum(map(accuracy, server_logits, "
      "data.labels.split(CHUNK))) / len(server_logits)»", "two_rounds_against_algorithm_1",
      "a mean over batches", "FedML's FedGKT")]
+TABLE["algorithms/fedgkt_async.py", "fedgkt"] = [
+    ('«round(→»(client["trainings"] + 1) * latency«, 9)→»',
+     "asynchronous_rounds_against_algorithm_1", "equal arrival times differ")]
 TABLE["algorithms/split_learning.py", "split_learning"] = [
     ("features.backward(sent«.grad→»)", "split_learning_is_training_the_stacked_network",
      "the map itself comes back, not its gradient"),
