@@ -60,7 +60,8 @@ WRONG = [       # (exercise, what a student may write, the start of the mistake'
     ("fedgems.server_loss", wrong_server_loss, "epsilon on the wrong term"),
     ("fedgkt.server_loss", lambda z, labels, z_c, T, distill=True: F.cross_entropy(z, labels)
      + distillation_loss(z_c, z, T) / T**2, "no temperature²"),
-    ("equations.ensemble_logits", lambda z: z.softmax(-1).mean(0).log(), "mean of the softmaxes"),
+    ("equations.ensemble_logits", lambda z: z.softmax(-1).mean(0).log(),
+     "the mean of the softmaxes"),
     ("fedmd.digest_loss", lambda z, consensus: F.mse_loss(z, consensus), "the squared error"),
     ("attacks.lie", lambda benign, z: benign.mean(0) + z * benign.std(0), "the sample's standard")]
 
