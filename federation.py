@@ -59,6 +59,7 @@ class Federation:
     validation: Data | None = None               # for early stopping and learning rates
     augment: Callable[[Tensor, np.random.Generator], Tensor] | None = None   # training images
     amp: bool = False                            # bfloat16 autocast in every forward pass
+    threads: int | None = None                   # CPU threads while the server trains; None: as now
     on_trained: Callable[[int], None] | None = None    # called with the number of clients that
     #                                              train, after each one that this process trained
     seconds: Counter = field(default_factory=Counter)  # {function: seconds} of what is @timed
