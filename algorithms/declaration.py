@@ -1,4 +1,5 @@
 """What an algorithm declares about itself, at the end of its file."""
+import inspect
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -31,6 +32,22 @@ class Algorithm(NamedTuple):
     evaluate: Callable | None = None         # evaluate(fed, state) -> metrics
     evaluate_each: Callable | None = None    # evaluate_each(fed, state) -> {network: accuracy}, if
     #                          its networks are trained separately and each has rates of its own
+
+    @property
+    def hyperparameters(self):
+        """{name: inspect.Parameter} of the keyword-only arguments of `run` that are flags.
+
+        They have an annotation; `attack` has none.
+        """
+        parameters = inspect.signature(self.run).parameters
+        return {name: parameter for name, parameter in parameters.items()
+                if parameter.kind is parameter.KEYWORD_ONLY
+                and parameter.annotation is not parameter.empty}
+
+    @property
+    def can_be_attacked(self):
+        """True if `run` has the keyword `attack`: clients upload something that can be poisoned."""
+        return "attack" in inspect.signature(self.run).parameters
 
     def needs_public(self, settings):
         """True if it needs public images with these settings of `run`."""

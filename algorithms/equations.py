@@ -68,7 +68,8 @@ def average_weights(state_dicts, weights):
     """The weighted average of models of one architecture, as a new state_dict.   FedSDD Eq. (2)
 
     state_dicts   list of M state_dicts with the same names and shapes
-    weights       M numbers >= 0, for example sample counts; they are normalized to sum to 1
+    weights       M numbers >= 0, for example sample counts; they are normalized to sum to 1.
+                  Leave out a model that has nan: with weight 0 it makes the average nan
     returns       floating-point entries (also BatchNorm's running statistics) are averaged;
                   integer entries (BatchNorm's counters) take the maximum
     raises        ValueError: see `check_models`

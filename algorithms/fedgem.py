@@ -1,11 +1,13 @@
 """FedGEM: FedGEMS without selection. The server learns from the mean of all clients' logits.
 
 Cheng et al., "FedGEMS: Federated Learning of Larger Server Models via Selective Knowledge Fusion",
-arXiv:2110.11027, section 3.2. The losses are those of fedgems.py; every client has the same weight
-on every sample in Eq. (5).
-What travels: the logits of all public samples, up and down. Public data: labeled, on the server and
-on every client. Networks: any.
+arXiv:2110.11027, section 3.2.
+
 Run:   python fedkd_minimal.py --algo fedgem
+       (small settings, experiment/presets.py; the defaults below are the paper's)
+What travels: in each round all clients' logits of all public samples, up; then the server's logits
+of them, down. No weights.
+Public data: labeled, on the server and on every client. All networks may differ.
 
 Paper              here                         shape         note
 X^0, Y^0           fed.public                   [N, ...], [N] public samples and their labels
@@ -14,13 +16,23 @@ l_{C_j}            client_logits                [M, N, C]     of all public samp
 L_s                server_logits                [N, C]        the clients learn from these
 epsilon            epsilon (--epsilon)          number        weight of CE in Eq. (5), (6)
 
-Where the paper is silent or we differ:
-D1  order of a round, epsilon, the pass that makes the server's logits, the clients' weights, the
-    kind of Adam: as FedGEMS's departures say [test_fedgem_round_by_hand]
-D2  an upload with nan or infinity is left out of the mean; without any valid upload the server
-    learns from the labels alone [test_non_finite_logits_are_left_out]
-D3  --augment: who learns sees augmented images, who teaches clean ones
-    [test_augmentation_is_for_what_is_trained_on_alone]
+A round. CE is cross-entropy; with a teacher the loss is epsilon CE + (1 - epsilon) KL(teacher ||
+student), at temperature 1. Each network has one optimizer for all of its trainings: AMSGrad, a kind
+of Adam (--optimizer).
+ 1  each client trains on its own samples, for local_epochs: CE. It predicts the public samples
+ 2  the server trains on the public samples, for server_epochs, taught by the mean of these logits
+ 3  the server predicts all public samples: L_s
+ 4  each client trains on the public samples, for public_epochs, taught by L_s, Eq. (6)
+
+Kept between rounds: all networks and the states of their optimizers.
+Scores: server_accuracy (also `accuracy`) and client_accuracy_distilled at the end of a round,
+client_accuracy_private after step 1; the clients' are means. --public half, the default, halves the
+test set, too: the server is scored on the public half, the clients on the private half.
+Bad upload: logits with nan, infinity or a number of 1e30 or more are left out of the mean
+(bad_uploads). Without any other upload the server learns from the labels alone, by CE.
+
+Departures (more: docs/DEPARTURES.md):
+D1  order of a round, weight epsilon and logits L_s are as D1, D3 and D5 of fedgems.py say
 """
 from functools import partial
 
@@ -44,8 +56,8 @@ def train_server(fed, t, server, teacher_logits, has_teacher, *, server_epochs, 
                  new_optimizer, epsilon):
     """(trained server, its logits [N, C]); teacher_logits, has_teacher: [N, C], bool [N].
 
-    epsilon CE + (1 - epsilon) KL(teacher || server) where a sample has a teacher, CE elsewhere;
-    the server keeps its model and its optimizer.
+    epsilon CE + (1 - epsilon) KL(teacher || server) where a sample has a teacher, CE elsewhere.
+    Training goes on from the server's network and optimizer, the snapshot `server`.
     """
     def loss(logits, rows):                                                      # Eq. (5)
         return server_loss(logits, labels[rows], teacher_logits[rows], has_teacher[rows], epsilon)
@@ -80,7 +92,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
     num_public = len(fed.public.images)
     rows = torch.arange(num_public, device=fed.device)                           # [N]
     for t in range(state["round"] + 1, rounds + 1):
-        # Clients train on their own data, and upload their logits of all public samples.
+        # D1: clients train on their own data, and upload their logits of all public samples.
         client_logits, trained = collect_rows(fed, rows, lambda i: train_client(
             fed, i, t, clients[i], rows, local_epochs=local_epochs, **client_training), attack)
         # The server learns from their mean. No valid upload: from the labels alone.

@@ -2,15 +2,16 @@
 
 Cheng et al., "FedGEMS: Federated Learning of Larger Server Models via Selective Knowledge Fusion",
 arXiv:2110.11027.
-What travels in each round: the indices of the public samples that the server requests, down; all
-clients' logits of them, up; the server's logits of all public samples, down. No weights travel.
-Public data: labeled, on the server and on every client. All networks may differ.
+
 Run:   python fedkd_minimal.py --algo fedgems
+       (small settings, experiment/presets.py; the defaults below are the paper's)
+What travels: in each round the indices of the public samples that the server requests, down; all
+clients' logits of them, up; then the server's logits of all public samples, down. No weights.
+Public data: labeled, on the server and on every client. All networks may differ.
 
 Paper                      here                     shape         note
 X^0, Y^0                   fed.public               [N, ...], [N] public samples and their labels
-L_Global                   pool.logits, pool.mask   [N, C], [N]   the server's logits of a sample
-                                                                  when it last was right on it
+L_Global                   pool.logits, pool.mask   [N, C], [N]   the pool: the server's own logits
 S_Correct                  correct                  bool [B]      of one batch
 l_{C_j}                    client_logits            [M, n, C]     of the n samples outside the pool
 C_Reliable                 reliable                 bool [M, n]   client j is right on the sample
@@ -19,41 +20,34 @@ sum_j alpha_{C_j} l_{C_j}  fused_logits             [n, C]        Eq. (5)
 L_s                        server_logits            [N, C]        the clients learn from these
 epsilon                    epsilon (--epsilon)      number        weight of CE in Eq. (2), (5), (6)
 
-Algorithm 1, with the paper's line numbers, in the order of a round here (D1):
-24-27  each client trains on its own samples, for local_epochs, with cross-entropy (CE)
- 4     the server passes server_epochs times over the public samples, in batches. Four cases:
- 5- 7    self_training: before the step, in eval mode, on the clean image, the server is right.
-         CE alone, Eq. (1); these logits go to the pool L_Global
- 8- 9    self_distillation: it is wrong, but the sample is in the pool. The pool teaches, Eq. (2)
-10-12    otherwise the server requests the sample from all clients (29-33). The logits of those
-         that are right teach it, weighed by softmax(1/H), H the entropy of a client's prediction,
-         Eq. (3)-(5): ensemble_distillation. If none is right (the paper leaves it open), CE alone:
-         nobody_right
-14       the server steps on the mean loss of the batch
-15     the server predicts all public samples: L_s
-17-23  each client trains on them, for public_epochs, taught by L_s, Eq. (6)
-Where there is a teacher, the loss is epsilon CE + (1 - epsilon) KL(teacher || student), without a
-temperature. Kept between the rounds: all networks, the states of their optimizers (by default
-AMSGrad, a kind of Adam; a client has one for both of its phases), and the pool, which no sample
-leaves. The server's requests depend on its steps. So the simulation has the clients predict, before
-these steps, all samples outside the pool; `bytes_up` counts only the requested ones.
-Accuracies are on the test set, of clients in the mean: client_accuracy_private after lines 24-27,
-client_accuracy_distilled and server_accuracy at the end of the round; `accuracy` repeats
-server_accuracy. The shares of the cases are of the server's last pass, bytes of all its passes.
+Algorithm 1 in the order of a round here (D1), with the paper's line numbers. CE is cross-entropy;
+with a teacher the loss is epsilon CE + (1 - epsilon) KL(teacher || student), at temperature 1. Each
+network has one optimizer for all of its trainings: AMSGrad, a kind of Adam (--optimizer).
+24-27  each client trains on its own samples, for local_epochs: CE. Then it predicts all samples
+       that the server may request (29-33); `bytes_up` counts those that it does request
+ 4     the server trains on all public samples, for server_epochs, in batches. Before each step on
+       a batch's mean loss (14) it predicts the batch, in eval mode, not augmented. A sample's case:
+ 5- 7    self_training, if the server is right: CE, Eq. (1). These logits go to the pool
+ 8- 9    self_distillation, if it is wrong, but was right before: the pool teaches, Eq. (2)
+10-12    ensemble_distillation otherwise. The server requests the sample; the clients that are right
+         teach it: the sum of their logits, weighed by softmax(1/H), where H is the entropy of a
+         client's prediction, Eq. (3)-(5). nobody_right: if none is, CE; the paper leaves this open
+15     after the last step the server predicts all public samples: L_s
+17-23  each client trains on all public samples, for public_epochs, taught by L_s, Eq. (6)
 
-Where the paper is silent or contradicts itself, or we differ (more: docs/DEPARTURES.md):
-D1  private training opens a client's round, as in section 3.2; in Algorithm 1 and section 3.4 it
-    closes the round, so that its first requests meet untrained clients
-    [test_a_round_is_the_papers_algorithm]
-D2  Eq. (4)'s softmax is over the reliable clients; the paper does not say over which, and over all
-    clients the weights would sum to less than 1 [test_eq4_unreliable_client_gets_exactly_zero]
-D3  epsilon weighs CE, as in the equations; the text says it weighs distillation, so that 0.75 would
-    be the weight of KL [test_eq2_by_hand]
-D4  the pool keeps the logits that were checked, which are right; Alg. 1, line 7 stores line 15's of
-    the round before, which may be wrong [test_a_round_is_the_papers_algorithm]
-D5  L_s comes from one pass of the server after its last step; Alg. 1, line 15 stands inside the
-    loop over the batches, so that L_s would be of as many server models as there are batches
-    [test_a_round_is_the_papers_algorithm]
+Kept between rounds: all networks, the states of their optimizers, and the pool, which only grows.
+Scores: server_accuracy (also `accuracy`) and client_accuracy_distilled at the end of a round,
+client_accuracy_private after line 27; the clients' are means. --public half, the default, halves
+the test set, too: the server is scored on the public half, the clients on the private half.
+Bad upload: a client counts as wrong on a sample of which its logits hold nan, infinity or a number
+of 1e30 or more; it teaches on the others. bad_uploads: clients with such a requested sample.
+
+Departures (more: docs/DEPARTURES.md):
+D1  private training opens a round, as in section 3.2; in Algorithm 1 and section 3.4 it closes it
+D2  Eq. (4)'s softmax is over the reliable clients alone; the paper does not say over which
+D3  epsilon weighs CE, as in the equations; the text says that it weighs the distillation
+D4  the pool keeps the logits that were just checked; line 7 stores those of the round before
+D5  L_s is of the server after its last step; line 15 stands inside the loop over the batches
 """
 from functools import partial
 from typing import NamedTuple
@@ -81,37 +75,40 @@ def entropy(logits):
     >>> entropy(torch.tensor([[0., 0.], [0., 1.]]))
     tensor([0.6931, 0.5822])
     """
-    probs = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
-    return torch.special.entr(probs).sum(-1).to(logits.dtype)    # entr(p) = -p ln p, and 0 at 0
+    probs = logits.softmax(-1)
+    return torch.special.entr(probs).sum(-1)                     # entr(p) = -p ln p, and 0 at 0
 
 
 def reliable_clients(client_logits, labels):
-    """True where a client is right with finite logits: [M, n, C], [n] -> bool [M, n].   3.3.2"""
-    return (client_logits.argmax(-1) == labels) & torch.isfinite(client_logits).all(-1)
+    """True where a client is right, by usable logits: [M, n, C], [n] -> bool [M, n].   3.3.2
+
+    Not usable, as in uploads.py: nan, infinity, a number of 1e30 or more.
+    """
+    usable = (client_logits.abs() < 1e30).all(-1)                                        # [M, n]
+    return (client_logits.argmax(-1) == labels) & usable
 
 
 def entropy_weights(client_logits, reliable):
     """The weight of each client on each sample: softmax over the reliable clients of 1/H.   Eq. (4)
 
     The smaller the entropies, the more one client decides: of H = 0.01 and 0.02 the ratio is e^50.
-    H below 1e-6 counts as 1e-6. Logits may be float16, and nan where a client is not reliable.
-    client_logits, reliable   [M, n, C], bool [M, n]
+    H below 1e-6 counts as 1e-6, so that 1/H is finite.
+    client_logits, reliable   [M, n, C], bool [M, n]; logits may be nan where a client is unreliable
     returns                   [M, n]: 0 for unreliable clients; each column sums to 1, or is 0 where
-                              no client is reliable. Needs `entropy`.
+                              no client is reliable
     >>> client_logits = torch.tensor([[[2., 0.]], [[1., 0.]], [[0., 9.]]])
     >>> entropy_weights(client_logits, torch.tensor([[True], [True], [False]])).T
     tensor([[0.7349, 0.2651, 0.0000]])
     """
-    wide = torch.promote_types(client_logits.dtype, torch.float32)       # 1e6 is inf in float16
-    confidence = 1 / entropy(client_logits.to(wide)).clamp(min=1e-6)         # [M, n]; H may be 0
-    weights = confidence.masked_fill(~reliable, float("-inf")).softmax(0)
-    return torch.where(reliable, weights, 0.0).to(client_logits.dtype)
+    confidence = 1 / entropy(client_logits).clamp(min=1e-6)                              # [M, n]
+    weights = confidence.masked_fill(~reliable, float("-inf")).softmax(0)    # D2
+    return torch.where(reliable, weights, 0.0)               # a softmax of -inf alone is nan
 
 
 def fuse_logits(client_logits, weights):
     """sum_j weights[j] * client_logits[j]: [M, n, C], [M, n] -> [n, C].   Inside Eq. (5)
 
-    Where a weight is 0, logits that are not finite count as 0.
+    Where a weight is 0, logits that are not finite count as 0, but the weight's gradient is nan.
     """
     weights = weights.unsqueeze(-1)                                                      # [M, n, 1]
     return torch.where(weights != 0, weights * client_logits, 0.0).sum(0)    # 0 x nan counts as 0
@@ -122,21 +119,22 @@ def server_loss(logits, labels, teacher_logits, has_teacher, epsilon):
 
     logits, teacher_logits   [B, C]; without has_teacher the teacher may be nan
     labels, has_teacher      [B], bool [B]
-    returns                  scalar, mean over the batch. Eq. (1), (2), (5). Needs `kl_divergence`.
-                             It gives [B], and no gradient to the teacher
+    returns                  scalar, mean over the batch; no gradient to the teacher
+    source                   Eq. (1), (2), (5)
     """
     ce = F.cross_entropy(logits, labels, reduction="none")                               # [B]
     kl = kl_divergence(torch.where(has_teacher[:, None], teacher_logits, 0.0), logits)   # [B]
-    return torch.where(has_teacher, epsilon * ce + (1 - epsilon) * kl, ce).mean()
+    return torch.where(has_teacher, epsilon * ce + (1 - epsilon) * kl, ce).mean()        # D3
 
 
 def client_loss(logits, labels, server_logits, epsilon):
     """epsilon CE + (1 - epsilon) KL(server || client), the mean over the batch: a scalar.   Eq. (6)
 
-    logits, labels, server_logits    [B, C], [B], [B, C]. Needs `kl_divergence`.
+    logits, labels, server_logits    [B, C], [B], [B, C]; no gradient to server_logits
     """
     ce = F.cross_entropy(logits, labels, reduction="none")                               # [B]
-    return (epsilon * ce + (1 - epsilon) * kl_divergence(server_logits, logits)).mean()
+    kl = kl_divergence(server_logits, logits)                                            # [B]
+    return (epsilon * ce + (1 - epsilon) * kl).mean()                                    # D3
 
 
 class Pool(NamedTuple):         # the server's logits of samples that it has predicted correctly
@@ -194,7 +192,8 @@ def fusion_metrics(fed, rows, client_logits, weights, fusion):
     """Shares of the four cases in the server's last pass, share of samples in the pool, bytes.
 
     effective_teachers is the mean of 1 / sum_j w_j² over the samples that clients teach: 1 where
-    one client has all the weight. bad_uploads counts clients whose logits are not finite.
+    one client has all the weight. bad_uploads counts the clients with logits that are not usable
+    (uploads.py) among those of the requested samples.
     """
     requested = fusion.requested[rows]                                       # bool [n]
     taught = weights[:, requested & (weights > 0).any(0)]                    # [M, samples taught]
@@ -247,7 +246,7 @@ def train_server(fed, t, server, pool, client_rows, fused_logits, has_reliable, 
             has_teacher = from_pool | from_clients                                       # bool [B]
             teacher_logits = torch.where(from_pool[:, None], pool.logits[rows],
                                          all_fused_logits[rows])                         # [B, C]
-            pool.logits[rows[correct]] = checked_logits[correct]             # Alg. 1, line 7
+            pool.logits[rows[correct]] = checked_logits[correct]             # D4: Alg. 1, line 7
             pool.mask[rows[correct]] = True
             requested[rows[requests]] = True
             nobody_right = requests & ~from_clients                                      # bool [B]
@@ -259,7 +258,7 @@ def train_server(fed, t, server, pool, client_rows, fused_logits, has_reliable, 
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()                                                 # Alg. 1, line 14
-    server_logits = predict_logits(fed, model, images)                       # Alg. 1, line 15
+    server_logits = predict_logits(fed, model, images)                       # D5: Alg. 1, line 15
     return Fusion(snapshot(model, optimizer), server_logits, pool, cases, requested)
 
 
@@ -284,7 +283,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
     clients, server, pool = state["clients"], state["server"], Pool(**state["pool"])
     labels = fed.public.labels
     for t in range(state["round"] + 1, rounds + 1):                          # Alg. 1, line 2
-        # Clients train on their own data, and predict the samples that the server may request.
+        # D1: clients train on their own data, and predict the samples that the server may request.
         rows = torch.nonzero(~pool.mask)[:, 0]                                           # [n]
         client_logits, trained = collect_rows(fed, rows, lambda i: train_client(
             fed, i, t, clients[i], rows, local_epochs=local_epochs,          # line 25-27, 31-33

@@ -1,27 +1,37 @@
 """FedGEMS's ablations, Table 5: without self-training, self-distillation or ensemble distillation.
 
-Cheng et al., arXiv:2110.11027. `run` is that of fedgems.py except for the lines marked with
-Table 5; `who_teaches` replaces the function of that name. fedgems.py explains the four cases and
-the notation.
-What travels: logits, as in FedGEMS. Public data: labeled, on the server and on every client.
+Cheng et al., "FedGEMS: Federated Learning of Larger Server Models via Selective Knowledge Fusion",
+arXiv:2110.11027. fedgems.py explains the four cases, Algorithm 1 and the other symbols.
+
 Run:   python fedkd_minimal.py --algo fedgems-ablations --no-self-distillation
+       (small settings, experiment/presets.py; the defaults below are the paper's)
+What travels: as in FedGEMS. Indices of requested public samples down, all clients' logits of them
+up, the server's logits of all public samples down.
+Public data: labeled, on the server and on every client. All networks may differ.
 
-Paper                       here                    shape       note
--Self-Training              self_training           bool        False: a sample that the server
-                                                                predicts correctly learns from the
-                                                                pool if it is there, else from the
-                                                                clients; the pool is still filled
--Self-Distillation          self_distillation       bool        False: the clients teach what the
-                                                                pool would have taught
--Ensemble                   ensemble_distillation   bool        False: cross-entropy alone in place
-                                                                of ensemble distillation; such a
-                                                                sample is in none of the four cases
-S_Correct                   correct, alone          bool [B]    alone: no teacher
-                            from_pool, requests     bool [B]    the pool teaches; clients are asked
+Paper                  here                    shape       note
+- Self-Training        self_training           bool        False: where the server is right, the
+                                                           pool teaches if it has the sample, or
+                                                           the clients; the pool is still filled
+- Self-Distillation    self_distillation       bool        False: the clients teach what the pool
+                                                           would have taught
+- Ensemble             ensemble_distillation   bool        False: CE alone where the clients would
+                                                           have taught; such a sample is in none
+                                                           of the four cases
+S_Correct              correct, alone          bool [B]    alone: no teacher
+                       from_pool, requests     bool [B]    the pool teaches; clients are asked
 
-Where the paper is silent or we differ:
-D1  the paper does not define the three rows; this is our reading
-    [test_ablations_move_samples_between_cases]
+`run` is that of fedgems.py but for the lines marked with Table 5, and `who_teaches` replaces the
+function of that name.
+
+Kept between rounds: as in FedGEMS: all networks, the states of their optimizers, and the pool.
+Scores: as in FedGEMS. With --public half, the default, the server (server_accuracy, `accuracy`) is
+scored on the public half of the test set, the clients on the private half.
+Bad upload: as in FedGEMS. A client counts as wrong on a sample of which its logits hold nan,
+infinity or a number of 1e30 or more; bad_uploads counts such clients.
+
+Departures (more: docs/DEPARTURES.md):
+D1  the paper does not define the three rows; the table above is our reading
 """
 from functools import partial
 
@@ -41,7 +51,7 @@ evaluate = partial(evaluation.evaluate, main_metric="server_accuracy")
 
 def who_teaches(correct, in_pool, *, self_training, self_distillation, ensemble_distillation):
     """As in fedgems.py: (nobody, the pool, the clients), bool [B] each.   Table 5"""
-    alone = correct & self_training
+    alone = correct & self_training                                         # D1
     from_pool = ~alone & in_pool & self_distillation
     requests = ~alone & ~from_pool & ensemble_distillation
     return alone, from_pool, requests
@@ -84,7 +94,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
             fed, i, t, clients[i], rows, local_epochs=local_epochs,          # line 25-27, 31-33
             **client_training), attack)
 
-        # On each sample only clients that are right teach, the most certain one nearly alone.
+        # On each sample only clients that are right teach, and the more certain ones more.
         reliable = reliable_clients(client_logits, labels[rows])                         # [M, n]
         weights = entropy_weights(client_logits, reliable)                   # Eq. (4), [M, n]
         fused_logits = fuse_logits(client_logits, weights)                   # Eq. (5), [n, C]

@@ -110,7 +110,8 @@ def draw_features(fed, generator, label_shares, count, rng):
     """B = count labels y ~ p(y) [B], noise N(0, I) [B, NOISE], features z ~ G_w(z | y) [B, d]."""
     labels = torch.from_numpy(rng.choice(fed.num_classes, count, p=label_shares)).to(fed.device)
     noise = torch.from_numpy(rng.standard_normal((count, NOISE))).float().to(fed.device)
-    return labels, noise, generator(torch.cat([noise, F.one_hot(labels, fed.num_classes)], dim=1))
+    inputs = torch.cat([noise, F.one_hot(labels, fed.num_classes)], dim=1)     # [B, NOISE + C]
+    return labels, noise, forward(fed, generator, inputs)
 
 
 def start_server(fed, architecture, generated):

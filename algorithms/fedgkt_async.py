@@ -1,26 +1,39 @@
 """Asynchronous FedGKT: the server trains on each upload as it arrives, and answers at once.
 
-He, Annavaram and Avestimehr, arXiv:2007.14513, Table 3 ("asynchronous training"), which gives no
-algorithm. Local training, server training and losses are those of fedgkt.py.
-What travels: as in FedGKT. Public data: none.
-Run:   python fedkd_minimal.py --algo fedgkt-async
+He, Annavaram and Avestimehr, "Group Knowledge Transfer: Federated Learning of Large CNNs at the
+Edge", arXiv:2007.14513, Table 3 ("asynchronous training"), which gives no algorithm. Local
+training, upload, server training and losses are those of fedgkt.py, as are the other symbols.
 
-A queue of events: client i's uploads arrive latencies[i] after the server's last answer to it. At
-each event the server trains on the uploads that arrive at that moment, for all its epochs, and
-answers these clients, which train again. A round ends when at least as many uploads have arrived as
-there are clients, so that a round has the work of a synchronous round.
+Run:   python fedkd_minimal.py --algo fedgkt-async
+       (small settings, experiment/presets.py; the defaults below are the paper's)
+What travels: at each event feature maps, logits and labels of the clients whose uploads arrive, up;
+then the server's logits of these clients' samples, down.
+Public data: none. Edge networks may differ; their feature maps have one shape.
 
 Paper              here                         shape         note
-the clients' speed latencies                    [M]           simulated time of a training
+the clients' speed latencies                    [M]           simulated time from the server's
+                                                              answer to the next upload
                    clock                        number        simulated time so far
                    group                        client ids    whose uploads arrive at this event
                    event                        number        the server's trainings so far
 
-Where the paper is silent or we differ:
-D1  uploads that arrive at the same moment are trained on together; with equal latencies this
-    is the synchronous algorithm [test_equal_latencies_are_synchronous]
-D2  latencies are drawn uniformly from 1 to 10, one for each client, or given
-    [test_latencies_are_drawn_once_from_the_seed]
+A queue of events:
+ 1  client i's uploads arrive latencies[i] after the server's last answer to it
+ 2  at each event the server trains, for all its epochs, on the uploads that arrive at that moment
+ 3  it answers these clients at once, and they train again
+ 4  a round ends when at least as many uploads have arrived as there are clients, so that it has the
+    work of a synchronous round
+
+Kept between rounds: all networks, the states of their optimizers, the server's logits, how often
+each client has trained, the clock, and the number of events.
+Scores: as in fedgkt.py, means over all clients at the end of a round, on the test set (with
+--public half, on its private half): `accuracy` of a client's extractor with the server's network
+behind it, edge_accuracy of its own network.
+Bad upload: one with nan, infinity or a number of 1e30 or more is left out (bad_uploads). Its client
+keeps its network, but receives no logits: its next training is by cross-entropy alone.
+
+Departures (more: docs/DEPARTURES.md):
+D1  uploads that arrive at the same moment are trained on together, client after client
 """
 from functools import partial
 from typing import Literal
@@ -34,13 +47,12 @@ from algorithms.training import OPTIMIZERS, Optimizer
 from federation import stream
 
 
-
 def check_settings(fed, *, latencies, **settings):
     """Raises ValueError as FedGKT's, and unless each client has a latency greater than 0."""
     feature_map(fed)
     num_clients = len(fed.private)
     if latencies is not None and (len(latencies) != num_clients or min(latencies) <= 0):
-        raise ValueError(f"--latencies needs a time greater than 0 for each of {num_clients} "
+        raise ValueError(f"latencies needs a time greater than 0 for each of {num_clients} "
                          f"clients, not {list(latencies)}")
 
 
@@ -52,17 +64,16 @@ def next_arrivals(clients, latencies):
     arrivals = [round((client["trainings"] + 1) * latency, 9)        # makes 3 x 0.1 equal 0.3
                 for client, latency in zip(clients, latencies)]
     clock = min(arrivals)
-    return clock, [i for i, arrival in enumerate(arrivals) if arrival == clock]
+    return clock, [i for i, arrival in enumerate(arrivals) if arrival == clock]          # D1
 
 
 def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, server_epochs: int = 20,
         latencies: tuple[float, ...] | None = None, batch_size: int = 256,
-        server_batch_size: int = 256,
-        lr: float = 1e-3, server_lr: float = 1e-3, optimizer: Optimizer = "amsgrad",
-        server_optimizer: Optimizer = "amsgrad", weight_decay: float = 1e-4,
-        temperature: float = 3.0, server_distill: bool = True, client_distill: bool = True,
-        server_order: Literal["clients", "mixed"] = "clients", common_start: bool = True,
-        features: Literal["float32", "bfloat16"] = "float32"):
+        server_batch_size: int = 256, lr: float = 1e-3, server_lr: float = 1e-3,
+        optimizer: Optimizer = "amsgrad", server_optimizer: Optimizer = "amsgrad",
+        weight_decay: float = 1e-4, temperature: float = 3.0, server_distill: bool = True,
+        client_distill: bool = True, server_order: Literal["clients", "mixed"] = "clients",
+        common_start: bool = True, features: Literal["float32", "bfloat16"] = "float32"):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
     server_epochs       passes of the server over the uploads in a round
@@ -71,7 +82,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, server_epo
                         drawn from 1 to 10
     The other keywords are in hyperparameters.py.
     """
-    dtype, feature_numbers = getattr(torch, features), feature_map(fed).numel()
+    dtype = getattr(torch, features)
     if latencies is None:
         latencies = stream(fed.seed, "latencies").uniform(1, 10, len(fed.private)).tolist()
     training = dict(local_epochs=local_epochs, batch_size=batch_size, temperature=temperature,
@@ -89,6 +100,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, server_epo
         yield {**evaluate(fed, state), "clock": 0.0, "clock_if_all_wait": 0.0}, state
     server, clients, server_logits = state["server"], state["clients"], state["server_logits"]
     event, clock = state["event"], state["clock"]
+    feature_numbers = feature_map(fed).numel()
     for t in range(state["round"] + 1, rounds + 1):
         arrived, answered = [], []
         while len(arrived) < len(clients):

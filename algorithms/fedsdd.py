@@ -77,8 +77,8 @@ def group_clients(active, K, rng):
     raises    ValueError if K < 1 or K > len(active): a group without clients could not be trained
     """
     if not 1 <= K <= len(active):
-        raise ValueError(f"K = {K} global models need 1 <= K <= {len(active)}, "
-                         "the number of active clients: change --K, --clients or --participation")
+        raise ValueError(f"fedsdd: K = {K} global models need 1 <= K <= {len(active)}, the number "
+                         "of active clients: change K, participation or the number of clients")
     shuffled = rng.permutation(active).tolist()
     return [sorted(shuffled[k::K]) for k in range(K)]
 
@@ -190,11 +190,11 @@ def check_settings(fed, *, participation, K, local, secure_sum=False, attack=Non
     for ids in by_architecture(fed).values():
         groups = group_clients(range(count_active(len(ids), participation)), K, stream(fed.seed))
         if secure_sum and len(groups[-1]) < 2:
-            raise ValueError("--secure-sum needs two clients in each group: the sum of one is its "
-                             "model; a smaller --K, or more clients, make groups larger")
+            raise ValueError("secure_sum needs two clients in each group: the sum of one is its "
+                             "model; a smaller K, or more clients, make groups larger")
     if secure_sum and local == "scaffold":
-        raise ValueError("--secure-sum does not work with --local scaffold, which also sums "
-                         "controls: use --local fedavg or fedprox")
+        raise ValueError("secure_sum does not work with local scaffold, which also sums controls: "
+                         "use fedavg or fedprox")
     if attack and (secure_sum or local == "scaffold" or len(by_architecture(fed)) > 1):
         raise ValueError("fedsdd: an attack on weights needs one network for all clients, and "
                          "neither secure_sum nor local scaffold")

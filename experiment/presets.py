@@ -1,4 +1,4 @@
-"""The numbers behind the flags: each paper's settings, settings for the embedded data, ranges."""
+"""The settings of --paper, and those without it: small ones, for the embedded data."""
 
 # PAPER[paper] has the settings of --paper: under "data" those of the federation, and under each
 # algorithm what differs from the defaults of its signature. An algorithm's own "data" holds the
@@ -22,6 +22,7 @@ FEDGKT_SGD = {"optimizer": "momentum", "server_optimizer": "momentum", "lr": 0.0
               "server_lr": 0.005, "weight_decay": 0.0, "server_epochs": 40, "data": EDGE}
 FEDAVG = {**ADAM, "rounds": 200, "participation": 1.0, "local_epochs": 20}
 FEDGKT_BASELINES = {"fedavg": FEDAVG, "centralized": {"rounds": 300, "lr": 3e-3}}
+# The paper runs FedML's FedGKT: there the clients alone distill, by default and in its README.
 FEDGEMS_DATA = {**SIXTEEN_CLIENTS, "server_model": "bottleneck56", "public": "half"}
 FEDGEMS = {
     "fedgems": {}, "fedgems-ablations": {}, "fedgem": {}, "dsfl": {}, "cronus": {},
@@ -46,7 +47,7 @@ PAPER = {
         "fedavg": {"lr": 0.1}, "feddf": {}},
     "fedgems-homogeneous": {
         "data": {**FEDGEMS_DATA, **IID, "model": ["bottleneck11"]}, **FEDGEMS,
-        "fedavg": FEDAVG, "fedgkt": {"data": EDGE},
+        "fedavg": FEDAVG, "fedgkt": {"server_distill": False, "data": EDGE},
         # distill_steps: 5 epochs of half of CIFAR's training images, 5 x ceil(25,000 / 64). With
         # another number of public images, give --distill-steps. The weight decay is the clients'.
         "feddf": {**ADAM, **PLAIN_FEDDF, "rounds": 100, "participation": 1.0, "local_epochs": 40,
@@ -59,7 +60,7 @@ PAPER = {
                            "bottleneck17a", "bottleneck17b", "bottleneck17c", "bottleneck14a"]},
         # Table 13: "SGD, lr=0.005, wd=0.0001", without the momentum of FedGKT's own Table 10.
         **FEDGEMS, "fedgkt": {**FEDGKT_SGD, "optimizer": "sgd", "server_optimizer": "sgd",
-                              "weight_decay": 1e-4}},
+                              "weight_decay": 1e-4, "server_distill": False}},
     "fedgkt": {
         "data": {**SIXTEEN_CLIENTS, **IID, "model": ["bottleneck56"]}, **FEDGKT_BASELINES,
         "fedgkt": {"data": EDGE}, "fedgkt-async": {"data": EDGE}, "split-learning": {"data": EDGE}},
@@ -130,45 +131,4 @@ QUICK_START = {
     "public-private": LOGITS, "standalone": {"rounds": 20, "batch_size": 64},
     "centralized": {"rounds": 20, "batch_size": 64},
     "centralized-all": {"rounds": 20, "batch_size": 64},
-}
-
-# The flags of the federation, with their defaults. None: see `complete_flags` in config.py.
-DEFAULTS = {
-    "paper": None, "dataset": "glyphs", "data_root": "downloads", "classes": None,
-    "model": ["resnet20"], "server_model": "resnet56", "clients": 20,
-    "partition": "dirichlet_equal", "alpha": 0.1,
-    "per_class": 3, "public": None, "joint": None, "public_size": None, "validation": None,
-    "augment": False, "amp": False, "lr_patience": None, "attack": None, "attackers": None,
-    "attack_scale": None, "attack_z": None, "comu": None}
-
-# The range of each number, the same in every algorithm: (a test of the value, the range in words).
-# A hyperparameter that is not listed may be a whole number from 0, or any finite number.
-at_least_0 = (lambda x: 0 <= x < float("inf"), "0 or more")
-at_least_1 = (lambda x: 1 <= x < 2**31, "1 or more")
-positive = (lambda x: 0 < x < float("inf"), "greater than 0")
-share = (lambda x: 0 < x <= 1, "in (0, 1]")
-finite = (lambda x: abs(x) < float("inf"), "finite")
-RANGES = {
-    "rounds": at_least_1, "participation": share, "local_epochs": at_least_1,
-    "local_steps": at_least_1, "public_epochs": at_least_0, "server_epochs": at_least_1,
-    "batch_size": at_least_1,
-    "server_batch_size": at_least_1, "public_batch_size": at_least_1, "lr": positive,
-    "server_lr": positive, "global_lr": positive, "lr_patience": at_least_1,
-    "weight_decay": at_least_0, "kernel_l2": at_least_0, "max_grad_norm": positive,
-    "mu": at_least_0, "beta": at_least_0, "gamma": at_least_0, "temperature": positive,
-    "epsilon": (lambda x: 0 <= x <= 1, "from 0 to 1"),
-    "K": at_least_1, "R": at_least_1, "warmup_rounds": at_least_0, "distill_steps": at_least_1,
-    "check_every": at_least_1, "patience": at_least_1, "samples": at_least_0,
-    "concentration": positive, "subset_size": at_least_1, "consensus_weights": at_least_0,
-    "malicious_fraction": (lambda x: 0 <= x < 0.5, "at least 0 and less than 0.5"),
-    "transfer_public_epochs": at_least_0, "transfer_local_epochs": at_least_0,
-    "transfer_public_batch_size": at_least_1, "transfer_batch_size": at_least_1,
-    "min_delta": at_least_0, "latencies": positive, "generated": at_least_0,
-    "generated_weight": at_least_0, "generated_weight_decay": positive,
-    "generator_steps": at_least_1, "generator_lr": positive, "diversity": at_least_0,
-    "clients": at_least_1, "alpha": positive, "per_class": at_least_1, "classes": at_least_0,
-    "public_size": at_least_1,
-    "validation": (lambda x: 0 < x < 1, "greater than 0 and less than 1"), "attackers": at_least_1,
-    "attack_scale": at_least_0, "attack_z": finite,
-    "comu": share, "seeds": at_least_0, "threads": (lambda x: 1 <= x <= 1024, "from 1 to 1024"),
 }

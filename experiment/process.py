@@ -1,15 +1,23 @@
-"""The program as a process: signals, printed lines, errors, torchrun's processes, the device.
+"""The program as one or several processes: signals, printed lines, errors, forks, the device.
 
 torch is imported only where it is needed, so that Ctrl-C works while it is imported.
 """
 import contextlib
+import ctypes
 import os
 import signal
 import sys
+import tempfile
+import time
+from datetime import timedelta
+
+MOST = 8                             # processes that a program makes by itself
+NEVER = timedelta(days=365)          # processes wait for one another while the server trains
+PR_SET_PDEATHSIG = 1                 # of Linux's prctl
 
 
 def rank():
-    """The number of this process; 0 unless torchrun has started several."""
+    """The number of this process; 0 if there is one."""
     return int(os.environ.get("RANK", 0))
 
 
@@ -70,16 +78,17 @@ def resumable(folder):
 
 
 def set_up(environment):
-    """Sets the number of threads, joins the processes of torchrun, and returns the device.
+    """Joins the processes of torchrun, and returns the device.
 
-    Raises ValueError if the device cannot be used.
+    A process has one thread, except while the server trains (`by_server` in clients.py), so that no
+    number depends on how many processes there are. Raises ValueError if the device cannot be used.
     """
     import torch
     import torch.distributed as dist
 
     if "WORLD_SIZE" in os.environ and not dist.is_initialized():
-        dist.init_process_group("gloo")
-    torch.set_num_threads(environment["threads"])
+        dist.init_process_group("gloo", timeout=NEVER)
+    torch.set_num_threads(1)
     try:
         device = torch.device(environment["device"])
         if environment["device"] == "cuda" and "LOCAL_RANK" in os.environ:
@@ -110,6 +119,87 @@ def import_optimizers():
     torch.optim.SGD([torch.zeros(1)], lr=1.0)
 
 
+# ------------------------------------------------------------------------------ several processes
+
+def num_cores():
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def can_fork(device):
+    """True where a fork is safe: on Linux, on a CPU, and not in a process of torchrun."""
+    return sys.platform == "linux" and device == "cpu" and "WORLD_SIZE" not in os.environ
+
+
+def default_count(device, num_clients):
+    """One process for each core, but at most MOST, and at most one for each client of a round."""
+    return max(1, min(num_cores(), num_clients, MOST)) if can_fork(device) else count()
+
+
+@contextlib.contextmanager
+def forked(processes):
+    """Makes so many processes of this one; all run the block, and the new ones end with it.
+
+    They exchange tensors by gloo over the loopback address; they meet at a file in a folder of this
+    user's own. If one of them is killed, all end: the others together with this process, and this
+    one with a ConnectionError.
+    """
+    if processes <= count():
+        yield
+        return
+    import torch.distributed as dist
+
+    children, number = [], 0
+    with tempfile.TemporaryDirectory() as folder:
+        for number_of_child in range(1, processes):
+            child = os.fork()
+            if child == 0:
+                number = number_of_child
+                end_with_parent()
+                break
+            children.append(child)
+        os.environ.update(RANK=str(number), WORLD_SIZE=str(processes), GLOO_SOCKET_IFNAME="lo")
+        try:
+            if number == 0:
+                signal.signal(signal.SIGCHLD, lambda *_: check_alive(children))
+            dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", timeout=NEVER,
+                                    rank=number, world_size=processes)
+            yield
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            wait_for_all()
+        except RuntimeError:
+            time.sleep(1)            # a process that is killed closes its connections, then it ends
+            check_alive(children)
+            raise
+        finally:
+            if number > 0:
+                os._exit(0)          # nothing that the first process does is done twice
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for child in children:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            del os.environ["RANK"], os.environ["WORLD_SIZE"]
+
+
+def end_with_parent():
+    """Lets the kernel kill this process when its parent ends; Ctrl-C is for the parent alone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:                               # it has ended already
+        os._exit(1)
+
+
+def check_alive(children):
+    """Raises ConnectionError if one of these processes has ended."""
+    for child in children:
+        if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            raise ConnectionError(f"process {child} of this run was ended by something else")
+
+
 def gather(value):
     """[the value of each process], in every process."""
     import torch.distributed as dist
@@ -126,7 +216,7 @@ def wait_for_all():
     gather(None)
 
 
-def run(main, argv):
+def end_with(main, argv):
     """Calls main(argv) and ends the process with its exit status.
 
     os._exit: gloo's threads can abort Python's own exit, and a full disk would make it fail.

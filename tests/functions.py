@@ -102,7 +102,8 @@ INPUTS = {      # name: makes the arguments of one call or several, new each tim
     "fedgems.entropy": lambda: [
         (normal(4, 5, 3),), (torch.tensor([[[1e4, 0., -1e4], [1., 0., 2.]]]),)],
     "fedgems.reliable_clients": lambda: [(spoilt(normal(4, 5, 3), (0, 0, 2), (3, 3)), LABELS)],
-    "fedgems.entropy_weights": lambda: [(spoilt(normal(4, 5, 3), (2, 0)), RIGHT)],
+    "fedgems.entropy_weights": lambda: [
+        (normal(4, 4, 3), RIGHT[:, [0, 2, 3, 4]]), (spoilt(normal(4, 5, 3), (2, 0)), RIGHT)],
     "fedgems.fuse_logits": lambda: [
         (spoilt(normal(4, 5, 3), (2, 0)), RIGHT / RIGHT.sum(0).clamp(min=1) * 1.0)],
     "fedgems.server_loss": lambda: [

@@ -8,6 +8,8 @@ in the place of x.sum(-1).
 TABLE = {}
 # ----------------------------------------------------------------------------------- what all share
 TABLE["algorithms/equations.py", "equations"] = [
+    ("return member_logits.«mean(0)→softmax(-1).mean(0).log()»",
+     "fedsdd::eq3_is_the_softmax_of_the_mean_logits", "the mean of the softmaxes"),
     ("«teacher_log_probs→student_log_probs».exp() * («teacher_log_probs→student_log_probs» - "
      "«student_log_probs→teacher_log_probs»)", "kl_is_from_teacher_to_student_by_hand",
      "KL(student || teacher)", "AIJack's FedGEMS"),
@@ -25,6 +27,9 @@ TABLE["algorithms/equations.py", "equations"] = [
     ("«terms = terms.masked_fill→»(", "kl_is_from_teacher_to_student_by_hand", "0 ln 0 is nan"),
     ("return «temperature**2 * →»kl", "distillation_is_t_squared_times_mean_kl", "no temperature²",
      "FedDF's code"),
+    ("kl_divergence(«teacher_logits, student_logits→student_logits, teacher_logits», temperature)",
+     "distillation_is_t_squared_times_mean_kl",
+     "KL(student || teacher): the arguments of kl_divergence are swapped"),
     ("return temperature«**2→ * 2.0» * kl", "distillation_is_t_squared_times_mean_kl",
      "twice the temperature", "flearn"),
     ("kl_divergence(teacher_logits, student_logits, temperature).«mean→sum»()",
@@ -94,8 +99,11 @@ TABLE["algorithms/training.py", "shared"] = [
      "logits::saved_and_restored_is_as_if_never_saved[adam-Adam]", "the optimizer forgets"),
     ("«partial(→»torch.optim.Adam«, amsgrad=True)→»",
      "baselines::amsgrad_is_the_papers_adam[amsgrad-True]", "plain Adam as AMSGrad"),
-    ("enabled=«fed.amp→False»", "contracts::amp_reaches_training_and_prediction[fedavg]",
+    ("enabled=«fed.amp or →»", "contracts::amp_reaches_training_and_prediction[fedavg]",
      "always float32"),
+    ("cache_enabled=«False→True»",
+     "library::a_run_inside_an_autocast_is_one_with_amp[False-fedavg]",
+     "inside a user's autocast, the weights of the first batch"),
     ("«optimizer.step()→pass»", "contracts::it_learns[dsfl]", "nothing is learned")]
 TABLE["algorithms/evaluation.py", "shared"] = [
     ("combinations(predicted«→[:2]», 2)", "disagreement_by_hand",
@@ -247,6 +255,8 @@ TABLE["algorithms/fedsdd.py", "fedsdd"] = [
      "K equal initial models"),
     ("group_of[i]]«→ | {x: c for x, c in global_models[0].items() if x == 'client_controls'}»",
      "rounds_with_R_2_against_algorithm_1[scaffold]", "a control of another global model"),
+    ("if «is_main(k, K)→True» else average", "rounds_with_R_2_against_algorithm_1",
+     "all models distilled"),
     ("    model.«train→eval»()", "distill_moves_the_students_running_statistics",
      "the student learns in eval mode")]
 TABLE["algorithms/fedsdd_ablations.py", "fedsdd"] = [
@@ -329,19 +339,22 @@ TABLE["algorithms/fedgems.py", "fedgems"] = [
     ("entr(probs).«sum→mean»(-1)", "eq3_by_hand", "the mean over the classes"),
     ("«torch.special.entr→-»(probs«→ * probs.log()»).sum(-1)",
      "eq3_certain_logits_have_entropy_zero", "0 times log 0", "AIJack's FedGEMS"),
-    ("«(client_logits.argmax(-1) == labels) & →»torch",
+    ("return «(client_logits.argmax(-1) == labels) & →»usable",
      "reliable_is_who_predicts_the_label_by_hand", "who is wrong is trusted"),
-    ("« & torch.isfinite(client_logits).all(-1)→»", "a_logit_that_is_not_finite_is_never_right",
+    ("== labels)« & usable→»", "a_logit_that_is_not_usable_is_never_right",
      "infinity can be right"),
+    ("usable = «(client_logits.abs() < 1e30)→torch.isfinite(client_logits)».all(-1)",
+     "a_logit_that_is_not_usable_is_never_right", "any finite number is usable"),
     ('masked_fill(~reliable, «float("-inf")→0.0»)', "eq4_unreliable_client_gets_exactly_zero",
      "masked with 0: the softmax gives it exp(0)", "AIJack's FedGEMS"),
-    ("client_logits.to(wide))«.clamp(min=1e-6)→»", "eq4_certain_clients_share_equally", "1 / 0",
+    ('confidence«.masked_fill(~reliable, float("-inf"))→».softmax(0)',
+     "eq4_unreliable_client_gets_exactly_zero",
+     "softmax over all clients, times the mask: the weights sum to less than 1"),
+    ("entropy(client_logits)«.clamp(min=1e-6)→»", "eq4_certain_clients_share_equally", "1 / 0",
      "AIJack's FedGEMS"),
-    ("client_logits.to(wide)).clamp(min=1e-«6→3»)",
+    ("entropy(client_logits).clamp(min=1e-«6→3»)",
      "eq4_entropies_below_a_millionth_count_the_same", "H is at least a thousandth"),
     ("«1 / →»entropy(client_logits", "eq4_by_hand", "H for 1/H: the least certain counts most"),
-    ("entropy(client_logits«.to(wide)→»)", "functions::in_every_type_the_result_has_this_type_and_"
-     "is_near_float64s[fedgems.entropy_weights-float16]", "1 / H overflows: nan"),
     ("«torch.where(reliable, weights, 0.0)→weights»",
      "eq4_eq5_a_logit_that_is_not_finite_reaches_nothing", "nan if nobody is right"),
     ("«torch.where→»(«weights != 0, →»weights * client_logits«, 0.0→»).sum(0)",
@@ -356,6 +369,9 @@ TABLE["algorithms/fedgems.py", "fedgems"] = [
     ("«torch.where(has_teacher, epsilon * ce + (1 - epsilon) * kl, ce)→(epsilon * ce + (1 - "
      "epsilon) * kl)[has_teacher].mean() + ce[~has_teacher]».mean()",
      "server_loss_is_one_mean_over_mixed_cases", "a sum of means", "AIJack's FedGEMS"),
+    ("kl_divergence(«torch.where(has_teacher[:, None], teacher_logits, 0.0), logits→logits, "
+     "torch.where(has_teacher[:, None], teacher_logits, 0.0)»)", "eq2_by_hand",
+     "KL(server || teacher): the arguments of kl_divergence are swapped"),
     ("«torch.where(has_teacher[:, None], →»teacher_logits«, 0.0)→»",
      "rows_without_a_teacher_may_hold_anything", "nan from the branch not taken"),
     ("kl_divergence(«server_logits, logits→logits, server_logits»)", "eq6_by_hand",
@@ -375,31 +391,30 @@ TABLE["algorithms/fedgems_ablations.py", "fedgems"] = [
      "ablations_move_samples_between_cases[self_training]", "the pool is filled too early")]
 # ------------------------------------------------------------------------------ feature maps travel
 TABLE["algorithms/fedgkt.py", "fedgkt"] = [
-    ("distillation_loss(«client_logits, logits→logits, client_logits», temperature) if distill",
+    ("return ce + distillation_loss(«client_logits, logits→logits, client_logits», temperature)",
      "eq6_by_hand", "the client learns in the server's loss"),
-    ("temperature)« if distill else ce→»", "eq6_by_hand", "the server always distills"),
+    ("if «not distill→False»:", "eq6_by_hand", "the server always distills"),
     ("return ce + distillation_loss(«server_logits, logits→logits, server_logits», temperature)",
      "eq7_by_hand", "the server learns in the client's loss"),
-    ("distillation_loss(client_logits, logits, temperature) «→/ temperature**2 »if distill",
+    ("distillation_loss(client_logits, logits, temperature)«→ / temperature**2»",
      "eq6_by_hand", "no temperature²"),
-    ("view(fed, i, trainings« - 1→»)", "participation_below_1_against_algorithm_1",
-     "the server's logits are of another view", "FedML's FedGKT"),
-    ("«view(fed, i, trainings)→fed.private[i].images», dtype",
+    ("upload_images(fed, i, number« - 1→»)", "participation_below_1_against_algorithm_1",
+     "the server's logits are of other images", "FedML's FedGKT"),
+    ("«upload_images(fed, i, number)→fed.private[i].images», dtype",
      "extraction_is_in_eval_mode_of_the_next_view", "feature maps of clean images"),
     ("server_logits[«rows→:len(rows)»] if has_teacher", "two_rounds_against_algorithm_1",
      "logits of other images", "FedML's FedGKT"),
     ("«predict_logits(fed, model, features.float(), CHUNK)→forward(fed, model.train(), "
      "features.float()).detach()»", "server_logits_are_of_the_trained_server", "not in eval mode",
-     "FedML's FedGKT")]
-TABLE["algorithms/fedgkt_async.py", "fedgkt"] = [
-    ('«round(→»(client["trainings"] + 1) * latency«, 9)→»',
-     "asynchronous_rounds_against_algorithm_1", "equal arrival times differ")]
-TABLE["algorithms/fedgkt_features.py", "fedgkt"] = [
+     "FedML's FedGKT"),
     ("    model.eval()«→, torch.set_grad_enabled(True)»",
      "b3_b15_extraction_is_by_row_and_holds_no_graph", "maps hold a graph", "FedML's FedGKT"),
     ("«accuracy(torch.cat(server_logits), data.labels)→sum(map(accuracy, server_logits, "
      "data.labels.split(CHUNK))) / len(server_logits)»", "two_rounds_against_algorithm_1",
      "a mean over batches", "FedML's FedGKT")]
+TABLE["algorithms/fedgkt_async.py", "fedgkt"] = [
+    ('«round(→»(client["trainings"] + 1) * latency«, 9)→»',
+     "asynchronous_rounds_against_algorithm_1", "equal arrival times differ")]
 TABLE["algorithms/split_learning.py", "split_learning"] = [
     ("features.backward(sent«.grad→»)", "split_learning_is_training_the_stacked_network",
      "the map itself comes back, not its gradient"),
@@ -430,7 +445,9 @@ TABLE["attacks.py", "attacks"] = [
     ("if «→True or »not benign.numel():", "only_the_attackers_uploads_change",
      "the attack sleeps", "FedML's lazy worker"),
     ("piece«.clamp(min=0)→» if", "attack_on_models_by_hand",
-     "a running variance below 0")]
+     "a running variance below 0"),
+    ("view_as(model[name])«.to(model[name].dtype)→»", "attack_on_models_keeps_every_type[paf]",
+     "honest uploads change their types")]
 TABLE["partition.py", "partition"] = [
     ("held_out[«rng.permutation→»(", "hold_out_does_not_take_the_first_samples",
      "the first samples of each class"),

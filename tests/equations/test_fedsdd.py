@@ -52,10 +52,10 @@ def test_groups_change_and_all_meet_the_main_model():
 
 @pytest.mark.parametrize("K", [0, 3])
 def test_more_models_than_active_clients_is_an_error(K):
-    with pytest.raises(ValueError, match=f"K = {K}"):
+    with pytest.raises(ValueError, match=f"fedsdd: K = {K}"):
         groups_of(1, K, count=2)
     fed = federation((3,) * 10, (linear,) * 3 + (with_hidden_layer,) * 2)    # half: 3 and 2 clients
-    with pytest.raises(ValueError, match=f"K = {K}"):
+    with pytest.raises(ValueError, match=f"fedsdd: K = {K}"):
         next(fedsdd.run(fed, **{**QUICK, "participation": 0.5}, K=K))
 
 

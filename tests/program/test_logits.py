@@ -15,7 +15,7 @@ from algorithms import ALGORITHMS
 from algorithms.evaluation import client_scores, server_metrics
 from algorithms.training import OPTIMIZERS, restore, snapshot, train, train_with_labels
 from algorithms.uploads import is_usable, usable
-from experiment.flags import keywords
+from experiment.checkpoint import Run
 from experiment.report import summary
 from federation import Data
 
@@ -111,7 +111,8 @@ def test_every_client_starts_from_weights_of_its_own(algo):
     assert "server" not in state or same(state["server"], snapshot(fed.server_model()))
 
 
-@pytest.mark.parametrize("algo", [a for a in ALGORITHMS if "public_epochs" in keywords(a)])
+@pytest.mark.parametrize("algo", [name for name, algorithm in ALGORITHMS.items()
+                                  if "public_epochs" in algorithm.hyperparameters])
 def test_without_public_epochs_no_client_learns_from_another(algo):
     """Whatever the others hold, client 0 ends the same; with public epochs only the control's."""
     def first_client(seed, public_epochs):
@@ -124,18 +125,20 @@ def test_without_public_epochs_no_client_learns_from_another(algo):
 
 def test_the_summary_says_whose_accuracy_it_is_and_on_which_half(capsys):
     """Final and best of each, in the mean over two seeds."""
-    def seed(*rows):
-        names = ("accuracy", "client_accuracy_distilled", "client_accuracy_private")
-        return [dict(zip(names, (0., *row))) for row in rows], []
-    server = [{"accuracy": .7, "server_accuracy": .7, "server_accuracy_private_test": .5}], []
-    results = {"both": [seed((.1,), (.6, .3), (.5, .4)), seed((.9,), (.2, .1), (.1, .2))],
-               "server": [server], "own": [([{"accuracy": .4}], [])]}
+    names = ("accuracy", "client_accuracy_distilled", "client_accuracy_private")
+
+    def both(*rows):
+        return "both", [dict(zip(names, (0., *row))) for row in rows]
+    server = [{"accuracy": .7, "server_accuracy": .7, "server_accuracy_private_test": .5}]
+    measured = [both((.1,), (.6, .3), (.5, .4)), both((.9,), (.2, .1), (.1, .2)),
+                ("server", server), ("own", [{"accuracy": .4}])]
     lines = [("clients, after distillation", "private",
               ".3000", ".7500"),                             # final (.5 + .1)/2, best (.6 + .9)/2
              ("clients, after private training", "private", ".3000", ".3000"),
              ("server", "public", ".7000", ".7000"), ("model", "private", ".4000", ".4000")]
     for public in ("half", None):
-        summary(results, {"public": public, "comu": None})
+        config = {"flags": {"public": public, "comu": None}}
+        summary([Run(label, None, 0, config, None, rows=rows) for label, rows in measured])
         printed = capsys.readouterr().out.splitlines()[2:]
         for line, (whose, half, final, best) in zip(printed, lines, strict=True):
             whose += f", {half} half" * (public == "half")

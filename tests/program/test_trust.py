@@ -95,7 +95,7 @@ def child(argv, errors):
             for name in (signal.SIGINT, signal.SIGPIPE):     # pytest has handlers of its own
                 signal.signal(name, signal.SIG_DFL)
             process.end_on_signals()
-            process.run(main, [*map(str, argv)])
+            process.end_with(main, [*map(str, argv)])
         finally:
             os._exit(99)                                     # nothing of the parent's is done twice
     os.close(write)
@@ -132,8 +132,12 @@ def test_a_closed_pipe_ends_a_run_silently_and_it_goes_on_with_the_same_bytes(sh
 
 def test_a_sweep_holds_its_folder_and_those_of_all_its_runs(npz, tmp_path, capsys, monkeypatch):
     resume = ["--resume", tmp_path]       # also from inside the run, which still holds its folder
-    monkeypatch.setattr(checkpoint, "save", lambda *all: refused(
-        capsys, resume, f"{tmp_path} is in use"))
+    keep = checkpoint.Run.keep
+
+    def keep_after_another_command(run, metrics, state):
+        refused(capsys, resume, f"{tmp_path} is in use")
+        keep(run, metrics, state)
+    monkeypatch.setattr(checkpoint.Run, "keep", keep_after_another_command)
     for argv in (command("fedavg", npz, "--seeds=0,1", "--rounds=1", "--out", tmp_path), resume):
         for folder in (tmp_path, tmp_path / "fedavg-seed0", tmp_path / "fedavg-seed1"):
             folder.mkdir(exist_ok=True)
@@ -169,7 +173,7 @@ NEEDS = {   # what a federation lacks: (the federation, the algorithms that need
     "public images": (lambda: dataclasses.replace(toy(), public=None),
                       using("unlabeled", "labeled", "joint"), "needs public images: "),
     "their labels": (toy, using("labeled", "joint"), "needs the labels"),
-    "a validation set": (labeled, ["feddf", "fedmd", "fedmd-pooled"], "needs a validation"),
+    "a validation set": (labeled, ["feddf", "fedmd", "fedmd-pooled"], "needs validation images"),
     "a network of the server": (
         lambda: dataclasses.replace(labeled(), server_model=no_server_model),
         ["dsfl", "fedgem", "fedgems", "standalone", "centralized-all"],

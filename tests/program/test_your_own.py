@@ -89,7 +89,7 @@ def test_the_pages_program_learns(capsys):
 def test_the_models_of_every_algorithm_are_found_in_its_state(algo):
     _, state, *_ = test_contracts.whole(algo)[-1]
     fed, stacked = test_contracts.toy(algo), ALGORITHMS[algo].server == "features"
-    found = saved_model.trained_models(algo, state, fed.architecture, "server")
+    found = saved_model.trained_models(ALGORITHMS[algo], state, fed.architecture, "server")
     kept = [id(weights) for weights in test_contracts.models_in(state)]
     assert found and all(id(w) in kept for networks in found.values() for _, w in networks)
     has_server = "server" in state or "global_models" in state
