@@ -11,9 +11,10 @@ raise a ValueError of one line.
     hold_out, halves                           two parts, such as public and private
 
 The literature calls three different rules "Dirichlet". `dirichlet` is the plain one.
-`dirichlet_balanced` is that of FedML's code, which FedGKT and FedGEMS use. `dirichlet_equal` is
-that of FedDF's code, which FedSDD uses: its clients have equal sizes, so that the unweighted
-average of the models equals the average weighted by samples.
+`dirichlet_balanced` is that of FedML's code, which FedGKT and FedGEMS use; A.1 of FedGKT's paper
+words the plain one. `dirichlet_equal` is that of FedDF's code: its clients have equal sizes, so
+that the unweighted average of the models equals the average weighted by samples. FedSDD only cites
+Hsu et al.; that it uses FedDF's rule is inferred from "the same setting".
 """
 import numpy as np
 

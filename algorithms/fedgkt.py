@@ -2,7 +2,8 @@
 
 He, Annavaram and Avestimehr, "Group Knowledge Transfer: Federated Learning of Large CNNs at the
 Edge", arXiv:2007.14513; what the text does not give (temperature, the kind of Adam) is as in its
-public code of 2020, whose settings for iid data are the defaults.
+public code of 2020. The defaults are Table 10's for iid data, with both distillations; the commands
+of that code distill on the clients alone (--no-server-distill).
 What travels: feature maps, logits and labels of all private samples up, the server's logits down.
 Public data: none. A client predicts with its own extractor and the server's network behind it;
 what that sends is not counted. Client k of the paper is client i here.

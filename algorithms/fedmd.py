@@ -40,7 +40,8 @@ Where the paper is silent or we differ (more: docs/DEPARTURES.md):
 D1  digest is the mean absolute error on raw logits, as in the code; the text names no loss, and
     expects similar results of probabilities with a temperature
     [test_digest_loss_is_the_mean_absolute_error]
-D2  two optimizers of a client are kept, as in the code; the text is silent
+D2  two optimizers of a client are kept over the rounds; the text is silent, and the code keeps the
+    one of the revisits from step 0 on
     [test_fedmd_round_by_hand]
 D3  the public subset has each class in proportion, as in the code; in the text it is random
     [test_a_public_subset_has_of_each_class_its_share_to_one]

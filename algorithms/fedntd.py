@@ -25,13 +25,13 @@ Algorithm 1, as in the code; the numbers of its lines are ours:
 --keep-true leaves out line 5: distillation over all classes, known as FedAvg + KD. Clients keep
 nothing. `accuracy` is of the new global model, on the test set.
 
-Where the code is not followed, or we add to it:
+Where the code is not followed (D1, more: docs/DEPARTURES.md), and where it decides (D2, D3):
 D1  the learning rate stays the same; the code multiplies it by .99 after each round
     [test_two_rounds_of_fedntd_against_a_slow_loop]
 D2  the teacher is in eval mode, with BatchNorm's statistics as the server averaged them
     [test_the_teacher_is_the_servers_model_in_eval_mode_on_the_students_view]
-D3  the server is FedAvg's: BatchNorm's statistics are averaged, weights are numbers of samples, and
-    an upload with nan or infinity is left out [test_fedntd_with_beta_0_is_fedavg_bit_for_bit]
+D3  the server is FedAvg's: BatchNorm's statistics are averaged, weights are numbers of samples; it
+    also leaves out an upload with nan or infinity [test_fedntd_with_beta_0_is_fedavg_bit_for_bit]
 """
 import torch
 import torch.nn.functional as F
