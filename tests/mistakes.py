@@ -253,9 +253,9 @@ TABLE["algorithms/fedsdd_ablations.py", "fedsdd"] = [
      "an_ensemble_of_clients_has_every_client", "the ring keeps the oldest rounds")]
 # ------------------------------------------------------------------------------------ logits travel
 TABLE["algorithms/fedmd.py", "fedmd"] = [
-    ("        return client_logits.«→softmax(-1).»mean(0)",
+    ("weights / weights.sum(), client_logits«→.softmax(-1)», dims",
      "consensus_is_of_logits_not_of_probabilities", "a consensus of probabilities"),
-    ("weights« / weights.sum()→», logits", "a_weighted_consensus_by_hand",
+    ("weights« / weights.sum()→», client_logits", "a_weighted_consensus_by_hand",
      "weights that do not sum to 1"),
     ("(logits - consensus_logits.detach()).«abs→square»().mean()",
      "digest_loss_is_the_mean_absolute_error", "the squared error"),
@@ -281,8 +281,8 @@ TABLE["algorithms/fedmd_transfer.py", "fedmd"] = [
 TABLE["algorithms/fedmd_pooled.py", "fedmd"] = [
     ("t - «1 - →»best_round >=", "pooled_training_stops_for_each_network_on_its_own",
      "a round less than patience"),
-    ("«Data(*(torch.cat(parts) for parts in zip(*→»fed.private«)))→[0]»",
-     "pooled_is_public_training_and_then_epochs", "one client's data for everyone's")]
+    ("pool = «union(*→»fed.private«)→[0]»", "pooled_is_public_training_and_then_epochs",
+     "one client's data for everyone's")]
 TABLE["algorithms/dsfl.py", "dsfl"] = [
     ("(client_probs«.mean(0)→» / temperature).softmax(-1)«→.mean(0)»",
      "era_sharpens_the_mean_and_not_each_client", "each client is sharpened", "Flower's DS-FL"),
