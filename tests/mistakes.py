@@ -164,10 +164,11 @@ TABLE["algorithms/fedntd.py", "fedntd"] = [
      "the_teacher_is_the_servers_model_in_eval_mode_on_the_students_view",
      "the teacher sees another view than the student")]
 TABLE["algorithms/fedgen.py", "fedgen"] = [
-    ("F.cross_entropy(«mean_logits, labels→logits.flatten(0, 1), labels.repeat(len(logits))»)",
-     "eq4_is_the_loss_of_the_mean_logits[None-1.0]", "the mean of the losses", "FedGen's code"),
-    ("tensordot(weights« / weights.sum()→», logits",
-     "eq4_is_the_loss_of_the_mean_logits[weights1-2.5]", "weights that do not sum to 1"),
+    ("F.cross_entropy(«mean_logits, labels→client_logits.flatten(0, 1), "
+     "labels.repeat(len(client_logits))»)", "eq4_is_the_loss_of_the_mean_logits",
+     "the mean of the losses", "FedGen's code"),
+    ("[:, 0, 0], 1« / len(client_logits)→»)", "eq4_is_the_loss_of_the_mean_logits",
+     "the sum of the logits"),
     ('models = [«upload→server»["model"] for', "two_rounds_against_a_slow_loop",
      "the global model is every teacher", "FL-bench's FedGen"),
     ("rng.«standard_normal→random»((count, NOISE))", "two_rounds_against_a_slow_loop",
@@ -293,9 +294,10 @@ TABLE["algorithms/dsfl.py", "dsfl"] = [
     ("if len(valid_probs)«→ > 1»:", "logits::everyone_learns_from_a_single_valid_upload[dsfl]",
      "one upload teaches nobody")]
 TABLE["algorithms/fd.py", "fd"] = [
-    ("is_other = «1 - torch.eye(→torch.ones(len(means), »len(means)", "others_mean_by_hand",
+    ("is_other = «1 - torch.eye(→torch.ones(len(client_means), »len(client_means))",
+     "others_mean_by_hand",
      "the own row is in the target", "PFLlib's, HtFLlib's and FedGen's FD"),
-    ("has_class = means.«any→isfinite().any»(-1)", "others_mean_by_hand",
+    ("has_class = client_means.«any→isfinite().any»(-1)", "others_mean_by_hand",
      "zeros of who lacks the class are averaged in", "FedGen's FD"),
     ("probs = logits.detach()«.softmax(-1)→»", "rounds_of_fd_against_algorithm_1[None]",
      "raw logits are the target of a cross-entropy", "PFLlib's and HtFLlib's FD"),
