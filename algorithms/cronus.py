@@ -3,11 +3,12 @@
 Chang et al., "Cronus: Robust and Heterogeneous Collaborative Learning with Black-Box Knowledge
 Transfer", arXiv:1912.11279, with the filter of Diakonikolas et al., "Being Robust (in High
 Dimensions) Can Be Practical", ICML 2017; here as a baseline of FedGEMS (Cheng et al.,
-arXiv:2110.11027).
+arXiv:2110.11027), whose settings (Table 13) are the defaults.
+
 Run:   python fedkd_minimal.py --algo cronus
-       (small settings, experiment/presets.py; the defaults below are FedGEMS's, Table 13)
-What travels: in each round every client's probabilities of all public samples up, their robust mean
-down.
+       (small settings, experiment/presets.py; the defaults below are FedGEMS's)
+What travels: in each round every client's probabilities of all public samples, up; their robust
+mean, down.
 Public data: unlabeled, at every client. The server has no model.
 
 Paper              here                         shape         note
@@ -27,12 +28,12 @@ In each round:
 
 Kept between rounds: by each client its network and one AMSGrad, which makes the steps of 1 and 4.
 The server keeps nothing.
-Scores: means over the clients, on the test set (with --public half on its private half; names with
-_public_test: on its public half): `accuracy` and client_accuracy_distilled after step 4,
-client_accuracy_private after step 1. In round 0 both are of untrained networks.
-Bad upload: probabilities with nan, infinity or a number of 1e30 or more are left out of the mean;
-their client still learns towards it. Without any usable upload the round has no step 4.
-
+Scores: means over the clients, on the test set (with --public half, on its private half; names with
+_public_test: on its public half): `accuracy`, and client_accuracy_distilled the same, after step 4,
+client_accuracy_private after step 1. In round 0 all are of untrained networks.
+Bad upload: probabilities with nan, infinity or a number of 1e30 or more are left out of the mean
+and counted (bad_uploads); their client still learns towards it. If none is left, the round has no
+step 4.
 Departures (more: docs/DEPARTURES.md):
 D1  the filter is ours, from FedGEMS and the filter's idea, without Cronus's text to read: for each
     sample two passes; each leaves out the ceil(epsilon M / 2) clients farthest along the direction

@@ -2,11 +2,12 @@
 
 Itahara et al., "Distillation-Based Semi-Supervised Federated Learning for Communication-Efficient
 Collaborative Training with Non-IID Private Data", arXiv:2008.06180; here as a baseline of FedGEMS
-(Cheng et al., arXiv:2110.11027).
+(Cheng et al., arXiv:2110.11027), whose settings (Table 13) are the defaults.
+
 Run:   python fedkd_minimal.py --algo dsfl
-       (small settings, experiment/presets.py; the defaults below are FedGEMS's, Table 13)
-What travels: in each round every client's probabilities of all public samples up, their sharpened
-mean down.
+       (small settings, experiment/presets.py; the defaults below are FedGEMS's)
+What travels: in each round every client's probabilities of all public samples, up; their sharpened
+mean, down.
 Public data: unlabeled, at the server and at every client.
 
 Paper              here                         shape         note
@@ -25,13 +26,14 @@ In each round:
 
 Kept between rounds: by each client its network and one AMSGrad, which makes the steps of 1 and 5;
 by the server its network and its AMSGrad.
-Scores: on the test set. `accuracy` and client_accuracy_distilled are the mean over the clients
-after step 5, client_accuracy_private after step 1; server_accuracy is of the server's model after
-step 4. With --public half the test set is halved: clients are scored on the private half, the
-server on the public half. In round 0 all are of untrained networks.
-Bad upload: probabilities with nan, infinity or a number of 1e30 or more are left out of the mean;
-their client still learns towards y. Without any usable upload the round has no steps 4 and 5.
-
+Scores: `accuracy`, and client_accuracy_distilled the same, are the mean over the clients after step
+5, client_accuracy_private after step 1; server_accuracy is of the server's model after step 4. All
+are on the test set. With --public half it is halved: clients are scored on the private half (names
+with _public_test: on the public half), the server on the public half. In round 0 all are of
+untrained networks.
+Bad upload: probabilities with nan, infinity or a number of 1e30 or more are left out of the mean
+and counted (bad_uploads); their client still learns towards y. If none is left, the round has no
+steps 4 and 5.
 Departures (more: docs/DEPARTURES.md):
 D1  all public samples take part in every round, as FedGEMS's cost table implies. This file was
     written from FedGEMS and public code, without DS-FL's text to read

@@ -3,11 +3,12 @@
 Jeong, Oh, Kim, Park, Bennis and Kim, "Communication-Efficient On-Device Machine Learning: Federated
 Distillation and Augmentation under Non-IID Private Data", arXiv:1811.11479; without its second
 half, the augmentation with generated samples.
+
 Run:   python fedkd_minimal.py --algo fd
-       (small settings, experiment/presets.py; of the defaults below rounds, steps and batch size
-       are the paper's, and gamma and the optimizer, which it does not give, are ours)
-What travels: in each round every client's mean probabilities of each class (C rows of C) up, those
-of the other clients down.
+       (small settings, experiment/presets.py; the defaults below are the paper's, but it does not
+       give gamma, the optimizer and its rate)
+What travels: in each round every client's mean probabilities of each class (C rows of C), up; the
+mean of the other clients' rows, down.
 Public data: none. The server has no model.
 
 Paper              here                         shape         note
@@ -28,11 +29,10 @@ Algorithm 1, by the paper's line numbers; phi is the cross-entropy:
 In round 1 there is no hat F_i, so the second term of line 5 is 0.
 
 Kept between rounds: by each client its network, its AMSGrad and hat F_i. The server keeps nothing.
-Scores: `accuracy` and client_accuracy are the mean over the clients on the test set (with --public
-half on its private half) at the end of a round; in round 0 of untrained networks.
-Bad upload: rows with nan, infinity or a number of 1e30 or more count as zeros, those of a client
-that has drawn no class; this client still receives hat F_i.
-
+Scores: `accuracy`, and client_accuracy the same, are the mean over the clients at the end of a
+round, on the test set (with --public half, on its private half); in round 0 of untrained networks.
+Bad upload: one with nan, infinity or a number of 1e30 or more is counted (bad_uploads) and taken
+for rows of zeros, those of a client that has drawn no class; this client still receives hat F_i.
 Departures (more: docs/DEPARTURES.md):
 D1  a step is on the mean over a batch, and line 6 takes the F(b) from before this step
 D2  line 10-15: the mean is over the other clients that have drawn the class; as printed, over all

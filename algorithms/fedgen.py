@@ -2,10 +2,11 @@
 
 Zhu, Hong and Zhou, "Data-Free Knowledge Distillation for Heterogeneous Federated Learning", ICML
 2021, arXiv:2105.10056; the generator's sizes and its training are those of the public code (MNIST).
+
 Run:   python fedkd_minimal.py --algo fedgen
        (small settings, experiment/presets.py; the defaults below are the paper's)
-What travels: in each round the model, the generator and the label shares p(y) down, every active
-client's model and label counts up.
+What travels: in each round the global model, the generator and the label shares p(y), down to each
+active client; its trained model and its label counts, up.
 Public data: none.
 
 Paper              here                         shape         note
@@ -25,18 +26,18 @@ Algorithm 1, by the paper's line numbers:
 6-7    for T steps: it draws B samples (x, y) of its own, B' labels y' ~ p(y) and features
          z' ~ G_w(z | y') for them
 8        it counts the labels y in c_k
-9        theta_k <- a step of SGD on Eq. (5): mean CE(h_k(f_k(x)), y) + mean CE(h_k(z'), y')
+9        theta_k <- a step of SGD on Eq. (5): mean CE(h_k(f_k(x)), y) + mean CE(h_k(z'), y'), the
+         second with --generated-weight, 1 in the paper
 13     theta <- the mean of theta_k; p(y) <- the shares of the labels in all c_k
 14     w <- steps of Adam on Eq. (4): CE of the mean over k of h_k(z) against y, for labels
        y ~ p(y) and features z ~ G_w(z | y)
 f_k, the layers below h_k, learns from real images alone. The generator's noise is N(0, I).
 
 Kept between rounds: by the server theta, p(y), the generator and its Adam. Clients keep nothing.
-Scores: `accuracy` is of theta after line 13, on the test set (with --public half on its private
-half); in round 0 of the untrained network.
-Bad upload: a model with nan, infinity or a number of 1e30 or more is left out, with its counts, of
-lines 13 and 14. Without any usable upload the server stays as it is.
-
+Scores: `accuracy`, and server_accuracy the same, are of theta after line 13, on the test set (with
+--public half, on its private half).
+Bad upload: a model with nan, infinity or a number of 1e30 or more is left out of lines 13 and 14,
+with its counts, and counted (bad_uploads). If none is left, the server stays as it is.
 Departures (more: docs/DEPARTURES.md):
 D1  line 13: models are averaged by numbers of samples, as in FedAvg; the paper's mean is plain
 D2  in round 1 p(y) is uniform, and the generator that is sent is untrained

@@ -2,10 +2,11 @@
 
 Li and Wang, "FedMD: Heterogenous Federated Learning via Model Distillation", arXiv:1910.03581;
 where the text is silent, the authors' code decides (CIFAR, iid).
+
 Run:   python fedkd_minimal.py --algo fedmd --paper fedmd
        (the paper's settings, the defaults below; without --paper small ones, experiment/presets.py)
-What travels: in each round the positions of some public samples down, every client's logits of
-these samples up, the mean of these logits down. No weights travel.
+What travels: in each round the positions of some public samples, down; every client's logits of
+these samples, up; the mean of these logits, down. No weights travel.
 Public data: labeled, at every client and at the server. With public data of another task (--joint)
 every network has one output layer: first the public classes, then the classes of the task.
 
@@ -29,15 +30,15 @@ Algorithm 1. The paper does not number its steps; these numbers are ours:
  5  revisit: each client trains on its own D_k, with cross-entropy
 All training is with Adam. All losses have the penalty kernel_l2 |W|² on the last layer's weights.
 
-Kept between rounds: by a client its network and the states of two Adams, one of all digests and one
-of all revisits. Both start after step 0, whose own two end with it. The server keeps nothing.
-Scores: means over the clients, on the task's test set (with --public half on its private half):
+Kept between rounds: by a client its network and two Adams, one of all digests and one of all
+revisits. Both start after step 0, whose own two end with it. The server keeps nothing.
+Scores: means over the clients, on the task's test set (with --public half, on its private half):
 client_accuracy_distilled after step 4, client_accuracy_private and `accuracy` after step 5. In
 round 0 all three are after step 0, and client_accuracy_public_stage is after its first stage.
 Names with _public_test: on the test set of --joint's public task, or on the public half.
-Bad upload: logits with nan, infinity or a number of 1e30 or more are left out of step 3, and the
-other c_k are scaled to sum to 1. All clients digest; if no c_k > 0 is left, nobody does.
-
+Bad upload: logits with nan, infinity or a number of 1e30 or more are left out of step 3, counted
+(bad_uploads), and the other c_k are scaled to sum to 1. All clients digest; if no c_k > 0 is left,
+nobody does.
 Departures (more: docs/DEPARTURES.md):
 D1  the digest's loss is the mean absolute error of raw logits, as in the code; the text names none
 D2  the revisits start a new Adam; in the code that of step 0's second stage goes on in them

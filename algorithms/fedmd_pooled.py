@@ -1,6 +1,7 @@
 """FedMD's upper bound: each client's network trains on public samples, then on all private ones.
 
 Li and Wang, arXiv:1910.03581; the bound is in its authors' code.
+
 Run:   python fedkd_minimal.py --algo fedmd-pooled --paper fedmd
        (the paper's settings, the defaults below; without --paper small ones, experiment/presets.py)
 What travels: nothing; the private samples of all clients are trained on in one place.
@@ -19,10 +20,8 @@ Each client's network, on its own:
     its own. Once the accuracy on the task's validation set has not grown for 10 rounds, it stops
 
 Kept between rounds: each network, its Adam, its best validation accuracy and the round of it.
-Scores: `accuracy` and client_accuracy, the mean over the networks on the task's test set (with
---public half on its private half) after step 1; in round 0 after step 0.
-Bad upload: there are no uploads.
-
+Scores: `accuracy`, and client_accuracy the same, are the mean over the networks after step 1 (in
+round 0 after step 0), on the task's test set (with --public half, on its private half).
 Departures (more: docs/DEPARTURES.md):
 D1  training stops by the task's validation set, in the code by a test set
 """

@@ -2,6 +2,7 @@
 
 Li and Wang, arXiv:1910.03581, Algorithm 1, step 0, which fedmd.py runs; fedmd_pooled.py runs the
 first stage alone. What the text does not give is as in its authors' code.
+
 What travels: nothing.
 Public data: labeled, at every client.
 
@@ -17,7 +18,6 @@ Step 0, at each client:
  2  it trains on D_k until the accuracy on the task's validation set has not grown by 0.001 for 10
 Both stages: cross-entropy, a new optimizer, at most `epochs` passes; without early stopping all of
 them. The weights of the last epoch are kept, the optimizers are not.
-
 Departures (more: docs/DEPARTURES.md):
 D1  the text trains "until convergence"; here a held-out set decides when to stop, in the code a
     test set

@@ -2,9 +2,12 @@
 
 Kwan and Song, "FedSDD: Scalable and Diversity-enhanced Distillation for Model Aggregation in
 Federated Learning", arXiv:2312.17029v1.
-What travels: weights. In each round an active client receives the global model of its group, trains
-it and uploads it (SCAFFOLD: with a control). Public data: unlabeled images, on the server alone.
+
 Run:   python fedkd_minimal.py --algo fedsdd --K 4 --R 2
+       (small settings, experiment/presets.py; the defaults below are the paper's)
+What travels: in each round a group's global model, down to each of its clients; its trained model,
+up. (SCAFFOLD: with controls, both ways.)
+Public data: unlabeled images, on the server alone.
 
 Paper              here                         shape         note
 K, R, T, tau       K, R, rounds, temperature    numbers       global models, rounds in the ensemble
@@ -12,7 +15,7 @@ w*_{t,k}           global_models[k]["model"]    state_dict    global model k; th
 N_{t,k}            len(groups[k])               number        clients of model k in round t
 w^l*_{t,k,n}       uploads[k][i]["model"]       state_dict    client i's model after local training
 w_{t,k}            averaged[k]["model"]         state_dict    after line 7, before distillation
-F(x|w_{t,k})       member_logits                [K, N, C]     raw logits on the N public images
+F(x|w_{t,k})       member_logits                [M, N, C]     raw logits of M = K models, N images
 F_ensemble, R = 1  ring[-1]                     [N, C]        Eq. (3): the mean over k in round t
 F_ensemble         teacher_logits               [N, C]        Eq. (5): the mean over R rounds too
 
@@ -27,38 +30,22 @@ Algorithm 1 of the paper, which does not number its lines:
  8    for every k in parallel
  9      if k = 0: w*_{t,0} <- Distillation(w_{t,0}, {w_{t-r,k}: 0 <= k < K, 0 <= r < R})
 10      else: w*_{t,k} <- w_{t,k}
+Before line 3 a share of the clients (--participation) is drawn and dealt at random to K groups.
+Line 6 is cross-entropy with plain SGD, line 7 the mean by numbers of samples, unless --local takes
+both from FedProx or SCAFFOLD; line 9 is Eq. (4) with plain SGD, on batches of the public images.
+Different networks (section A.5): each has K global models, the first of which is a main one. All M
+are in the ensemble, k counts through them, and `accuracy` is the mean over the main models.
 
-Before line 3 a share of the clients (--participation) is drawn and dealt to the K groups at random.
-Line 6 is cross-entropy with SGD, by `train_client` of fedavg.py, fedprox.py or scaffold.py, as
---local says. Line 7 is the mean by numbers of samples (SCAFFOLD: the plain mean). Line 9 is SGD on
-Eq. (4), by `distill`. No optimizer is kept: each training starts a new one.
-
-A state keeps the K global models after lines 9 and 10, and the ring: for each of the last R rounds,
-the mean logits of the K averaged models on the public images. Clients keep nothing. (With SCAFFOLD
-a client keeps its control, and the server one for each global model.)
-
-The ring of logits instead of models is this implementation's, not the paper's: past models and
-public images never change, so K models predict N images in a round, for any R. The paper claims the
-same cost for any number of clients.
-
-Scores of a round, on the test set: `accuracy` of the main model after line 9 (of several main
-models, the mean); `ensemble_accuracy` of the averaged models of line 7, over R rounds (test_ring:
-their mean logits on the test images); `disagreement` of those of this round.
-
-With different networks (section A.5) each network has K global models, one of them a main model.
-k counts over all of them, all are in the ensemble, and K in a shape is the number of all.
---secure-sum (section 3.2): secure_sum.py; Tables 5 and 6: fedsdd_ablations.py.
-
-Where the paper is silent or we differ (more: docs/DEPARTURES.md):
+Kept between rounds: the global models after lines 9 and 10, and the ring: the mean logits of the
+models of line 7 on the public images, for each of the last R rounds. No optimizer is kept, and by
+clients nothing. (SCAFFOLD: a control of each global model, and on a client one for each of them.)
+Scores: on the test set (with --public half, on its private half). `accuracy`, and server_accuracy
+the same: the main model after line 9. ensemble_accuracy: the models of line 7, of R rounds as in
+Eq. (5). disagreement: the models of line 7 of this round.
+Bad upload: a model with nan, infinity or a number of 1e30 or more is left out of line 7 and counted
+(bad_uploads). If its group has no other, w_{t,k} is w*_{t-1,k}. (--secure-sum: secure_sum.py.)
+Departures (more: docs/DEPARTURES.md):
 D1  Eq. (4) reads KL(student || teacher); we take Hinton's temperature² KL(teacher || student)
-    [test_eq4_is_temperature_squared_kl_from_the_teacher]
-D2  --augment: the student sees augmented images, the teachers clean ones; in FedDF's code both see
-    the same [test_augmentation_is_for_what_is_trained_on_alone]
-D3  the student's BatchNorm is in train mode [test_distill_moves_the_students_running_statistics]
-D4  SCAFFOLD: a server control per global model, a client control per (client, global model)
-    [test_rounds_with_R_2_against_algorithm_1]
-D5  `ensemble_accuracy` is of the averaged models, the main one before distillation; Table 6 does
-    not say which [test_ensemble_accuracy_is_of_K_models_of_each_of_the_last_R_rounds]
 """
 from collections.abc import Callable
 from functools import partial
@@ -95,45 +82,21 @@ def group_clients(active, K, rng):
     return [sorted(shuffled[k::K]) for k in range(K)]
 
 
-@timed
-def distill(fed, student, teacher_logits, *, distill_steps, server_batch_size, server_lr,
-            temperature, keys):
-    """The student after SGD steps towards teacher_logits [N, C] on the public images.
-
-    The loss is temperature² KL(teacher || student). The optimizer is new in every call, without
-    momentum; only the model is kept.
-    student    {"architecture", "model", ...}: a global model before distillation
-    keys       name the purpose: the stream that shuffles and augments, and the seed of dropout
-    """
-    model = load_model(fed, student)
-    model.train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=server_lr)
-    rng = stream(fed.seed, *keys)                                          # batches, augmentation
-    images = fed.public.images
-    with seeded(fed.seed, *keys):                                                        # dropout
-        for rows in batches(len(images), server_batch_size, None, rng, fed.device, distill_steps):
-            batch = fed.augment(images[rows], rng) if fed.augment else images[rows]
-            student_logits = forward(fed, model, batch)                                  # [B, C]
-            loss = distillation_loss(teacher_logits[rows], student_logits, temperature)  # Eq. (4)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    return student | {"model": model.state_dict()}
-
-
 class LocalMethod(NamedTuple):
-    """The functions and numbers that FedSDD takes from FedAvg, FedProx or SCAFFOLD."""
+    """What FedSDD takes from FedAvg, FedProx or SCAFFOLD; --secure-sum replaces some of it."""
 
-    start_server: Callable     # (fed, architecture, init) -> global model
-    train_client: Callable     # (fed, i, t, global model) -> upload
-    aggregate: Callable        # (fed, global model, {client: upload}) -> global model
+    start_server: Callable     # line 1: (fed, architecture, init) -> global model
+    train_client: Callable     # lines 5, 6: (fed, i, t, global model) -> upload
+    aggregate: Callable        # line 7: (fed, global model, {client: upload}) -> global model
     copies: int                # a message has so many times the model's parameters
     count_valid: Callable = len            # {client: upload} -> number of valid uploads
     number_bytes: int = FLOAT_BYTES        # of one uploaded number
 
 
-def local_method(local, **settings):
-    """The `LocalMethod` of that name; settings: the hyperparameters of its local training."""
+def local_method(local, mu, **settings):
+    """The `LocalMethod` of that name; mu and settings: of its local training."""
+    if local == "fedprox":
+        settings["mu"] = mu
     module = LOCAL[local]
     return LocalMethod(module.start_server, partial(module.train_client, **settings),
                        module.aggregate, module.COPIES)
@@ -141,8 +104,8 @@ def local_method(local, **settings):
 
 def start_models(fed, method, K):
     """K global models of each network, each from initial weights of its own."""
-    return [method.start_server(fed, architecture, init=k)
-            for architecture in by_architecture(fed) for k in range(K)]
+    return [method.start_server(fed, architecture, init)
+            for architecture in by_architecture(fed) for init in range(K)]
 
 
 def deal_clients(fed, t, participation, K):
@@ -160,6 +123,32 @@ def train_groups(fed, t, groups, global_models, method, attack=None):
     return [{i: uploads[i] for i in group if i in uploads} for group in groups]
 
 
+@timed
+def distill(fed, student, teacher_logits, *, distill_steps, server_batch_size, server_lr,
+            temperature, keys):
+    """The student after SGD steps towards teacher_logits [N, C] on the public images.
+
+    student    {"architecture", "model", ...}: a global model before distillation, w_{t,k}
+    keys       name the purpose: the stream that shuffles and augments, and the seed of dropout
+    """
+    model = load_model(fed, student)
+    model.train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=server_lr)
+    rng = stream(fed.seed, *keys)
+    images = fed.public.images
+    with seeded(fed.seed, *keys):
+        for rows in batches(len(images), server_batch_size, epochs=None, rng=rng,
+                            device=fed.device, steps=distill_steps):                     # [B]
+            batch = fed.augment(images[rows], rng) if fed.augment else images[rows]
+            student_logits = forward(fed, model, batch)                                  # [B, C]
+            # temperature² KL(teacher || student) (D1)
+            loss = distillation_loss(teacher_logits[rows], student_logits, temperature)  # Eq. (4)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return student | {"model": model.state_dict()}
+
+
 def is_main(k, K):
     """True for the main model: the first of the K global models of a network."""
     return k % K == 0
@@ -174,11 +163,12 @@ def evaluate(fed, state, K):
 
 @timed
 def evaluate_ensemble(fed, members, test_ring, R):
-    """(accuracy of the ensemble and disagreement of its members in this round, the test ring).
+    """(metrics of the ensemble, the test ring with this round): accuracy on the test images of the
+    members of R rounds, and disagreement of those of this round.
 
-    test_ring    R times [N, C]: the mean logits of each round's members on the test images
+    test_ring    up to R times [N, C]: the mean logits of a round's members on the test images
     """
-    member_logits = predict_members(fed, members, fed.test.images)                       # [K, N, C]
+    member_logits = predict_members(fed, members, fed.test.images)                       # [M, N, C]
     test_ring = [*test_ring, ensemble_logits(member_logits)][-R:]
     logits = ensemble_logits(torch.stack(test_ring))                                     # [N, C]
     return {"ensemble_accuracy": accuracy(logits, fed.test.labels),
@@ -219,12 +209,10 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
     secure_sum    clients upload masked models: the server learns only a group's average
     The other keywords are in hyperparameters.py.
     """
-    training = dict(local_epochs=local_epochs, local_steps=local_steps, batch_size=batch_size,
-                    lr=lr)
-    method = local_method(local, **training, **({"mu": mu} if local == "fedprox" else {}))
+    method = local_method(local, mu, local_epochs=local_epochs, local_steps=local_steps,
+                          batch_size=batch_size, lr=lr)
     if secure_sum:
-        method = with_masks(method, lambda t: deal_clients(fed, t, participation, K),
-                            lambda t, *pair: stream(fed.seed, "mask", t, *pair))
+        method = with_masks(method, partial(deal_clients, participation=participation, K=K))
     distillation = dict(distill_steps=distill_steps, server_batch_size=server_batch_size,
                         server_lr=server_lr, temperature=temperature)
     if state is None:
@@ -241,8 +229,9 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
         averaged = [method.aggregate(fed, global_model, uploads[k])              # Alg. 1, line 7
                     for k, global_model in enumerate(global_models)]
 
-        # The teacher is the ensemble of the averaged models of the last R rounds.
-        member_logits = predict_members(fed, averaged, fed.public.images)        # [K, N, C]
+        # The teacher is the ensemble of the averaged models of the last R rounds. Neither old
+        # models nor public images change: so logits are kept, not models, and K predict for any R.
+        member_logits = predict_members(fed, averaged, fed.public.images)        # [M, N, C]
         ring = [*ring, ensemble_logits(member_logits)][-R:]                      # Eq. (3)
         teacher_logits = ensemble_logits(torch.stack(ring))                      # [N, C], Eq. (5)
 
@@ -252,9 +241,9 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
                          if is_main(k, K) else average                           # Alg. 1, line 10
                          for k, average in enumerate(averaged)]                  # Alg. 1, line 8
 
-        ensemble, test_ring = evaluate_ensemble(fed, averaged, test_ring, R)
+        ensemble_metrics, test_ring = evaluate_ensemble(fed, averaged, test_ring, R)
         state = {"round": t, "global_models": global_models, "ring": ring, "test_ring": test_ring}
-        metrics = {**evaluate(fed, state, K), **ensemble,
+        metrics = {**evaluate(fed, state, K), **ensemble_metrics,
                    "teacher_forwards": len(averaged) * len(fed.public.images),
                    **ledger(fed, groups, uploads, averaged, method)}
         yield metrics, state

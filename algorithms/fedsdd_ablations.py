@@ -3,9 +3,11 @@
 Kwan and Song, arXiv:2312.17029v1. The loop is that of fedsdd.py except for lines marked with a
 table. With --students none the ensemble of the K models is Fed-ensemble (Shi et al.,
 arXiv:2107.10663): read its `ensemble_accuracy`.
-What travels: weights, down and up, as in the local method (--local). Public data: unlabeled images,
-on the server alone.
+
 Run:   python fedkd_minimal.py --algo fedsdd-ablations --students all
+       (small settings, experiment/presets.py; the defaults below are the paper's)
+What travels: as in fedsdd.py, weights down and up.
+Public data: unlabeled images, on the server alone.
 
 Paper                       here                         shape         note
 diversity-enhanced          students = "main"            Table 6       FedSDD: the main model learns
@@ -15,10 +17,13 @@ no distillation             students = "none"            Table 6       Fed-ensem
 ensemble of clients         ensemble = "clients"         Table 5       members: all clients' models
 w_{t,k}                     averaged, members            state_dicts   before distillation
 
-Where the paper is silent or we differ:
+Losses, optimizers and what is kept between rounds are those of fedsdd.py.
+Scores: those of fedsdd.py. `accuracy` is of the main model also where others learn or none does;
+with --ensemble clients ensemble_accuracy and disagreement are of the clients' models.
+Bad upload: left out and counted as in fedsdd.py, and no member of an ensemble of clients. If no
+upload is left at all, the averaged models are the members.
+Departures (more: docs/DEPARTURES.md):
 D1  all students learn from the same teacher, the ensemble before any distillation
-    [test_basic_distillation_has_one_fixed_teacher_for_all_students]
-D2  the ring is filled in warm-up rounds too [test_warm_up_rounds_have_no_distillation]
 """
 from typing import Literal
 
@@ -30,7 +35,6 @@ from algorithms.fedsdd import (check_settings, deal_clients, distill, evaluate,
                                evaluate_ensemble, is_main, ledger, local_method, start_models,
                                train_groups)
 from algorithms.training import predict_members
-
 
 
 def client_members(averaged, uploads):
@@ -54,9 +58,8 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
     warmup_rounds    rounds at the start without distillation
     The other keywords are in hyperparameters.py.
     """
-    training = dict(local_epochs=local_epochs, local_steps=local_steps, batch_size=batch_size,
-                    lr=lr)
-    method = local_method(local, **training, **({"mu": mu} if local == "fedprox" else {}))
+    method = local_method(local, mu, local_epochs=local_epochs, local_steps=local_steps,
+                          batch_size=batch_size, lr=lr)
     distillation = dict(distill_steps=distill_steps, server_batch_size=server_batch_size,
                         server_lr=server_lr, temperature=temperature)
     if state is None:
@@ -81,7 +84,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
             ring = [*ring, ensemble_logits(member_logits)][-R:]                  # Eq. (3)
             teacher_logits = ensemble_logits(torch.stack(ring))                  # [N, C], Eq. (5)
 
-        # Students learn from the ensemble, after the warm-up rounds.
+        # Students learn from the ensemble, after the warm-up rounds; all from the same (D1).
         global_models = averaged
         if students != "none" and t > warmup_rounds:                             # Table 6
             global_models = [distill(fed, average, teacher_logits, keys=("distil", t, k),

@@ -29,8 +29,8 @@ def load_model(fed, saved):
 def batches(num_samples, batch_size, epochs, rng, device="cpu", steps=None):
     """Yields `rows` (int64 [B]) of each batch of `epochs` shuffled passes, or of `steps` batches.
 
-    steps    None: all batches of `epochs` passes; otherwise so many, in as many passes as needed
-             (then `epochs` has no effect)
+    steps    None: all batches of `epochs` passes; otherwise so many, in as many passes as needed:
+             then `epochs` has no effect and may be None
     The last batch of a pass may be smaller; none is dropped.
     """
     passes = range(epochs) if steps is None else itertools.count()

@@ -139,20 +139,6 @@ INPUTS = {      # name: makes the arguments of one call or several, new each tim
     "communication.split_learning_bytes": lambda: [(1500, 16 * 8 * 8)]}
 EQUATIONS = tuple(INPUTS)
 
-FAR = torch.tensor([[3e4, -4e4, 3e4]])      # the differences are beyond float16's range
-HARD = {        # the same, where 16 bits are too few for what is computed on the way
-    "equations.kl_divergence": lambda: [(FAR, torch.zeros(1, 3), T) for T in (1.0, 0.1)],
-    "equations.soft_cross_entropy": lambda: [(FAR, torch.tensor([[1., 0., 0.]]))],
-    "equations.average_weights": lambda: [([{"w": torch.full((3,), 0.1)}] * 1000, [1] * 1000)],
-    "fedprox.proximal_term": lambda: [      # squares below 6e-8; their sum above 65,504
-        (network(linear), {name: w + x for name, w in network(linear).state_dict().items()}, mu)
-        for x, mu in ((1e-4, 1e4), (300., 1e-3))],
-    "fedbe.gaussian_sample": lambda: [([{"w": x + torch.zeros(3)} for x in (1e-4, -1e-4)], [1, 1],
-                                       rng())],
-    "fedgems.entropy": lambda: [(torch.tensor([[12., 0.]]),)],
-    "fedgems.entropy_weights": lambda: [(40 * torch.eye(2)[:, None], torch.ones(2, 1).bool())],
-    "attacks.ofom": lambda: [(torch.full((100, 3), 1e3), normal(3))]}
-
 
 def results(function, name):
     return [function(*arguments) for arguments in INPUTS[name]()]

@@ -11,14 +11,14 @@ TABLE["algorithms/equations.py", "equations"] = [
     ("«teacher_log_probs→student_log_probs».exp() * («teacher_log_probs→student_log_probs» - "
      "«student_log_probs→teacher_log_probs»)", "kl_is_from_teacher_to_student_by_hand",
      "KL(student || teacher)", "AIJack's FedGEMS"),
-    ("teacher_logits«.detach()→».to(wide)", "gradient_of_kl_is_q_minus_p_none_for_teacher",
+    ("teacher_logits«.detach()→» / temperature", "gradient_of_kl_is_q_minus_p_none_for_teacher",
      "the teacher learns too", "AIJack's FedGEMS"),
-    ("detach().to(wide)« / temperature→»", "distillation_is_t_squared_times_mean_kl",
+    ("teacher_logits.detach()« / temperature→»", "distillation_is_t_squared_times_mean_kl",
      "the teacher is not softened", "FedDF's avg_probs"),
-    ("«→(»F.«log_softmax→softmax»(teacher_logits.detach().to(wide) / temperature, dim=-1)«→ "
+    ("«→(»F.«log_softmax→softmax»(teacher_logits.detach() / temperature, dim=-1)«→ "
      "+ 1e-7).log()»", "kl_of_equal_logits_is_exactly_zero", "1e-7 on the teacher",
      "FedML's FedGKT"),
-    ("F.«log_softmax→softmax»(student_logits.to(wide) / temperature, dim=-1)«→.log()»",
+    ("F.«log_softmax→softmax»(student_logits / temperature, dim=-1)«→.log()»",
      "kl_of_huge_logits_is_exact", "softmax underflows", "FedBE's code"),
     ("terms.«sum→mean»(-1)", "kl_is_from_teacher_to_student_by_hand",
      "the mean over classes: C times too small", "FedBE's code, PFLlib's FedKD"),
@@ -29,18 +29,20 @@ TABLE["algorithms/equations.py", "equations"] = [
      "twice the temperature", "flearn"),
     ("kl_divergence(teacher_logits, student_logits, temperature).«mean→sum»()",
      "distillation_is_t_squared_times_mean_kl", "the sum over the batch", "flearn"),
-    ("shares = «[w / sum(weights) for w in weights]→weights»", "eq2_average_by_hand",
+    ("shares = «[float(w) / total for w in weights]→weights»", "eq2_average_by_hand",
      "weights that do not sum to 1", "FedBE's code"),
-    ("shares = [«w / sum→1 / len»(weights) for w in weights]", "eq2_average_by_hand",
+    ("shares = [«float(w) / total→1 / len(weights)» for w in weights]", "eq2_average_by_hand",
      "all models weigh the same", "FedDF's code"),
-    ("= «→values[-1] if 'running' in name else »total.to(first.dtype)",
+    ("average[name] = «→values[-1] if 'running' in name else »sum(",
      "average_weights_averages_running_statistics", "the last client's running statistics",
      "FedDF's code"),
-    ("= «→values[0] if 'running' in name else »total.to(first.dtype)",
+    ("average[name] = «→values[0] if 'running' in name else »sum(",
      "average_weights_averages_running_statistics", "the first client's running statistics",
      "PFLlib's FedNTD"),
-    ("share * value«.to(wide)→»", "functions::in_every_type_the_result_has_this_type_and_is_near_"
-     "float64s[equations.average_weights-float16]", "float16 adds up errors"),
+    ("    «check_models(state_dicts, weights)→pass»",
+     "weights_that_make_no_average_are_refused[weights2]", "a negative weight"),
+    ("return member_logits.«mean(0)→softmax(-1).mean(0).log()»",
+     "fedsdd::eq3_is_the_softmax_of_the_mean_logits", "the mean of the softmaxes"),
     ("if «first.is_floating_point()→True»:", "average_weights_keeps_counters_whole",
      "counters become fractions"),
     ("«torch.stack(values).amax(0)→values[0]»", "the_average_of_one_model_is_a_copy_of_it",
@@ -118,7 +120,7 @@ TABLE["algorithms/fedprox.py", "fedavg"] = [
     ("mu «/ 2 →»* squared_distance", "proximal_term_is_half_mu_squared_distance", "no half"),
     ("global_state[name].detach()).«square().sum→norm»()",
      "proximal_gradient_is_mu_times_difference", "the distance, not its square", "FedBE's FedProx"),
-    ("(«→('weight' in name) * (»w.to(wide) - global_state[name].detach()«→)»)",
+    ("(«→('weight' in name) * (»w - global_state[name].detach()«→)»)",
      "two_rounds_against_a_slow_loop[run-0.7]", "biases are free", "FedBE's FedProx"),
     ("model.«named_parameters→state_dict().items»()", "proximal_term_ignores_buffers",
      "running statistics are held too"),
@@ -136,12 +138,12 @@ TABLE["algorithms/scaffold.py", "scaffold"] = [
      "computed, not used", "FedLab's SCAFFOLD"),
     ('"client_control": «new_control→client_control»}', "scaffold_round_against_slow_loop",
      "clients' controls stay 0", "FedML's and flearn's SCAFFOLD"),
-    ('change = «sum→list»(«upload→uploads.values())[-1]»["model"][name] - x« for upload in '
-     'uploads.values()) / len(uploads)→»', "opposite_updates_cancel_and_one_is_one_nth",
+    ('model_change = «sum(upload["model"][name] - x for upload in sent) / len(sent)→'
+     'sent[-1]["model"][name] - x»', "opposite_updates_cancel_and_one_is_one_nth",
      "only the last client's update counts", "FedML's SCAFFOLD"),
-    ("«len(uploads) / num_clients * →»change", "opposite_updates_cancel_and_one_is_one_nth",
+    ("«len(sent) / num_clients * →»control_change", "opposite_updates_cancel_and_one_is_one_nth",
      "divided by the active clients, not by all", "flearn's SCAFFOLD"),
-    ("x + «global_lr * →»change", "scaffold_round_against_slow_loop",
+    ("x + «global_lr * →»model_change", "scaffold_round_against_slow_loop",
      "the global learning rate is missing"),
     ("torch.optim.SGD(model.parameters(), lr=lr«→, momentum=0.9»)",
      "scaffold_round_against_slow_loop", "with momentum", "easyFL's SCAFFOLD"),
@@ -208,10 +210,14 @@ TABLE["algorithms/feddf.py", "feddf"] = [
      "the_ensemble_predicts_by_mean_logits[feddf]", "the ensemble is of probabilities"),
     ("            if «→not »cosine:", "the_papers_student_against_a_slow_adam",
      "the rate does not fall")]
+TABLE["algorithms/declaration.py", "feddf"] = [
+    ("return «any→all»(is_given(settings[name]) for name in self.validation_for)",
+     "either_use_of_validation_images_needs_them[drop_worst-True]",
+     "only both uses together need validation images")]
 TABLE["algorithms/fedbe.py", "fedbe"] = [
     ("deviations = (p«→ * 0 + sum(weights) / len(weights)» * (state_dict[name]",
      "gaussian_sample_by_hand", "the variance is not weighted", "FedBE's code"),
-    ("wide + variance«.sqrt()→» * torch", "gaussian_sample_by_hand",
+    ("mean + variance«.sqrt()→» * torch", "gaussian_sample_by_hand",
      "the variance for the standard deviation"),
     ("if «not name.endswith(BUFFERS)→mean.is_floating_point()»:",
      "samples_have_the_averages_buffers[gaussian_sample]",
@@ -225,16 +231,12 @@ TABLE["algorithms/fedbe.py", "fedbe"] = [
     ("members = [«server, →»*(server | ", "the_average_learns_from_the_ensemble_and_goes_on",
      "the average does not vote")]
 TABLE["algorithms/fedsdd.py", "fedsdd"] = [
-    ('stream(fed.seed, "mask", «t, →»*pair)', "secure_sum::uploads_are_masked_anew_in_every_round",
-     "the masks come back every round"),
     ("«rng.permutation(active).tolist()→list(active)»", "groups_change_and_all_meet_the_main_model",
      "the same groups in every round"),
     ("sorted(shuffled[k::K]) for k in «range(K)→reversed(range(K))»",
      "group_clients_gives_the_first_groups_the_remainder", "the last ones are larger"),
     ("if not 1 <= K« <= len(active)→»:", "more_models_than_active_clients_is_an_error",
      "a global model without clients"),
-    ("return member_logits.«mean(0)→softmax(-1).mean(0).log()»",
-     "eq3_is_the_softmax_of_the_mean_logits", "the mean of the softmaxes"),
     ("[*ring, ensemble_logits(member_logits)][-R«→ - 1»:]",
      "eq3_the_ring_has_the_mean_logits_of_the_last_R_rounds", "one round too many in the ring"),
     ("teacher_logits = «ensemble_logits(→»torch.stack(ring)«→.sum(0»)«→ / R»",
@@ -242,7 +244,8 @@ TABLE["algorithms/fedsdd.py", "fedsdd"] = [
     ("test_ring = [«*test_ring, →»ensemble_logits(member_logits)]«[-R:]→»",
      "ensemble_accuracy_is_of_K_models_of_each_of_the_last_R_rounds",
      "the ensemble that predicts has one round"),
-    ("init=«k→0»)", "initial_models_differ_and_main_is_fedavgs", "K equal initial models"),
+    ("start_server(fed, architecture, «init→0»)", "initial_models_differ_and_main_is_fedavgs",
+     "K equal initial models"),
     ("group_of[i]]«→ | {x: c for x, c in global_models[0].items() if x == 'client_controls'}»",
      "rounds_with_R_2_against_algorithm_1[scaffold]", "a control of another global model"),
     ("    model.«train→eval»()", "distill_moves_the_students_running_statistics",
@@ -485,7 +488,9 @@ TABLE["benchmarks/costs.py", "communication"] = [
     ("max(training, distill_seconds« + group_seconds[0]→»)",
      "fedsdd::a_round_takes_the_longer_of_two_chains", "the main model needs no training"),
     ("module.weight«[0]→».numel()", "network_cost_by_hand_on_a_tiny_convolution",
-     "each output is charged for all kernels")]
+     "each output is charged for all kernels"),
+    ("model.«train(was_training)→eval()»", "network_cost_leaves_the_network_in_its_mode",
+     "a network that trains is in eval mode from then on")]
 TABLE["experiment/plateau.py", "plateau"] = [
     ("«test=fed.validation, →»public_test=None", "the_test_set_does_not_move_a_rate",
      "the rate falls by the test set", "FedML's FedGKT"),
@@ -496,6 +501,8 @@ TABLE["experiment/plateau.py", "plateau"] = [
 TABLE["algorithms/secure_sum.py", "secure_sum"] = [
     ("w.«double().→»cpu() * weight", "a_weighted_model_is_not_rounded_to_float32",
      "n_i w_i is rounded to float32"),
+    ('stream(fed.seed, "mask", «t, →»*pair)', "uploads_are_masked_anew_in_every_round",
+     "the masks come back every round"),
     ('sums["model." + name]«.double()→»', "an_average_is_not_rounded_to_float32",
      "the sum is rounded to float32")]
 # ------------------------------------- the same dropout in every round, or in every client or model

@@ -20,7 +20,7 @@ from reference.linear import softmax as slow_softmax
 SHAPE = (1, 2, 2)
 # The algorithms that a paper describes: their files have notation, departures, defaults of a paper.
 OF_PAPERS = [name for name, algorithm in ALGORITHMS.items()
-             if "\nD1  " in inspect.getmodule(algorithm.run).__doc__]
+             if "\nRun: " in inspect.getmodule(algorithm.run).__doc__]
 
 
 def linear(num_classes=3):

@@ -84,6 +84,12 @@ def test_worse_than_a_guess_neither_counts_nor_teaches(teachers_of):
     assert metrics["dropped"] == 1 and metrics["teacher_forwards"] == 2 * 8
 
 
+@pytest.mark.parametrize("keyword, value", [("drop_worst", True), ("patience", 5)])
+def test_either_use_of_validation_images_needs_them(keyword, value):
+    with pytest.raises(ValueError, match="feddf needs validation images"):
+        next(feddf.run(federation(), **{**ONCE, keyword: value}))
+
+
 def test_client_accuracy_is_of_the_uploads_that_count():
     fed = with_spoilt_client()
     metrics, _ = last(feddf.run(fed, **{**ONCE, **LONG, "drop_worst": True}))

@@ -36,10 +36,16 @@ FILES = {layer: [ROOT / layer] if layer.endswith(".py") else sorted((ROOT / laye
 PRODUCT = [path for paths in FILES.values() for path in paths if path.stem != "__init__"]
 MODULE = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in PRODUCT}
 ALGORITHM_FILES = [path for path in FILES["algorithms"] if path.stem != "__init__"]
-OWN_FILES = [path for path in ALGORITHM_FILES if "\nD1  " in path.read_text()]    # of a paper
 TREE = {path: ast.parse(path.read_text()) for path in PRODUCT}
 DOCSTRING = {path: ast.get_docstring(TREE[path]) for path in ALGORITHM_FILES}
 CODE = {path: path.read_text().replace(text, "") for path, text in DOCSTRING.items() if text}
+OWN_FILES = [path for path, text in DOCSTRING.items()                             # of a paper
+             if re.search(r"^(Run:|Paper.* here )", text or "", re.M)]
+TESTS = {name for path in (ROOT / "tests").glob("*/test_*.py")
+         for name in re.findall(r"^def (test_\w+)\(", path.read_text(), re.M)}
+SECTIONS = dict(re.findall(r"^## (\S+)$(.*?)(?=^## |\Z)", DEPARTURES, re.M | re.S))
+HEADINGS = ["Run:", "What travels:", "Public data:", "Paper", "Kept between rounds:", "Scores:",
+            "Bad upload:", "Departures (more: docs/DEPARTURES.md):"]
 
 
 def imports(path):
@@ -75,19 +81,39 @@ def test_examples_in_docstrings_are_true(path):
     assert found.failed == 0 < found.attempted
 
 
-@pytest.mark.parametrize("path", [path for path in PRODUCT if "\nD1  " in path.read_text()],
+def departures(text):
+    """[(number, text)] of the lines "D1  ..." of a file, "- D1: ..." of the page."""
+    found = re.findall(r"^(?:- )?D(\d+)\b(.*?)(?=^(?:- )?D\d|\Z)", text, re.M | re.S)
+    return [(int(number), rest) for number, rest in found]
+
+
+@pytest.mark.parametrize("file", SECTIONS)
+def test_every_departure_names_a_test_that_exists(file):
+    found = departures(SECTIONS[file])
+    assert file in {path.name for path in PRODUCT}
+    assert [number for number, _ in found] == [*range(1, len(found) + 1)]
+    for _, text in found:
+        named = {*re.findall(r"\btest_\w+", text)}
+        assert named and named <= TESTS, text
+
+
+@pytest.mark.parametrize("path", OWN_FILES, ids=lambda path: path.stem)
+def test_a_departure_of_a_header_is_on_the_page_and_marked_in_the_code(path):
+    """Under the same number. The names of tests are on the page alone."""
+    numbers = {number for number, _ in departures(DOCSTRING[path])}
+    assert numbers <= {number for number, _ in departures(SECTIONS.get(path.name, ""))}
+    code = CODE[path] + CODE[path.with_stem("fedgkt_features")] * (path.stem == "fedgkt")
+    assert [k for k in numbers if not re.search(rf"#.*\bD{k}\b", code)] == []
+    assert not {*re.findall(r"\btest_\w+", DOCSTRING[path])} & TESTS
+
+
+@pytest.mark.parametrize("path", [path for path in OWN_FILES if "\nRun:" in DOCSTRING[path]],
                          ids=lambda path: path.stem)
-def test_every_departure_names_a_test_that_exists(path):
-    """Those of the file, five at most, and those of its section of DEPARTURES.md."""
-    tests = "".join(file.read_text() for file in (ROOT / "tests").glob("*/test_*.py"))
-    sections = dict(re.findall(r"^## (\S+)$(.*?)(?=^## |\Z)", DEPARTURES, re.M | re.S))
-    both = [re.findall(r"^(?:- )?D(\d+)\b(.*?)(?=^(?:- )?D\d|\Z)", text, re.M | re.S)
-            for text in (ast.get_docstring(TREE[path]), sections.get(path.name, ""))]
-    assert len(both[0]) <= 5 and {*sections} <= {path.name for path in PRODUCT}
-    assert [int(k) for k, _ in sum(both, [])] == [*range(1, len(sum(both, [])) + 1)]
-    for _, text in sum(both, []):
-        named = re.findall(r"\btest_\w+", text)
-        assert named and all(f"def {name}(" in tests for name in named), text
+def test_every_header_has_its_headings_in_one_order(path):
+    """A heading that has nothing to say is left out."""
+    found = re.findall(rf"^({'|'.join(map(re.escape, HEADINGS))})", DOCSTRING[path], re.M)
+    assert found == [heading for heading in HEADINGS if heading in found]
+    assert {*HEADINGS[:3]} <= {*found}
 
 
 def test_every_name_in_a_notation_table_is_in_the_code():
