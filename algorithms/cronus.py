@@ -20,13 +20,14 @@ v                  scores                       [M, N]        squared projection
 Y bar              target_probs                 [N, C]        the clients' target
 
 In each round:
- 1  each client trains on its own samples, with cross-entropy (`train_client` of dsfl.py)
+ 1  each client trains on its own samples: cross-entropy, --optimizer (AMSGrad), by `train_client`
+    of dsfl.py
  2  it sends Y_k, its probabilities of the public samples
  3  the server sends back their robust mean Y bar
- 4  each client trains on the public samples, with the soft cross-entropy towards Y bar (`distill`
-    of dsfl.py)
+ 4  each client trains on the public samples: soft cross-entropy towards Y bar, --optimizer, by
+    `distill` of dsfl.py
 
-Kept between rounds: by each client its network and one AMSGrad, which makes the steps of 1 and 4.
+Kept between rounds: by each client its network and one optimizer, which makes the steps of 1 and 4.
 The server keeps nothing.
 Scores: means over the clients, on the test set (with --public half, on its private half; names with
 _public_test: on its public half): `accuracy`, and client_accuracy_distilled the same, after step 4,

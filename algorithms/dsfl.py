@@ -18,14 +18,14 @@ SA                 aggregation = "mean"         [N, C]        the mean itself, f
 y                  target_probs                 [N, C]        the target of server and clients
 
 In each round:
- 1  each client trains on its own samples, with cross-entropy
+ 1  each client trains on its own samples: cross-entropy, --optimizer (AMSGrad)
  2  it sends p_k, its probabilities of the public samples
  3  the server takes the mean of the p_k, sharpens it, and sends the result y to the clients
- 4  the server trains its own model on the public samples, with the soft cross-entropy towards y
+ 4  the server trains its own model on the public samples: soft cross-entropy towards y, --optimizer
  5  each client does the same with its model
 
-Kept between rounds: by each client its network and one AMSGrad, which makes the steps of 1 and 5;
-by the server its network and its AMSGrad.
+Kept between rounds: by each client its network and one optimizer, which makes the steps of 1 and 5;
+by the server its network and its optimizer.
 Scores: `accuracy`, and client_accuracy_distilled the same, are the mean over the clients after step
 5, client_accuracy_private after step 1; server_accuracy is of the server's model after step 4. All
 are on the test set. With --public half it is halved: clients are scored on the private half (names

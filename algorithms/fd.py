@@ -22,13 +22,13 @@ M                  len(fed.private)             number        clients; all take 
 
 Algorithm 1, by the paper's line numbers; phi is the cross-entropy:
  5     device i, for n steps, for each sample b of a batch, with label y:
-         a step on phi(F(b), y) + gamma phi(F(b), hat F_i[y])
+         a step on phi(F(b), y) + gamma phi(F(b), hat F_i[y]), by --optimizer (AMSGrad)
  6       add F(b) to the sum of class y, and count it: during training
  7-8   for each class l: upload F_i[l] = sum / count
 10-15  server, for each device i and class l: hat F_i[l] = the mean of F_j[l] over the OTHER j
 In round 1 there is no hat F_i, so the second term of line 5 is 0.
 
-Kept between rounds: by each client its network, its AMSGrad and hat F_i. The server keeps nothing.
+Kept between rounds: by each client its network, optimizer and hat F_i. The server keeps nothing.
 Scores: `accuracy`, and client_accuracy the same, are the mean over the clients at the end of a
 round, on the test set (with --public half, on its private half); in round 0 of untrained networks.
 Bad upload: one with nan, infinity or a number of 1e30 or more is counted (bad_uploads) and taken
@@ -36,8 +36,8 @@ for rows of zeros, those of a client that has drawn no class; this client still 
 Departures (more: docs/DEPARTURES.md):
 D1  a step is on the mean over a batch, and line 6 takes the F(b) from before this step
 D2  line 10-15: the mean is over the other clients that have drawn the class; as printed, over all
-    M - 1, a target would sum to less than 1. If no other client has, the target is a row of zeros,
-    without distillation
+    M - 1, a target would sum to less than 1. If no other client has drawn it, the target is a row
+    of zeros, and the second term of line 5 is 0
 """
 from functools import partial
 

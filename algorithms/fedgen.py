@@ -73,8 +73,8 @@ def generator_loss(client_logits, labels):
     >>> generator_loss(logits, torch.tensor([0]))            # the mean of both losses: 1.0725
     tensor(0.3133)
     """
-    share = torch.full_like(client_logits[:, 0, 0], 1 / len(client_logits))              # [M]
-    mean_logits = torch.tensordot(share, client_logits, dims=1)                          # [B, C]
+    shares = torch.full_like(client_logits[:, 0, 0], 1 / len(client_logits))             # [M]
+    mean_logits = torch.tensordot(shares, client_logits, dims=1)                         # [B, C]
     return F.cross_entropy(mean_logits, labels)
 
 

@@ -16,8 +16,8 @@ union of D_k       pool                         [n, ...], [n] all private sample
 Each client's network, on its own:
  0  trains on D_0 until convergence, as in the first stage of FedMD's step 0 (fedmd_transfer.py)
  then in each round:
- 1  trains for one epoch on the pooled samples, with cross-entropy, the same penalty and an Adam of
-    its own. Once the accuracy on the task's validation set has not grown for 10 rounds, it stops
+ 1  trains for one epoch on the pooled samples: cross-entropy, the same penalty, an Adam of its own.
+    It stops when the accuracy on the task's validation set has not grown for 10 rounds
 
 Kept between rounds: each network, its Adam, its best validation accuracy and the round of it.
 Scores: `accuracy`, and client_accuracy the same, are the mean over the networks after step 1 (in

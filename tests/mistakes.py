@@ -99,7 +99,9 @@ TABLE["algorithms/training.py", "shared"] = [
     ("«optimizer.step()→pass»", "contracts::it_learns[dsfl]", "nothing is learned")]
 TABLE["algorithms/evaluation.py", "shared"] = [
     ("combinations(predicted«→[:2]», 2)", "disagreement_by_hand",
-     "only the first two members are compared")]
+     "only the first two members are compared"),
+    ("(own_counts« / labels.bincount(minlength=num_classes)→»)[labels]",
+     "baselines::own_accuracy_by_hand", "a class counts more the more test images it has")]
 # ----------------------------------------------------------------------------------- weights travel
 TABLE["algorithms/fedavg.py", "fedavg"] = [
     ("sizes = [len(fed.private[i].labels) for i in «uploads→range(len(uploads))»]",
