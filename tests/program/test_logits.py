@@ -51,14 +51,17 @@ def test_an_upload_with_one_bad_number_is_left_out(value):
 
 
 def test_a_public_test_set_has_a_score_of_its_own_a_servers_headline():
-    """Of a network that always says class 2."""
+    """Of a network that always says class 2. On the client's own classes, no test image of class 1
+    counts, because there is none."""
     model, images = {"model": constant(0., 0., 1.)}, samples(4).images
     fed = federation(server=linear, test=Data(images, torch.tensor([2, 2, 2, 0])))
-    assert client_scores(fed, [model]) == [(3 / 4, None)]
+    zeros, _, twos = fed.private[0].labels.bincount(minlength=3).tolist()
+    own = pytest.approx(twos / (zeros + twos))
+    assert client_scores(fed, [model]) == [(3 / 4, None, own)] and 0 < zeros and 0 < twos
     assert server_metrics(fed, model) == {"server_accuracy": 3 / 4}
     for labels, right in [([1, 2, 0, 0], 1 / 4), ([0, 1, 0, 1], 0.)]:
         fed.public_test = Data(images, torch.tensor(labels))
-        assert client_scores(fed, [model]) == [(3 / 4, right)]
+        assert client_scores(fed, [model]) == [(3 / 4, right, own)]
         assert server_metrics(fed, model) == {"server_accuracy": right,
                                               "server_accuracy_private_test": 3 / 4}
 
