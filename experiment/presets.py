@@ -137,7 +137,7 @@ QUICK_START = {
 DEFAULTS = {
     "paper": None, "dataset": "glyphs", "data_root": "downloads", "classes": None,
     "model": ["resnet20"], "server_model": "resnet56", "clients": 20,
-    "partition": "dirichlet_equal", "alpha": 0.1,
+    "partition": "dirichlet_equal", "alpha": 0.5,
     "per_class": 3, "public": None, "joint": None, "public_size": None, "validation": None,
     "augment": False, "amp": False, "lr_patience": None, "attack": None, "attackers": None,
     "attack_scale": None, "attack_z": None, "comu": None}
