@@ -84,12 +84,14 @@ def lie_z(num_clients, num_attackers):
 
 
 def check(name, num_clients, attackers):
-    """Raises ValueError if the number of attackers is impossible."""
+    """Raises ValueError if there is no such attack, or if the number of attackers is impossible."""
+    if name not in ATTACKS:
+        raise ValueError(f"unknown attack {name!r}; choose from {', '.join(ATTACKS)}")
     if not 1 <= attackers < num_clients:
-        raise ValueError(f"--attackers {attackers}: from 1 to {num_clients - 1} of the "
+        raise ValueError(f"attackers is {attackers}: from 1 to {num_clients - 1} of the "
                          f"{num_clients} clients can be malicious")
     if name == "ofom" and attackers != 2:
-        raise ValueError(f"--attack ofom has exactly 2 attackers, not {attackers}")
+        raise ValueError(f"ofom has exactly 2 attackers, not {attackers}")
 
 
 class Attack(NamedTuple):
@@ -140,7 +142,10 @@ def attack_rows(attack, uploads, client_ids, rows):
 
 
 def attack_models(attack, uploads, client_ids):
-    """Uploads [{"model": state_dict, ...}]: a model is a vector of its floating-point entries."""
+    """Uploads [{"model": state_dict, ...}]: a model is a vector of its floating-point entries.
+
+    Each entry keeps its type.
+    """
     models = [upload["model"] for upload in uploads]
     names = [name for name, w in models[0].items() if w.is_floating_point()]
     flat = torch.stack([torch.cat([model[name].flatten() for name in names]) for model in models])
@@ -150,7 +155,7 @@ def attack_models(attack, uploads, client_ids):
         model = dict(upload["model"])
         pieces = vector.split([model[name].numel() for name in names])
         for name, piece in zip(names, pieces):
-            piece = piece.view_as(model[name])
+            piece = piece.view_as(model[name]).to(model[name].dtype)
             model[name] = piece.clamp(min=0) if name.endswith("running_var") else piece
         attacked.append(upload | {"model": model})
     return attacked

@@ -5,10 +5,13 @@
 """
 import contextlib
 import dataclasses
+import functools
+import time
 import zlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +24,16 @@ class Data(NamedTuple):
 
     images: Tensor         # float32 [n, c, h, w], normalized, channels-last
     labels: Tensor | None  # int64 [n]; None: the algorithm must not use them
+
+
+def pick(data, rows):
+    """The samples `rows` of a `Data`."""
+    return Data(data.images[rows], data.labels[rows])
+
+
+def union(*parts):
+    """All samples of several `Data`, one after the other."""
+    return Data(*(torch.cat(tensors) for tensors in zip(*parts)))
 
 
 def no_server_model(init=0):
@@ -51,12 +64,25 @@ class Federation:
     seconds: Counter = field(default_factory=Counter)  # {function: seconds} of what is @timed
 
 
-def needs_public(fed, labels=False):
-    """Raises ValueError without public images; with labels=True also if they have no labels."""
-    if fed.public is None:
-        raise ValueError("this algorithm needs public images: Federation(..., public=Data(...))")
-    if labels and fed.public.labels is None:
-        raise ValueError("this algorithm needs the labels of the public images")
+# --------------------------------------------------------------------------------------------------
+# Time
+
+def seconds(device):
+    """The time in seconds; on a GPU it first waits for the work that was already submitted."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def timed(function):
+    """Decorator: adds the seconds of each call fn(fed, ...) to fed.seconds[name of fn]."""
+    @functools.wraps(function)
+    def wrapper(fed, *args, **kwargs):
+        start = seconds(fed.device)
+        result = function(fed, *args, **kwargs)
+        fed.seconds[function.__name__] += seconds(fed.device) - start
+        return result
+    return wrapper
 
 
 # --------------------------------------------------------------------------------------------------
@@ -103,6 +129,20 @@ def restrict_public(fed, public_use):
     return fed
 
 
+@torch.no_grad()
+def _output_shape(name, make, examples):
+    """The shape of a new network's output for one image. ValueError: it cannot take an example."""
+    model = make().eval()
+    if make() is model:
+        raise TypeError(f"{name}: each call must make a new network, not return the same one")
+    for image in examples:                                                       # [1, c, h, w]
+        try:
+            shape = tuple(model(image).shape)
+        except (RuntimeError, ValueError) as error:
+            raise ValueError(f"{name} cannot take images {list(image.shape[1:])}") from error
+    return shape
+
+
 def from_tensors(private, test, networks, *, public=None, validation=None, server_network=None,
                  seed=0, device="cpu", **options):
     """A federation of tensors and networks of your own, for an algorithm's `run`.
@@ -115,9 +155,14 @@ def from_tensors(private, test, networks, *, public=None, validation=None, serve
     public            (images, labels), or (images, None) where no algorithm needs labels
     server_network    Network of a server with a model of its own, as in FedGEMS
     options           augment, amp: see `Federation`
-    raises            ValueError if images and labels do not match, or labels and logits do not
+    raises            TypeError: what is not a tensor, or not a function that makes a network;
+                      ValueError: images, labels and networks that do not fit together
     """
     device = torch.device(device)
+    for make in [*networks, server_network]:
+        if isinstance(make, nn.Module):
+            raise TypeError("a network is given as a class or function that makes one, not as "
+                            f"{type(make).__name__}(...) itself")
 
     def client_model(i, init=0):
         with seeded(seed, "init", init):
@@ -129,14 +174,24 @@ def from_tensors(private, test, networks, *, public=None, validation=None, serve
 
     parts = {f"client {i}": part for i, part in enumerate(private)}
     parts |= {"test": test, "public": public, "validation": validation}
-    parts = {name: Data(*(x if x is None else x.to(device) for x in part))
-             for name, part in parts.items() if part is not None}
+    parts = {name: part for name, part in parts.items() if part is not None}
+    for name, part in parts.items():
+        if not all(isinstance(x, Tensor) or name == "public" and x is None for x in part):
+            raise TypeError(f"{name}: images and labels must be torch tensors")
+        parts[name] = Data(*(x if x is None else x.to(device) for x in part))
     for name, (images, _) in parts.items():
         if images.dtype != torch.float32 or images.ndim != 4 or len(images) == 0:
             raise ValueError(f"{name}: images are float32 [n, c, h, w] with n > 0, "
                              f"not {images.dtype} {list(images.shape)}")
-    with torch.no_grad():
-        num_classes = client_model(0).eval()(parts["test"].images[:1]).shape[1]
+    makers = {f"network {j}": partial(client_model, j) for j in range(len(networks))}
+    if server_network and not hasattr(client_model(0), "extract"):     # else it may read features
+        makers["server_network"] = server_model
+    examples = {images.shape[1:]: images[:1] for images, _ in parts.values()}.values()
+    outputs = {name: _output_shape(name, make, examples) for name, make in makers.items()}
+    num_classes = outputs["network 0"][-1]
+    if set(outputs.values()) != {(1, num_classes)}:
+        raise ValueError("all networks must give logits [B, C] with the same C; for one image: "
+                         + ", ".join(f"{name} {list(shape)}" for name, shape in outputs.items()))
     for name, (images, labels) in parts.items():
         if labels is not None and (
                 labels.dtype != torch.int64 or labels.shape != images.shape[:1]

@@ -17,6 +17,7 @@ with --resume after its last finished round, and its numbers are those of an uni
 Under torchrun every process runs this program; only the first prints and writes.
 """
 import sys
+from dataclasses import replace
 from functools import partial
 
 from experiment import process
@@ -25,100 +26,87 @@ if __name__ == "__main__":
     process.end_on_signals()                        # Ctrl-C while torch is imported
 
 import attacks
-from algorithms import declared
 from experiment import build, checkpoint, report, saved_model
 from experiment.config import configure
-from experiment.flags import name_of, parse
+from experiment.flags import parse
 from experiment.plateau import with_plateau
-from experiment.process import say
 from federation import restrict_public, stream
 
 
-def inputs_of(algo, fed, config):
-    """(the federation, the keyword arguments) for the algorithm's `run`."""
-    flags, settings = config["flags"], dict(config["settings"][algo])         # hyperparameters
-    if flags["attack"] is not None:                          # some clients poison their uploads
-        settings["attack"] = attacks.build(
-            flags["attack"], partial(stream, fed.seed), len(fed.private), flags["attackers"],
-            flags["attack_scale"], flags["attack_z"])
-    return restrict_public(fed, declared(name_of(algo)).PUBLIC), settings     # maybe without labels
+def seen_by(run, fed):
+    """The federation as the algorithm of a run sees it: with its networks and its public data."""
+    fed = build.with_networks(fed, **run.networks)
+    if run.config["flags"]["joint"] and run.algorithm.public != "joint":
+        fed = replace(fed, public_test=None)         # of classes that this algorithm does not learn
+    return restrict_public(fed, run.algorithm.public)
 
 
-def rounds_of(algo, fed, state, config):
-    """The rounds of an algorithm after `state`: a generator of (metrics, state)."""
-    algorithm, patience = declared(name_of(algo)), config["flags"]["lr_patience"]
-    fed, settings = inputs_of(algo, fed, config)
-    run = algorithm.run
-    if patience is not None and algorithm.PLATEAU:
-        run = with_plateau(run, algorithm.evaluate, algorithm.PLATEAU, patience,
-                           algorithm.accuracies)
-    return run(fed, state, **settings)
+def keywords_of(run, fed):
+    """The keyword arguments for the algorithm's `run`: its hyperparameters, and who attacks."""
+    flags = run.config["flags"]
+    if flags["attack"] is None:
+        return run.settings
+    attack = attacks.build(flags["attack"], partial(stream, fed.seed), len(fed.private),
+                           flags["attackers"], flags["attack_scale"], flags["attack_z"])
+    return run.settings | {"attack": attack}             # some clients poison their uploads
+
+
+def rounds_of(run, fed):
+    """The rounds of an algorithm after `run.state`: a generator of (metrics, state)."""
+    algorithm, patience = run.algorithm, run.config["flags"]["lr_patience"]
+    rounds = algorithm.run
+    if patience is not None and algorithm.plateau:
+        rounds = with_plateau(algorithm, patience)
+    return rounds(fed, run.state, **keywords_of(run, fed))
 
 
 def main(argv):
     """Runs a command. Bad input ends it with SystemExit(2), Ctrl-C with SystemExit(130)."""
     # Everything that can be refused is refused here, before anything is trained or written.
     with process.bad_input_is_refused():
-        # What to run: the flags, or the config of the run that --resume names.
+        # What to run: the flags, or the config in the folder that --resume names.
         given = parse(argv, __doc__)
         is_new = "resume" not in given
         folder = given.get("out") if is_new else given["resume"]              # None: keep nothing
-        config = configure(given) if is_new else checkpoint.resumed(given)
-        places = checkpoint.places(folder, config)       # {(algorithm, seed): folder of this run}
-        if "save_model" in given and len(places) > 1:
-            raise ValueError("--save-model is for one algorithm and one seed")
-        # The images, the same as before if the run is resumed; for each seed, who holds which.
+        config, choices = configure(given) if is_new else checkpoint.resumed(given)
+        # The data, and for each seed who holds which images.
         device = process.set_up(config["environment"])
-        datasets = build.load(config["flags"])
+        datasets = build.load_datasets(config["flags"], config["networks"])
         config = checkpoint.with_data(config, build.fingerprints(config["flags"], datasets))
         splits = {seed: build.split(config["flags"], datasets.task, seed)
                   for seed in config["seeds"]}
-        # Does each algorithm fit the federation? They are alike for all seeds: the first will do.
-        first_seed, first_split = next(iter(splits.items()))
+        # A run for each seed and algorithm. Does each algorithm fit the federation?
+        runs = checkpoint.runs_of(folder, config, choices, is_new, device)
+        if "save_model" in given and len(runs) > 1:
+            raise ValueError("--save-model is for one algorithm and one seed")
+        first_seed, first_split = next(iter(splits.items()))                  # alike for all seeds
         fed = build.federation(config["flags"], datasets, first_split, first_seed, device)
-        for algo in config["algo"]:
-            seen, settings = inputs_of(algo, fed, config)
-            declared(name_of(algo)).check(seen, **settings)
-        # Can all checkpoints be read?
-        for (algo, seed), place in places.items() if not is_new else ():
-            checkpoint.restore(place, checkpoint.one_run(config, algo, seed), device)
+        for run in runs[:len(choices)]:
+            seen = seen_by(run, fed)
+            run.algorithm.check(seen, **keywords_of(run, seen))
 
-    results, num_trained = {}, 0
-    with checkpoint.locked(folder, places, is_new), process.resumable(folder):
-        report.describe(config, datasets, first_split)
-        if "describe" in given:
-            report.tell_classes(datasets.task, first_split)
-        checkpoint.write_config(folder, config)
+    if "describe" in given:
+        report.describe(config, choices, datasets, first_split)
+        report.tell_classes(datasets.task, first_split)
+        return
+    with checkpoint.kept_in(folder, config, runs, is_new), process.resumable(folder):
+        report.describe(config, choices, datasets, first_split)
         process.import_optimizers()
         for seed in config["seeds"]:
             fed = build.federation(config["flags"], datasets, splits[seed], seed, device)
-            for algo in config["algo"]:
-                # The state after the last finished round, and what was measured until then.
-                place, run_config = places[algo, seed], checkpoint.one_run(config, algo, seed)
-                state, rows, timings = checkpoint.restore(place, run_config, device)
-                process.wait_for_all()              # until the other processes have read it, too
-                checkpoint.begin(place, run_config, rows, timings)
-                report.begin(algo, fed, config["settings"][algo], state)
-                results.setdefault(algo, []).append((rows, timings))
-                progress = report.Progress()        # the clock; it also counts trained clients
-                fed.on_trained = progress
-
-                # The rounds after that state: for each a checkpoint, and a line of the log.
-                rounds = rounds_of(algo, fed, state, config)
-                for metrics, state in rounds:
-                    rows.append({"round": state["round"], **metrics})
-                    timings.append({"round": state["round"], **progress.seconds_of_round(fed)})
-                    checkpoint.save(place, run_config, state, rows, timings)
-                    report.tell_round(algo, rows, timings, config["settings"][algo]["rounds"])
-                num_trained += progress.num_trained
+            for run in [run for run in runs if run.seed == seed]:
+                run.open(device)
+                seen = seen_by(run, fed)
+                run.clock = report.Clock(run, seen)
+                report.heading(run, seen)
+                for metrics, state in rounds_of(run, seen):
+                    run.keep(metrics, state)
+                    report.tell_round(run)
                 if "save_model" in given:
-                    saved_model.save(given["save_model"], algo, state, config["flags"], datasets)
-
-        report.summary(results, config["flags"])
-        if process.count() > 1:
-            counts = process.gather(num_trained)
-            say(f"clients trained by each process: {' '.join(map(str, counts))}")
+                    saved_model.save(given["save_model"], run, seen, datasets)
+                run.close()
+        report.summary(runs)
 
 
 if __name__ == "__main__":
-    process.run(main, sys.argv[1:])
+    process.end_with(main, sys.argv[1:])

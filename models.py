@@ -518,3 +518,14 @@ def build(name, image_shape, num_classes):
         raise ValueError(f"{name} needs images of at least {smallest}x{smallest} pixels, "
                          f"these have {h}x{w}")
     return network(image_shape, num_classes).to(memory_format=torch.channels_last)
+
+
+class Stacked(nn.Module):
+    """An edge network's extractor with a server's network behind it: images -> logits."""
+
+    def __init__(self, edge, server):
+        super().__init__()
+        self.edge, self.server = edge, server
+
+    def forward(self, images):
+        return self.server(self.edge.extract(images))

@@ -22,9 +22,9 @@ import numpy as np
 def iid(labels, num_clients, rng):
     """Random parts of the samples whose sizes differ by at most one, the larger parts first.
 
-    `rng`: a numpy Generator. Needs `_check_clients`.
+    `rng`: a numpy Generator. Needs `_checked`.
     """
-    _check_clients(len(labels), num_clients)
+    labels = _checked(labels, rng, num_clients)
     parts = np.array_split(rng.permutation(len(labels)), num_clients)
     return [np.sort(part) for part in parts]
 
@@ -37,10 +37,9 @@ def dirichlet(labels, num_clients, alpha, rng, min_size=10):
     min_size   samples: all shares are drawn again until each client has at least this many
     raises     ValueError: alpha is not a positive number, there are too few samples, or 1,000
                draws did not reach min_size
-    Needs `_check_clients` and `_dirichlet_shares`.
+    Needs `_checked` and `_dirichlet_shares`.
     """
-    labels = np.asarray(labels)
-    _check_clients(len(labels), num_clients, min_size)
+    labels = _checked(labels, rng, num_clients, min_size)
     classes, counts = np.unique(labels, return_counts=True)
     for _ in range(1000):
         shares = _dirichlet_shares(alpha, len(classes), num_clients, rng)         # [C, M]
@@ -51,7 +50,7 @@ def dirichlet(labels, num_clients, alpha, rng, min_size=10):
             break
     else:
         raise ValueError(f"none of 1000 draws of Dir({alpha}) gave each of {num_clients} clients "
-                         f"{min_size} samples: raise --alpha or lower --clients")
+                         f"{min_size} samples: raise alpha or take fewer clients")
     parts = [np.split(rng.permutation(np.flatnonzero(labels == c)), class_cuts)
              for c, class_cuts in zip(classes, cuts)]
     return [np.sort(np.concatenate(part)) for part in zip(*parts)]
@@ -63,10 +62,9 @@ def dirichlet_balanced(labels, num_clients, alpha, rng, min_size=10):
     This is the rule of FedML's code, used by FedGKT and FedGEMS (alpha 0.5). Classes are split in
     the order of their numbers, over the clients that still have fewer than N / num_clients samples;
     the shares of these clients are scaled to sum to 1. Arguments (`rng` is a numpy Generator) and
-    errors are those of `dirichlet`. Needs `_check_clients` and `_dirichlet_shares`.
+    errors are those of `dirichlet`. Needs `_checked` and `_dirichlet_shares`.
     """
-    labels = np.asarray(labels)
-    _check_clients(len(labels), num_clients, min_size)
+    labels = _checked(labels, rng, num_clients, min_size)
     classes, counts = np.unique(labels, return_counts=True)
     for _ in range(1000):
         all_shares = _dirichlet_shares(alpha, len(classes), num_clients, rng)     # [C, M]
@@ -82,7 +80,7 @@ def dirichlet_balanced(labels, num_clients, alpha, rng, min_size=10):
             break
     else:
         raise ValueError(f"none of 1000 balanced draws of Dir({alpha}) gave each of {num_clients} "
-                         f"clients {min_size} samples: raise --alpha or lower --clients")
+                         f"clients {min_size} samples: raise alpha or take fewer clients")
     parts = [np.split(rng.permutation(np.flatnonzero(labels == c)), class_cuts)
              for c, class_cuts in zip(classes, cuts)]
     return [np.sort(np.concatenate(part)) for part in zip(*parts)]
@@ -96,10 +94,9 @@ def dirichlet_equal(labels, num_clients, alpha, rng):
     client's samples are then ordered by class, and the lists of all clients are concatenated and
     cut into `num_clients` chunks of equal size: a client's surplus goes to the next client.
     Arguments (`rng` is a numpy Generator) and errors are those of `dirichlet`.
-    Needs `_check_clients` and `dirichlet_balanced`.
+    Needs `_checked` and `dirichlet_balanced`.
     """
-    labels = np.asarray(labels)
-    _check_clients(len(labels), num_clients)
+    labels = _checked(labels, rng, num_clients)
     order, assigned = rng.permutation(len(labels)), []
     for first in range(0, num_clients, 10):
         size = min(10, num_clients - first)                                       # clients
@@ -118,12 +115,13 @@ def by_writer(writers, num_clients, rng):
     """All samples of the writers that are assigned to each client at random (FEMNIST).
 
     `writers` [N]. The clients' numbers of writers differ by at most one. A writer's samples are
-    never split between clients. `rng`: a numpy Generator.
+    never split between clients. `rng`: a numpy Generator. Needs `_checked`.
     """
+    writers = _checked(writers, rng)
     names, writers = np.unique(writers, return_inverse=True)
     if not 1 <= num_clients <= len(names):
-        raise ValueError(f"{num_clients} clients and {len(names)} writers: --clients must be "
-                         f"1 to {len(names)}")
+        raise ValueError(f"{num_clients} clients and {len(names)} writers: from 1 to {len(names)} "
+                         "clients can have a writer each")
     groups = np.array_split(rng.permutation(len(names)), num_clients)
     return [np.flatnonzero(np.isin(writers, group)) for group in groups]
 
@@ -154,12 +152,13 @@ def fedgkt_table6(labels, num_clients, rng):
 
     Each client gets the table's share of each class. Shares are rounded such that all samples are
     used. The samples are chosen at random by `rng`, a numpy Generator. ValueError: not 16 clients,
-    labels other than 0 to 9, or so few samples that a client has none. Needs `FEDGKT_TABLE_6`.
+    labels other than 0 to 9, or so few samples that a client has none. Needs `_checked` and
+    `FEDGKT_TABLE_6`.
     """
-    labels = np.asarray(labels)
+    labels = _checked(labels, rng)
     if num_clients != 16 or not np.array_equal(np.unique(labels), np.arange(10)):
-        raise ValueError("FedGKT's Table 6 is for 16 clients and 10 classes: --clients 16 and a "
-                         "data set such as cifar10")
+        raise ValueError("FedGKT's Table 6 is for 16 clients and 10 classes, labels 0 to 9, as "
+                         "CIFAR-10 has them")
     parts = [[] for _ in range(16)]
     for c in range(10):
         rows = rng.permutation(np.flatnonzero(labels == c))
@@ -170,7 +169,7 @@ def fedgkt_table6(labels, num_clients, rng):
     parts = [np.sort(np.concatenate(part)) for part in parts]
     if min(map(len, parts)) == 0:
         raise ValueError(f"{len(labels)} samples are too few for FedGKT's Table 6: "
-                         "a client would have none; use another --partition")
+                         "a client would have none; use another partition")
     return parts
 
 
@@ -179,13 +178,15 @@ def single_writer(writers, num_clients, rng, min_size=18):
 
     The writers are drawn without replacement from those with at least min_size samples; the other
     writers' samples are not used. `rng`: a numpy Generator. ValueError: too few such writers.
+    Needs `_checked`.
     """
+    writers = _checked(writers, rng)
     names, sizes = np.unique(writers, return_counts=True)
     names = names[sizes >= min_size]
     if not 1 <= num_clients <= len(names):
         raise ValueError(f"{num_clients} clients and {len(names)} writers with {min_size} or more "
-                         f"samples (of {len(sizes)}): each client needs such a writer, so "
-                         "--clients must be smaller")
+                         f"samples (of {len(sizes)}): each client needs such a writer, so take "
+                         "fewer clients")
     chosen = rng.choice(names, num_clients, replace=False)
     return [np.flatnonzero(writers == name) for name in chosen]
 
@@ -194,10 +195,9 @@ def few_per_class(labels, num_clients, per_class, rng):
     """Exactly `per_class` samples of every class for each client, all different (FedMD).
 
     The remaining samples are not used. `rng`: a numpy Generator. ValueError: a class has fewer than
-    num_clients * per_class samples. Needs `_check_clients`.
+    num_clients * per_class samples. Needs `_checked`.
     """
-    labels = np.asarray(labels)
-    _check_clients(len(labels), num_clients)
+    labels = _checked(labels, rng, num_clients)
     if per_class < 1:
         raise ValueError(f"per_class is {per_class}: it must be at least 1")
     chosen, needed = [], num_clients * per_class
@@ -205,7 +205,7 @@ def few_per_class(labels, num_clients, per_class, rng):
         rows = np.flatnonzero(labels == c)
         if len(rows) < needed:
             raise ValueError(f"class {c} has {len(rows)} samples: {num_clients} clients with "
-                             f"{per_class} each need {needed}: lower --clients or --per-class")
+                             f"per_class {per_class} need {needed}")
         chosen.append(rng.permutation(rows)[:needed].reshape(num_clients, per_class))
     return list(np.sort(np.concatenate(chosen, axis=1), axis=1))
 
@@ -218,10 +218,9 @@ def by_subclass(superclass, subclass, num_clients, rng):
     overlap.) With fewer clients than subclasses, the other subclasses are not used. The caller
     selects the superclasses: FedMD's code uses 0, 1, 7, 9, 12, 18, and the superclass as the label.
     `rng`: a numpy Generator.
-    ValueError: a subclass has fewer samples than clients. Needs `_check_clients`.
+    ValueError: a subclass has fewer samples than clients. Needs `_checked`.
     """
-    superclass, subclass = np.asarray(superclass), np.asarray(subclass)
-    _check_clients(len(superclass), num_clients)
+    superclass, subclass = (_checked(x, rng, num_clients) for x in (superclass, subclass))
     parts = [[] for _ in range(num_clients)]
     for s in np.unique(superclass):
         subclasses = rng.permutation(np.unique(subclass[superclass == s]))
@@ -231,7 +230,7 @@ def by_subclass(superclass, subclass, num_clients, rng):
             if len(rows) < len(sharers):
                 raise ValueError(f"subclass {c} of superclass {s} has {len(rows)} samples for "
                                  f"{len(sharers)} clients: at least one each is needed, so "
-                                 "lower --clients")
+                                 "take fewer clients")
             for i, share in zip(sharers, np.array_split(rows, len(sharers))):
                 parts[i].append(share)
     return [np.sort(np.concatenate(part)) for part in parts]
@@ -243,9 +242,9 @@ def hold_out(labels, share, rng):
     The number of samples of a class is share * count, rounded down or up. Classes with the largest
     fractions are rounded up (ties at random) until the total is share * N, rounded.
     `rng`: a numpy Generator. ValueError: `share` is not between 0 and 1, or one part would be
-    empty.
+    empty. Needs `_checked`.
     """
-    labels = np.asarray(labels)
+    labels = _checked(labels, rng)
     if not 0 < share < 1:
         raise ValueError(f"share is {share}: it must lie between 0 and 1")
     classes, counts = np.unique(labels, return_counts=True)
@@ -256,7 +255,7 @@ def hold_out(labels, share, rng):
     sizes[largest_fraction_first[:num_rounded_up]] += 1
     if not 0 < sizes.sum() < len(labels):
         raise ValueError(f"a share of {share} of {len(labels)} samples leaves one part empty: "
-                         "change --validation or --public, or take more samples")
+                         "change the share, or take more samples")
     held_out = np.zeros(len(labels), dtype=bool)
     for c, size in zip(classes, sizes):
         held_out[rng.permutation(np.flatnonzero(labels == c))[:size]] = True
@@ -271,12 +270,24 @@ def halves(labels, rng):
     return hold_out(labels, 0.5, rng)
 
 
-def _check_clients(num_samples, num_clients, min_size=1):
-    """ValueError if there is no client, or fewer than `min_size` samples (or 1) for each client."""
+def _checked(labels, rng, num_clients=None, min_size=1):
+    """The labels (or writers, or superclasses) as an array [N].
+
+    ValueError: they are not one number per sample; `rng` is not a numpy Generator; or, where
+    num_clients is given, there is no client or not min_size samples (at least 1) for each.
+    """
+    labels = np.asarray(labels)
+    if labels.ndim != 1:
+        raise ValueError(f"labels have shape {list(labels.shape)}: one number per sample, [N], is "
+                         "needed, not one-hot rows")
+    if not isinstance(rng, np.random.Generator):
+        raise ValueError(f"rng is {rng!r}: a numpy Generator is needed, such as "
+                         "np.random.default_rng(0)")
     min_size = max(min_size, 1)
-    if not 1 <= num_clients <= num_samples // min_size:
-        raise ValueError(f"{num_samples} samples cannot be split among {num_clients} clients with "
-                         f"{min_size} or more each: change --clients")
+    if num_clients is not None and not 1 <= num_clients <= len(labels) // min_size:
+        raise ValueError(f"{len(labels)} samples cannot be split among {num_clients} clients with "
+                         f"{min_size} or more each")
+    return labels
 
 
 def _dirichlet_shares(alpha, num_rows, num_clients, rng):

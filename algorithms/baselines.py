@@ -21,41 +21,13 @@ D3  a round is local_epochs passes over a network's data [test_centralized_is_on
 """
 from functools import partial
 
-import torch
-
-from algorithms.common import by_architecture, in_parallel, run_clients, timed
+from algorithms.clients import by_architecture, in_parallel, run_clients
+from algorithms.declaration import Algorithm
 from algorithms.evaluation import client_metrics, client_scores, score, server_metrics
 from algorithms.training import (OPTIMIZERS, Optimizer, load_model, network, restore,
                                  snapshot, train_with_labels)
-from federation import Data, needs_public
+from federation import timed, union
 
-PUBLIC = {"standalone": "labeled", "centralized": "none", "centralized_all": "labeled",
-          "public_private": "labeled"}
-MIXED = True    # clients may have different networks
-PLATEAU = ("lr",)    # what --lr-patience reduces, between rounds
-CLIENTS = ("client_accuracy", "client_accuracy_min", "client_accuracy_max")
-COLUMNS = {"standalone": ("server_accuracy", *CLIENTS), "centralized": CLIENTS,
-           "centralized_all": ("server_accuracy", *CLIENTS), "public_private": CLIENTS}
-
-
-def check_labels(fed, **settings):
-    """Raises ValueError without labeled public images."""
-    needs_public(fed, labels=True)
-
-
-def check_labels_and_server(fed, **settings):
-    """Raises ValueError without labeled public images, or without a network of the server."""
-    needs_public(fed, labels=True)
-    fed.server_model()
-
-
-check = {"standalone": check_labels_and_server, "centralized": lambda fed, **settings: None,
-         "centralized_all": check_labels_and_server, "public_private": check_labels}
-
-
-def union(*parts):
-    """All samples of several Data, one after the other."""
-    return Data(*(torch.cat(tensors) for tensors in zip(*parts)))
 
 
 def new_network(fed, name):
@@ -115,7 +87,7 @@ def evaluate(fed, state):
     return {"accuracy": metrics.get("server_accuracy", metrics["client_accuracy"]), **metrics}
 
 
-def accuracies(fed, state):
+def evaluate_each(fed, state):
     """{name: test accuracy} of each network, for --lr-patience: each has a plateau of its own."""
     networks = networks_of(state)
 
@@ -158,7 +130,7 @@ def standalone(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, bat
     The other keywords are in hyperparameters.py.
     """
     if state is None:
-        check_labels_and_server(fed)
+        STANDALONE.check(fed)
     data = {"server": [(fed.public, local_epochs)],
             **{i: [(private, local_epochs)] for i, private in enumerate(fed.private)}}
     yield from train_alone(fed, state, data, rounds=rounds, batch_size=batch_size, lr=lr,
@@ -173,7 +145,7 @@ def public_private(fed, state=None, *, rounds: int = 200, local_epochs: int = 1,
     The keywords are in hyperparameters.py.
     """
     if state is None:
-        check_labels(fed)
+        PUBLIC_PRIVATE.check(fed)
     data = {i: [(private, local_epochs), (fed.public, public_epochs)]
             for i, private in enumerate(fed.private)}
     yield from train_alone(fed, state, data, rounds=rounds, batch_size=batch_size, lr=lr,
@@ -187,6 +159,8 @@ def centralized(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, ba
     local_epochs    passes over all private data in a round
     The other keywords are in hyperparameters.py.
     """
+    if state is None:
+        CENTRALIZED.check(fed)
     data = dict.fromkeys(by_architecture(fed), [(union(*fed.private), local_epochs)])
     yield from train_alone(fed, state, data, rounds=rounds, batch_size=batch_size, lr=lr,
                            optimizer=optimizer, weight_decay=weight_decay)
@@ -201,8 +175,20 @@ def centralized_all(fed, state=None, *, rounds: int = 200, local_epochs: int = 1
     The other keywords are in hyperparameters.py.
     """
     if state is None:
-        check_labels_and_server(fed)
+        CENTRALIZED_ALL.check(fed)
     data = dict.fromkeys(["server", *by_architecture(fed)],
                          [(union(fed.public, *fed.private), local_epochs)])
     yield from train_alone(fed, state, data, rounds=rounds, batch_size=batch_size, lr=lr,
                            optimizer=optimizer, weight_decay=weight_decay)
+
+
+CLIENTS = ("client_accuracy", "client_accuracy_min", "client_accuracy_max")
+CLIENTS_AND_SERVER = ("server_accuracy", *CLIENTS)
+common = dict(mixed=True, plateau=("lr",), evaluate=evaluate, evaluate_each=evaluate_each)
+STANDALONE = Algorithm("standalone", standalone, public="labeled", server="images",
+                       columns=CLIENTS_AND_SERVER, **common)
+PUBLIC_PRIVATE = Algorithm("public-private", public_private, public="labeled",
+                           columns=CLIENTS, **common)
+CENTRALIZED = Algorithm("centralized", centralized, columns=CLIENTS, **common)
+CENTRALIZED_ALL = Algorithm("centralized-all", centralized_all, public="labeled", server="images",
+                            columns=CLIENTS_AND_SERVER, **common)

@@ -1,13 +1,10 @@
-"""What federated learning costs: bytes over the wire by the papers' formulas, a network's size.
+"""What federated learning costs: bytes over the wire by the papers' formulas.
 
 A number is a float32 of 4 bytes; 1 KiB = 1024 bytes (the papers write "kb"), 1 MB of FedGEMS is
 1024 KiB. The papers count the payload alone: parameters, logits or feature maps. The other bytes
 have their own keys in the metrics: `*_buffers` (BatchNorm's statistics and counters), `*_indices`
 (which public samples are meant), `*_logits` and `*_labels` of FedGKT.
 """
-import torch
-from torch import nn
-
 FLOAT_BYTES = 4
 INDEX_BYTES = 4
 
@@ -94,54 +91,6 @@ def features_ledger(num_samples, num_answered, feature_numbers, num_classes,
             "bytes_down": FLOAT_BYTES * num_answered * num_classes,
             "bytes_up_logits": FLOAT_BYTES * num_samples * num_classes,
             "bytes_up_labels": INDEX_BYTES * num_samples}
-
-
-def round_seconds(group_seconds, distill_seconds):
-    """Seconds of a round of FedSDD: (all in sequence, distillation beside training).
-
-    group_seconds      [K]: local training of each group, the main model's first
-    distill_seconds    distillation on the server
-    source             FedSDD A.6, for clients that train one after the other
-
-    In the next round only the main model needs the result of the distillation. So the other
-    groups train while the server distills, and the main model's group trains last.
-    >>> round_seconds([1.0, 1.0, 1.0, 1.0], 2.0)
-    (6.0, 4.0)
-    """
-    training = sum(group_seconds)
-    return training + distill_seconds, max(training, distill_seconds + group_seconds[0])
-
-
-def network_cost(model, shape):
-    """What a network costs for one sample [1, *shape], counted in a forward pass: a dict of ints.
-
-    parameters       trainable numbers
-    statistics       BatchNorm's running means and variances (its counters are not counted)
-    multiply_adds    of convolutions and linear layers
-    activations      bytes of all layers' outputs, 4 each: about what a backward pass needs
-    """
-    statistics = sum(b.numel() for b in model.buffers() if b.is_floating_point())
-    cost = {"parameters": sum(p.numel() for p in model.parameters()), "statistics": statistics,
-            "multiply_adds": 0, "activations": 0}
-
-    def count(module, _, output):
-        cost["activations"] += FLOAT_BYTES * output.numel()
-        if isinstance(module, nn.Conv2d):    # an output is a sum over kernel and input channels
-            cost["multiply_adds"] += output.numel() * module.weight[0].numel()
-        elif isinstance(module, nn.Linear):
-            cost["multiply_adds"] += output.numel() * module.in_features
-
-    leaves = [module for module in model.modules() if not list(module.children())]
-    hooks = [module.register_forward_hook(count) for module in leaves]
-    was_training = model.training
-    try:
-        with torch.no_grad():
-            model.eval()(next(model.parameters()).new_zeros(1, *shape))
-    finally:
-        model.train(was_training)
-        for hook in hooks:
-            hook.remove()
-    return cost
 
 
 def clients_accuracy(row):

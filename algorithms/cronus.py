@@ -38,16 +38,13 @@ from functools import partial
 import torch
 
 from algorithms import evaluation
-from algorithms.common import collect_logits, finite, run_clients
+from algorithms.clients import run_clients
 from algorithms.communication import logits_ledger
+from algorithms.declaration import Algorithm
 from algorithms.dsfl import distill, train_client
 from algorithms.training import OPTIMIZERS, Optimizer, snapshot
-from federation import needs_public
+from algorithms.uploads import collect_rows, usable
 
-PUBLIC = "unlabeled"
-MIXED = True    # clients may have different networks
-PLATEAU = ("lr",)    # what --lr-patience reduces, between rounds
-COLUMNS = ("client_accuracy_distilled", "client_accuracy_private")
 evaluate = partial(evaluation.evaluate, main_metric="client_accuracy_distilled")
 
 
@@ -96,11 +93,6 @@ def mean_of_kept(probs, kept):
     return torch.where(kept[..., None], probs, 0.0).sum(0) / kept.sum(0)[:, None]
 
 
-def check(fed, **settings):
-    """Raises ValueError without public images."""
-    needs_public(fed)
-
-
 def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epochs: int = 1,
         batch_size: int = 64, lr: float = 1e-3, optimizer: Optimizer = "amsgrad",
         weight_decay: float = 1e-4, malicious_fraction: float = 0.1, attack=None):
@@ -113,16 +105,16 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
     client_training = dict(batch_size=batch_size, new_optimizer=partial(make, lr=lr))
     ids = range(len(fed.private))
     if state is None:
-        check(fed)
+        ALGORITHM.check(fed)
         state = {"round": 0, "clients": [snapshot(fed.client_model(i, init=i)) for i in ids]}
         yield evaluate(fed, state), state
     clients, num_public = state["clients"], len(fed.public.images)
     rows = torch.arange(num_public, device=fed.device)                           # [N]
     for t in range(state["round"] + 1, rounds + 1):
         # Clients train on their own data, and upload their probabilities of the public samples.
-        client_probs, trained = collect_logits(fed, rows, lambda i: train_client(        # [M, N, C]
+        client_probs, trained = collect_rows(fed, rows, lambda i: train_client(        # [M, N, C]
             fed, i, t, clients[i], local_epochs=local_epochs, **client_training), attack)
-        valid_probs, clients = finite(client_probs), trained                             # [m, N, C]
+        valid_probs, clients = usable(client_probs), trained                             # [m, N, C]
         # Clients learn from the robust mean. No valid upload: skip distillation.
         if len(valid_probs):
             target_probs = robust_mean(valid_probs, malicious_fraction)                  # [N, C]
@@ -135,3 +127,8 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
                    "bad_uploads": len(ids) - len(valid_probs),
                    **logits_ledger(len(ids), fed.num_classes, up=num_public, down=num_public)}
         yield metrics, state
+
+
+ALGORITHM = Algorithm(
+    "cronus", run, public="unlabeled", mixed=True, plateau=("lr",), evaluate=evaluate,
+    columns=("client_accuracy_distilled", "client_accuracy_private"))

@@ -32,17 +32,15 @@ from typing import Literal
 import torch
 
 from algorithms import evaluation
-from algorithms.common import Trained, collect_logits, finite, run_clients, timed
+from algorithms.clients import run_clients
 from algorithms.communication import logits_ledger
+from algorithms.declaration import Algorithm
 from algorithms.equations import soft_cross_entropy
 from algorithms.training import (OPTIMIZERS, Optimizer, predict_logits, restore, snapshot, train,
                                  train_with_labels)
-from federation import needs_public
+from algorithms.uploads import Trained, collect_rows, usable
+from federation import timed
 
-PUBLIC = "unlabeled"
-MIXED = True    # clients may have different networks
-PLATEAU = ("lr", "server_lr")    # what --lr-patience reduces, between rounds
-COLUMNS = ("client_accuracy_distilled", "client_accuracy_private", "server_accuracy")
 evaluate = partial(evaluation.evaluate, main_metric="client_accuracy_distilled")
 
 
@@ -86,12 +84,6 @@ def distill(fed, saved, model, target_probs, *, epochs, batch_size, new_optimize
     return snapshot(model, optimizer)
 
 
-def check(fed, **settings):
-    """Raises ValueError without public images, or without a network of the server."""
-    needs_public(fed)
-    fed.server_model()
-
-
 def run(fed, state=None, *, rounds: int = 300, local_epochs: int = 1, public_epochs: int = 1,
         server_epochs: int = 2, batch_size: int = 64, server_batch_size: int = 64,
         lr: float = 1e-3, server_lr: float = 1e-3, optimizer: Optimizer = "amsgrad",
@@ -109,7 +101,7 @@ def run(fed, state=None, *, rounds: int = 300, local_epochs: int = 1, public_epo
     server_training = dict(batch_size=server_batch_size, new_optimizer=partial(make, lr=server_lr))
     ids = range(len(fed.private))
     if state is None:
-        check(fed)
+        ALGORITHM.check(fed)
         state = {"round": 0, "clients": [snapshot(fed.client_model(i, init=i)) for i in ids],
                  "server": snapshot(fed.server_model())}
         yield evaluate(fed, state), state
@@ -118,9 +110,9 @@ def run(fed, state=None, *, rounds: int = 300, local_epochs: int = 1, public_epo
     rows = torch.arange(num_public, device=fed.device)                           # [N]
     for t in range(state["round"] + 1, rounds + 1):
         # Clients train on their own data, and upload their probabilities of the public samples.
-        client_probs, trained = collect_logits(fed, rows, lambda i: train_client(        # [M, N, C]
+        client_probs, trained = collect_rows(fed, rows, lambda i: train_client(        # [M, N, C]
             fed, i, t, clients[i], local_epochs=local_epochs, **client_training), attack)
-        valid_probs, clients = finite(client_probs), trained                             # [m, N, C]
+        valid_probs, clients = usable(client_probs), trained                             # [m, N, C]
         # Server and clients learn from the mean. No valid upload: skip distillation.
         if len(valid_probs):
             target_probs = valid_probs.mean(0)                                           # [N, C]
@@ -137,3 +129,9 @@ def run(fed, state=None, *, rounds: int = 300, local_epochs: int = 1, public_epo
                    "bad_uploads": len(ids) - len(valid_probs),
                    **logits_ledger(len(ids), fed.num_classes, up=num_public, down=num_public)}
         yield metrics, state
+
+
+ALGORITHM = Algorithm(
+    "dsfl", run, public="unlabeled", mixed=True, server="images",
+    plateau=("lr", "server_lr"), evaluate=evaluate,
+    columns=("client_accuracy_distilled", "client_accuracy_private", "server_accuracy"))

@@ -40,6 +40,16 @@ def distillation_loss(teacher_logits, student_logits, temperature=1.0):
     return temperature**2 * kl_divergence(teacher_logits, student_logits, temperature).mean()
 
 
+def ensemble_logits(member_logits):
+    """The mean of the members' logits: [M, N, C] -> [N, C].   Eq. (3), (5), before the softmax
+
+    >>> member_logits = torch.tensor([[[4., 0.]], [[0., 1.]]])
+    >>> ensemble_logits(member_logits).softmax(-1)      # the mean of the softmaxes: .6255, .3745
+    tensor([[0.8176, 0.1824]])
+    """
+    return member_logits.mean(0)
+
+
 def soft_cross_entropy(logits, target_probs):
     """- sum_c y[n,c] ln q[n,c] of each sample, q = softmax(logits): [N, C], [N, C] -> [N].
 
@@ -56,7 +66,8 @@ def average_weights(state_dicts, weights):
     """The weighted average of models of one architecture, as a new state_dict.   FedSDD Eq. (2)
 
     state_dicts   list of M state_dicts with the same names and shapes
-    weights       M numbers >= 0, for example sample counts; they are normalized to sum to 1
+    weights       M numbers >= 0, for example sample counts; they are normalized to sum to 1.
+                  Leave out a model that has nan: with weight 0 it makes the average nan
     returns       floating-point entries (also BatchNorm's running statistics) are averaged, in
                   float32 or better; integer entries (BatchNorm's counters) take the maximum; all
                   have the types of the first model

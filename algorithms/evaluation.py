@@ -2,8 +2,9 @@
 import itertools
 from typing import NamedTuple
 
-from algorithms.common import in_parallel, timed
+from algorithms.clients import in_parallel
 from algorithms.training import load_model, predict_logits
+from federation import timed
 
 
 class Score(NamedTuple):

@@ -44,17 +44,14 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from algorithms.common import Trained, collect_logits, is_finite, timed
 from algorithms.communication import logits_ledger
+from algorithms.declaration import Algorithm
 from algorithms.equations import soft_cross_entropy
 from algorithms.evaluation import client_metrics, client_scores
 from algorithms.training import OPTIMIZERS, Optimizer, batches, forward, restore, snapshot
-from federation import seeded, stream
+from algorithms.uploads import Trained, collect_rows, is_usable
+from federation import seeded, stream, timed
 
-PUBLIC = "none"
-MIXED = True    # clients may have different networks
-PLATEAU = ("lr",)    # what --lr-patience reduces, between rounds
-COLUMNS = ("client_accuracy", "client_accuracy_min", "client_accuracy_max")
 
 
 def others_mean(client_means):
@@ -129,6 +126,7 @@ def run(fed, state=None, *, rounds: int = 16, local_epochs: int = 1,
                     gamma=gamma, new_optimizer=partial(OPTIMIZERS[optimizer], lr=lr,
                                                        weight_decay=weight_decay))
     if state is None:
+        ALGORITHM.check(fed)
         state = {"round": 0, "clients": [snapshot(fed.client_model(i, init=i)) for i in ids],
                  "targets": torch.zeros(len(ids), C, C, device=fed.device)}
         yield evaluate(fed, state), state
@@ -136,10 +134,10 @@ def run(fed, state=None, *, rounds: int = 16, local_epochs: int = 1,
     classes = torch.arange(C, device=fed.device)                     # [C]: of each row of an upload
     for t in range(state["round"] + 1, rounds + 1):
         # Clients train on their own data, and towards the others' predictions of the label's class.
-        uploads, clients = collect_logits(fed, classes, lambda i: train_client(
+        uploads, clients = collect_rows(fed, classes, lambda i: train_client(
             fed, i, t, clients[i], targets[i], **settings), attack)          # [M, C, C]
         # What a client receives is the mean over the others. It has no row of a spoilt upload.
-        is_valid = torch.tensor([is_finite(upload) for upload in uploads], device=fed.device)
+        is_valid = torch.tensor([is_usable(upload) for upload in uploads], device=fed.device)
         client_means = torch.where(is_valid[:, None, None], uploads, 0.0)
         targets = others_mean(client_means)                                  # Alg. 1, line 10-15
 
@@ -147,3 +145,8 @@ def run(fed, state=None, *, rounds: int = 16, local_epochs: int = 1,
         metrics = {**evaluate(fed, state), "bad_uploads": int((~is_valid).sum()),
                    **logits_ledger(len(ids), C, up=C, down=C)}
         yield metrics, state
+
+
+ALGORITHM = Algorithm(
+    "fd", run, mixed=True, plateau=("lr",), evaluate=evaluate,
+    columns=("client_accuracy", "client_accuracy_min", "client_accuracy_max"))

@@ -20,17 +20,15 @@ D3  an upload with nan or infinity is left out and counted [test_non_finite_uplo
 """
 import torch.nn.functional as F
 
-from algorithms.common import collect, sample_clients, timed
+from algorithms.clients import sample_clients
 from algorithms.communication import weights_ledger
+from algorithms.declaration import Algorithm
 from algorithms.equations import average_weights
 from algorithms.evaluation import global_metrics
 from algorithms.training import OPTIMIZERS, Optimizer, batches, forward, load_model, network
-from federation import seeded, stream
+from algorithms.uploads import collect
+from federation import seeded, stream, timed
 
-PUBLIC = "none"
-MIXED = False   # all clients have the same network
-PLATEAU = ("lr",)    # what --lr-patience reduces, between rounds
-COLUMNS = ("accuracy",)
 COPIES = 1      # a message has as many numbers as the model has parameters
 
 
@@ -89,6 +87,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4,
     settings = dict(local_epochs=local_epochs, local_steps=local_steps, batch_size=batch_size,
                     lr=lr, optimizer=optimizer, weight_decay=weight_decay)
     if state is None:
+        ALGORITHM.check(fed)
         state = {"round": 0, "server": start_server(fed, fed.architecture[0])}
         yield evaluate(fed, state), state
     server = state["server"]
@@ -105,3 +104,6 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4,
         metrics = {**evaluate(fed, state), "bad_uploads": len(active) - len(uploads),
                    **weights_ledger([(model, len(active))], COPIES)}
         yield metrics, state
+
+
+ALGORITHM = Algorithm("fedavg", run, plateau=("lr",), evaluate=evaluate)

@@ -37,16 +37,15 @@ from typing import Literal
 import torch
 
 from algorithms import fedavg, fedsdd
-from algorithms.common import collect, sample_clients, timed
+from algorithms.clients import sample_clients
 from algorithms.communication import weights_ledger
-from algorithms.equations import average_weights
+from algorithms.declaration import Algorithm
+from algorithms.equations import average_weights, ensemble_logits
 from algorithms.evaluation import accuracy, disagreement, global_metrics
 from algorithms.training import network, predict_members
-from federation import needs_public, stream
+from algorithms.uploads import collect
+from federation import stream, timed
 
-PUBLIC = "unlabeled"
-MIXED = False   # all clients have the same network
-COLUMNS = ("accuracy", "ensemble_accuracy", "disagreement")
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")     # BatchNorm's: never drawn
 
 
@@ -122,15 +121,9 @@ def evaluate(fed, state, members=None):
     if members is None:
         return metrics
     member_logits = predict_members(fed, members, fed.test.images)                       # [M, N, C]
-    logits = fedsdd.ensemble_logits(member_logits)                                       # [N, C]
+    logits = ensemble_logits(member_logits)                                       # [N, C]
     return metrics | {"ensemble_accuracy": accuracy(logits, fed.test.labels),
                       "disagreement": disagreement(member_logits)}
-
-
-def check(fed, *, distill=False, **settings):
-    """Raises ValueError if the public images for --distill are missing."""
-    if distill:
-        needs_public(fed)
 
 
 def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local_epochs: int = 40,
@@ -151,7 +144,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
     distillation = dict(distill_steps=distill_steps, server_batch_size=server_batch_size,
                         server_lr=server_lr)
     if state is None:
-        check(fed, distill=distill)
+        ALGORITHM.check(fed, distill=distill)
         state = {"round": 0, "server": fedavg.start_server(fed, fed.architecture[0])}
         yield evaluate(fed, state), state
     server = state["server"]
@@ -177,3 +170,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
                    "teacher_forwards": len(members) * len(fed.public.images) if distill else 0,
                    **weights_ledger([(model, len(active))], fedavg.COPIES)}
         yield metrics, state
+
+
+ALGORITHM = Algorithm("fedbe", run, public="unlabeled", public_for=("distill",),
+                      columns=("accuracy", "ensemble_accuracy", "disagreement"))

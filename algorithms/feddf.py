@@ -43,21 +43,16 @@ import torch
 from torch import nn
 
 from algorithms import fedavg
-from algorithms.common import active_clients, by_architecture, collect, timed
+from algorithms.clients import active_clients, by_architecture
 from algorithms.communication import weights_ledger
-from algorithms.equations import distillation_loss
+from algorithms.declaration import Algorithm
+from algorithms.equations import distillation_loss, ensemble_logits
 from algorithms.evaluation import Score, accuracy, client_metrics, disagreement, global_metrics
-from algorithms.fedsdd import ensemble_logits
 from algorithms.training import (OPTIMIZERS, Optimizer, batches, forward, load_model, network,
                                  predict_logits, predict_members)
-from federation import needs_public, seeded, stream
+from algorithms.uploads import collect
+from federation import seeded, stream, timed
 
-PUBLIC = "unlabeled"
-VALIDATION = ("drop_worst", "patience")     # keywords that need the server's validation set
-MIXED = True    # clients may have different networks
-PLATEAU = ("lr", "server_lr")    # what --lr-patience reduces, between rounds
-COLUMNS = ("accuracy", "client_accuracy", "ensemble_accuracy", "disagreement", "teacher_forwards",
-           "dropped", "steps")
 
 
 def drop_worst(accuracies, num_classes):
@@ -157,13 +152,10 @@ def evaluate(fed, state, uploads=None):
             "disagreement": disagreement(client_logits)}
 
 
-def check(fed, *, drop_worst, patience, attack=None, **settings):
-    """Raises ValueError if the federation lacks what the options need."""
-    needs_public(fed)
+def check_settings(fed, *, attack=None, **settings):
+    """Raises ValueError for an attack on different networks: it compares weights."""
     if attack and len(by_architecture(fed)) > 1:
-        raise ValueError("--attack on weights needs one network for all clients")
-    if (drop_worst or patience is not None) and fed.validation is None:
-        raise ValueError("feddf needs a validation set for --drop-worst and --patience")
+        raise ValueError("feddf: an attack on weights needs one network for all clients")
 
 
 def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local_epochs: int = 40,
@@ -192,7 +184,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
                         max_grad_norm=max_grad_norm, temperature=temperature, patience=patience,
                         check_every=check_every)
     if state is None:
-        check(fed, drop_worst=drop_worst, patience=patience, attack=attack)
+        ALGORITHM.check(fed, drop_worst=drop_worst, patience=patience, attack=attack)
         global_models = [fedavg.start_server(fed, name) for name in by_architecture(fed)]
         state = {"round": 0, "global_models": global_models}
         yield evaluate(fed, state), state
@@ -225,3 +217,10 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
                    "bad_uploads": len(active) - len(uploads),
                    **weights_ledger(messages, fedavg.COPIES)}
         yield metrics, state
+
+
+ALGORITHM = Algorithm(
+    "feddf", run, public="unlabeled", mixed=True, check_settings=check_settings,
+    validation_for=("drop_worst", "patience"), plateau=("lr", "server_lr"), evaluate=evaluate,
+    columns=("accuracy", "client_accuracy", "ensemble_accuracy", "disagreement",
+             "teacher_forwards", "dropped", "steps"))

@@ -27,16 +27,15 @@ from functools import partial
 import torch
 
 from algorithms import evaluation
-from algorithms.common import collect_logits, finite, run_clients, timed
+from algorithms.clients import run_clients
 from algorithms.communication import logits_ledger
-from algorithms.fedgems import check, distill_client, server_loss, train_client
-from algorithms.fedsdd import ensemble_logits
+from algorithms.declaration import Algorithm
+from algorithms.equations import ensemble_logits
+from algorithms.fedgems import distill_client, server_loss, train_client
 from algorithms.training import OPTIMIZERS, Optimizer, predict_logits, restore, snapshot, train
+from algorithms.uploads import collect_rows, usable
+from federation import timed
 
-PUBLIC = "labeled"
-MIXED = True    # clients may have different networks
-PLATEAU = ("lr", "server_lr")    # what --lr-patience reduces, between rounds
-COLUMNS = ("server_accuracy", "client_accuracy_distilled")
 evaluate = partial(evaluation.evaluate, main_metric="server_accuracy")
 
 
@@ -73,7 +72,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
     server_training = dict(batch_size=server_batch_size, new_optimizer=partial(make, lr=server_lr))
     ids = range(len(fed.private))
     if state is None:
-        check(fed)
+        ALGORITHM.check(fed)
         state = {"round": 0, "clients": [snapshot(fed.client_model(i, init=i)) for i in ids],
                  "server": snapshot(fed.server_model())}
         yield evaluate(fed, state), state
@@ -82,10 +81,10 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
     rows = torch.arange(num_public, device=fed.device)                           # [N]
     for t in range(state["round"] + 1, rounds + 1):
         # Clients train on their own data, and upload their logits of all public samples.
-        client_logits, trained = collect_logits(fed, rows, lambda i: train_client(
+        client_logits, trained = collect_rows(fed, rows, lambda i: train_client(
             fed, i, t, clients[i], rows, local_epochs=local_epochs, **client_training), attack)
         # The server learns from their mean. No valid upload: from the labels alone.
-        valid_logits = finite(client_logits)                                     # [m, N, C]
+        valid_logits = usable(client_logits)                                     # [m, N, C]
         teacher_logits = ensemble_logits(valid_logits)                           # [N, C]
         has_teacher = torch.full_like(rows, len(valid_logits) > 0, dtype=torch.bool)     # [N]
         server, server_logits = train_server(fed, t, server, teacher_logits, has_teacher,
@@ -101,3 +100,9 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
                    "bad_uploads": len(ids) - len(valid_logits),
                    **logits_ledger(len(ids), fed.num_classes, up=num_public, down=num_public)}
         yield metrics, state
+
+
+ALGORITHM = Algorithm(
+    "fedgem", run, public="labeled", mixed=True, server="images",
+    plateau=("lr", "server_lr"), evaluate=evaluate,
+    columns=("server_accuracy", "client_accuracy_distilled"))

@@ -62,18 +62,16 @@ import torch
 import torch.nn.functional as F
 
 from algorithms import evaluation
-from algorithms.common import Trained, collect_logits, is_finite, run_clients, timed
+from algorithms.clients import run_clients
 from algorithms.communication import logits_ledger
+from algorithms.declaration import Algorithm
 from algorithms.equations import kl_divergence
 from algorithms.training import (OPTIMIZERS, Optimizer, batches, forward, predict_logits, restore,
                                  snapshot, train, train_with_labels)
-from federation import needs_public, seeded, stream
+from algorithms.uploads import Trained, collect_rows, is_usable
+from federation import seeded, stream, timed
 
-PUBLIC = "labeled"
-MIXED = True    # clients may have different networks
-PLATEAU = ("lr", "server_lr")    # what --lr-patience reduces, between rounds
 CASES = ("self_training", "self_distillation", "ensemble_distillation", "nobody_right")
-COLUMNS = ("server_accuracy", "client_accuracy_distilled", *CASES)
 evaluate = partial(evaluation.evaluate, main_metric="server_accuracy")
 
 
@@ -113,7 +111,7 @@ def entropy_weights(client_logits, reliable):
 def fuse_logits(client_logits, weights):
     """sum_j weights[j] * client_logits[j]: [M, n, C], [M, n] -> [n, C].   Inside Eq. (5)
 
-    Where a weight is 0, logits that are not finite count as 0.
+    Where a weight is 0, logits that are not finite count as 0, but the weight's gradient is nan.
     """
     weights = weights.unsqueeze(-1)                                                      # [M, n, 1]
     return torch.where(weights != 0, weights * client_logits, 0.0).sum(0)    # 0 x nan counts as 0
@@ -204,7 +202,7 @@ def fusion_metrics(fed, rows, client_logits, weights, fusion):
     sent, num_public = int(requested.sum()), len(fusion.requested)
     return {**dict(zip(CASES, fusion.cases.float().mean(1).tolist())),
             "pool": fusion.pool.mask.float().mean().item(), "effective_teachers": effective,
-            "bad_uploads": sum(not is_finite(logits[requested]) for logits in client_logits),
+            "bad_uploads": sum(not is_usable(logits[requested]) for logits in client_logits),
             **logits_ledger(len(client_logits), fed.num_classes, sent, num_public, indices=sent)}
 
 
@@ -265,12 +263,6 @@ def train_server(fed, t, server, pool, client_rows, fused_logits, has_reliable, 
     return Fusion(snapshot(model, optimizer), server_logits, pool, cases, requested)
 
 
-def check(fed, **settings):
-    """Raises ValueError without labeled public images, or without a network of the server."""
-    needs_public(fed, labels=True)
-    fed.server_model()
-
-
 def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epochs: int = 1,
         server_epochs: int = 1, batch_size: int = 256, server_batch_size: int = 256,
         lr: float = 1e-3, server_lr: float = 1e-3, optimizer: Optimizer = "amsgrad",
@@ -285,7 +277,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
     server_training = dict(batch_size=server_batch_size, new_optimizer=partial(make, lr=server_lr))
     ids = range(len(fed.private))
     if state is None:
-        check(fed)
+        ALGORITHM.check(fed)
         state = {"round": 0, "clients": [snapshot(fed.client_model(i, init=i)) for i in ids],
                  "server": snapshot(fed.server_model()), "pool": empty_pool(fed)._asdict()}
         yield {**evaluate(fed, state), "pool": 0.0}, state
@@ -294,7 +286,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
     for t in range(state["round"] + 1, rounds + 1):                          # Alg. 1, line 2
         # Clients train on their own data, and predict the samples that the server may request.
         rows = torch.nonzero(~pool.mask)[:, 0]                                           # [n]
-        client_logits, trained = collect_logits(fed, rows, lambda i: train_client(
+        client_logits, trained = collect_rows(fed, rows, lambda i: train_client(
             fed, i, t, clients[i], rows, local_epochs=local_epochs,          # line 25-27, 31-33
             **client_training), attack)
 
@@ -318,3 +310,9 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
         metrics = {**evaluate(fed, state, trained),
                    **fusion_metrics(fed, rows, client_logits, weights, fusion)}
         yield metrics, state
+
+
+ALGORITHM = Algorithm(
+    "fedgems", run, public="labeled", mixed=True, server="images",
+    plateau=("lr", "server_lr"), evaluate=evaluate,
+    columns=("server_accuracy", "client_accuracy_distilled", *CASES))

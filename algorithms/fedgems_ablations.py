@@ -28,16 +28,14 @@ from functools import partial
 import torch
 
 from algorithms import evaluation
-from algorithms.common import collect_logits, run_clients
-from algorithms.fedgems import (CASES, Pool, check, distill_client, empty_pool, entropy_weights,
+from algorithms.clients import run_clients
+from algorithms.declaration import Algorithm
+from algorithms.fedgems import (CASES, Pool, distill_client, empty_pool, entropy_weights,
                                 fuse_logits, fusion_metrics, reliable_clients, train_client,
                                 train_server)
 from algorithms.training import OPTIMIZERS, Optimizer, snapshot
+from algorithms.uploads import collect_rows
 
-PUBLIC = "labeled"
-MIXED = True    # clients may have different networks
-PLATEAU = ("lr", "server_lr")    # what --lr-patience reduces, between rounds
-COLUMNS = ("server_accuracy", "client_accuracy_distilled", *CASES)
 evaluate = partial(evaluation.evaluate, main_metric="server_accuracy")
 
 
@@ -69,7 +67,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
                    ensemble_distillation=ensemble_distillation)              # Table 5
     ids = range(len(fed.private))
     if state is None:
-        check(fed)
+        ALGORITHM.check(fed)
         state = {"round": 0, "clients": [snapshot(fed.client_model(i, init=i)) for i in ids],
                  "server": snapshot(fed.server_model()), "pool": empty_pool(fed)._asdict()}
         yield {**evaluate(fed, state), "pool": 0.0}, state
@@ -82,7 +80,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
             rows = torch.arange(len(labels), device=fed.device)
         if not ensemble_distillation:                                        # Table 5
             rows = rows[:0]
-        client_logits, trained = collect_logits(fed, rows, lambda i: train_client(
+        client_logits, trained = collect_rows(fed, rows, lambda i: train_client(
             fed, i, t, clients[i], rows, local_epochs=local_epochs,          # line 25-27, 31-33
             **client_training), attack)
 
@@ -106,3 +104,9 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
         metrics = {**evaluate(fed, state, trained),
                    **fusion_metrics(fed, rows, client_logits, weights, fusion)}
         yield metrics, state
+
+
+ALGORITHM = Algorithm(
+    "fedgems-ablations", run, public="labeled", mixed=True, server="images",
+    plateau=("lr", "server_lr"), evaluate=evaluate,
+    columns=("server_accuracy", "client_accuracy_distilled", *CASES))

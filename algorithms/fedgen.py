@@ -59,16 +59,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from algorithms import fedavg
-from algorithms.common import collect, sample_clients, timed
+from algorithms.clients import sample_clients
 from algorithms.communication import FLOAT_BYTES, INDEX_BYTES, weights_ledger
+from algorithms.declaration import Algorithm
 from algorithms.fedavg import aggregate, evaluate
 from algorithms.training import batches, forward, load_model, network, restore, snapshot
-from federation import seeded, stream
+from algorithms.uploads import collect
+from federation import seeded, stream, timed
 
-PUBLIC = "none"
-MIXED = False   # all clients have the same network
-PLATEAU = ("lr",)    # what --lr-patience reduces, between rounds
-COLUMNS = ("accuracy",)
 # The generator, in the public code for MNIST:
 NOISE, HIDDEN = 32, 256      # inputs of noise, hidden units
 WEIGHT_DECAY = 1e-2          # of its Adam
@@ -112,7 +110,8 @@ def draw_features(fed, generator, label_shares, count, rng):
     """B = count labels y ~ p(y) [B], noise N(0, I) [B, NOISE], features z ~ G_w(z | y) [B, d]."""
     labels = torch.from_numpy(rng.choice(fed.num_classes, count, p=label_shares)).to(fed.device)
     noise = torch.from_numpy(rng.standard_normal((count, NOISE))).float().to(fed.device)
-    return labels, noise, generator(torch.cat([noise, F.one_hot(labels, fed.num_classes)], dim=1))
+    inputs = torch.cat([noise, F.one_hot(labels, fed.num_classes)], dim=1)     # [B, NOISE + C]
+    return labels, noise, forward(fed, generator, inputs)
 
 
 def start_server(fed, architecture, generated):
@@ -197,7 +196,7 @@ def ledger(fed, server, num_clients):
     return found
 
 
-def check(fed, **settings):
+def check_settings(fed, **settings):
     """Raises ValueError unless the clients' network has a linear layer `classifier`."""
     if not isinstance(getattr(fed.client_model(0), "classifier", None), nn.Linear):
         raise ValueError("fedgen generates inputs of the last layer, so a network must end with a "
@@ -227,7 +226,7 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 0.5, local
     at_server = dict(batch_size=batch_size, generator_steps=generator_steps,
                      generator_lr=generator_lr, diversity=diversity)
     if state is None:
-        check(fed)
+        ALGORITHM.check(fed)
         state = {"round": 0, "server": start_server(fed, fed.architecture[0], generated)}
         yield evaluate(fed, state), state
     server = state["server"]
@@ -247,3 +246,7 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 0.5, local
         metrics = {**evaluate(fed, state), "bad_uploads": len(active) - len(uploads),
                    **ledger(fed, server, len(active))}
         yield metrics, state
+
+
+ALGORITHM = Algorithm("fedgen", run, check_settings=check_settings,
+                      plateau=("lr",), evaluate=evaluate)

@@ -68,23 +68,19 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from algorithms import fedgkt_features
-from algorithms.common import Trained, is_finite, run_clients, sample_clients, timed
+from algorithms.clients import run_clients, sample_clients
 from algorithms.communication import features_ledger
+from algorithms.declaration import Algorithm
 from algorithms.equations import distillation_loss
 from algorithms.evaluation import mean_own
-from algorithms.fedgkt_features import CHUNK, Upload, extract, feature_map, stacked_scores
+from algorithms.fedgkt_features import (CHUNK, Upload, announcement, extract, feature_map,
+                                        stacked_scores)
 from algorithms.training import (OPTIMIZERS, Optimizer, batches, forward, predict_logits, restore,
                                  snapshot, train)
+from algorithms.uploads import Trained, is_usable
 from attacks import attack_samples
-from federation import seeded, stream
+from federation import seeded, stream, timed
 
-PUBLIC = "none"
-MIXED = True    # clients may have different networks
-PLATEAU = ("server_lr",)    # what --lr-patience reduces, between rounds
-STACKED = True  # the server's network continues the clients'
-COLUMNS = ("accuracy", "accuracy_min", "accuracy_max", "edge_accuracy")
-announcement = fedgkt_features.announcement     # the line printed before training
 
 
 def server_loss(logits, labels, client_logits, temperature, distill=True):
@@ -156,7 +152,7 @@ def collect(fed, clients, ids, server_logits, attack=None, **training):
     clients = list(clients)
     for i, result in zip(ids, trained):
         clients[i] = result.client
-    return {i: upload for i, upload in zip(ids, uploads) if is_finite(upload)}, clients
+    return {i: upload for i, upload in zip(ids, uploads) if is_usable(upload)}, clients
 
 
 def server_batches(fed, uploads, server_batch_size, server_order, rng):
@@ -232,7 +228,7 @@ def ledger(fed, clients, ids, answered, feature_numbers, dtype):
                               dtype.itemsize)}
 
 
-def check(fed, **settings):
+def check_settings(fed, **settings):
     """Raises ValueError if the server's network cannot read the clients' feature maps."""
     feature_map(fed)
 
@@ -259,7 +255,7 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local
                            server_distill=server_distill)
     new_optimizer = partial(OPTIMIZERS[server_optimizer], lr=server_lr, weight_decay=weight_decay)
     if state is None:
-        check(fed)
+        ALGORITHM.check(fed)
         server, clients, server_logits = start(fed, common_start)
         state = {"round": 0, "server": server, "clients": clients, "server_logits": server_logits}
         yield evaluate(fed, state), state
@@ -281,3 +277,9 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local
         metrics = {**evaluate(fed, state),
                    **ledger(fed, clients, active, list(answers), feature_numbers, dtype)}
         yield metrics, state
+
+
+ALGORITHM = Algorithm(
+    "fedgkt", run, mixed=True, server="features", check_settings=check_settings,
+    plateau=("server_lr",), evaluate=evaluate, announcement=announcement,
+    columns=("accuracy", "accuracy_min", "accuracy_max", "edge_accuracy"))

@@ -27,26 +27,20 @@ from typing import Literal
 
 import torch
 
-from algorithms import fedgkt
-from algorithms.fedgkt import collect, evaluate, feature_map, ledger, start, train_server
+from algorithms.declaration import Algorithm
+from algorithms.fedgkt import (announcement, collect, evaluate, feature_map, ledger, start,
+                               train_server)
 from algorithms.training import OPTIMIZERS, Optimizer
 from federation import stream
 
-PUBLIC = "none"
-MIXED = True    # clients may have different networks
-PLATEAU = ("server_lr",)    # what --lr-patience reduces, between rounds
-STACKED = True  # the server's network continues the clients'
-COLUMNS = ("accuracy", "accuracy_min", "accuracy_max", "edge_accuracy", "clock",
-           "clock_if_all_wait")
-announcement = fedgkt.announcement     # the line printed before training
 
 
-def check(fed, *, latencies, **settings):
+def check_settings(fed, *, latencies, **settings):
     """Raises ValueError as FedGKT's, and unless each client has a latency greater than 0."""
-    fedgkt.check(fed)
+    feature_map(fed)
     num_clients = len(fed.private)
     if latencies is not None and (len(latencies) != num_clients or min(latencies) <= 0):
-        raise ValueError(f"--latencies needs a time greater than 0 for each of {num_clients} "
+        raise ValueError(f"latencies needs a time greater than 0 for each of {num_clients} "
                          f"clients, not {list(latencies)}")
 
 
@@ -88,7 +82,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, server_epo
                            server_distill=server_distill)
     new_optimizer = partial(OPTIMIZERS[server_optimizer], lr=server_lr, weight_decay=weight_decay)
     if state is None:
-        check(fed, latencies=latencies)
+        ALGORITHM.check(fed, latencies=latencies)
         server, clients, server_logits = start(fed, common_start)
         state = {"round": 0, "server": server, "clients": clients, "server_logits": server_logits,
                  "event": 0, "clock": 0.0}
@@ -117,3 +111,10 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, server_epo
                    "clock_if_all_wait": trainings * max(latencies),
                    **ledger(fed, clients, arrived, answered, feature_numbers, dtype)}
         yield metrics, state
+
+
+ALGORITHM = Algorithm(
+    "fedgkt-async", run, mixed=True, server="features", check_settings=check_settings,
+    plateau=("server_lr",), evaluate=evaluate, announcement=announcement,
+    columns=("accuracy", "accuracy_min", "accuracy_max", "edge_accuracy", "clock",
+             "clock_if_all_wait"))

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import torch
 
-from algorithms.common import by_architecture, count_active, in_parallel
+from algorithms.clients import by_architecture, count_active, in_parallel
 from algorithms.evaluation import accuracy, own_accuracy
-from algorithms.training import predict_logits
+from algorithms.training import autocast, predict_logits
 
 CHUNK = 64      # samples of a forward pass without training: limits the memory it takes
 
@@ -36,7 +36,7 @@ def extract(fed, model, images, dtype=torch.float32):
     model.eval()
     features, logits = [], []
     for batch in images.split(CHUNK):
-        with torch.autocast(batch.device.type, torch.bfloat16, enabled=fed.amp):
+        with autocast(fed):
             h = model.extract(batch)                                         # Alg. 1, line 26
             logits.append(model.classify(h).float())                         # Alg. 1, line 27
         features.append(h.to(dtype))
@@ -82,14 +82,14 @@ def feature_map(fed):
     for name, ids in by_architecture(fed).items():
         edge = fed.client_model(ids[0]).eval()
         if not hasattr(edge, "extract"):
-            raise ValueError(f"--model {name} has no feature map to send: use an edge network such "
-                             "as gkt_edge")
+            raise ValueError(f"{name} has no feature map to send: a client needs a network with "
+                             "`extract` and `classify`, such as gkt_edge")
         features = edge.extract(fed.private[0].images[:1])
         try:
             fed.server_model().eval()(features)
         except (RuntimeError, ValueError):
-            raise ValueError(f"--server-model cannot read the {list(features.shape[1:])} feature "
-                             f"maps of {name}: gkt_server55 and gkt_server109 go with "
+            raise ValueError(f"the server's network cannot read the {list(features.shape[1:])} "
+                             f"feature maps of {name}: gkt_server55 and gkt_server109 go with "
                              "gkt_edge..., gkt_server_small with gkt_edge_small") from None
     return features
 

@@ -58,18 +58,15 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from algorithms.common import Trained, collect_logits, is_finite, run_clients, timed
+from algorithms.clients import run_clients
 from algorithms.communication import logits_ledger
+from algorithms.declaration import Algorithm
 from algorithms.evaluation import by_client, client_metrics, client_scores, two_phase_metrics
-from algorithms.fedmd_transfer import check_transfer, penalty, transfer
+from algorithms.fedmd_transfer import penalty, transfer
 from algorithms.training import OPTIMIZERS, Optimizer, predict_logits, restore, train
-from federation import stream
+from algorithms.uploads import Trained, collect_rows, is_usable
+from federation import stream, timed
 
-PUBLIC = "joint"    # labeled; the labels may be those of another task (--joint)
-VALIDATION = ("early_stopping",)            # keywords that need the task's validation set
-MIXED = True    # clients may have different networks
-PLATEAU = ("lr",)    # what --lr-patience reduces, between rounds
-COLUMNS = ("client_accuracy_distilled", "client_accuracy_private")
 
 
 def consensus(client_logits, weights=None):
@@ -86,7 +83,7 @@ def consensus(client_logits, weights=None):
     weights = torch.as_tensor(weights, dtype=logits.dtype, device=logits.device)
     valid = (weights.isfinite() & (weights >= 0)).all() and weights.sum() > 0
     if weights.shape != client_logits.shape[:1] or not valid:
-        raise ValueError("--consensus-weights needs a weight >= 0 for each of "
+        raise ValueError("consensus_weights needs a weight >= 0 for each of "
                          f"{len(client_logits)} clients, not all 0, not {weights.tolist()}")
     return torch.tensordot(weights / weights.sum(), logits, dims=1).to(client_logits.dtype)
 
@@ -118,7 +115,7 @@ def valid_consensus(client_logits, weights):
 
     weights    one for each client, or None; if those of valid clients sum to 0, consensus is None
     """
-    valid = [i for i, logits in enumerate(client_logits) if is_finite(logits)]
+    valid = [i for i, logits in enumerate(client_logits) if is_usable(logits)]
     weights = [1.0 if weights is None else weights[i] for i in valid]
     consensus_logits = consensus(client_logits[valid], weights) if sum(weights) > 0 else None
     return consensus_logits, len(valid)
@@ -180,9 +177,8 @@ def evaluate(fed, state, digested=None):
             **by_client(revisited, "client_accuracy_private")}
 
 
-def check(fed, *, early_stopping, consensus_weights, **settings):
-    """Raises ValueError for what `check_transfer` or `consensus` refuses."""
-    check_transfer(fed, early_stopping=early_stopping)
+def check_settings(fed, *, consensus_weights, **settings):
+    """Raises ValueError for weights that `consensus` refuses."""
     if consensus_weights is not None:
         consensus(torch.zeros(len(fed.private), 1, 1), consensus_weights)
 
@@ -219,7 +215,8 @@ def run(fed, state=None, *, rounds: int = 20, transfer_public_epochs: int = 20,
     revisiting = dict(local_epochs=local_epochs, batch_size=batch_size, **training)
     ids = range(len(fed.private))
     if state is None:
-        check(fed, early_stopping=early_stopping, consensus_weights=consensus_weights)
+        ALGORITHM.check(fed, early_stopping=early_stopping,
+                        consensus_weights=consensus_weights)
         on_public = dict(epochs=transfer_public_epochs, batch_size=transfer_public_batch_size,
                          min_delta=min_delta)
         on_private = dict(epochs=transfer_local_epochs, batch_size=transfer_batch_size)
@@ -236,7 +233,7 @@ def run(fed, state=None, *, rounds: int = 20, transfer_public_epochs: int = 20,
         # The server draws a public subset, and each client uploads its logits of it.
         rows = public_subset(labels, subset_size, stream(fed.seed, "subset", t))
         rows = torch.from_numpy(rows).to(fed.device)                         # [n], Alg. 1, step 1
-        client_logits, _ = collect_logits(fed, rows, lambda i: predict_client(
+        client_logits, _ = collect_rows(fed, rows, lambda i: predict_client(
             fed, i, clients[i], rows), attack)                               # Alg. 1, step 2
         # Each client trains towards the consensus. Without one nobody does.
         consensus_logits, num_valid = valid_consensus(                       # Alg. 1, step 3
@@ -252,3 +249,9 @@ def run(fed, state=None, *, rounds: int = 20, transfer_public_epochs: int = 20,
                    **logits_ledger(len(ids), fed.num_classes, up=len(rows), down=len(rows),
                                    indices=len(rows))}
         yield metrics, state
+
+
+ALGORITHM = Algorithm(
+    "fedmd", run, public="joint", mixed=True, validation_for=("early_stopping",),
+    check_settings=check_settings, plateau=("lr",), evaluate=evaluate,
+    columns=("client_accuracy_distilled", "client_accuracy_private"))

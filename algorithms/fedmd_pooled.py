@@ -19,20 +19,13 @@ D2  training stops as in the transfer's second stage, by the task's validation s
 """
 from functools import partial
 
-import torch
-
-from algorithms.common import run_clients, timed
+from algorithms.clients import run_clients
+from algorithms.declaration import Algorithm
 from algorithms.evaluation import accuracy, by_client, client_metrics, client_scores
-from algorithms.fedmd_transfer import (PRIVATE_STAGE, check_transfer, learn_public,
-                                       train_with_penalty)
+from algorithms.fedmd_transfer import PRIVATE_STAGE, learn_public, train_with_penalty
 from algorithms.training import OPTIMIZERS, Optimizer, predict_logits, restore, snapshot
-from federation import Data
+from federation import timed, union
 
-PUBLIC = "joint"
-VALIDATION = ("early_stopping",)            # keywords that need the task's validation set
-MIXED = True    # clients may have different networks
-COLUMNS = ("client_accuracy", "client_accuracy_min", "client_accuracy_max")
-check = check_transfer
 
 
 def train_client(fed, i, t, client, pool, *, early_stopping, batch_size, new_optimizer, kernel_l2):
@@ -86,7 +79,7 @@ def run(fed, state=None, *, rounds: int = 50, transfer_public_epochs: int = 20,
                     kernel_l2=kernel_l2, early_stopping=early_stopping)
     ids = range(len(fed.private))
     if state is None:
-        check(fed, early_stopping=early_stopping)
+        ALGORITHM.check(fed, early_stopping=early_stopping)
         models = run_clients(fed, lambda i: learn_public(
             fed, i, epochs=transfer_public_epochs, batch_size=transfer_public_batch_size,
             min_delta=min_delta, **training), ids)
@@ -95,10 +88,15 @@ def run(fed, state=None, *, rounds: int = 50, transfer_public_epochs: int = 20,
         state = {"round": 0, "clients": clients}
         yield evaluate(fed, clients), state
     clients = state["clients"]
-    pool = Data(*(torch.cat(parts) for parts in zip(*fed.private)))
+    pool = union(*fed.private)
     for t in range(state["round"] + 1, rounds + 1):
         clients = run_clients(fed, lambda i: train_client(
             fed, i, t, clients[i], pool, batch_size=batch_size, **training), ids)
 
         metrics = evaluate(fed, clients)
         yield metrics, {"round": t, "clients": clients}
+
+
+ALGORITHM = Algorithm(
+    "fedmd-pooled", run, public="joint", mixed=True, validation_for=("early_stopping",),
+    columns=("client_accuracy", "client_accuracy_min", "client_accuracy_max"))

@@ -22,7 +22,7 @@ from torch import nn
 
 from algorithms.evaluation import accuracy
 from algorithms.training import predict_logits, train
-from federation import Data, needs_public, stream
+from federation import pick, stream
 
 PUBLIC_STAGE = dict(patience=3)         # early stopping, in epochs; `run` sets its min_delta
 PRIVATE_STAGE = dict(min_delta=0.001, patience=10)
@@ -36,13 +36,6 @@ def transfer(fed, i, on_public, on_private, **training):
     """
     public_state = learn_public(fed, i, **on_public, **training)
     return public_state, learn_private(fed, i, public_state, **on_private, **training)
-
-
-def check_transfer(fed, *, early_stopping, **settings):
-    """Raises ValueError without labeled public data, or without the validation set."""
-    needs_public(fed, labels=True)
-    if early_stopping and fed.validation is None:
-        raise ValueError("--early-stopping needs a validation set of the task")
 
 
 def penalty(model, kernel_l2):
@@ -96,11 +89,6 @@ def learn_public(fed, i, *, epochs, batch_size, new_optimizer, kernel_l2, early_
                           keys=("transfer public", i),
                           min_delta=min_delta, **PUBLIC_STAGE)
     return model.state_dict()
-
-
-def pick(data, rows):
-    """The samples `rows` of a `Data`."""
-    return Data(data.images[rows], data.labels[rows])
 
 
 def learn_private(fed, i, model_state, *, epochs, batch_size, new_optimizer, kernel_l2,

@@ -36,18 +36,16 @@ D3  the server is FedAvg's: BatchNorm's statistics are averaged, weights are num
 import torch
 import torch.nn.functional as F
 
-from algorithms.common import collect, sample_clients
+from algorithms.clients import sample_clients
 from algorithms.communication import weights_ledger
+from algorithms.declaration import Algorithm
 from algorithms.equations import distillation_loss
 from algorithms.fedavg import COPIES, aggregate, evaluate, start_server
 from algorithms.training import (OPTIMIZERS, Optimizer, batches, forward, load_model, network,
                                  predict_logits)
+from algorithms.uploads import collect
 from federation import seeded, stream
 
-PUBLIC = "none"
-MIXED = False   # all clients have the same network
-PLATEAU = ("lr",)    # what --lr-patience reduces, between rounds
-COLUMNS = ("accuracy",)
 
 
 def not_true(logits, labels):
@@ -115,6 +113,7 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 0.1, local
                     lr=lr, temperature=temperature, beta=beta, keep_true=keep_true,
                     optimizer=optimizer, weight_decay=weight_decay)
     if state is None:
+        ALGORITHM.check(fed)
         state = {"round": 0, "server": start_server(fed, fed.architecture[0])}      # line 1
         yield evaluate(fed, state), state
     server = state["server"]
@@ -132,3 +131,6 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 0.1, local
         metrics = {**evaluate(fed, state), "bad_uploads": len(active) - len(uploads),
                    **weights_ledger([(model, len(active))], COPIES)}
         yield metrics, state
+
+
+ALGORITHM = Algorithm("fedntd", run, plateau=("lr",), evaluate=evaluate)

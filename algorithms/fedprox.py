@@ -22,15 +22,14 @@ D2  the server is FedAvg's (its D1-D3): clients are drawn uniformly and weigh by
 import torch
 import torch.nn.functional as F
 
-from algorithms.common import collect, sample_clients
+from algorithms.clients import sample_clients
 from algorithms.communication import weights_ledger
+from algorithms.declaration import Algorithm
 from algorithms.fedavg import COPIES, aggregate, evaluate, start_server
 from algorithms.training import OPTIMIZERS, Optimizer, batches, forward, load_model, network
+from algorithms.uploads import collect
 from federation import seeded, stream
 
-PUBLIC = "none"
-MIXED = False   # all clients have the same network
-COLUMNS = ("accuracy",)
 
 
 def proximal_term(model, global_state, mu):
@@ -85,6 +84,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4,
     settings = dict(local_epochs=local_epochs, local_steps=local_steps, batch_size=batch_size,
                     lr=lr, mu=mu, optimizer=optimizer, weight_decay=weight_decay)
     if state is None:
+        ALGORITHM.check(fed)
         state = {"round": 0, "server": start_server(fed, fed.architecture[0])}
         yield evaluate(fed, state), state
     server = state["server"]
@@ -101,3 +101,6 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4,
         metrics = {**evaluate(fed, state), "bad_uploads": len(active) - len(uploads),
                    **weights_ledger([(model, len(active))], COPIES)}
         yield metrics, state
+
+
+ALGORITHM = Algorithm("fedprox", run)

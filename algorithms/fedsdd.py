@@ -67,17 +67,16 @@ from typing import Literal, NamedTuple
 import torch
 
 from algorithms import fedavg, fedprox, scaffold
-from algorithms.common import active_clients, by_architecture, collect, count_active, timed
+from algorithms.clients import active_clients, by_architecture, count_active
 from algorithms.communication import FLOAT_BYTES, weights_ledger
-from algorithms.equations import distillation_loss
+from algorithms.declaration import Algorithm
+from algorithms.equations import distillation_loss, ensemble_logits
 from algorithms.evaluation import accuracy, disagreement, global_metrics
 from algorithms.secure_sum import with_masks
 from algorithms.training import batches, forward, load_model, network, predict_members
-from federation import needs_public, seeded, stream
+from algorithms.uploads import collect
+from federation import seeded, stream, timed
 
-PUBLIC = "unlabeled"
-MIXED = True    # clients may have different networks
-COLUMNS = ("accuracy", "ensemble_accuracy", "disagreement", "teacher_forwards")
 LOCAL = {"fedavg": fedavg, "fedprox": fedprox, "scaffold": scaffold}
 
 
@@ -90,20 +89,10 @@ def group_clients(active, K, rng):
     raises    ValueError if K < 1 or K > len(active): a group without clients could not be trained
     """
     if not 1 <= K <= len(active):
-        raise ValueError(f"K = {K} global models need 1 <= K <= {len(active)}, "
-                         "the number of active clients: change --K, --clients or --participation")
+        raise ValueError(f"fedsdd: K = {K} global models need 1 <= K <= {len(active)}, the number "
+                         "of active clients: change K, participation or the number of clients")
     shuffled = rng.permutation(active).tolist()
     return [sorted(shuffled[k::K]) for k in range(K)]
-
-
-def ensemble_logits(member_logits):
-    """The mean of the members' logits: [M, N, C] -> [N, C].   Eq. (3), (5), before the softmax
-
-    >>> member_logits = torch.tensor([[[4., 0.]], [[0., 1.]]])
-    >>> ensemble_logits(member_logits).softmax(-1)      # the mean of the softmaxes: .6255, .3745
-    tensor([[0.8176, 0.1824]])
-    """
-    return member_logits.mean(0)
 
 
 @timed
@@ -205,20 +194,19 @@ def ledger(fed, groups, uploads, global_models, method):
             **weights_ledger(messages, method.copies, method.number_bytes)}
 
 
-def check(fed, *, participation, K, local, secure_sum=False, attack=None, **settings):
+def check_settings(fed, *, participation, K, local, secure_sum=False, attack=None, **settings):
     """Raises ValueError if a group would have no client, or if options exclude each other."""
-    needs_public(fed)
     for ids in by_architecture(fed).values():
         groups = group_clients(range(count_active(len(ids), participation)), K, stream(fed.seed))
         if secure_sum and len(groups[-1]) < 2:
-            raise ValueError("--secure-sum needs two clients in each group: the sum of one is its "
-                             "model; a smaller --K, or more clients, make groups larger")
+            raise ValueError("secure_sum needs two clients in each group: the sum of one is its "
+                             "model; a smaller K, or more clients, make groups larger")
     if secure_sum and local == "scaffold":
-        raise ValueError("--secure-sum does not work with --local scaffold, which also sums "
-                         "controls: use --local fedavg or fedprox")
+        raise ValueError("secure_sum does not work with local scaffold, which also sums controls: "
+                         "use fedavg or fedprox")
     if attack and (secure_sum or local == "scaffold" or len(by_architecture(fed)) > 1):
-        raise ValueError("--attack on weights needs one network for all clients, and neither "
-                         "--secure-sum nor --local scaffold")
+        raise ValueError("fedsdd: an attack on weights needs one network for all clients, and "
+                         "neither secure_sum nor local scaffold")
 
 
 def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: int = 4, R: int = 1,
@@ -240,8 +228,8 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
     distillation = dict(distill_steps=distill_steps, server_batch_size=server_batch_size,
                         server_lr=server_lr, temperature=temperature)
     if state is None:
-        check(fed, participation=participation, K=K, local=local, secure_sum=secure_sum,
-              attack=attack)
+        ALGORITHM.check(fed, participation=participation, K=K, local=local,
+                        secure_sum=secure_sum, attack=attack)
         state = {"round": 0, "global_models": start_models(fed, method, K),      # Alg. 1, line 1
                  "ring": [], "test_ring": []}
         yield evaluate(fed, state, K), state
@@ -270,3 +258,8 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
                    "teacher_forwards": len(averaged) * len(fed.public.images),
                    **ledger(fed, groups, uploads, averaged, method)}
         yield metrics, state
+
+
+ALGORITHM = Algorithm(
+    "fedsdd", run, public="unlabeled", mixed=True, check_settings=check_settings,
+    columns=("accuracy", "ensemble_accuracy", "disagreement", "teacher_forwards"))

@@ -24,14 +24,13 @@ from typing import Literal
 
 import torch
 
-from algorithms.fedsdd import (check, deal_clients, distill, ensemble_logits, evaluate,
+from algorithms.declaration import Algorithm
+from algorithms.equations import ensemble_logits
+from algorithms.fedsdd import (check_settings, deal_clients, distill, evaluate,
                                evaluate_ensemble, is_main, ledger, local_method, start_models,
                                train_groups)
 from algorithms.training import predict_members
 
-PUBLIC = "unlabeled"
-MIXED = True    # clients may have different networks
-COLUMNS = ("accuracy", "ensemble_accuracy", "disagreement", "teacher_forwards")
 
 
 def client_members(averaged, uploads):
@@ -61,7 +60,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
     distillation = dict(distill_steps=distill_steps, server_batch_size=server_batch_size,
                         server_lr=server_lr, temperature=temperature)
     if state is None:
-        check(fed, participation=participation, K=K, local=local, attack=attack)
+        ALGORITHM.check(fed, participation=participation, K=K, local=local, attack=attack)
         state = {"round": 0, "global_models": start_models(fed, method, K),      # Alg. 1, line 1
                  "ring": [], "test_ring": []}
         yield evaluate(fed, state, K), state
@@ -97,3 +96,8 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
                    "teacher_forwards": teachers * len(fed.public.images),
                    **ledger(fed, groups, uploads, averaged, method)}
         yield metrics, state
+
+
+ALGORITHM = Algorithm(
+    "fedsdd-ablations", run, public="unlabeled", mixed=True, check_settings=check_settings,
+    columns=("accuracy", "ensemble_accuracy", "disagreement", "teacher_forwards"))

@@ -31,14 +31,13 @@ import torch
 import torch.nn.functional as F
 
 from algorithms import fedavg
-from algorithms.common import collect, sample_clients
+from algorithms.clients import sample_clients
 from algorithms.communication import weights_ledger
+from algorithms.declaration import Algorithm
 from algorithms.training import batches, forward, load_model, network
+from algorithms.uploads import collect
 from federation import seeded, stream
 
-PUBLIC = "none"
-MIXED = False   # all clients have the same network
-COLUMNS = ("accuracy",)
 COPIES = 2      # a message has twice the model's parameters: the model and a control
 
 
@@ -143,6 +142,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4,
     settings = dict(local_epochs=local_epochs, local_steps=local_steps, batch_size=batch_size,
                     lr=lr)
     if state is None:
+        ALGORITHM.check(fed)
         state = {"round": 0, "server": start_server(fed, fed.architecture[0])}
         yield fedavg.evaluate(fed, state), state
     server = state["server"]
@@ -159,3 +159,6 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4,
         metrics = {**fedavg.evaluate(fed, state), "bad_uploads": len(active) - len(uploads),
                    **weights_ledger([(model, len(active))], COPIES)}
         yield metrics, state
+
+
+ALGORITHM = Algorithm("scaffold", run)

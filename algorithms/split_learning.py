@@ -25,49 +25,33 @@ D3  the edge network's own classifier is not used and not changed
 import copy
 from functools import partial
 
-import torch
 import torch.nn.functional as F
-from torch import nn
 
-from algorithms.common import timed
 from algorithms.communication import FLOAT_BYTES
-from algorithms.evaluation import accuracy
-from algorithms.fedgkt_features import feature_map
-from algorithms.training import (OPTIMIZERS, Optimizer, batches, forward, predict_logits, restore,
+from algorithms.declaration import Algorithm
+from algorithms.fedgkt_features import feature_map, stacked_scores
+from algorithms.training import (OPTIMIZERS, Optimizer, autocast, batches, forward, restore,
                                  snapshot)
-from federation import seeded, stream
+from federation import seeded, stream, timed
 
-PUBLIC = "none"
-MIXED = False   # all clients have the same network
-STACKED = True  # the server's network continues the clients'
-COLUMNS = ("accuracy",)
-
-
-class Stacked(nn.Module):
-    """The edge's extractor with the server's network behind it: what split learning trains."""
-
-    def __init__(self, edge, server):
-        super().__init__()
-        self.edge, self.server = edge, server
-
-    def forward(self, images):
-        return self.server(self.edge.extract(images))
 
 
 @timed
-def train_split(fed, i, t, stacked, edge_optimizer, server_optimizer, *, local_epochs, batch_size):
+def train_split(fed, i, t, edge, server, edge_optimizer, server_optimizer, *, local_epochs,
+                batch_size):
     """Trains both halves in place on client i's data; returns the bytes that go up (and down).
 
     Cross-entropy; each half has its own optimizer, and keeps it over clients and rounds.
     """
-    edge, server, sent_bytes = stacked.edge, stacked.server, 0
-    stacked.train()
+    edge.train()
+    server.train()
+    sent_bytes = 0
     images, labels = fed.private[i]
     rng = stream(fed.seed, "local", t, i)
     with seeded(fed.seed, "local", t, i):
         for rows in batches(len(labels), batch_size, local_epochs, rng, fed.device):     # [B]
             batch = fed.augment(images[rows], rng) if fed.augment else images[rows]
-            with torch.autocast(fed.device.type, torch.bfloat16, enabled=fed.amp):
+            with autocast(fed):
                 features = edge.extract(batch)                               # [B, 16, h, w]
             sent = features.detach().requires_grad_()                        # goes up
             loss = F.cross_entropy(forward(fed, server, sent), labels[rows])
@@ -82,13 +66,13 @@ def train_split(fed, i, t, stacked, edge_optimizer, server_optimizer, *, local_e
 
 
 @timed
-def evaluate(fed, stacked):
-    """Test accuracy of the stacked network."""
-    mean = accuracy(predict_logits(fed, stacked, fed.test.images), fed.test.labels)
-    return {"accuracy": mean, "server_accuracy": mean}
+def evaluate(fed, state):
+    """Test accuracy of the edge's extractor with the server's network behind it."""
+    [score] = stacked_scores(fed, state["clients"], state["server"], fed.test)
+    return {"accuracy": score.stacked, "server_accuracy": score.stacked}
 
 
-def check(fed, **settings):
+def check_settings(fed, **settings):
     """Raises ValueError if the two halves do not fit together."""
     feature_map(fed)
 
@@ -103,23 +87,26 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, batch_size
     The other keywords are in hyperparameters.py.
     """
     new_optimizer = partial(OPTIMIZERS[optimizer], lr=lr, weight_decay=weight_decay)
-    stacked = Stacked(fed.client_model(0), fed.server_model())
     if state is None:
-        check(fed)
-        state = {"round": 0, "clients": [snapshot(stacked.edge)],
-                 "server": snapshot(stacked.server)}
-        yield evaluate(fed, stacked), state
-    [edge] = state["clients"]                                # the one that travels between clients
-    edge_optimizer = restore(edge, stacked.edge, new_optimizer)
-    server_optimizer = restore(state["server"], stacked.server, new_optimizer)
+        ALGORITHM.check(fed)
+        state = {"round": 0, "clients": [snapshot(fed.client_model(0))],
+                 "server": snapshot(fed.server_model())}
+        yield evaluate(fed, state), state
+    edge, server = fed.client_model(0), fed.server_model()
+    [travelling] = state["clients"]                          # the half that all clients train
+    edge_optimizer = restore(travelling, edge, new_optimizer)
+    server_optimizer = restore(state["server"], server, new_optimizer)
     for t in range(state["round"] + 1, rounds + 1):
         # The edge's half goes from client to client.
-        sent_bytes = sum(train_split(fed, i, t, stacked, edge_optimizer, server_optimizer,
+        sent_bytes = sum(train_split(fed, i, t, edge, server, edge_optimizer, server_optimizer,
                                      local_epochs=local_epochs, batch_size=batch_size)
                          for i in range(len(fed.private)))
 
-        state = copy.deepcopy({"round": t, "clients": [snapshot(stacked.edge, edge_optimizer)],
-                               "server": snapshot(stacked.server, server_optimizer)})
-        metrics = {**evaluate(fed, stacked),                                 # FedGKT Eq. (12)
+        state = copy.deepcopy({"round": t, "clients": [snapshot(edge, edge_optimizer)],
+                               "server": snapshot(server, server_optimizer)})
+        metrics = {**evaluate(fed, state),                                 # FedGKT Eq. (12)
                    "bytes_up": sent_bytes, "bytes_down": sent_bytes}
         yield metrics, state
+
+
+ALGORITHM = Algorithm("split-learning", run, server="features", check_settings=check_settings)

@@ -39,15 +39,26 @@ def batches(num_samples, batch_size, epochs, rng, device="cpu", steps=None):
     yield from itertools.islice(all_rows, steps)
 
 
+def autocast(fed):
+    """The context of a forward pass: bfloat16 with `amp`, otherwise the caller's own autocast.
+
+    Without the cache: an autocast around a whole run would keep the bfloat16 copies of the weights,
+    and networks would go on computing with them after an optimizer has changed the weights.
+    """
+    device = fed.device.type
+    return torch.autocast(device, torch.bfloat16 if fed.amp else None, cache_enabled=False,
+                          enabled=fed.amp or torch.is_autocast_enabled(device))
+
+
 def forward(fed, model, images):
-    """Logits, float32 [B, C], in the model's current mode; with `amp` computed in bfloat16.
+    """Logits, float32 [B, C], in the model's current mode, computed as `autocast` says.
 
     A training batch of one sample is duplicated and the copy's logits are dropped: BatchNorm
     on vectors, or on a 1x1 map, needs two values.
     """
     is_lone = model.training and len(images) == 1
     inputs = images.expand(2, *images.shape[1:]) if is_lone else images
-    with torch.autocast(images.device.type, torch.bfloat16, enabled=fed.amp):
+    with autocast(fed):
         return model(inputs)[: len(images)].float()
 
 

@@ -19,9 +19,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import torch
 
 from algorithms import feddf, fedsdd
-from algorithms.common import seconds
-from algorithms.communication import round_seconds
+from benchmarks.costs import round_seconds
 from algorithms.training import forward
+from federation import seconds
 from experiment import build
 from experiment.config import configure
 from experiment.flags import parse

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from algorithms import fedavg
-from algorithms.common import sample_clients
+from algorithms.clients import sample_clients
 from algorithms.training import load_model, predict_logits
 from experiment import build
 from experiment.config import configure

@@ -26,7 +26,8 @@ import torch
 import torch.nn.functional as F
 
 import models
-from algorithms.communication import FLOAT_BYTES, network_cost
+from algorithms.communication import FLOAT_BYTES
+from benchmarks.costs import network_cost
 
 ROOT = Path(__file__).parent.parent
 REPETITIONS, WARM_UP, BATCH = 15, 2, 64

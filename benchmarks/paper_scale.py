@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 import models
-from algorithms.communication import network_cost
+from benchmarks.costs import network_cost
 from experiment.config import configure
 from experiment.flags import parse
 

@@ -1,4 +1,5 @@
 """From flags and a seed to a `Federation`: each client's images, the device, the networks."""
+import dataclasses
 from typing import NamedTuple
 
 import numpy as np
@@ -69,8 +70,8 @@ def has_foreign_public(flags):
     return flags["public"] is not None and flags["public"] not in HELD_OUT
 
 
-def load(flags):
-    """The `Datasets` of a run.
+def load_datasets(flags, networks):
+    """The `Datasets` of a run; networks: the `networks_of` each algorithm, by label.
 
     Raises ValueError if a data set cannot be loaded, a class has no training images, the public
     images are the training images, the partition needs what the data set does not tell, or a
@@ -92,7 +93,7 @@ def load(flags):
     check_classes(f"--dataset {flags['dataset']}", task, "; --classes can leave labels out")
     datasets, image_shape = Datasets(task, foreign), tuple(task.train.images.shape[1:])
     with seeded(0, "can the networks take such images"):
-        for name in flags["model"]:
+        for name in dict.fromkeys(name for own in networks.values() for name in own["model"]):
             models.build(name, image_shape, num_outputs(flags, datasets))
     return datasets
 
@@ -113,9 +114,13 @@ def split(flags, task, seed):
     """The `Split` of a seed. Raises ValueError if the data set does not allow the partition."""
     labels = task.train.labels.numpy()
     public, validation, rows = None, None, np.arange(len(labels))
+    if (flags["train_size"] or len(rows)) < len(rows):
+        share = flags["train_size"] / len(rows)
+        rows, _ = partition.hold_out(labels, share, stream(seed, "train_size"))
     if flags["public"] in HELD_OUT:
         share = HELD_OUT[flags["public"]]
-        public, rows = partition.hold_out(labels, share, stream(seed, "public"))
+        held_out, rest = partition.hold_out(labels[rows], share, stream(seed, "public"))
+        public, rows = rows[held_out], rows[rest]
     if flags["validation"] is not None:
         rng = stream(seed, "validation")
         held_out, rest = partition.hold_out(labels[rows], flags["validation"], rng)
@@ -127,7 +132,7 @@ def split(flags, task, seed):
 
 
 def federation(flags, datasets, split, seed, device):
-    """The `Federation` of a seed, on `device`.
+    """The `Federation` of a seed, on `device`, without networks: see `with_networks`.
 
     All images get the task's shape and are normalized by its training images. Bytes become floats
     here, after the rows are chosen: 1.28 million public images of ImageNet-32 are 4 GB of bytes.
@@ -162,19 +167,30 @@ def federation(flags, datasets, split, seed, device):
             chosen = rng.choice(len(public_rows), flags["public_size"], replace=False)
             public_rows = public_rows[sorted(chosen)]
         public = pick(public_part, public_rows)
-    architecture = [flags["model"][i % len(flags["model"])] for i in range(flags["clients"])]
-
-    def client_model(i, init=0):
-        with seeded(seed, "init", init):
-            return models.build(architecture[i], image_shape, num_classes).to(device)
-
-    def server_model(init=0):
-        with seeded(seed, "server init", init):
-            return models.build(flags["server_model"], image_shape, num_classes).to(device)
-
     return Federation(
         private=[pick(train, rows) for rows in split.clients], test=pick(test, test_rows),
-        num_classes=num_classes, client_model=client_model, server_model=server_model,
-        architecture=architecture, seed=seed, device=device, public=public, public_test=public_test,
+        num_classes=num_classes, client_model=None, architecture=[], seed=seed, device=device,
+        public=public, public_test=public_test,
         validation=None if split.validation is None else pick(train, split.validation),
         augment=crop_and_flip if flags["augment"] else None, amp=flags["amp"])
+
+
+def with_networks(fed, model, server_model):
+    """The federation with these networks.
+
+    model           names of the clients' networks: client i has number i mod their number
+    server_model    the name of the server's
+    """
+    image_shape = tuple(fed.private[0].images.shape[1:])
+    architecture = [model[i % len(model)] for i in range(len(fed.private))]
+
+    def new_client_model(i, init=0):
+        with seeded(fed.seed, "init", init):
+            return models.build(architecture[i], image_shape, fed.num_classes).to(fed.device)
+
+    def new_server_model(init=0):
+        with seeded(fed.seed, "server init", init):
+            return models.build(server_model, image_shape, fed.num_classes).to(fed.device)
+
+    return dataclasses.replace(fed, client_model=new_client_model, server_model=new_server_model,
+                               architecture=architecture)

@@ -1,4 +1,4 @@
-"""A run on disk: config.json, checkpoint.pt, metrics.jsonl, timing.jsonl.
+"""The runs of a command on disk: config.json, checkpoint.pt, metrics.jsonl, timing.jsonl of each.
 
 The checkpoint holds the state after a round and the rows of all rounds so far. It is replaced in
 one step, and the .jsonl files are written after it, from its rows. So a run that is killed at any
@@ -12,11 +12,15 @@ import shutil
 import tempfile
 import zipfile
 import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
+from algorithms.declaration import Algorithm
 from experiment import process
+from experiment.flags import choose
 from experiment.process import fail, rank, say
 
 try:
@@ -28,15 +32,114 @@ FILES = ("config.json", "checkpoint.pt", "metrics.jsonl", "timing.jsonl")
 TEMPORARY = ".fedkd-minimal-"    # prefix of the names of temporary folders
 
 
+# ------------------------------------------------------------------------------------------ a run
+
+@dataclass
+class Run:
+    """An algorithm with one seed: its rounds so far, and the folder that keeps them."""
+
+    label: str                   # the word of --algo
+    algorithm: Algorithm
+    seed: int
+    config: dict                 # that of the command, with this run alone
+    folder: Path | None          # None: nothing is kept
+    state: dict | None = None    # after the last finished round; None before the first
+    rows: list = field(default_factory=list)         # the metrics of each round so far
+    timings: list = field(default_factory=list)      # and its seconds
+    clock: Callable | None = None                    # it tells the seconds of a round
+
+    @property
+    def settings(self):
+        """The hyperparameters: the keywords of the algorithm's `run`."""
+        return self.config["settings"][self.label]
+
+    @property
+    def networks(self):
+        """{"model": [names of the clients' networks], "server_model": name of the server's}."""
+        return self.config["networks"][self.label]
+
+    def read(self, device):
+        """Reads state, rows and timings of the last finished round, if there is one.
+
+        Raises ValueError if the checkpoint is missing, damaged, or of a run with other settings.
+        """
+        if self.folder is None:
+            return
+        path = self.folder / "checkpoint.pt"
+        if not path.exists():
+            if (self.folder / "metrics.jsonl").exists():
+                raise ValueError(f"{path} is missing, but {self.folder / 'metrics.jsonl'} exists")
+            return
+        try:
+            if damaged := zipfile.ZipFile(path).testzip():   # torch.load does not check these
+                raise ValueError(f"{damaged} has a wrong checksum")
+            found = torch.load(path, map_location=device, weights_only=True)
+            self.state, self.rows, self.timings = found["state"], found["rows"], found["timings"]
+            is_of_this_run = found["identity"] == identity(self.config)
+        except Exception as error:       # of many types: from zipfile, pickle, torch
+            reason = str(error)[:100]    # torch's go on for many lines
+            raise ValueError(f"{path} is damaged, or not from this program ({reason})") from None
+        if not is_of_this_run:
+            raise ValueError(f"{path} is from a run with other settings than "
+                             f"{self.folder / 'config.json'}")
+
+    def open(self, device):
+        """Goes on after the last finished round: writes config and .jsonl files as they were then.
+
+        Only the first process writes, after all processes have read.
+        """
+        self.read(device)
+        process.wait_for_all()
+        write_config(self.folder, self.config)
+        for name, lines in [("metrics.jsonl", self.rows), ("timing.jsonl", self.timings)]:
+            if self.folder and rank() == 0 and lines:
+                text = "".join(map(dumps, lines))
+                replace(self.folder / name, lambda path: path.write_text(text))
+
+    def keep(self, metrics, state):
+        """Keeps a finished round: the checkpoint, then a line of metrics.jsonl and timing.jsonl.
+
+        Only the first process writes.
+        """
+        self.state = state
+        self.rows.append({"round": state["round"], **metrics})
+        self.timings.append({"round": state["round"], **self.clock.seconds_of_round()})
+        if self.folder is None or rank() > 0:
+            return
+        content = io.BytesIO()    # torch.save to a file gives no reason when the disk is full
+        torch.save({"identity": identity(self.config), "state": state, "rows": self.rows,
+                    "timings": self.timings}, content)
+        replace(self.folder / "checkpoint.pt", lambda path: path.write_bytes(content.getbuffer()))
+        for name, lines in [("metrics.jsonl", self.rows), ("timing.jsonl", self.timings)]:
+            with open(self.folder / name, "a") as file:
+                file.write(dumps(lines[-1]))
+
+    def close(self):
+        """Frees the state; what was measured stays."""
+        self.state = None
+
+
+def runs_of(folder, config, choices, is_new, device):
+    """The `Run` of each seed and algorithm, in the order in which they are made.
+
+    Each has a folder: `folder` itself, or one inside it for each if there are several. None:
+    nothing is kept. Raises ValueError if a checkpoint of runs that are not new cannot be read.
+    """
+    runs = []
+    for seed in config["seeds"]:
+        for choice in choices:
+            place = folder
+            if folder and len(config["seeds"]) * len(choices) > 1:
+                place = folder / f"{choice.label.replace(':', '-')}-seed{seed}"
+            runs.append(Run(choice.label, choice.algorithm, seed,
+                            one_run(config, choice.label, seed), place))
+    for run in () if is_new else runs:
+        run.read(device)
+        run.close()
+    return runs
+
+
 # ------------------------------------------------------------------------------------- the folders
-
-def places(folder, config):
-    """{(algorithm, seed): the folder of this run}: `folder` itself, or one inside it for each."""
-    runs = [(algo, seed) for seed in config["seeds"] for algo in config["algo"]]
-    if folder is None or len(runs) == 1:
-        return dict.fromkeys(runs, folder)
-    return {(algo, seed): folder / f"{algo.replace(':', '-')}-seed{seed}" for algo, seed in runs}
-
 
 def check_free(folder):
     """Raises ValueError if `folder` holds a run."""
@@ -73,8 +176,8 @@ def lock(folder):
 
 
 @contextlib.contextmanager
-def locked(folder, places, is_new):
-    """Makes the folders of a command, and keeps other processes out of them while the block runs.
+def kept_in(folder, config, runs, is_new):
+    """Makes the folders of a command, writes its config, and keeps other processes out of them.
 
     The first process locks them. If it cannot, or if a new run's folder holds a run, all processes
     end with one line and exit status 2. folder may be None: nothing is kept.
@@ -83,7 +186,7 @@ def locked(folder, places, is_new):
     with contextlib.ExitStack() as locks:
         if folder and rank() == 0:
             try:
-                for place in dict.fromkeys([folder, *places.values()]):
+                for place in dict.fromkeys([folder, *(run.folder for run in runs)]):
                     place.mkdir(parents=True, exist_ok=True)
                     locks.enter_context(lock(place))
                     if is_new:
@@ -92,6 +195,7 @@ def locked(folder, places, is_new):
                 problem = str(error)
         if problem := process.gather(problem)[0]:
             fail(problem)
+        write_config(folder, config)
         yield
 
 
@@ -108,12 +212,14 @@ def identity(config):
     flags = {name: value for name, value in config["flags"].items()
              if name not in ("dataset", "public", "data_root")}
     kept = [config["algo"], config["seeds"], config["data"], config["environment"]["threads"]]
-    return zlib.crc32(dumps([*kept, flags, settings]).encode())
+    return zlib.crc32(dumps([*kept, flags, config["networks"], settings]).encode())
 
 
-def one_run(config, algo, seed):
+def one_run(config, label, seed):
     """The part of a config that is one algorithm with one seed."""
-    return {**config, "algo": [algo], "seeds": [seed], "settings": {algo: config["settings"][algo]}}
+    return {**config, "algo": [label], "seeds": [seed],
+            "networks": {label: config["networks"][label]},
+            "settings": {label: config["settings"][label]}}
 
 
 def write_config(folder, config):
@@ -124,7 +230,7 @@ def write_config(folder, config):
 
 
 def resumed(given):
-    """The config of the run in the folder of --resume, with the rounds and the device of `given`.
+    """(config, its `Choice`s) of the folder of --resume, with the rounds and the device of `given`.
 
     Raises ValueError if there is no run, if config.json is damaged or was changed by hand, or if
     there would be fewer rounds.
@@ -154,7 +260,7 @@ def resumed(given):
             say(f"the run was started with {name} {environment[name]} and continues with "
                 f"{value}: the last digits may differ")
     config["environment"] = environment | now | {"processes": process.count()}
-    return config
+    return config, [choose(label) for label in config["algo"]]
 
 
 def with_data(config, found):
@@ -170,7 +276,7 @@ def with_data(config, found):
     return config | {"data": found}
 
 
-# -------------------------------------------------------------------------------------- the rounds
+# --------------------------------------------------------------------------------------- the files
 
 def dumps(value, indent=None):
     """A line of JSON, or an indented text. Raises ValueError for nan and infinity."""
@@ -182,57 +288,3 @@ def replace(path, write):
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=TEMPORARY) as temporary:
         write(Path(temporary) / path.name)
         os.replace(Path(temporary) / path.name, path)
-
-
-def save(folder, config, state, rows, timings):
-    """Writes the checkpoint of a round, then its lines of metrics.jsonl and timing.jsonl.
-
-    Only the first process writes. folder may be None: nothing is kept.
-    """
-    if folder is None or rank() > 0:
-        return
-    checkpoint = {"identity": identity(config), "state": state, "rows": rows, "timings": timings}
-    content = io.BytesIO()    # torch.save to a file gives no reason when the disk is full
-    torch.save(checkpoint, content)
-    replace(folder / "checkpoint.pt", lambda path: path.write_bytes(content.getbuffer()))
-    for name, lines in [("metrics.jsonl", rows), ("timing.jsonl", timings)]:
-        with open(folder / name, "a") as file:
-            file.write(dumps(lines[-1]))
-
-
-def restore(folder, config, device):
-    """(state, rows, timings) of the last finished round; (None, [], []) before the first.
-
-    folder may be None: nothing is kept. Raises ValueError if the checkpoint is missing, damaged, or
-    of a run with other settings.
-    """
-    if folder is None:
-        return None, [], []
-    path = folder / "checkpoint.pt"
-    if not path.exists():
-        if (folder / "metrics.jsonl").exists():
-            raise ValueError(f"{path} is missing, but {folder / 'metrics.jsonl'} exists")
-        return None, [], []
-    try:
-        if damaged := zipfile.ZipFile(path).testzip():   # torch.load does not check the checksums
-            raise ValueError(f"{damaged} has a wrong checksum")
-        found = torch.load(path, map_location=device, weights_only=True)
-        state, rows, timings = found["state"], found["rows"], found["timings"]
-        is_of_this_run = found["identity"] == identity(config)
-    except Exception as error:       # of many types: from zipfile, pickle, torch
-        reason = str(error)[:100]    # torch's go on for many lines
-        raise ValueError(f"{path} is damaged, or not from this program ({reason})") from None
-    if not is_of_this_run:
-        raise ValueError(f"{path} is from a run with other settings than {folder / 'config.json'}")
-    return state, rows, timings
-
-
-def begin(folder, config, rows, timings):
-    """Writes config.json, and the .jsonl files anew from the rows of a checkpoint.
-
-    Only the first process writes. folder may be None: nothing is kept.
-    """
-    write_config(folder, config)
-    for name, lines in [("metrics.jsonl", rows), ("timing.jsonl", timings)]:
-        if folder and rank() == 0 and rows:
-            replace(folder / name, lambda path: path.write_text("".join(map(dumps, lines))))

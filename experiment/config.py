@@ -1,56 +1,53 @@
 """The config of a run: a given flag comes first, then the preset's value, then the default."""
-import inspect
 from pathlib import Path
 
 import torch
 
 import attacks
 import models
-from algorithms import ALGORITHMS, declared
+from algorithms import ALGORITHMS
+from algorithms.declaration import is_given
 from data.load import DATASETS, TORCHVISION
 from experiment import process
 from experiment.build import HELD_OUT, has_foreign_public
-from experiment.flags import flag_name, keywords, name_of, own_settings
-from experiment.presets import DEFAULTS, EMBEDDED, PAPER, PUBLIC_SETS, QUICK_START
+from experiment.flags import FEDERATION_FLAGS, Choice, flag_name
+from experiment.presets import EMBEDDED, PAPER, PUBLIC_SETS, QUICK_START
+
+NETWORKS = ("model", "server_model")         # these flags may differ between the algorithms
+DEFAULTS = {flag.name: flag.default for flag in FEDERATION_FLAGS}
 
 
 def configure(given):
     """The config of a new run: all that decides its numbers. Raises ValueError for bad flags.
 
     given      see `flags.parse`
-    returns    a dict: "algo", "seeds", "flags" (of the federation), "settings" (the
-               hyperparameters of each algorithm), "environment"
+    returns    (config, the `Choice` of each algorithm). The config is a dict: "algo" (the labels),
+               "seeds", "flags" (of the federation), and by label "networks" and "settings" (the
+               hyperparameters); "environment"
     """
     config = complete(given)
-    check(given, preset_of(given), config["flags"])
+    check(given, config)
     device = given.get("device", "cuda" if torch.cuda.is_available() else "cpu")
     if config["flags"]["amp"] and device == "cpu" and not process.cpu_has_bfloat16():
         process.say("--amp: this CPU has no bfloat16 arithmetic, so the run uses float32")
         config["flags"]["amp"] = False
-    return config | {"environment": {
-        "torch": torch.__version__, "processes": process.count(), "device": device,
-        "threads": given.get("threads", 1)}}
+    environment = {"torch": torch.__version__, "processes": process.count(), "device": device,
+                   "threads": given.get("threads", 1)}
+    return config | {"environment": environment}, given["algo"]
 
 
 def complete(given):
     """The config without the environment, and without the checks."""
-    algos, preset = given["algo"], preset_of(given)
-    flags = complete_flags(given, preset)
-    settings = {}
-    for algo in algos:
-        found = {}
-        for table in (preset_settings(preset, algo), given, own_settings(algo)):
-            if "local_epochs" in table:      # it wins over the local_steps of the tables before
-                found["local_steps"] = None
-            found |= table
-        settings[algo] = {name: found.get(name, parameter.default)
-                          for name, parameter in keywords(algo).items()}
-    uses_validation = [flags["lr_patience"] is not None]
-    uses_validation += [settings[algo][name] not in (False, None)
-                        for algo in algos for name in declared(name_of(algo)).VALIDATION]
-    if flags["validation"] is None and any(uses_validation):
-        flags["validation"] = 0.1
-    return {"algo": algos, "seeds": given.get("seeds", [0]), "flags": flags, "settings": settings}
+    choices = given["algo"]
+    flags = complete_flags(given)
+    settings = {choice.label: complete_settings(choice, given) for choice in choices}
+    networks = {choice.label: networks_of(choice, given) for choice in choices}
+    if flags["validation"] is None:
+        needs = [choice.algorithm.needs_validation(settings[choice.label]) for choice in choices]
+        if any(needs) or is_given(flags["lr_patience"]):
+            flags["validation"] = 0.1
+    return {"algo": [choice.label for choice in choices], "seeds": given.get("seeds", [0]),
+            "flags": flags, "networks": networks, "settings": settings}
 
 
 def preset_of(given):
@@ -58,30 +55,47 @@ def preset_of(given):
     return PAPER[given["paper"]] if "paper" in given else QUICK_START
 
 
-def entry(preset, algo):
-    """The preset's key for an algorithm: its name, or the name that LIKE in its file gives."""
-    name = name_of(algo)
-    return name if name in preset else declared(name).LIKE
+def entry(preset, algorithm):
+    """The preset's key for an algorithm: its name, or the name of the one that it is like."""
+    return algorithm.name if algorithm.name in preset else algorithm.like
 
 
-def preset_settings(preset, algo):
+def preset_settings(preset, algorithm):
     """The preset's settings of an algorithm; {} if it has none."""
-    return preset.get(entry(preset, algo), {})
+    return preset.get(entry(preset, algorithm), {})
 
 
-def complete_flags(given, preset):
+def complete_settings(choice, given):
+    """The hyperparameters of an algorithm: {name: value} for each keyword of its `run`."""
+    hyperparameters, found = choice.algorithm.hyperparameters, {}
+    for table in (preset_settings(preset_of(given), choice.algorithm), given, choice.own):
+        if "local_epochs" in table:          # it wins over the local_steps of the tables before
+            found["local_steps"] = None
+        found |= table
+    return {name: found.get(name, parameter.default)
+            for name, parameter in hyperparameters.items()}
+
+
+def networks_of(choice, given):
+    """{"model": [...], "server_model": ...}: the networks of an algorithm's clients and server."""
+    preset = preset_of(given)
+    found = dict(DEFAULTS)
+    for table in (preset["data"], preset_settings(preset, choice.algorithm).get("data", {}), given):
+        found |= table
+    return {name: found[name] for name in NETWORKS}
+
+
+def complete_flags(given):
     """The federation's flags; those whose default depends on others are filled in here."""
-    algos, flags = given["algo"], dict(DEFAULTS)
-    for table in [preset, *(preset_settings(preset, algo) for algo in algos)]:
-        flags |= table.get("data", {})
-    flags |= {name: value for name, value in given.items() if name in DEFAULTS}
-    public_uses = {declared(name_of(algo)).PUBLIC for algo in algos} - {"none"}
+    algorithms, preset = [choice.algorithm for choice in given["algo"]], preset_of(given)
+    found = dict(DEFAULTS)
+    for table in (preset, *(preset_settings(preset, algorithm) for algorithm in algorithms)):
+        found |= table.get("data", {})
+    found |= given
+    flags = {name: found[name] for name in DEFAULTS if name not in NETWORKS}
+    public_uses = {algorithm.public for algorithm in algorithms} - {"none"}
     if flags["public"] is None and public_uses:
-        has_letters = flags["paper"] or "joint" in public_uses     # or digits, for the letters
-        foreign_sets = (EMBEDDED if has_letters else {}) | PUBLIC_SETS.get(flags["paper"], {})
-        held_out = None if flags["paper"] else "fifth"     # --paper holds out what the paper does
-        needs_labels = "labeled" in public_uses
-        flags["public"] = "half" if needs_labels else foreign_sets.get(flags["dataset"], held_out)
+        flags["public"] = default_public(flags, public_uses)
     if flags["joint"] is None:
         flags["joint"] = has_foreign_public(flags) and "joint" in public_uses
     if flags["attack"] is not None and flags["attackers"] is None:
@@ -98,72 +112,85 @@ def complete_flags(given, preset):
     return flags
 
 
-def reference_settings(config):
-    """{algorithm: {name: value}}: the flags and hyperparameters that --paper sets for the data set.
+def default_public(flags, public_uses):
+    """The public images without --public; None if the paper's set is not known for this task."""
+    if "labeled" in public_uses:
+        return "half"
+    foreign_sets = PUBLIC_SETS.get(flags["paper"], {})
+    if flags["paper"] or "joint" in public_uses:         # the letters, or digits for the letters
+        foreign_sets = EMBEDDED | foreign_sets
+    held_out = None if flags["paper"] else "fifth"       # --paper holds out what the paper does
+    return foreign_sets.get(flags["dataset"], held_out)
+
+
+def reference_settings(config, choices):
+    """{label: {name: value}}: the flags and hyperparameters that --paper sets for the data set.
 
     Without --paper it has only hyperparameters: the defaults of the algorithms' signatures.
     """
-    flags, algos = config["flags"], config["algo"]
+    flags = config["flags"]
     if flags["paper"] is None:
-        return {algo: {name: parameter.default for name, parameter in keywords(algo).items()}
-                for algo in algos}
-    paper = complete({"algo": list(dict.fromkeys(map(name_of, algos))), "paper": flags["paper"],
-                      "dataset": flags["dataset"]})
-    return {algo: paper["flags"] | paper["settings"][name_of(algo)] for algo in algos}
+        return {choice.label: {name: parameter.default for name, parameter
+                               in choice.algorithm.hyperparameters.items()} for choice in choices}
+    plain = [Choice(choice.label, choice.algorithm, own={}) for choice in choices]
+    paper = complete({"algo": plain, "paper": flags["paper"], "dataset": flags["dataset"]})
+    return {choice.label: paper["flags"] | paper["networks"][choice.label]
+            | paper["settings"][choice.label] for choice in choices}
 
 
-def check(given, preset, flags):
+def check(given, config):
     """Raises ValueError, with a message of one line, for flags that do not go together."""
-    algos, foreign = given["algo"], has_foreign_public(flags)
-    of = {algo: declared(name_of(algo)) for algo in algos}
-    for algo in algos:
-        if "paper" in given and entry(preset, algo) not in preset:
+    choices, preset, flags = given["algo"], preset_of(given), config["flags"]
+    for choice in choices:
+        if "paper" in given and entry(preset, choice.algorithm) not in preset:
             available = ", ".join(name for name in preset if name in ALGORITHMS)
-            raise ValueError(f"--paper {given['paper']} has no {algo}; it has {available}")
-    apart = [algo for algo in algos if "data" in preset_settings(preset, algo)]
-    if "paper" in given and apart not in ([], algos) and "model" not in given:
-        raise ValueError(f"--paper {given['paper']}: {apart[0]} has other networks than the other "
-                         "algorithms: run it in a separate command, which has the same private "
-                         "data")
-    uses_public = [algo for algo in algos if of[algo].PUBLIC != "none"]
+            raise ValueError(f"--paper {given['paper']} has no {choice.label}; it has {available}")
+    if "seeds" in given and len(set(given["seeds"])) < len(given["seeds"]):
+        raise ValueError("--seeds names a seed twice")
+    for networks in config["networks"].values():
+        for name in [*networks["model"], networks["server_model"]]:
+            if name not in models.NETWORKS:
+                raise ValueError(f"unknown network {name!r}; there are "
+                                 f"{', '.join(models.NETWORKS)}")
+    check_public_flags(given, choices, flags)
+    keep_rates = [choice.label for choice in choices if not choice.algorithm.plateau]
+    if keep_rates and flags["lr_patience"] not in (None, preset["data"].get("lr_patience")):
+        falling = ", ".join(name for name, algorithm in ALGORITHMS.items() if algorithm.plateau)
+        raise ValueError(f"--lr-patience: {keep_rates[0]} keeps its learning rates; they may fall "
+                         f"in {falling}")
+    check_attack_flags(given, choices, flags)
+
+
+def check_public_flags(given, choices, flags):
+    """Raises ValueError if the public images are unknown, or do not have the labels needed."""
+    uses_public = [choice.label for choice in choices if choice.algorithm.public != "none"]
     known = flags["public"] in (*HELD_OUT, *DATASETS)
     if uses_public and not known and "public" not in given:
         note = f" (--paper {given['paper']} has {flags['public']})" if flags["public"] else ""
         raise ValueError(f"{uses_public[0]} needs public images for {flags['dataset']}: "
                          f"--public NAME or PATH{note}")
-
-    if flags["joint"] and not foreign:
+    is_foreign = has_foreign_public(flags)
+    if flags["joint"] and not is_foreign:
         raise ValueError("--joint needs a foreign public set: --public NAME or PATH")
-    needs_labels = [algo for algo in algos if of[algo].PUBLIC in ("labeled", "joint")]
-    if needs_labels and foreign and not flags["joint"]:
-        raise ValueError(f"{', '.join(needs_labels)}: the public images need labels of the task: "
+    # In a joint output layer, labels of another task are labels for FedMD alone.
+    served = ("none", "unlabeled", "joint") if flags["joint"] else ("none", "unlabeled")
+    unserved = [choice.label for choice in choices if choice.algorithm.public not in served]
+    if is_foreign and unserved:
+        raise ValueError(f"{', '.join(unserved)}: the public images need labels of the task: "
                          f"--public half or fifth, not {flags['public']}")
 
-    for name in [*flags["model"], flags["server_model"]]:
-        if name not in models.NETWORKS:
-            raise ValueError(f"unknown network {name!r}; there are {', '.join(models.NETWORKS)}")
-    one_network = [algo for algo in algos if not of[algo].MIXED]
-    if one_network and len(set(flags["model"])) > 1:
-        raise ValueError(f"{', '.join(one_network)}: every client needs the same network, "
-                         f"not {', '.join(flags['model'])}")
 
-    kept = [algo for algo in algos if not of[algo].PLATEAU]
-    if kept and flags["lr_patience"] not in (None, preset.get("data", {}).get("lr_patience")):
-        falling = ", ".join(name for name in ALGORITHMS if declared(name).PLATEAU)
-        raise ValueError(f"--lr-patience: {kept[0]} keeps its learning rates; they may fall in "
-                         f"{falling}")
-
-    for name in ("attackers", "attack_scale", "attack_z"):
-        if name in given and flags["attack"] is None:
-            raise ValueError(f"{flag_name(name)} has no effect without --attack")
-    if flags["attack"] is not None:
-        attacks.check(flags["attack"], flags["clients"], flags["attackers"])
-        attackable = [name for name, run in ALGORITHMS.items()
-                      if "attack" in inspect.signature(run).parameters]
-        for algo in algos:
-            if name_of(algo) not in attackable:
-                raise ValueError(f"--attack: {algo} has no uploads to poison; "
-                                 f"these algorithms have: {', '.join(attackable)}")
-
-    if "seeds" in given and len(set(given["seeds"])) < len(given["seeds"]):
-        raise ValueError("--seeds names a seed twice")
+def check_attack_flags(given, choices, flags):
+    """Raises ValueError for flags of an attack without one, and where nothing can be attacked."""
+    if flags["attack"] is None:
+        for name in ("attackers", "attack_scale", "attack_z"):
+            if name in given:
+                raise ValueError(f"{flag_name(name)} has no effect without --attack")
+        return
+    attacks.check(flags["attack"], flags["clients"], flags["attackers"])
+    for choice in choices:
+        if not choice.algorithm.can_be_attacked:
+            attackable = [name for name, algorithm in ALGORITHMS.items()
+                          if algorithm.can_be_attacked]
+            raise ValueError(f"--attack: {choice.label} has no uploads to poison; "
+                             f"these algorithms have: {', '.join(attackable)}")

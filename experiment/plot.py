@@ -1,10 +1,10 @@
 """Curves and tables of kept runs: mean and standard deviation over seeds.
 
-    python -m experiment.plot runs/a                     final and best accuracy of each label
-    python -m experiment.plot runs/a --base fedavg       differences from fedavg, paired by seed
-    python -m experiment.plot runs/a --rounds 30         the same after 30 rounds of longer runs
-    python -m experiment.plot runs/a --out curves.png    accuracy by round (needs matplotlib)
-    python -m experiment.plot runs/a --out curves.csv    the same numbers, without matplotlib
+    python -m experiment.plot runs/a                           final and best accuracy of each label
+    python -m experiment.plot runs/a --base fedavg,fedprox     differences from both, by seed
+    python -m experiment.plot runs/a --rounds 30               after 30 rounds of longer runs
+    python -m experiment.plot runs/a --out curves.png          accuracy by round (needs matplotlib)
+    python -m experiment.plot runs/a --out curves.csv          the same numbers, without matplotlib
     python -m experiment.plot runs/a runs/b --key server_accuracy,client_accuracy --x MB --out b.svg
 
 A RUN is a folder that --out of fedkd_minimal.py made, or a folder above it. The runs of one
@@ -21,15 +21,19 @@ import sys
 from itertools import accumulate
 from pathlib import Path
 
+from experiment import picture
+from experiment.accuracies import whose_accuracy
+
 AXES = {"round": "round", "MB": "MB up and down, summed"}
 SHARES = ("disagreement", "pool", "nobody_right",      # of 1, as accuracies are
           "self_training", "self_distillation", "ensemble_distillation")
-COLORS = "#000000 #0072B2 #D55E00 #009E73 #E69F00 #56B4E9 #CC79A7 #999999".split()  # Okabe and Ito
-MARKERS = "os^DvPX"                                      # lines differ in gray print, too
 
 
 def read_run(folder):
-    """{algo, seed, rows, settings} of the run in a folder: the metrics by round, ["name=value"].
+    """{algo, seed, rows, half_is_public, settings} of the run in a folder.
+
+    rows       the metrics by round
+    settings   ["name=value"]
 
     Raises ValueError if a file of the run is missing or damaged.
     """
@@ -37,11 +41,16 @@ def read_run(folder):
         config = json.loads((folder / "config.json").read_text())
         lines = (folder / "metrics.jsonl").read_text().splitlines()
         [algo], [seed] = config["algo"], config["seeds"]
-        settings = {"algo": algo, **config["flags"], **config["settings"][algo],
-                    **config["environment"]}
+        settings = {"algo": algo, **config["flags"], **config["networks"][algo],
+                    **config["settings"][algo], **config["environment"]}
+        half_is_public = settings["public"] == "half"
+        for name, value in settings.items():
+            if isinstance(value, list):
+                settings[name] = ",".join(map(str, value))
         for name in ("dataset", "public", "data_root"):  # without the folders of this machine
             settings[name] = settings[name] and Path(settings[name]).name
         return {"algo": algo, "seed": seed, "rows": [json.loads(line) for line in lines],
+                "half_is_public": half_is_public,
                 "settings": [f"{name}={value}" for name, value in settings.items()]}
     except (OSError, LookupError, ValueError) as error:
         raise ValueError(f"{folder} has a damaged run ({error}); "
@@ -56,7 +65,8 @@ def read_runs(folders):
         if not paths:
             raise ValueError(f"{folder} has no finished round of a run; "
                              "name a folder that fedkd_minimal.py --out made")
-        for place in (path.parent.resolve() for path in paths):
+        for path in paths:
+            place = path.parent.resolve()
             run = read_run(place)
             algo, seed = run["algo"], run["seed"]
             if place.name in (f"{algo.replace(':', '-')}-seed{seed}", str(seed)):
@@ -69,48 +79,70 @@ def read_runs(folders):
             for name, seeds in zip(names, groups.values())}
 
 
+def whose(seeds, key):
+    """Whose accuracy a metric is, and on which part of the test set; "" if nobody's."""
+    run = next(iter(seeds.values()))
+    found = whose_accuracy(run["rows"][-1], run["half_is_public"])
+    if key == "accuracy" and key not in found:           # it repeats one of the others
+        [key, *_] = [other for other in found
+                     if all(row.get(other) == row["accuracy"] for row in run["rows"])]
+    return found.get(key, "")
+
+
 def deviation(values):
     return statistics.stdev(values) if len(values) > 1 else None
 
 
-def curve(seeds, key, axis):
-    """[(x, mean, standard deviation or None, number of seeds)] of each round with the metric."""
+def running_mean(values, width):
+    """[mean of each value and of those before it, `width` values at most]."""
+    return [statistics.mean(values[max(0, end - width):end])
+            for end in range(1, len(values) + 1)]
+
+
+def curve(seeds, key, axis, smooth=1):
+    """[(x, mean, standard deviation or None, number of seeds)] of each round with the metric.
+
+    smooth    number of rounds of a seed's running mean
+    """
     found = {}                                           # {round: [(x, value) of each seed]}
     for run in seeds.values():
         sent = accumulate((row.get("bytes_up", 0) + row.get("bytes_down", 0)) / 2**20
                           for row in run["rows"])
-        for row, megabytes in zip(run["rows"], sent):
-            if row.get(key) is not None:
-                x = megabytes if axis == "MB" else row["round"]
-                found.setdefault(row["round"], []).append((x, row[key]))
-    columns = [[*zip(*pairs)] for _, pairs in sorted(found.items())]
-    return [(statistics.mean(x), statistics.mean(values), deviation(values), len(values))
-            for x, values in columns]
+        rows = [(row["round"], megabytes, row[key]) for row, megabytes in zip(run["rows"], sent)
+                if row.get(key) is not None]
+        smoothed = running_mean([value for _, _, value in rows], smooth)
+        for (t, megabytes, _), value in zip(rows, smoothed):
+            x = megabytes if axis == "MB" else t
+            found.setdefault(t, []).append((x, value))
+    points = []
+    for t in sorted(found):
+        x, values = zip(*found[t])
+        points.append((statistics.mean(x), statistics.mean(values), deviation(values),
+                       len(values)))
+    return points
 
 
 def is_share(key):
     return "accuracy" in key or key in SHARES
 
 
-def draw(lines, axis, path):
-    """Writes a picture of {(label, metric): curve}: means, with bands of one deviation."""
-    import numpy as np
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import PercentFormatter
-    figure = Figure(figsize=(8, 4), dpi=150, layout="constrained")
-    ax, keys = figure.subplots(), {key for _, key in lines}
-    for i, ((label, key), points) in enumerate(lines.items()):
-        x, mean, std, _ = np.array(points, float).T      # None becomes nan: no band
-        name = label if len(keys) == 1 else f"{label}, {key.replace('_', ' ')}"
-        color, marker = COLORS[i % len(COLORS)], MARKERS[i % len(MARKERS)]
-        ax.plot(x, mean, color=color, marker=marker, markersize=4, markevery=0.1, label=name)
-        ax.fill_between(x, mean - std, mean + std, color=color, alpha=0.15, linewidth=0)
-    ax.set(xlabel=AXES[axis], ylabel=min(keys).replace("_", " ") if len(keys) == 1 else "")
-    ax.grid(color="0.9")
-    if all(map(is_share, keys)):
-        ax.yaxis.set_major_formatter(PercentFormatter(1))
-    figure.legend(loc="outside right upper", frameon=False, title="mean ± std over seeds")
-    figure.savefig(path)
+def draw_curves(curves, lines, axis, path):
+    """Writes a picture of {(label, metric): curve}, see `picture.draw`.
+
+    A line's name says whose accuracy it is, where that is not the same for all.
+    """
+    meanings = {(label, key): whose(curves[label], key) or key.replace("_", " ")
+                for label, key in lines}
+    same_meaning = len({*meanings.values()}) == 1
+    named = []
+    for (label, key), points in lines.items():
+        algo = next(iter(curves[label].values()))["algo"].split(":")[0]
+        name = label if same_meaning else f"{label}: {meanings[label, key]}"
+        named.append(picture.Line(name, picture.color_of(label, algo), points))
+    is_accuracy = all("accuracy" in key for _, key in lines)
+    described = ["accuracy"] * is_accuracy + [meanings[next(iter(lines))]] * same_meaning
+    picture.draw(named, path, xlabel=AXES[axis], ylabel=" of ".join(described),
+                 percent=all(is_share(key) for _, key in lines))
 
 
 def write_csv(lines, axis, path):
@@ -133,7 +165,8 @@ def print_settings(curves):
 
 def values_of(seeds, key, measure):
     """{seed: the last or the largest value of a metric}, in percent if it is a share."""
-    scale, found = 100 if is_share(key) else 1, {}
+    scale = 100 if is_share(key) else 1
+    found = {}
     for seed, run in seeds.items():
         values = [row[key] for row in run["rows"] if row.get(key) is not None]
         if values:
@@ -141,40 +174,63 @@ def values_of(seeds, key, measure):
     return found
 
 
-def print_table(curves, key, measure, base):
-    """Prints each label's final or best value of a metric, and its difference from a reference.
+def mean_std(values, form):
+    """"MEAN +- STD"; the mean alone of one value."""
+    values = [*values]
+    std = f" +- {deviation(values):{form.lstrip('+')}}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):{form}}{std}"
 
-    The reference is the label `base`; where that has no such accuracy, its `accuracy`.
+
+def difference_text(values, reference, form):
+    """How much {seed: value} is above the reference's, paired by seed: "+1.00 +- 0.50, 4 of 5"."""
+    differences = [value - reference[seed] for seed, value in values.items() if seed in reference]
+    if not differences:
+        return "-"
+    agree = sum(x * statistics.mean(differences) > 0 for x in differences)
+    return f"{mean_std(differences, '+' + form)}, {agree} of {len(differences)}"
+
+
+def table_rows(curves, key, measure, bases):
+    """The cells of a table, its header first: a label's values, their differences from each base.
+
+    A base that does not have an accuracy is compared by its `accuracy`.
     """
     form = ".2f" if is_share(key) else ".6g"
-
-    def mean_std(values, sign=""):
-        std = f" +- {deviation(values):{form}}" if len(values) > 1 else ""
-        return f"{statistics.mean(values):{sign}{form}}{std}"
-
-    reference = values_of(curves[base], key, measure)
-    base_key = "accuracy" if key.endswith("accuracy") and not reference else key
-    reference = reference or values_of(curves[base], base_key, measure)
+    references = {}                                      # {base: (metric, {seed: value})}
+    for base in bases:
+        has_key = values_of(curves[base], key, measure)
+        base_key = key if has_key or not key.endswith("accuracy") else "accuracy"
+        references[base] = base_key, values_of(curves[base], base_key, measure)
+    has_owner = any(whose(runs, key) for runs in curves.values())
     seeds = sorted({seed for runs in curves.values() for seed in runs})
-    rows = [[f"{measure} {key}" + ", %" * is_share(key), "mean +- std",
-             f"minus {base} {base_key}", "last round", *(f"seed {seed}" for seed in seeds)]]
+    rows = [[f"{measure} {key}" + ", %" * is_share(key), *["accuracy of"] * has_owner,
+             "mean +- std", *(f"minus {base} {base_key}" for base, (base_key, _)
+                              in references.items()),
+             "last round", *(f"seed {seed}" for seed in seeds)]]
     for label, runs in curves.items():
         values = values_of(runs, key, measure)
         if not values:
             continue
-        compared = "reference" if (label, key) == (base, base_key) else ""
-        differences = [x - reference[seed] for seed, x in values.items() if seed in reference]
-        if differences and not compared:
-            agree = sum(x * statistics.mean(differences) > 0 for x in differences)
-            compared = f"{mean_std(differences, '+')}, {agree} of {len(differences)}"
+        row = [label, *[whose(runs, key) or "-"] * has_owner, mean_std(values.values(), form)]
+        for base, (base_key, reference) in references.items():
+            is_base = (label, key) == (base, base_key)
+            row.append("reference" if is_base else difference_text(values, reference, form))
         ends = sorted({run["rows"][-1]["round"] for run in runs.values()})
-        rows.append([label, mean_std([*values.values()]), compared, ",".join(map(str, ends)),
-                     *(f"{values[seed]:{form}}" if seed in values else "-" for seed in seeds)])
+        row.append(",".join(map(str, ends)))
+        row += [f"{values[seed]:{form}}" if seed in values else "-" for seed in seeds]
+        rows.append(row)
+    return rows
+
+
+def print_table(rows):
+    """Prints a table, its first column to the left; an accuracy's owner, too."""
     widths = [max(map(len, column)) for column in zip(*rows)]
+    left = {0} | {i for i, name in enumerate(rows[0]) if name == "accuracy of"}
     print()
-    for first, *others in rows:
-        cells = [x.rjust(width) for x, width in zip(others, widths[1:])]
-        print(first.ljust(widths[0]), *cells, sep="  ")
+    for row in rows:
+        cells = [cell.ljust(width) if i in left else cell.rjust(width)
+                 for i, (cell, width) in enumerate(zip(row, widths))]
+        print(*cells, sep="  ")
 
 
 def main(argv):
@@ -182,35 +238,40 @@ def main(argv):
     parser.add_argument("folders", metavar="RUN", nargs="+", type=Path,
                         help="a folder that --out of fedkd_minimal.py made, or a folder above it")
     parser.add_argument("--key", default="accuracy", help="metrics, separated by commas")
-    parser.add_argument("--base", help="the label whose values the table subtracts "
-                                       "(default: the first)")
+    parser.add_argument("--base", help="labels, separated by commas, whose values the table "
+                                       "subtracts (default: the first)")
     parser.add_argument("--rounds", type=int, help="leave out the rounds after this one")
     parser.add_argument("--out", type=Path, help="a file to write instead of the table: .png, "
                                                  ".svg, or .csv with the points of the curves")
     parser.add_argument("--x", choices=AXES, default="round", help="x axis of --out")
+    parser.add_argument("--smooth", type=int, default=1, metavar="N",
+                        help="curves of the mean of the last N rounds")
     parser.error = lambda message: parser.exit(2, f"plot: error: {message}\n")    # one line
     args = parser.parse_args(argv)
     keys = [*dict.fromkeys(args.key.split(","))]
     try:
+        if args.smooth < 1:
+            raise ValueError(f"--smooth {args.smooth}: a number of rounds, 1 or more")
         curves = read_runs(args.folders)
         if args.rounds is not None:
             for seeds in curves.values():
                 for run in seeds.values():
                     run["rows"] = [row for row in run["rows"] if row["round"] <= args.rounds]
-        lines = {(label, key): points for key in keys for label, seeds in curves.items()
-                 if (points := curve(seeds, key, args.x))}
         known = {key for runs in curves.values() for run in runs.values() for row in run["rows"]
                  for key in row}
         for key in {*keys} - known:
             raise ValueError(f"no run has the metric {key!r}; there are "
                              f"{', '.join(sorted(known))}")
-        base = args.base or next(iter(curves))
-        if base not in curves:
+        bases = args.base.split(",") if args.base else [next(iter(curves))]
+        for base in {*bases} - {*curves}:
             raise ValueError(f"--base {base}: the labels are {', '.join(curves)}")
-        if args.out and args.out.suffix == ".csv":
-            write_csv(lines, args.x, args.out)
-        elif args.out:
-            draw(lines, args.x, args.out)
+        if args.out:
+            lines = {(label, key): points for key in keys for label, seeds in curves.items()
+                     if (points := curve(seeds, key, args.x, args.smooth))}
+            if args.out.suffix == ".csv":
+                write_csv(lines, args.x, args.out)
+            else:
+                draw_curves(curves, lines, args.x, args.out)
         else:
             print_settings(curves)
             print("\nminus ...: differences, paired by seed: mean +- std, and how many of the "
@@ -218,7 +279,7 @@ def main(argv):
             for measure in ("final", "best"):
                 for key in keys:
                     if measure == "final" or "accuracy" in key:    # best loss, bytes: no meaning
-                        print_table(curves, key, measure, base)
+                        print_table(table_rows(curves, key, measure, bases))
     except ImportError as error:
         parser.error(f"{error}: pip install matplotlib, or write the numbers with --out FILE.csv")
     except (ValueError, OSError) as error:

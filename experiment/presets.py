@@ -1,4 +1,4 @@
-"""The numbers behind the flags: each paper's settings, settings for the embedded data, ranges."""
+"""The settings of --paper, and those without it: small ones, for the embedded data."""
 
 # PAPER[paper] has the settings of --paper: under "data" those of the federation, and under each
 # algorithm what differs from the defaults of its signature. An algorithm's own "data" holds the
@@ -131,45 +131,4 @@ QUICK_START = {
     "public-private": LOGITS, "standalone": {"rounds": 20, "batch_size": 64},
     "centralized": {"rounds": 20, "batch_size": 64},
     "centralized-all": {"rounds": 20, "batch_size": 64},
-}
-
-# The flags of the federation, with their defaults. None: see `complete_flags` in config.py.
-DEFAULTS = {
-    "paper": None, "dataset": "glyphs", "data_root": "downloads", "classes": None,
-    "model": ["resnet20"], "server_model": "resnet56", "clients": 20,
-    "partition": "dirichlet_equal", "alpha": 0.5,
-    "per_class": 3, "public": None, "joint": None, "public_size": None, "validation": None,
-    "augment": False, "amp": False, "lr_patience": None, "attack": None, "attackers": None,
-    "attack_scale": None, "attack_z": None, "comu": None}
-
-# The range of each number, the same in every algorithm: (a test of the value, the range in words).
-# A hyperparameter that is not listed may be a whole number from 0, or any finite number.
-at_least_0 = (lambda x: 0 <= x < float("inf"), "0 or more")
-at_least_1 = (lambda x: 1 <= x < 2**31, "1 or more")
-positive = (lambda x: 0 < x < float("inf"), "greater than 0")
-share = (lambda x: 0 < x <= 1, "in (0, 1]")
-finite = (lambda x: abs(x) < float("inf"), "finite")
-RANGES = {
-    "rounds": at_least_1, "participation": share, "local_epochs": at_least_1,
-    "local_steps": at_least_1, "public_epochs": at_least_0, "server_epochs": at_least_1,
-    "batch_size": at_least_1,
-    "server_batch_size": at_least_1, "public_batch_size": at_least_1, "lr": positive,
-    "server_lr": positive, "global_lr": positive, "lr_patience": at_least_1,
-    "weight_decay": at_least_0, "kernel_l2": at_least_0, "max_grad_norm": positive,
-    "mu": at_least_0, "beta": at_least_0, "gamma": at_least_0, "temperature": positive,
-    "epsilon": (lambda x: 0 <= x <= 1, "from 0 to 1"),
-    "K": at_least_1, "R": at_least_1, "warmup_rounds": at_least_0, "distill_steps": at_least_1,
-    "check_every": at_least_1, "patience": at_least_1, "samples": at_least_0,
-    "concentration": positive, "subset_size": at_least_1, "consensus_weights": at_least_0,
-    "malicious_fraction": (lambda x: 0 <= x < 0.5, "at least 0 and less than 0.5"),
-    "transfer_public_epochs": at_least_0, "transfer_local_epochs": at_least_0,
-    "transfer_public_batch_size": at_least_1, "transfer_batch_size": at_least_1,
-    "min_delta": at_least_0, "latencies": positive, "generated": at_least_0,
-    "generated_weight": at_least_0, "generated_weight_decay": positive,
-    "generator_steps": at_least_1, "generator_lr": positive, "diversity": at_least_0,
-    "clients": at_least_1, "alpha": positive, "per_class": at_least_1, "classes": at_least_0,
-    "public_size": at_least_1,
-    "validation": (lambda x: 0 < x < 1, "greater than 0 and less than 1"), "attackers": at_least_1,
-    "attack_scale": at_least_0, "attack_z": finite,
-    "comu": share, "seeds": at_least_0, "threads": (lambda x: 1 <= x <= 1024, "from 1 to 1024"),
 }

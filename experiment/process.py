@@ -126,7 +126,7 @@ def wait_for_all():
     gather(None)
 
 
-def run(main, argv):
+def end_with(main, argv):
     """Calls main(argv) and ends the process with its exit status.
 
     os._exit: gloo's threads can abort Python's own exit, and a full disk would make it fail.

@@ -2,26 +2,31 @@
 import statistics
 import time
 
-from algorithms import declared
 from algorithms.communication import bytes_until
 from attacks import lie_z
 from experiment import process
+from experiment.accuracies import whose_accuracy
 from experiment.config import reference_settings
-from experiment.flags import name_of, value_text
+from experiment.flags import flag_name, value_text
 from experiment.process import say
 
+# The hyperparameters that say how long a client trains.
+LENGTHS = ("transfer_public_epochs", "transfer_local_epochs", "local_epochs", "local_steps")
 
-class Progress:
+
+class Clock:
     """A run's clock, and the number of clients that this process has trained.
 
-    It is the federation's `on_trained`, which is called after each trained client.
+    The federation calls it after each trained client.
     """
 
-    def __init__(self):
+    def __init__(self, run, fed):
+        self.run, self.fed = run, fed
         self.round_start = time.perf_counter()
         self.num_trained, self.num_before, self.told = 0, 0, False
+        fed.on_trained = self.count
 
-    def __call__(self, num_clients):
+    def count(self, num_clients):
         """Counts a client; once, after 5 seconds, tells how long all num_clients take."""
         self.num_trained += 1
         seconds = time.perf_counter() - self.round_start
@@ -30,15 +35,16 @@ class Progress:
             each = seconds / (self.num_trained - self.num_before)
             total = each * num_clients / process.count()
             if total > 15:
+                lengths = [flag_name(name) for name in LENGTHS if self.run.settings.get(name)]
                 say(f"{num_clients} networks train for about {duration(total)}; a smaller --model "
-                    "or fewer --local-epochs takes less")
+                    f"or --train-size, fewer {' or '.join(lengths)}, or more cores take less")
 
-    def seconds_of_round(self, fed):
+    def seconds_of_round(self):
         """{"round_seconds": since the last round, and "NAME_seconds" of each @timed function}."""
         now = time.perf_counter()
         seconds = {"round_seconds": now - self.round_start}
-        seconds |= {f"{name}_seconds": x for name, x in fed.seconds.items()}
-        fed.seconds.clear()
+        seconds |= {f"{name}_seconds": x for name, x in self.fed.seconds.items()}
+        self.fed.seconds.clear()
         self.round_start, self.num_before = now, self.num_trained
         return seconds
 
@@ -59,30 +65,26 @@ def duration(seconds):
     return f"{seconds / 3600:.1f}h" if seconds < 172800 else f"{seconds / 86400:.1f} days"
 
 
-def begin(algo, fed, settings, state):
-    """Prints the lines above the rounds of an algorithm; state: None, or where it is resumed."""
-    algorithm = declared(name_of(algo))
-    resumed = f": resumed after round {state['round']}" if state else ""
-    say(f"\n{algo}, seed {fed.seed}{resumed}")
-    if algorithm.announcement:
-        say(algorithm.announcement(fed, settings))
-    say("  ".join(["  round", *algorithm.COLUMNS, "  MB up", "MB down", "seconds", "  left"]))
+def heading(run, fed):
+    """Prints the lines above the rounds of a run."""
+    resumed = f": resumed after round {run.state['round']}" if run.state else ""
+    say(f"\n{run.label}, seed {run.seed}{resumed}")
+    if run.algorithm.announcement:
+        say(run.algorithm.announcement(fed, run.settings))
+    columns = run.algorithm.columns
+    say("  ".join(["  round", *columns, "  MB up", "MB down", "seconds", "  left"]))
 
 
-def tell_round(algo, rows, timings, rounds):
-    """Prints the last of the rows: metrics, MB of 2^20 bytes, seconds, the time left.
-
-    rows, timings    of all rounds so far
-    rounds           number of the run's last round
-    """
-    metrics, t = rows[-1], rows[-1]["round"]
-    later = [timing["round_seconds"] for timing in timings[1:]]        # round 0 trains nothing
-    left = statistics.mean(later) * (rounds - t) if later else None
-    cells = [f"{t:>3}/{rounds:<3}"]
+def tell_round(run):
+    """Prints the last round of a run: metrics, MB of 2^20 bytes, seconds, the time left."""
+    metrics, seconds, rounds = run.rows[-1], run.timings[-1], run.settings["rounds"]
+    later = [timing["round_seconds"] for timing in run.timings[1:]]    # round 0 trains nothing
+    left = statistics.mean(later) * (rounds - metrics["round"]) if later else None
+    cells = [f"{metrics['round']:>3}/{rounds:<3}"]
     cells += [metric_text(metrics.get(column)).rjust(len(column))
-              for column in declared(name_of(algo)).COLUMNS]
+              for column in run.algorithm.columns]
     cells += [f"{metrics.get(key, 0) / 2**20:7.2f}" for key in ("bytes_up", "bytes_down")]
-    cells += [f"{timings[-1]['round_seconds']:7.1f}", f"{duration(left):>6}"]
+    cells += [f"{seconds['round_seconds']:7.1f}", f"{duration(left):>6}"]
     if metrics.get("bad_uploads"):
         cells.append(f"{metrics['bad_uploads']} uploads were not finite")
     say("  ".join(cells))
@@ -93,80 +95,74 @@ def mean_and_deviation(values):
     return f"{statistics.mean(values):.4f} ± {deviation}"
 
 
-# Whose accuracy a metric is, in the order of the summary.
-WHOSE = {"accuracy": "edges with the server", "edge_accuracy": "edges alone",          # FedGKT
-         "server_accuracy": "server", "ensemble_accuracy": "ensemble", "client_accuracy": "clients",
-         "client_accuracy_distilled": "clients, after distillation",
-         "client_accuracy_private": "clients, after private training"}
-
-
-def accuracies(row, half_is_public):
-    """{accuracy metric of a round: whose accuracy it is, and on which part of the test set}.
-
-    Where half of the test set is public, a server with a network of its own is scored on that half,
-    and everything else on the other.
-    """
-    found = {key: whose for key, whose in WHOSE.items() if row.get(key) is not None}
-    if "edge_accuracy" not in found:
-        found["accuracy"] = "model"
-    if found.keys() & {"server_accuracy", "client_accuracy", "client_accuracy_distilled"}:
-        del found["accuracy"]                                # it repeats one of the others
-    for key in found if half_is_public else ():
-        on_public = key == "server_accuracy" and "server_accuracy_private_test" in row
-        found[key] += ", public half" if on_public else ", private half"
-    return found
-
-
-def summary(results, flags):
-    """Prints the table at the end of all runs.
-
-    results   {algorithm: [(rows, timings) of each seed]}
-    flags     with --comu the table says how many bytes were sent until each accuracy was reached
-    """
+def summary(runs):
+    """Prints the table at the end of all runs, and with --comu the bytes until each accuracy."""
     lines = [("algorithm", "accuracy of", "seeds", "final", "best", "MB up", "MB down", "seconds")]
     notes = []
-    for algo, seeds in results.items():
-        seeds = [(rows, timings) for rows, timings in seeds if rows]
-        if not seeds:
-            continue
-        up, down = (statistics.mean(sum(row.get(key, 0) for row in rows) for rows, _ in seeds)
-                    / 2**20 for key in ("bytes_up", "bytes_down"))
-        seconds = statistics.mean(sum(timing["round_seconds"] for timing in timings)
-                                  for _, timings in seeds)
-        costs, name = (f"{up:.1f}", f"{down:.1f}", f"{seconds:.1f}"), algo
-        for key, whose in accuracies(seeds[0][0][-1], flags["public"] == "half").items():
-            of_rounds = [[row[key] for row in rows if row.get(key) is not None]
-                         for rows, _ in seeds]
-            final = mean_and_deviation([values[-1] for values in of_rounds])
-            best = mean_and_deviation(list(map(max, of_rounds)))
-            lines.append((name, whose, str(len(seeds)), final, best, *costs))
-            name, costs = "", ("", "", "")
-        for threshold in flags["comu"] or ():
-            needed = [bytes_until(rows, threshold) for rows, _ in seeds]
-            reached = [b / 2**20 for b in needed if b is not None]
-            text = f"{statistics.mean(reached):.2f} MB up and down" if reached else "not reached"
-            if len(seeds) > 1:
-                text += f", by {len(reached)} of {len(seeds)} seeds"
-            notes.append(f"{algo}  ComU@{threshold:g}: {text}")
-    sides = [str.ljust, str.ljust, str.rjust, str.ljust, str.ljust, *3 * [str.rjust]]
+    for label in dict.fromkeys(run.label for run in runs):
+        seeds = [run for run in runs if run.label == label and run.rows]
+        if seeds:
+            lines += summary_lines(label, seeds)
+            notes += comu_lines(label, seeds)
+    print_table(lines, [str.ljust, str.ljust, str.rjust, str.ljust, str.ljust, *3 * [str.rjust]])
+    for note in notes:
+        say(note)
+    if process.count() > 1:
+        counts = process.gather(sum(run.clock.num_trained for run in runs))
+        say(f"clients trained by each process: {' '.join(map(str, counts))}")
+
+
+def summary_lines(label, seeds):
+    """The summary's lines of an algorithm, one for each accuracy; seeds: its runs."""
+    flags = seeds[0].config["flags"]
+    megabytes = []
+    for key in ("bytes_up", "bytes_down"):
+        sent = [sum(row.get(key, 0) for row in run.rows) for run in seeds]
+        megabytes.append(f"{statistics.mean(sent) / 2**20:.1f}")
+    seconds = [sum(timing["round_seconds"] for timing in run.timings) for run in seeds]
+    costs = (*megabytes, f"{statistics.mean(seconds):.1f}")
+    lines = []
+    for key, whose in whose_accuracy(seeds[0].rows[-1], flags["public"] == "half").items():
+        of_rounds = [[row[key] for row in run.rows if row.get(key) is not None] for run in seeds]
+        final = mean_and_deviation([values[-1] for values in of_rounds])
+        best = mean_and_deviation([max(values) for values in of_rounds])
+        lines.append((label, whose, str(len(seeds)), final, best, *costs))
+        label, costs = "", ("", "", "")                  # once for each algorithm
+    return lines
+
+
+def comu_lines(label, seeds):
+    """A line for each accuracy of --comu: the bytes that were sent until it was reached."""
+    lines = []
+    for threshold in seeds[0].config["flags"]["comu"] or ():
+        needed = [bytes_until(run.rows, threshold) for run in seeds]
+        reached = [num_bytes / 2**20 for num_bytes in needed if num_bytes is not None]
+        text = f"{statistics.mean(reached):.2f} MB up and down" if reached else "not reached"
+        if len(seeds) > 1:
+            text += f", by {len(reached)} of {len(seeds)} seeds"
+        lines.append(f"{label}  ComU@{threshold:g}: {text}")
+    return lines
+
+
+def print_table(lines, sides):
+    """Prints lines of cells in columns; sides: str.ljust or str.rjust for each column."""
     widths = [max(map(len, cells)) for cells in zip(*lines)]
     say("")
     for line in lines:
         cells = [side(cell, width) for side, cell, width in zip(sides, line, widths)]
         say("  ".join(cells).rstrip())
-    for note in notes:
-        say(note)
 
 
-def describe(config, datasets, split):
+def describe(config, choices, datasets, split):
     """Prints what will run, and what differs from --paper, or from the algorithms' defaults.
 
-    datasets, split    see `build.load`, and `build.split` of the first seed
+    choices            the `Choice` of each algorithm
+    datasets, split    see `build.load_datasets`, and `build.split` of the first seed
     """
     flags, environment = config["flags"], config["environment"]
     say(f"torch {environment['torch']}, {environment['device']}, "
         f"processes: {environment['processes']}, threads in each: {environment['threads']}")
-    say(f"{flags['dataset']}: {config['data']['dataset']}; network {','.join(flags['model'])}")
+    say(f"{flags['dataset']}: {config['data']['dataset']}; {network_text(choices, config)}")
     if datasets.foreign is not None:
         say(f"{flags['public']}: {config['data']['public']}")
     say(split_line(flags, datasets.foreign, split))
@@ -178,16 +174,28 @@ def describe(config, datasets, split):
             strength = f"z {z:.3f}"
         say(f"attack: {flags['attack']} by {flags['attackers']} of {flags['clients']} clients, "
             + strength)
-    reference = reference_settings(config)
-    for algo, settings in config["settings"].items():
-        found = flags | settings
+    reference = reference_settings(config, choices)
+    for label, settings in config["settings"].items():
+        found = flags | config["networks"][label] | settings
         changed = [f"{name} {value_text(found[name])} ({value_text(value)})"
-                   for name, value in reference[algo].items()
+                   for name, value in reference[label].items()
                    if found[name] != value and name not in ("data_root", "comu")]
         paper = flags["paper"]
         basis = f"the settings of --paper {paper}" if paper else "without --paper, the defaults"
         changes = f" except (replaced values in brackets): {', '.join(changed)}" if changed else ""
-        say(f"{algo}: {basis}{changes}")
+        say(f"{label}: {basis}{changes}")
+
+
+def network_text(choices, config):
+    """The clients' networks: of all algorithms, or of each; and the servers' that are used."""
+    texts = {}
+    for choice in choices:
+        networks = config["networks"][choice.label]
+        server = f", server {networks['server_model']}" if choice.algorithm.server != "none" else ""
+        texts[choice.label] = ",".join(networks["model"]) + server
+    if len(set(texts.values())) == 1:
+        return f"network {texts[choices[0].label]}"
+    return "networks: " + "; ".join(f"{label} {text}" for label, text in texts.items())
 
 
 def tell_classes(task, split):
@@ -195,8 +203,8 @@ def tell_classes(task, split):
     counts = [task.train.labels[rows].bincount(minlength=task.num_classes).tolist()
               for rows in split.clients]
     names = task.class_names or [str(label) for label in range(task.num_classes)]
-    for name, row in [("client", names), *((str(i), row) for i, row in enumerate(counts))]:
-        say(f"{name:>6}  " + " ".join(f"{x:>5}" for x in row))
+    lines = [("client", *names)] + [(str(i), *map(str, row)) for i, row in enumerate(counts)]
+    print_table(lines, [str.rjust] * len(lines[0]))
 
 
 def split_line(flags, foreign, split):

@@ -9,14 +9,11 @@ import io
 import torch
 
 import models
-from algorithms import declared
-from algorithms.split_learning import Stacked
 from data.images import adapt, normalize, statistics, to_float
-from experiment.flags import name_of
 from experiment.process import rank, say
 
 
-def trained_models(algo, state, architecture, server_model):
+def trained_models(algorithm, state, architecture, server_model):
     """{name: [(network, state_dict), ...]} of the models in an algorithm's state.
 
     "server" comes first, or "server NETWORK" where the server has several; then "client 0", ...
@@ -36,24 +33,23 @@ def trained_models(algo, state, architecture, server_model):
         found[name] = [(network, model)]
     clients = {f"client {i}": [(architecture[i], client["model"])]
                for i, client in enumerate(state.get("clients", []))}
-    if declared(name_of(algo)).STACKED:
+    if algorithm.server == "features":
         return {name: pair + found["server"] for name, pair in clients.items()}
     return found | clients
 
 
-def save(path, algo, state, flags, datasets):
+def save(path, run, fed, datasets):
     """Writes the models of a run's last state to a file. Only the first process does.
 
-    flags       the run's flags (`config["flags"]`)
-    datasets    see `build.load`
+    fed         the federation as the algorithm sees it
+    datasets    see `build.load_datasets`
     """
-    architecture = [flags["model"][i % len(flags["model"])] for i in range(flags["clients"])]
     task, foreign = datasets
     mean, std = statistics(to_float(task.train.images))
     classes = task.class_names or [str(label) for label in range(task.num_classes)]
-    if flags["joint"]:                                       # the public classes come first
+    if run.config["flags"]["joint"]:                         # the public classes come first
         classes = [f"public {j}" for j in range(foreign.num_classes)] + classes
-    found = trained_models(algo, state, architecture, flags["server_model"])
+    found = trained_models(run.algorithm, run.state, fed.architecture, run.networks["server_model"])
     if rank() > 0:
         return
     content = io.BytesIO()       # torch.save to a file gives no reason when the disk is full
@@ -79,7 +75,7 @@ def load(path, name=None):
     for network, weights in saved["models"][name]:
         networks.append(models.build(network, image_shape, len(classes)))
         networks[-1].load_state_dict(weights)
-    model = networks[0] if len(networks) == 1 else Stacked(*networks)
+    model = networks[0] if len(networks) == 1 else models.Stacked(*networks)
 
     def prepare(images):
         images = adapt(to_float(images), image_shape)

@@ -1,8 +1,9 @@
 """Break it: mistakes of one line, each with the test that notices it.
 
-For a reader: pick a line of mistakes.py, make the change by hand, predict which test fails and with
-which numbers, then look:
-    python tests/break_it.py --list --only fedgems            # what there is to break
+For a reader: guess which test notices which mistake:
+    python tests/break_it.py --quiz --only fedsdd
+Or make a change by hand, and predict with which numbers its test fails:
+    python tests/break_it.py --list --only fedgems            # with file, line, change and test
     python -m pytest tests/equations/test_fedgems.py::test_eq4_unreliable_client_gets_exactly_zero
     git checkout algorithms                                   # make it whole again
 For the tests: a mistake that none of them notices is a test that is missing.
@@ -104,16 +105,6 @@ def enter(folder):
     gc.freeze()                      # pytest collects garbage when it ends, and torch is large
 
 
-class Claims(Failures):
-    """A plugin of pytest that keeps the names of all tests, and gives short reasons."""
-    def pytest_collection_finish(self, session):
-        self.tests = [item.nodeid for item in session.items]
-
-    def pytest_assertrepr_compare(self, op, left, right):
-        if op != "==" or left != right:               # in "a and b" the true half may come here
-            return [f"got {left}, not {'' if op in ('==', 'is') else op} {right};"]
-
-
 def run_tests(folder, tests, answer):
     """In a process of its own: sends what pytest makes of the tests of a copy of the project,
     "SURVIVED", "caught" or "broken: why"."""
@@ -129,14 +120,14 @@ def run_tests(folder, tests, answer):
     answer.send(result)
 
 
-def verdict(folder, tests, run=run_tests, limit=LIMIT):
-    """What run_tests, or another program with these arguments, sends."""
+def verdict(folder, tests):
+    """What run_tests sends."""
     fork = multiprocessing.get_context("fork")      # a child that has torch already
     received, answer = fork.Pipe(duplex=False)
-    child = fork.Process(target=run, args=(folder, tests, answer))
+    child = fork.Process(target=run_tests, args=(folder, tests, answer))
     child.start()
-    late = f"broken: no answer within {limit} s: an endless loop?"
-    result = received.recv() if received.poll(limit) else late
+    late = f"broken: no answer within {LIMIT} s: an endless loop?"
+    result = received.recv() if received.poll(LIMIT) else late
     child.kill()
     child.join()
     return result
@@ -164,11 +155,36 @@ def attempt(mutant, folder):
     return result
 
 
+def quiz(chosen, titles):
+    """Prints mistakes and tests without saying which belong together; the reader guesses.
+
+    A guess is tried: the mistake is made in a copy of the project, and that test runs.
+    """
+    tests = sorted({m.test for m in chosen})
+    for heading, lines in ("Mistakes", [m.what for m in chosen]), ("Tests", tests):
+        print(f"{heading}:", *(f"{n:4}  {line}" for n, line in enumerate(lines, 1)), sep="\n")
+    prompt = "\nWhich test fails after which mistake? Mistake and test, such as 1 2 (Ctrl-D ends): "
+    print(prompt, end="", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for line in sys.stdin:
+            guess = [int(word) for word in line.split() if word.isdecimal()]
+            if len(guess) == 2 and 1 <= guess[0] <= len(chosen) and 1 <= guess[1] <= len(tests):
+                m, test = chosen[guess[0] - 1], tests[guess[1] - 1]
+                result = attempt(m._replace(test=test), folder)
+                if result == "caught":
+                    print(f"Yes, it fails. {titles[guess[0] - 1]}\n    {m.old}\n    {m.new}")
+                else:
+                    print("No, it passes." if result == "SURVIVED" else result)
+            print(prompt, end="", flush=True)
+    print()
+
+
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--every", type=int, default=1, metavar="N", help="each N-th only")
     parser.add_argument("--only", default="", metavar="TEXT", help="part of file, function, words")
     parser.add_argument("--list", action="store_true", help="show them, break nothing")
+    parser.add_argument("--quiz", action="store_true", help="guess which test notices which")
     args = parser.parse_args(argv)
     chosen = [m for m in MUTANTS if args.only.lower()
               in f"{m.file} {place_of(m)[1]} {m.what} {m.whose}".lower()][::max(1, args.every)]
@@ -181,9 +197,13 @@ def main(argv=None):
             print(f"{title}\n    {m.old}\n    {m.new}\n    tests/{m.test}")
         return 0
 
-    start, count = time.perf_counter(), Counter()
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch._dynamo  # noqa: F401    once for all: a first optimizer imports it
+    if args.quiz:
+        quiz(chosen, titles)
+        return 0
+
+    start, count = time.perf_counter(), Counter()
     fork = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(WORKERS, fork) as pool:
         whole = copy_project(f"{folder}/whole")

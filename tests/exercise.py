@@ -1,171 +1,171 @@
-"""Exercises: write an equation of a paper yourself; the tests of the project grade it.
+"""Exercises: write the body of an equation's function; the tests of the project grade it.
 
-    python tests/exercise.py                              # the exercises, from easy to hard
-    python tests/exercise.py fedgems.entropy_weights      # writes exercise.py; again: grades it
+    python tests/exercise.py                  # the exercises, from short to long
+    python tests/exercise.py fedgems.entropy  # writes exercises/fedgems.entropy.py
+    python tests/exercise.py fedgems.entropy  # again, with your body in that file: grades it
 
---solution shows what is left out. The exit status is 1 if a claim is not held.
+The exit status is 0 if all claims hold, else 1.
 """
 import argparse
-import re
+import ast
+import inspect
+import runpy
 import sys
-import tempfile
+import textwrap
 import traceback
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from break_it import MUTANTS, ROOT, Claims, copy_project, enter, mutated, verdict
-from program.test_equations_page import LINK, rows
+import torch
+from break_it import MUTANTS, ROOT, place_of
 
-# Exercises on steps of a function: the part that is left out, "" for the whole body.
-STEPS = {"fedgems.who_teaches": "", "fedsdd.run": r"global_models = \[distill.*(?:\n.+)*"}
-FUNCTION = r"^(?:@.*\n)*def %s\((?s:.*?)(?=\n\n\n|\s*\Z)"       # up to two empty lines
-NOISE = re.compile(r"^(?:- Here|- Tests|```).*\n|^\n|\[`?(.*?)`?\]\(.*?\)|\$`|`\$|\\,|\\(?:left|"
-                   r"right|Big)(?![a-z]) ?|\\(?:boldsymbol|mathcal|mathrm|text)\{(\S*?)\}", re.M)
+sys.path.insert(0, str(ROOT))
+from functions import EQUATIONS, INPUTS, module_of, own
+
+OF_ALL = "program/test_functions.py"      # tests of every function with an equation
+FLOAT16 = """Inputs may be float16, too small for what is computed on the way. Compute in
+torch.promote_types(the input's type, torch.float32); return the input's type."""
 
 
 def exercises():
-    """{name: exercise}, from easy to hard; `left_out`, in STEPS or the body, is to be written."""
-    found, index, inputs = {}, rows(), (ROOT / "tests" / "functions.py").read_text()
-    for name in [*re.findall(r'^    "(\w+\.\w+)": lambda', inputs, re.M), *STEPS]:
-        stem, function = name.split(".")
-        file = f"{stem}.py" if (ROOT / f"{stem}.py").exists() else f"algorithms/{stem}.py"
-        source = re.search(FUNCTION % function, text := (ROOT / file).read_text(), re.M)[0]
-        left_out = re.search(STEPS[name], source)[0] if STEPS.get(name) else source.split('"""')[2]
-        places = [row for row in index for shown, path, _ in LINK.findall(row[2]) if path == file
-                  and (shown == function or " " in shown and shown in left_out)]
-        mistakes = [m for m in MUTANTS if m.file == file and m.old in left_out]
-        tests = [f"{path}::{test}" for row in places for test, path, _ in LINK.findall(row[3])
-                 if re.search(rf"\b{stem}\b", (ROOT / path).read_text())]   # not of a helper's file
-        tests += [*(f"tests/{m.test}" for m in mistakes), "tests/program/test_functions.py"]
-        found[name] = SimpleNamespace(
-            name=name, function=function, file=file, text=text, source=source, left_out=left_out,
-            places=places, mistakes=mistakes, tests=tests)
-    names = sorted(found, key=lambda name: (name in STEPS, len(found[name].left_out)))
-    return {name: found[name] for name in names if found[name].places}
+    """The names of the functions with an equation that draw nothing at random, short ones first."""
+    names = [name for name in EQUATIONS if "rng" not in inspect.signature(own(name)).parameters]
+    return sorted(names, key=lambda name: len(own(name).__code__.co_code))
 
 
-def template(x):
-    """exercise.py before the student has changed it."""
-    above = compile(x.text.partition(x.source)[0], "", "exec").co_names
-    words = [*dict.fromkeys(re.findall(r"(?<![.\w\"])\w+", "".join(x.source.split('"""')[::2])))]
-    imports = [line for line in re.findall("^import .*", x.text, re.M) if line.split()[-1] in words]
-    names = [word for word in words if word in above and f" {word}" not in " ".join(imports)]
-    if names:
-        imports.append(f"from {x.file[:-3].replace('/', '.')} import {', '.join(names)}")
-    code = x.text + "".join(path.read_text() for path in (ROOT / "algorithms").glob("*.py"))
-    helpers = [re.findall(rf'^def ({name}\((?s:.*?)\)):\n    """(.*?)(?:"""|$)', code, re.M)[:1]
-               for name in names if name in x.left_out]        # the file's own comes first
-    imports += [re.sub("^", "# ", f"{call}\n    {about}", flags=re.M)
-                for found in helpers for call, about in found]
-    about = "".join(f"{paper} {number}:\n{shown}" for paper, *_, number, shown in x.places)
-    letters = "".join(re.findall(r"^Paper(?s:.*?)\n(?=\n)", x.text, re.M)[:1])    # the file's table
-    comment = f"{x.name}\n" + NOISE.sub(r"\1\2", about) + letters
-    if STEPS.get(x.name):
-        comment += "The lines that are left out set: " + ", ".join(
-            re.findall(r"^ *(\w+) =", x.left_out, re.M))
-        comment += "\nThe random stream: " + ", ".join(re.findall(r"keys=\(.*?\)", x.left_out))
-    if "promote_types" in x.left_out:
-        comment += ("Compute in torch.promote_types(the input's type, torch.float32), and return "
-                    "the input's type:\nfloat16 would not do, and float64 has to stay float64.")
-    code = re.sub(r'\n+ *>>> (?s:.*?)"""', '\n    """', x.source.replace(
-        x.left_out, "...    # write this" if STEPS.get(x.name) else ""))
-    return "\n".join([re.sub("^", "# ", comment, flags=re.M), *imports, "", "", code, ""])
+def is_written(text, name):
+    """False if the function has no body in this text but a docstring, `...` and `pass`."""
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef) and node.name == name.split(".")[1]:
+            return not all(isinstance(statement, ast.Pass) or isinstance(statement, ast.Expr)
+                           and isinstance(statement.value, ast.Constant) for statement in node.body)
+    return False
 
 
-def same_mistakes(x):
-    """Lines about mistakes that give on INPUTS what the student's function gives."""
-    import functions       # the copy's, which has the student's function
-    from torch.testing import assert_close
-    students = functions.own(x.name)
-    if x.name in STEPS:
-        return ""
+def template(name):
+    """The student's file: the function with its docstring, `...` in the place of its body."""
+    module, source = module_of(name), inspect.getsource(own(name))
+    docstring = ast.parse(source).body[0].body[0]
+    head = "\n".join(source.splitlines()[:docstring.end_lineno])
+    letters = [part for part in module.__doc__.split("\n\n") if part.startswith("Paper")]
+    comment = "\n".join([name, *letters, *([FLOAT16] if "promote_types" in source else [])])
+    return f"""{textwrap.indent(comment, "# ")}
+import torch
+import torch.nn.functional as F
+
+from {module.__name__} import *    # all that the docstring says it needs
+
+
+{head}
+    ...
+"""
+
+
+def mistakes_in(name):
+    """The mistakes of mistakes.py that are in the body of this function."""
+    function = own(name)
+    file = Path(inspect.getsourcefile(function)).relative_to(ROOT).as_posix()
+    return [m for m in MUTANTS if (m.file, place_of(m)[1]) == (file, function.__name__)]
+
+
+def with_mistake(name, m):
+    """The project's function with this mistake in it."""
+    namespace = dict(vars(module_of(name)))
+    exec(inspect.getsource(own(name)).replace(m.old, m.new), namespace)
+    return namespace[name.split(".")[1]]
+
+
+def same(name, n, one, other):
+    """True if both functions give the same for the n-th input of functions.py."""
     try:
-        found = functions.results(students, x.name)
-    except Exception:                            # each claim then tells it
-        return ""
-
-    def difference(text):                   # to what the function in this text gives
-        namespace = dict(vars(functions.module_of(x.name)))
-        exec(re.search(FUNCTION % x.function, text, re.M)[0], namespace)
-        theirs = functions.results(namespace[x.function], x.name)
-        try:
-            assert_close(found, theirs, rtol=1e-4, atol=1e-6, equal_nan=True)
-        except (AssertionError, TypeError) as error:
-            return str(error).partition("\n")[0]
-
-    wrong = difference(x.text)
-    same = [m for m in x.mistakes if wrong and not difference(mutated(x.text, m))]
-    told = "".join(f"\nIt is as if: {m.what}" + (f" (as in {m.whose})" if m.whose else "")
-                   for m in same)
-    if wrong and not re.match("Tensor|Scalar|Boolean", wrong):    # another shape or type
-        raise TypeError(f"your results and the project's: {wrong}{told}")
-    return told
+        torch.testing.assert_close(
+            one(*INPUTS[name]()[n]), other(*INPUTS[name]()[n]),
+            rtol=1e-4, atol=1e-6, equal_nan=True, check_dtype=False)
+        return True
+    except Exception:       # they differ, or one of them raises: if the student's, a test shows it
+        return False
 
 
-def reason(error):
-    """A line on what was raised; of an assertion the two sides, and its first line."""
-    text, trace = " ".join(str(error).split()), traceback.extract_tb(error.__traceback__)
-    if isinstance(error, AssertionError):
-        said = text.partition("assert ")[0]
-        text = re.sub(r"(\.\d{9})\d+| ± 1.0e-\d+|, dtype=torch.float64|\\n", r"\1", text)
-        pair = r"got (.*?), not ([^+;]*)|close[^(]*\((tensor\(.*?\)), ([^+]*)\)"
-        sides = [side[:200] for found in re.findall(pair, text)[:1] for side in found if side]
-        return said + ("got {}, not {}".format(*sides) if sides else "") + f"   ({trace[-1].line})"
-    lines = [f" (exercise.py, line {x.lineno})" for x in trace if x.filename == "exercise.py"]
-    return f"{type(error).__name__}: {text[:120]}" + "".join(lines[-1:])
+def known_mistakes(name, students):
+    """The mistakes that give what the student's function gives where it first is wrong."""
+    for n in range(len(INPUTS[name]())):
+        if not same(name, n, students, own(name)):
+            return [m for m in mistakes_in(name)
+                    if same(name, n, students, with_mistake(name, m))]
+    return []
 
 
-def grade(x, folder, tests, answer):
-    """Sends what the tests say of this copy of the project: a text."""
-    enter(folder)
-    try:
-        mistakes = same_mistakes(x)
-    except Exception as error:                                       # the student's
-        return answer.send(reason(error))
-    raises = pytest.raises                       # in words of the student's own
-    pytest.raises = lambda error, match=None: raises(error)
-    own, claims, told = f"not test_functions.py or [{x.name}] or [{x.name}-", Claims(), {}
-    pytest.main(["--tb=no", "-p", "no:cacheprovider", "-k", own, *tests], plugins=[claims])
-    why = {test: reason(error) for test, _, error in claims.seen}
-    for test in claims.tests:
-        words = re.sub(r"\beq(\d+)", r"Eq. (\1)", re.split(r"::test_|\[", test)[1].replace("_", " ")
-                       ).replace("by hand", "as computed by hand")
-        told[words] = told.get(words) or why.get(test)
-    lines = [f"not held  {words}: {line}" if line else f"held      {words}"
-             for words, line in told.items()]
-    if len({*told.values()}) == 1 and not lines[0].startswith("held"):
-        lines = [*told.values()][:1]             # the same exception everywhere
-    answer.send("\n".join(lines) + mistakes)
+def replace(original, students):
+    """Every module that holds the project's function gets the student's."""
+    for module in list(sys.modules.values()):
+        for name, value in list(vars(module).items()):
+            if value is original:
+                setattr(module, name, students)
+
+
+class Claims:
+    """A plugin of pytest that keeps which tests hold."""
+
+    def __init__(self):
+        self.holds = {}
+
+    def pytest_runtest_logreport(self, report):
+        self.holds[report.nodeid] = self.holds.get(report.nodeid, True) and not report.failed
+
+
+def grade(name, students):
+    """True if all claims hold: those of the equation and, if they do, those of every function.
+
+    Prints pytest's report on those that do not hold, then a table, then known mistakes.
+    """
+    mistakes, claims = known_mistakes(name, students), Claims()
+    tests = {m.test for m in mistakes_in(name) if not m.test.startswith(OF_ALL)}
+    replace(own(name), students)
+
+    def hold(*arguments):
+        return pytest.main(
+            [*arguments, "-c", f"{ROOT}/pyproject.toml", "-p", "no:cacheprovider", "-qq", "-rN",
+             "--tb=short", "-o", "verbosity_assertions=2"], plugins=[claims]) == 0   # 2: in full
+
+    all_hold = (hold(*(f"{ROOT}/tests/{test}" for test in sorted(tests)))
+                and hold(f"{ROOT}/tests/{OF_ALL}", "-k", f"[{name}] or [{name}-"))
+    print()
+    for test, holds in claims.holds.items():
+        words = test.partition("::test_")[2].replace(f"[{name}]", "").replace(f"[{name}-", " [")
+        print("holds         " if holds else "DOES NOT HOLD ", words.replace("_", " "))
+    for m in mistakes:
+        print(f"\nKnown mistake: {m.what}{m.whose and f' (as in {m.whose})'}")
+    print(f"\n{sum(claims.holds.values())} of {len(claims.holds)} claims hold")
+    return all_hold
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("name", nargs="?")
-    parser.add_argument("--solution", action="store_true")
-    args, found, path = parser.parse_args(argv), exercises(), Path("exercise.py")
-    x, text = found.get(args.name), path.read_text() if path.exists() else ""
-    if not args.name:
-        for x in found.values():
-            print(f"{x.name:35} {'; '.join(f'{row[0]} {row[4]}' for row in x.places)}")
-    elif not x:
-        parser.error(f"there is no exercise {args.name}; without a name all are listed")
-    elif args.solution:
-        print(x.left_out)
-    elif text in ["", *map(template, found.values())]:
-        path.write_text(template(x))
-        print("exercise.py has no body yet: write it, then give the same command again")
-    elif not text.startswith(f"# {x.name}\n"):
-        parser.error(f"exercise.py was changed, and is not of {x.name}: move it away first")
-    else:
-        student = f"exec(compile({text!r}, 'exercise.py', 'exec'))"
-        with tempfile.TemporaryDirectory() as folder:
-            copy = copy_project(f"{folder}/copy")
-            Path(copy, x.file).write_text(x.text.replace(x.source, student))
-            told = verdict(copy, x.tests, lambda *given: grade(x, *given), limit=60)
-            is_right = told.startswith("held") and "not held" not in told
-            print(told + "\nall held" if is_right else told)
-            return 0 if is_right else 1
+    parser.add_argument("name", nargs="?", help="of an exercise; without it all are listed")
+    name, names = parser.parse_args(argv).name, exercises()
+    if not name:
+        for name in names:
+            print(f"{name:35}", *inspect.getdoc(own(name)).splitlines()[0].split())
+        return 0
+    if name not in names:
+        parser.error(f"there is no exercise {name}; without a name all are listed")
+    path = Path("exercises", f"{name}.py")
+    if not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(template(name))
+        print(f"wrote {path}: write the function's body there, then give the same command again")
+        return 0
+    try:
+        is_ready = is_written(path.read_text(), name)
+    except SyntaxError as error:
+        error.filename = str(path)
+        parser.exit(1, "".join(traceback.format_exception_only(error)))
+    if not is_ready:
+        print(f"{path} has no body of {name.split('.')[1]} yet: write it, then give the same "
+              "command again")
+        return 1
+    students = runpy.run_path(str(path))[name.split(".")[1]]
+    return 0 if grade(name, students) else 1
 
 
 if __name__ == "__main__":

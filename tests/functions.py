@@ -92,7 +92,7 @@ INPUTS = {      # name: makes the arguments of one call or several, new each tim
     "fedbe.sharpened_teacher": lambda: [(normal(4, 5, 3),)],
     "evaluation.disagreement": lambda: [(normal(4, 5, 3),)],
     "fedsdd.group_clients": lambda: [([9, 2, 5, 11, 4, 0, 7, 3], 3, rng())],
-    "fedsdd.ensemble_logits": lambda: [(normal(4, 5, 3),)],
+    "equations.ensemble_logits": lambda: [(normal(4, 5, 3),)],
     "fedmd.consensus": lambda: [(normal(4, 5, 3),), (normal(4, 5, 3), [2, 0, 1, 5])],
     "fedmd.digest_loss": lambda: [(normal(5, 3), normal(5, 3, seed=1))],
     "dsfl.entropy_reduction": lambda: [(probs(4, 5, 3), *T) for T in ((), (0.5,))],
@@ -102,7 +102,8 @@ INPUTS = {      # name: makes the arguments of one call or several, new each tim
     "fedgems.entropy": lambda: [
         (normal(4, 5, 3),), (torch.tensor([[[1e4, 0., -1e4], [1., 0., 2.]]]),)],
     "fedgems.reliable_clients": lambda: [(spoilt(normal(4, 5, 3), (0, 0, 2), (3, 3)), LABELS)],
-    "fedgems.entropy_weights": lambda: [(spoilt(normal(4, 5, 3), (2, 0)), RIGHT)],
+    "fedgems.entropy_weights": lambda: [
+        (normal(4, 4, 3), RIGHT[:, [0, 2, 3, 4]]), (spoilt(normal(4, 5, 3), (2, 0)), RIGHT)],
     "fedgems.fuse_logits": lambda: [
         (spoilt(normal(4, 5, 3), (2, 0)), RIGHT / RIGHT.sum(0).clamp(min=1) * 1.0)],
     "fedgems.server_loss": lambda: [

@@ -1,13 +1,15 @@
 """Mistakes of one line, each with the test that notices it: the table of break_it.py.
 
 TABLE[file, its tests]: [(mistake, test, what, whose), ...]. Under "fedavg" "round" is
-test_fedavg.py::test_round, and "common::kl" is test_common.py::test_kl wherever it stands. A
+test_fedavg.py::test_round, and "shared::kl" is test_shared.py::test_kl wherever it stands. A
 mistake is in a part of one line that occurs once in its file: "x.«sum→mean»(-1)" puts x.mean(-1)
 in the place of x.sum(-1).
 """
 TABLE = {}
 # ----------------------------------------------------------------------------------- what all share
 TABLE["algorithms/equations.py", "equations"] = [
+    ("return member_logits.«mean(0)→softmax(-1).mean(0).log()»",
+     "fedsdd::eq3_is_the_softmax_of_the_mean_logits", "the mean of the softmaxes"),
     ("«teacher_log_probs→student_log_probs».exp() * («teacher_log_probs→student_log_probs» - "
      "«student_log_probs→teacher_log_probs»)", "kl_is_from_teacher_to_student_by_hand",
      "KL(student || teacher)", "AIJack's FedGEMS"),
@@ -25,6 +27,9 @@ TABLE["algorithms/equations.py", "equations"] = [
     ("«terms = terms.masked_fill→»(", "kl_is_from_teacher_to_student_by_hand", "0 ln 0 is nan"),
     ("return «temperature**2 * →»kl", "distillation_is_t_squared_times_mean_kl", "no temperature²",
      "FedDF's code"),
+    ("kl_divergence(«teacher_logits, student_logits→student_logits, teacher_logits», temperature)",
+     "distillation_is_t_squared_times_mean_kl",
+     "KL(student || teacher): the arguments of kl_divergence are swapped"),
     ("return temperature«**2→ * 2.0» * kl", "distillation_is_t_squared_times_mean_kl",
      "twice the temperature", "flearn"),
     ("kl_divergence(teacher_logits, student_logits, temperature).«mean→sum»()",
@@ -49,7 +54,7 @@ TABLE["algorithms/equations.py", "equations"] = [
      "soft_cross_entropy_by_hand", "the target is a log-softmax", "AIJack's DS-FL"),
     ("-(target_probs.detach()«→.softmax(-1)»", "soft_cross_entropy_by_hand",
      "a softmax over probabilities", "AIJack's DS-FL")]
-TABLE["federation.py", "common"] = [
+TABLE["federation.py", "shared"] = [
     ("np.random.default_rng(np.random.SeedSequence(«seed→10», ",
      "only_equal_keys_give_equal_numbers", "the seed is always 10", "FedML's partition_data"),
     ("with «torch.random.fork_rng(devices=gpus)→contextlib.nullcontext()»:",
@@ -58,17 +63,18 @@ TABLE["federation.py", "common"] = [
     ("«torch.default_generator.manual_seed(number)→pass»",
      "contracts::the_order_of_the_clients_does_not_matter[fedavg]",
      "initial weights depend on what was drawn before")]
-TABLE["algorithms/common.py", "common"] = [
+TABLE["algorithms/clients.py", "shared"] = [
     ("max(1, «round→int»(participation * num_clients))",
-     "participation_is_a_share_at_least_one_client", "the share is rounded down"),
+     "participation_is_a_share_at_least_one_client", "the share is rounded down")]
+TABLE["algorithms/uploads.py", "shared"] = [
     ("bool((x.abs() < HUGE).«all→any»())", "logits::an_upload_with_one_bad_number_is_left_out[inf]",
      "one good number is enough"),
-    ("if «is_finite(upload)→True»}", "fedavg::non_finite_upload_is_left_out",
+    ("if «is_usable(upload)→True»}", "fedavg::non_finite_upload_is_left_out",
      "an upload with nan is averaged"),
     ("«attack_models(attack, uploads, ids)→uploads»",
      "contracts::an_attack_sees_every_round_and_what_it_returns_arrives[fedavg]",
      "attackers upload what they trained")]
-TABLE["algorithms/training.py", "common"] = [
+TABLE["algorithms/training.py", "shared"] = [
     ('        «optimizer.param_groups[0]["lr"] = lr→pass»',
      "plateau::a_kept_optimizer_takes_the_rate_of_the_round",
      "the fallen rate does not reach the optimizer"),
@@ -91,10 +97,13 @@ TABLE["algorithms/training.py", "common"] = [
      "logits::saved_and_restored_is_as_if_never_saved[adam-Adam]", "the optimizer forgets"),
     ("«partial(→»torch.optim.Adam«, amsgrad=True)→»",
      "baselines::amsgrad_is_the_papers_adam[amsgrad-True]", "plain Adam as AMSGrad"),
-    ("enabled=«fed.amp→False»", "contracts::amp_reaches_training_and_prediction[fedavg]",
+    ("enabled=«fed.amp or →»", "contracts::amp_reaches_training_and_prediction[fedavg]",
      "always float32"),
+    ("cache_enabled=«False→True»",
+     "library::a_run_inside_an_autocast_is_one_with_amp[False-fedavg]",
+     "inside a user's autocast, the weights of the first batch"),
     ("«optimizer.step()→pass»", "contracts::it_learns[dsfl]", "nothing is learned")]
-TABLE["algorithms/evaluation.py", "common"] = [
+TABLE["algorithms/evaluation.py", "shared"] = [
     ("combinations(predicted«→[:2]», 2)", "disagreement_by_hand",
      "only the first two members are compared")]
 # ----------------------------------------------------------------------------------- weights travel
@@ -231,8 +240,6 @@ TABLE["algorithms/fedsdd.py", "fedsdd"] = [
      "group_clients_gives_the_first_groups_the_remainder", "the last ones are larger"),
     ("if not 1 <= K« <= len(active)→»:", "more_models_than_active_clients_is_an_error",
      "a global model without clients"),
-    ("return member_logits.«mean(0)→softmax(-1).mean(0).log()»",
-     "eq3_is_the_softmax_of_the_mean_logits", "the mean of the softmaxes"),
     ("[*ring, ensemble_logits(member_logits)][-R«→ - 1»:]",
      "eq3_the_ring_has_the_mean_logits_of_the_last_R_rounds", "one round too many in the ring"),
     ("teacher_logits = «ensemble_logits(→»torch.stack(ring)«→.sum(0»)«→ / R»",
@@ -243,6 +250,8 @@ TABLE["algorithms/fedsdd.py", "fedsdd"] = [
     ("init=«k→0»)", "initial_models_differ_and_main_is_fedavgs", "K equal initial models"),
     ("group_of[i]]«→ | {x: c for x, c in global_models[0].items() if x == 'client_controls'}»",
      "rounds_with_R_2_against_algorithm_1[scaffold]", "a control of another global model"),
+    ("if «is_main(k, K)→True» else average", "rounds_with_R_2_against_algorithm_1",
+     "all models distilled"),
     ("    model.«train→eval»()", "distill_moves_the_students_running_statistics",
      "the student learns in eval mode")]
 TABLE["algorithms/fedsdd_ablations.py", "fedsdd"] = [
@@ -331,6 +340,9 @@ TABLE["algorithms/fedgems.py", "fedgems"] = [
      "infinity can be right"),
     ('masked_fill(~reliable, «float("-inf")→0.0»)', "eq4_unreliable_client_gets_exactly_zero",
      "masked with 0: the softmax gives it exp(0)", "AIJack's FedGEMS"),
+    ('confidence«.masked_fill(~reliable, float("-inf"))→».softmax(0)',
+     "eq4_unreliable_client_gets_exactly_zero",
+     "softmax over all clients, times the mask: the weights sum to less than 1"),
     ("client_logits.to(wide))«.clamp(min=1e-6)→»", "eq4_certain_clients_share_equally", "1 / 0",
      "AIJack's FedGEMS"),
     ("client_logits.to(wide)).clamp(min=1e-«6→3»)",
@@ -352,6 +364,9 @@ TABLE["algorithms/fedgems.py", "fedgems"] = [
     ("«torch.where(has_teacher, epsilon * ce + (1 - epsilon) * kl, ce)→(epsilon * ce + (1 - "
      "epsilon) * kl)[has_teacher].mean() + ce[~has_teacher]».mean()",
      "server_loss_is_one_mean_over_mixed_cases", "a sum of means", "AIJack's FedGEMS"),
+    ("kl_divergence(«torch.where(has_teacher[:, None], teacher_logits, 0.0), logits→logits, "
+     "torch.where(has_teacher[:, None], teacher_logits, 0.0)»)", "eq2_by_hand",
+     "KL(server || teacher): the arguments of kl_divergence are swapped"),
     ("«torch.where(has_teacher[:, None], →»teacher_logits«, 0.0)→»",
      "rows_without_a_teacher_may_hold_anything", "nan from the branch not taken"),
     ("kl_divergence(«server_logits, logits→logits, server_logits»)", "eq6_by_hand",
@@ -362,7 +377,7 @@ TABLE["algorithms/fedgems.py", "fedgems"] = [
      "a_round_is_the_papers_algorithm[one epoch]", "wrong logits are pooled"),
     ("has_teacher = from_pool | «from_clients→requests»", "nobody_right_is_plain_cross_entropy",
      "the uniform distribution teaches"),
-    ("not is_finite(logits«[requested]→»)", "an_upload_is_bad_only_for_what_was_asked",
+    ("not is_usable(logits«[requested]→»)", "an_upload_is_bad_only_for_what_was_asked",
      "bad for logits that never travel"),
     ("rows = torch.«nonzero(~pool.mask)[:, 0]→arange(len(labels))»",
      "clients_predict_exactly_what_the_pool_lacks", "clients predict all rows")]
@@ -426,7 +441,9 @@ TABLE["attacks.py", "attacks"] = [
     ("if «→True or »not benign.numel():", "only_the_attackers_uploads_change",
      "the attack sleeps", "FedML's lazy worker"),
     ("piece«.clamp(min=0)→» if", "attack_on_models_by_hand",
-     "a running variance below 0")]
+     "a running variance below 0"),
+    ("view_as(model[name])«.to(model[name].dtype)→»", "attack_on_models_keeps_every_type[paf]",
+     "honest uploads change their types")]
 TABLE["partition.py", "partition"] = [
     ("held_out[«rng.permutation→»(", "hold_out_does_not_take_the_first_samples",
      "the first samples of each class"),
@@ -477,7 +494,8 @@ TABLE["algorithms/communication.py", "communication"] = [
      "the gradients' way is forgotten"),
     ("FLOAT_BYTES * «num_answered→num_samples» * num_classes", "features_ledger_by_hand",
      "who was left out is answered all the same"),
-    ('get("bytes_up", 0)« + row.get("bytes_down", 0)→»', "bytes_until_by_hand", "uploads alone"),
+    ('get("bytes_up", 0)« + row.get("bytes_down", 0)→»', "bytes_until_by_hand", "uploads alone")]
+TABLE["benchmarks/costs.py", "communication"] = [
     ("max(training, distill_seconds« + group_seconds[0]→»)",
      "fedsdd::a_round_takes_the_longer_of_two_chains", "the main model needs no training"),
     ("module.weight«[0]→».numel()", "network_cost_by_hand_on_a_tiny_convolution",
@@ -498,6 +516,6 @@ TABLE["algorithms/secure_sum.py", "secure_sum"] = [
 for file, keys, case in [
         ("scaffold.py", '"local", t«, i→»', "scaffold"), ("feddf.py", '"distil", «t, →»', "feddf"),
         ("fedsdd.py", "*keys«→[:-1]»", "fedsdd"), ("fedgkt.py", '"server"«, event→»', "fedgkt")]:
-    TABLE.setdefault((f"algorithms/{file}", "common"), []).append((
+    TABLE.setdefault((f"algorithms/{file}", "shared"), []).append((
         f"seeded(fed.seed, {keys}", f"no_two_trainings_share_dropout[{case}]",
         "the same dropout in two trainings"))

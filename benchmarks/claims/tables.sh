@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The tables of docs/results/ from the runs of the scripts here: final and best values, differences
-# paired by seed, each against the reference that a claim needs.
+# The tables of docs/results/ and the pictures of docs/pictures/ (matplotlib) from the runs of the
+# scripts here: final and best values, differences paired by seed, each against the reference that a
+# claim needs. At the end, the verdicts of docs/RESULTS.md and their picture.
 # usage: benchmarks/claims/tables.sh [CLAIM ...]
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -9,6 +10,10 @@ table() {   # table CLAIM KEYS METHOD ...: the first method is the reference; af
         $(printf "runs/$1/%s " "${@:3}")
     echo
 }
+picture() { # picture NAME CLAIM KEYS METHOD ...: each point is the mean of $smooth rounds
+    python -m experiment.plot --key "$3" --smooth "${smooth:-1}" --out "docs/pictures/$1.svg" \
+        $(printf "runs/$2/%s " "${@:4}")
+}
 both=accuracy,ensemble_accuracy
 claims="fedsdd fedsdd-hetero fedsdd-all fedsdd-all-mnist ensembles ablations fedmd"
 claims+=" fedmd-pooled fedgems fedgems-augmented attacks fedgkt fedgkt-noniid fedgen quick-start"
@@ -16,18 +21,21 @@ for claim in ${*:-$claims}; do
     case $claim in
     fedsdd)
         table fedsdd $both fedavg R4 none-R4
-        table fedsdd $both none-R4 R4 ;;
+        table fedsdd $both none-R4 R4
+        smooth=3 picture curves fedsdd $both fedavg R4 ;;
     fedsdd-hetero)
         for rounds in 25 50 ""; do
             table fedsdd-hetero $both fedavg none-R4 R1 R4
             table fedsdd-hetero $both none-R4 R1 R4
             table fedsdd-hetero $both R1 R4
-        done ;;
+        done
+        smooth=5 picture fedsdd-hetero fedsdd-hetero $both fedavg none-R4 R4 ;;
     fedsdd-all)
         for kind in "" -digits; do
             table fedsdd-all $both,disagreement {none,{one,all}-{10,26}}$kind
             for passes in 10 26; do table fedsdd-all $both {one,all}-$passes$kind; done
-        done ;;
+        done
+        smooth=3 picture fedsdd-all fedsdd-all ensemble_accuracy {none,one-26,all-26}-digits ;;
     fedsdd-all-mnist)
         for kind in "" -fashion; do
             table fedsdd-all-mnist $both,disagreement {none,one,all}$kind
@@ -48,19 +56,22 @@ for claim in ${*:-$claims}; do
         table ablations $both plain feddf config R1
         table ablations $both config feddf R1
         table ablations accuracy fedavg fedavg-amp
-        table ablations $both R1 R1-amp ;;
+        table ablations $both R1 R1-amp
+        smooth=3 picture ablations ablations accuracy fedavg none R1 all feddf ;;
     fedmd)
         each=$(echo client_accuracy_private_{0..9} | tr ' ' ,)
         for split in iid writer; do
             table fedmd accuracy,client_accuracy_distilled {alone,fedmd,pooled}-$split
             table fedmd accuracy {fedmd,pooled}-$split
             table fedmd "$each" {alone,fedmd}-$split
-        done ;;
+        done
+        picture fedmd fedmd client_accuracy_distilled {alone,fedmd}-{iid,writer} ;;
     fedmd-pooled)
         keys=client_accuracy_private,client_accuracy_distilled
         for private in 3 12; do table fedmd-pooled accuracy {pooled,fedmd}-$private; done
         for rounds in 12 20 40 ""; do table fedmd-pooled $keys fedmd-3; done
-        for rounds in 12 ""; do table fedmd-pooled $keys fedmd-12; done ;;
+        for rounds in 12 ""; do table fedmd-pooled $keys fedmd-12; done
+        smooth=3 picture fedmd-pooled fedmd-pooled client_accuracy_private fedmd-{3,12} ;;
     fedgems)
         keys=server_accuracy,client_accuracy_distilled,client_accuracy_private
         table fedgems $keys control fedgem-{0.75,0.1} fedgems-{0.75,0.1} fedmd dsfl cronus
@@ -77,7 +88,10 @@ for claim in ${*:-$claims}; do
             runs/fedgems/{fedmd,cronus,dsfl,fedgem-0.75,fedgems-0.75}
         echo
         python benchmarks/comu.py 0.3,0.35,0.4 \
-            runs/fedgems/{fedmd,cronus,dsfl,fedgems-0.75}-networks ;;
+            runs/fedgems/{fedmd,cronus,dsfl,fedgems-0.75}-networks
+        picture fedgems fedgems server_accuracy control fedgem{,s}-0.1{,-hetero}
+        cases=self_training,self_distillation,ensemble_distillation,nobody_right
+        picture fedgems_cases fedgems $cases fedgems-0.75 ;;
     fedgems-augmented)
         keys=server_accuracy,client_accuracy_distilled,client_accuracy_private
         table fedgems-augmented $keys control fedgem fedgems
@@ -86,24 +100,30 @@ for claim in ${*:-$claims}; do
         table fedgems-augmented $keys \
             {fedgems,no-self-training,no-self-distillation,no-ensemble-distillation}-hetero
         keys=self_training,self_distillation,ensemble_distillation
-        for rounds in 1 5 10 ""; do table fedgems-augmented $keys fedgems{,-hetero}; done ;;
+        for rounds in 1 5 10 ""; do table fedgems-augmented $keys fedgems{,-hetero}; done
+        picture fedgems-augmented fedgems-augmented server_accuracy \
+            control fedgem fedgems fedgems-hetero no-self-training-hetero ;;
     attacks)
         keys=client_accuracy_distilled,client_accuracy_private
         for algo in fedmd cronus; do table attacks $keys $algo-{none,paf,lie,ofom}; done
         keys=server_accuracy,$keys
         for algo in dsfl fedgem fedgems; do table attacks $keys $algo-{none,paf,lie,ofom}; done
-        for algo in fedgem fedgems; do table attacks $keys $algo-0.1-{none,paf}; done ;;
+        for algo in fedgem fedgems; do table attacks $keys $algo-0.1-{none,paf}; done
+        picture attacks attacks client_accuracy_distilled \
+            fedmd-{none,paf} fedgem-0.1-{none,paf} fedgems-0.1-paf ;;
     fedgkt)
         table fedgkt accuracy,edge_accuracy fedavg to-edge ordered both none none-own centralized
         table fedgkt accuracy,edge_accuracy none to-edge both none-own
         table fedgkt accuracy,edge_accuracy to-edge ordered both
-        table fedgkt accuracy,edge_accuracy ordered async-work async-time ;;
+        table fedgkt accuracy,edge_accuracy ordered async-work async-time
+        picture fedgkt fedgkt accuracy fedavg to-edge none none-own centralized ;;
     fedgkt-noniid)
         table fedgkt accuracy,edge_accuracy {fedavg,to-edge,ordered,none,slow,still}-noniid
         table fedgkt accuracy,edge_accuracy {to-edge,ordered,none,slow,still}-noniid
         table fedgkt accuracy,edge_accuracy {fedavg,to-edge,still}-skewed
         table fedgkt accuracy,edge_accuracy {to-edge,still}-skewed
-        table fedgkt accuracy,edge_accuracy to-edge still ;;
+        table fedgkt accuracy,edge_accuracy to-edge still
+        picture fedgkt-noniid fedgkt accuracy {fedavg,to-edge,ordered,still}-noniid ;;
     fedgen)
         keys=accuracy,ensemble_accuracy,client_accuracy,client_accuracy_own
         table fedgen $keys fedavg fedprox feddf fd fedgen{,-text} fedntd fedbe scaffold R1 R4
@@ -124,3 +144,4 @@ for claim in ${*:-$claims}; do
     esac > "docs/results/$claim.new"                     # if a run is missing, the table stays
     mv "docs/results/$claim.new" "docs/results/$claim.txt"
 done
+python benchmarks/verdicts.py --write --draw

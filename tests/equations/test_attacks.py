@@ -100,8 +100,9 @@ def test_lie_without_a_benign_client_is_refused():
 
 @pytest.mark.parametrize("name, clients, attackers, words", [
     ("paf", 6, 0, "from 1 to 5 of the 6"), ("lie", 6, 6, "from 1 to 5 of the 6"),
-    ("ofom", 6, 1, "exactly 2 attackers, not 1"), ("ofom", 6, 3, "exactly 2 attackers, not 3")])
-def test_numbers_of_attackers_that_are_refused(name, clients, attackers, words):
+    ("ofom", 6, 1, "exactly 2 attackers, not 1"), ("ofom", 6, 3, "exactly 2 attackers, not 3"),
+    ("LIE", 6, 1, "unknown attack 'LIE'; choose from paf, lie, ofom")])
+def test_names_and_numbers_of_attackers_that_are_refused(name, clients, attackers, words):
     for refuses in (check, partial(build, stream=partial(stream, 0))):
         with pytest.raises(ValueError, match=words):
             refuses(name, num_clients=clients, attackers=attackers)
@@ -234,6 +235,16 @@ def test_attack_on_models_by_hand():
     assert same([attacked[0], trained, attacked[2]], [trained[0], batchnorm_uploads(), trained[2]])
 
 
+@every_attack
+def test_attack_on_models_keeps_every_type(name):
+    """Of the honest uploads also the values."""
+    uploads = [{"model": {"a": a.bfloat16(), "b": b}} for a, b in uploads_of(6, rows=2)]
+    attack = made(name)
+    for i, (before, after) in enumerate(zip(uploads, attack_models(attack, uploads, range(6)))):
+        assert [w.dtype for w in after["model"].values()] == [torch.bfloat16, torch.float32]
+        assert same(before, after) == (i not in attack.malicious)
+
+
 @pytest.mark.parametrize("run, settings, networks", [
     (fedsdd.run, {"K": 2, "secure_sum": True}, 1), (fedsdd.run, {"K": 2}, 2),
     (fedsdd.run, {"K": 2, "local": "scaffold"}, 1),
@@ -241,7 +252,7 @@ def test_attack_on_models_by_hand():
 def test_an_attack_that_could_not_be_carried_out_is_refused(run, settings, networks):
     fed = federation(network=(linear, with_hidden_layer)[:networks])
     words = "one network for all clients" + ", and neither" * ("K" in settings)
-    with pytest.raises(ValueError, match="--attack on weights needs " + words):
+    with pytest.raises(ValueError, match="attack on weights needs " + words):
         next(run(fed, **settings, participation=1.0, attack=made("paf", 4)))
 
 

@@ -127,7 +127,7 @@ def test_a_server_is_the_headline_and_a_network_counts_for_each_client(run, publ
         shared = run in (centralized, centralized_all)         # no network is a client's own
         scores = [score(fed, network, None if shared else private.labels)
                   for network, private in zip(networks, fed.private)]
-        moves = baselines.accuracies(fed, state)              # the rate of each network
+        moves = baselines.evaluate_each(fed, state)           # the rate of each network
         assert [moves.get(i, moves.get(name)) for i, name in enumerate(fed.architecture)] == [
             each.test for each in scores]
         expected = client_metrics(scores)

@@ -6,8 +6,9 @@ from toys import labeled, last, linear, with_batchnorm
 
 from algorithms import ALGORITHMS
 from algorithms.communication import (bytes_until, clients_accuracy, features_bytes,
-                                      features_ledger, logits_bytes, logits_ledger, network_cost,
+                                      features_ledger, logits_bytes, logits_ledger,
                                       split_learning_bytes, weights_bytes, weights_ledger)
+from benchmarks.costs import network_cost
 from models import build
 
 KIB, MB, GIB = 1024, 1024**2, 1024**3            # FedGEMS writes "kb" and "MB"
@@ -53,7 +54,7 @@ def test_fedgems_table_4_is_whole_rounds_up_and_down(algo):
     fed = labeled(sizes=(1,) * 16, num_classes=10, num_public=25)
     fedmds = {"subset_size": None, "early_stopping": False, "transfer_public_epochs": 0,
               "transfer_local_epochs": 0}
-    metrics, _ = last(ALGORITHMS[algo](fed, rounds=1, **fedmds if algo == "fedmd" else {}))
+    metrics, _ = last(ALGORITHMS[algo].run(fed, rounds=1, **fedmds if algo == "fedmd" else {}))
     up, down, indices = (metrics[f"bytes_{way}"] for way in ("up", "down", "down_indices"))
     assert up == down == 4 * 25 * 10 * 16 and indices == (4 * 25 * 16 if algo == "fedmd" else 0)
     assert {n: round(n * 1000 * (up + down) / MB, 2) for n in TABLE_4[algo]} == TABLE_4[algo]

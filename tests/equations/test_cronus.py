@@ -112,7 +112,7 @@ def test_cronus_round_by_hand():
     """Two rounds in plain Python, towards what two passes of the filter leave of all clients, on
     all public samples."""
     fed = federation(sizes=(5, 3, 4, 6, 2, 4, 3, 5))
-    assert cronus.PUBLIC == "unlabeled" and fed.public.labels is None
+    assert cronus.ALGORITHM.public == "unlabeled" and fed.public.labels is None
     _, *rounds = cronus.run(fed, **QUICK, malicious_fraction=0.2)
     everyone_left = []
 

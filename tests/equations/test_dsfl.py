@@ -70,7 +70,7 @@ def test_dsfl_round_by_hand(how):
     """Two rounds in plain Python: server and clients learn towards the sharpened mean of all
     clients on all public samples. The mean has no temperature."""
     fed = federation(sizes=(5, 3, 4), server=linear)
-    assert dsfl.PUBLIC == "unlabeled" and fed.public.labels is None
+    assert dsfl.ALGORITHM.public == "unlabeled" and fed.public.labels is None
 
     def mean(probs):
         of_sample = [[sum(p) / 3 for p in zip(*rows)] for rows in zip(*probs)]

@@ -9,7 +9,7 @@ from toys import (close, constant, federation, last, linear, same, samples, slow
                   slow_logits, slow_slopes, slow_training, with_batchnorm, with_hidden_layer)
 
 from algorithms import fedavg, fedbe, feddf
-from algorithms.common import active_clients, sample_clients
+from algorithms.clients import active_clients, sample_clients
 from algorithms.evaluation import accuracy, disagreement
 from algorithms.training import batches, predict_members
 from federation import stream

@@ -8,7 +8,7 @@ from toys import federation, last, linear, same
 from torch import nn
 
 from algorithms import fedavg, fedgen
-from algorithms.common import sample_clients
+from algorithms.clients import sample_clients
 from algorithms.training import batches
 from attacks import Attack
 from federation import stream

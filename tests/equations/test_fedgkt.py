@@ -12,12 +12,13 @@ from toys import drawn, federation, last, linear, numbers, pixels, same, samples
 from torch import nn
 
 from algorithms import fedgkt, fedgkt_async, fedgkt_features
-from algorithms.common import sample_clients, tensors
+from algorithms.clients import sample_clients
 from algorithms.communication import features_bytes
 from algorithms.evaluation import own_accuracy
 from algorithms.fedgkt import client_loss, server_loss
 from algorithms.fedgkt_features import extract
 from algorithms.training import OPTIMIZERS, batches
+from algorithms.uploads import tensors
 from federation import stream
 from reference import fedgkt as oracle
 
@@ -377,7 +378,7 @@ def test_non_finite_features_are_left_out(part, value, monkeypatch):
     (RUNS, {"network": (Edge, linear)}, {}, "linear has no feature map"),
     (RUNS, {"network": (Edge, lambda classes: Edge(classes, 6))}, {},
      r"cannot read the \[6, 1, 1\] feature maps of <lambda>"),
-    *((RUNS[1:], {}, {"latencies": latencies}, "--latencies .* greater than 0 .* 3 clients")
+    *((RUNS[1:], {}, {"latencies": latencies}, "latencies .* greater than 0 .* 3 clients")
       for latencies in [(1., 2., 3., 4.), (1., 0., 2.)])])
 def test_what_does_not_fit_together_is_refused(runs, federation, settings, message):
     """Before anything is computed: there is not even a first row."""

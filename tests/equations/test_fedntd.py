@@ -8,7 +8,7 @@ from toys import (close, cross_entropy_slope, federation, last, same, slow_learn
                   slow_training, with_batchnorm, with_dropout)
 
 from algorithms import fedavg, fedntd
-from algorithms.common import sample_clients
+from algorithms.clients import sample_clients
 from algorithms.equations import average_weights, distillation_loss
 from algorithms.training import load_model
 from federation import stream

@@ -10,9 +10,10 @@ from toys import (SHAPE, close, constant, drawn, federation, last, linear, numbe
                   slow_logits, with_batchnorm, with_dropout, with_hidden_layer)
 
 from algorithms import fedavg, fedsdd, fedsdd_ablations
-from algorithms.communication import round_seconds
+from algorithms.equations import ensemble_logits
 from algorithms.evaluation import accuracy, disagreement
 from algorithms.training import predict_members
+from benchmarks.costs import round_seconds
 from federation import Data, stream
 from reference import fedsdd as oracle
 
@@ -51,15 +52,15 @@ def test_groups_change_and_all_meet_the_main_model():
 
 @pytest.mark.parametrize("K", [0, 3])
 def test_more_models_than_active_clients_is_an_error(K):
-    with pytest.raises(ValueError, match=f"K = {K}"):
+    with pytest.raises(ValueError, match=f"fedsdd: K = {K}"):
         groups_of(1, K, count=2)
     fed = federation((3,) * 10, (linear,) * 3 + (with_hidden_layer,) * 2)    # half: 3 and 2 clients
-    with pytest.raises(ValueError, match=f"K = {K}"):
+    with pytest.raises(ValueError, match=f"fedsdd: K = {K}"):
         next(fedsdd.run(fed, **{**QUICK, "participation": 0.5}, K=K))
 
 
 def test_eq3_is_the_softmax_of_the_mean_logits():
-    probs = fedsdd.ensemble_logits(torch.tensor([[[4., 0.]], [[0., 1.]]])).softmax(-1)
+    probs = ensemble_logits(torch.tensor([[[4., 0.]], [[0., 1.]]])).softmax(-1)
     expected = 1 / (1 + math.exp((0 + 1) / 2 - (4 + 0) / 2))     # .8176; of the softmaxes: .6255
     assert probs[0, 0].item() == pytest.approx(expected, abs=1e-6)
 
@@ -181,7 +182,7 @@ def test_the_ablations_with_fedsdds_own_choices_are_fedsdd():
     fed = federation(EIGHT, (with_batchnorm, with_hidden_layer))
     theirs = fedsdd_ablations.run(fed, **QUICK, K=2, R=2, ensemble="aggregated", students="main")
     assert same(list(fedsdd.run(fed, **QUICK, K=2, R=2)), list(theirs))
-    assert fedsdd_ablations.PUBLIC == fedsdd.PUBLIC == "unlabeled"
+    assert fedsdd_ablations.ALGORITHM.public == fedsdd.ALGORITHM.public == "unlabeled"
 
 
 def test_initial_models_differ_and_main_is_fedavgs():

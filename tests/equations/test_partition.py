@@ -69,8 +69,8 @@ ERRORS = [    # (rule, arguments without rng, words of the error)
     *((rule, (LABELS, 4, alpha), f"alpha is {alpha}")
       for rule in list(WHOLE)[1:] for alpha in (0, -1., np.nan, np.inf)),
     # With alpha near 0 each of two classes goes to one client: three cannot have 10 samples each.
-    (dirichlet, ([0, 1] * 20, 3, 1e-6), "1000 draws.* 3 clients 10 samples: raise --alpha"),
-    (dirichlet_balanced, ([0, 1] * 20, 3, 1e-6), "1000 bal.* 3 clients 10 samples: raise --alpha"),
+    (dirichlet, ([0, 1] * 20, 3, 1e-6), "1000 draws.* 3 clients 10 samples: raise alpha"),
+    (dirichlet_balanced, ([0, 1] * 20, 3, 1e-6), "1000 bal.* 3 clients 10 samples: raise alpha"),
     (partition.few_per_class, ([4] * 6 + [2] * 5, 3, 2), "class 2 has 5.* need 6"),
     (partition.few_per_class, (LABELS, 3, 0), "per_class is 0"),
     (partition.by_subclass, ([1, 1, 0, 0, 0], [7, 7, 8, 8, 8], 3),
@@ -87,6 +87,17 @@ def test_what_cannot_be_split_is_an_error_of_one_line(rule, given, words):
     with pytest.raises(ValueError, match=words) as error:
         rule(*given, rng=rng())
     assert "\n" not in str(error.value)
+
+
+@every
+def test_a_seed_for_rng_and_one_hot_labels_are_refused(name, monkeypatch):
+    with pytest.raises(ValueError, match="^rng is 0: a numpy Generator is needed"):
+        ALL[name](0)
+    one_hot = np.eye(10)[TEN]
+    for labels in ("LABELS", "WRITERS", "SUBCLASS", "TEN"):
+        monkeypatch.setitem(globals(), labels, one_hot)
+    with pytest.raises(ValueError, match=r"^labels have shape \[1500, 10\]: one number per sample"):
+        ALL[name](rng())
 
 
 @pytest.mark.parametrize("split", [dirichlet, dirichlet_balanced])

@@ -10,21 +10,16 @@ from pathlib import Path
 import pytest
 from break_it import MUTANTS, ROOT, mutated, place_of
 from functions import EQUATIONS
+from toys import shipped
 
 
 def test_every_file_of_algorithms_and_every_function_with_an_equation_has_one():
     files = {m.file for m in MUTANTS}
     functions = {f"{Path(m.file).stem}.{place_of(m)[1]}" for m in MUTANTS}
-    algorithms = {f"algorithms/{path.name}" for path in (ROOT / "algorithms").glob("*.py")}
-    without = {f"algorithms/{name}.py" for name in ("__init__", "hyperparameters", "fedmd_pooled")}
+    algorithms = {f"algorithms/{name}.py" for name in shipped()}
+    without = {f"algorithms/{name}.py" for name in ("declaration", "fedmd_pooled")}
     assert files >= algorithms - without | {"attacks.py", "partition.py", "experiment/plateau.py"}
     assert set(EQUATIONS) <= functions
-
-
-def test_a_page_tells_how_many():
-    told = (f"{len(MUTANTS)} mistakes of one line, {sum(bool(m.whose) for m in MUTANTS)} of them "
-            "found in public code")
-    assert told in " ".join((ROOT / "docs" / "READING.md").read_text().split())
 
 
 @functools.cache
@@ -62,7 +57,9 @@ def start_told(npz, folder):
     """The process of `told` (conftest.py): a sample, and what nobody notices."""
     odd = [("algorithms/equations.py", old, new, HAND, what)
            for what, (old, new, _) in UNNOTICED.items()]
-    script = f"""import break_it
+    script = f"""import break_it, io, sys
+sys.stdin = io.StringIO('1 1\\n2 1\\nabout\\n9 9\\n')
+print('status', break_it.main(['--quiz', '--only', 'fedgems.py entropy ']))
 print('status', break_it.main(['--every', '24']))
 break_it.MUTANTS = [break_it.Mutant(*fields) for fields in {odd!r}]
 print('status', break_it.main([]))"""
@@ -77,9 +74,9 @@ def told(background):
         pytest.skip("needs os.fork")
     out, errors = background["told"][1].communicate(timeout=600)
     *parts, rest = re.split(r"^status (\d)\n", out, flags=re.M)
-    assert len(parts) == 4 and not rest, out + errors
+    assert len(parts) == 6 and not rest, out + errors
     runs = [(int(status), lines.splitlines()) for lines, status in zip(parts[::2], parts[1::2])]
-    return dict(zip(("sample", "odd"), runs))
+    return dict(zip(("quiz", "sample", "odd"), runs))
 
 
 def test_every_twenty_fourth_mistake_is_caught(told):
@@ -88,6 +85,16 @@ def test_every_twenty_fourth_mistake_is_caught(told):
     assert len(lines) == number and all(line.endswith("  caught") for line in lines)
     assert re.fullmatch(rf"tried {number}, caught {number}, survived 0, broken 0, in \d+ s",
                         summary) and status == 0
+
+
+def test_a_quiz_says_where_a_mistake_is_only_after_a_right_guess(told):
+    """A right guess, a wrong one, and what is no guess."""
+    status, lines = told["quiz"]
+    questions, right, wrong, *rest = "\n".join(lines).split("Which test fails after")
+    assert "1  the mean over the classes\n" in questions and "::test_eq3_by_hand\n" in questions
+    assert re.search(r"Yes, it fails. algorithms/fedgems.py:\d+  the mean over the classes", right)
+    assert "No, it passes." in wrong and len(rest) == 3 and status == 0
+    assert not any(re.search(r"\.py:\d|entr\(", part) for part in (questions, wrong, *rest))
 
 
 def test_what_no_assertion_notices_is_not_called_caught(told):

@@ -16,7 +16,7 @@ SETS = {"toy": TOY, "foreign": FOREIGN, "ten": TEN, "copy": TOY,
         "dark": FOREIGN._replace(train=Data(FOREIGN.train.images / 100, FOREIGN.train.labels))}
 FLAGS = dict(dataset="toy", data_root="downloads", classes=None, partition="iid", clients=3,
              alpha=0.5, per_class=2, public=None, public_size=None, joint=False, validation=None,
-             model=["mlp"], server_model="mlp", augment=False, amp=False)
+             train_size=None, model=["mlp"], server_model="mlp", augment=False, amp=False)
 
 
 @pytest.fixture(autouse=True)
@@ -30,9 +30,11 @@ def sets(monkeypatch):
 def built(seed=0, **changes):
     """(the federation, the data sets, the split)."""
     flags = FLAGS | changes
-    datasets = build.load(flags)
+    networks = {name: flags.pop(name) for name in ("model", "server_model")}
+    datasets = build.load_datasets(flags, {"fedavg": networks})
     split = build.split(flags, datasets.task, seed)
-    return (build.federation(flags, datasets, split, seed, torch.device("cpu")), datasets, split)
+    fed = build.federation(flags, datasets, split, seed, torch.device("cpu"))
+    return build.with_networks(fed, **networks), datasets, split
 
 
 def classes_of(part):

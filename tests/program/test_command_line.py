@@ -14,14 +14,15 @@ from toys import OF_PAPERS, federation, refused, same
 
 import fedkd_minimal
 import models
-from algorithms import ALGORITHMS, declared, fedavg, fedsdd
+from algorithms import ALGORITHMS, fedavg, fedsdd
+from algorithms.hyperparameters import HYPERPARAMETERS
 from data.load import DATASETS
 from experiment.build import PARTITIONS
 from experiment.config import configure
-from experiment.flags import (build_parser, flag_name, hyperparameter_help, keywords, parse,
+from experiment.flags import (COMMON_FLAGS, build_parser, flag_name, hyperparameter_help, parse,
                               value_text)
-from experiment.presets import DEFAULTS, PAPER, RANGES
-from experiment.report import Progress, metric_text
+from experiment.presets import PAPER
+from experiment.report import Clock, metric_text
 from fedkd_minimal import main
 
 TINY = "--model mlp --clients 4 --partition iid --threads 1".split()
@@ -31,7 +32,13 @@ LOGITS = [*TINY, *"--server-model mlp --public half --local-epochs 1 --batch-siz
 
 
 def configured(command):
-    return configure(parse(command.split()))
+    """The config of a command."""
+    config, _ = configure(parse(command.split()))
+    return config
+
+
+def hyperparameters(algo):
+    return ALGORITHMS[algo].hyperparameters
 
 
 def kept(folder, name="metrics.jsonl"):
@@ -63,7 +70,7 @@ REFUSED = """
 --algo fedavg --local-steps 5 --local-epochs 2 | --local-epochs and --local-steps exclude
 --algo fedavg --round 3               | unknown flag --round | fedavg has
 --algo feddf --secure-sum             | unknown flag --secure-sum | feddf has
---algo fedsdd TINY --K 3              | K = 3 | 2 | --K
+--algo fedsdd TINY --K 3              | fedsdd: K = 3 | 2 | participation
 --algo feddf --temperature none       | --temperature | none
 --algo fedavg --model resnet21        | resnet21 | resnet20
 --algo fedavg,fedsdd --model cnn,mlp  | fedavg: every client needs the same network, not cnn, mlp
@@ -71,25 +78,27 @@ REFUSED = """
 --algo fedavg --device abacus         | abacus
 --algo fedavg --device meta           | meta
 --algo fedavg --seeds 0,0             | --seeds | twice
---algo fedavg --partition few_per_class --per-class 100 | 600 samples | 2000 | --per-class
+--algo fedavg --partition few_per_class --per-class 100 | 600 samples | 2000 | per_class 100
 --algo fedavg --out=                  | --out | it is empty
 --resume=                             | --resume | it is empty
 --algo fedsdd --public nowhere        | nowhere
 --algo fedgems --paper fedgems        | --paper | fedgems-homogeneous
 --algo scaffold --paper fedgkt        | fedgkt | scaffold | fedavg
---algo fedavg,fedgkt --paper fedgkt   | fedgkt | a separate command
 --algo fedsdd --paper fedsdd --dataset cifar100 | cifar100: --public NAME or PATH | has ImageNet-32
 --algo fedavg,feddf --paper feddf TINY | feddf | --public NAME or PATH
 --algo fedavg,split-learning --lr-patience 3 | --lr-patience | split-learning keeps
 --algo split-learning --paper fedgkt --lr-patience 3 | --lr-patience | split-learning keeps
 --algo fedgems --public glyphs-letters | fedgems | labels of the task | --public half
+--algo fedmd,fedgems --public glyphs-letters | fedgems: | labels of the task
+--algo fedgems --public glyphs-letters --joint | fedgems: | labels of the task
 --algo fedmd --public half --joint    | --joint | foreign
 --algo fedmd --no-joint               | fedmd | labels of the task
---algo fedgems --attack paf --attackers 20 | --attackers 20 | from 1 to 19
+--algo fedgems --attack paf --attackers 20 | attackers is 20 | from 1 to 19
 --algo fedgems --attack-z 1.5         | --attack-z | without --attack
 --algo fedgems,scaffold --attack paf  | --attack | scaffold | fedgems
---algo split-learning TINY            | --model mlp | gkt_edge
---algo fedgkt TINY                    | --model mlp | gkt_edge
+--algo split-learning TINY            | mlp has no feature map | gkt_edge
+--algo fedgems,fedgkt --server-model gkt_server_small --model gkt_edge_small | fedgems: | cannot
+--algo fedgkt TINY                    | mlp has no feature map | gkt_edge
 --algo fedgkt TINY --model gkt_edge --server-model gkt_server_small | gkt_server_small | [16, 8, 8]
 """
 
@@ -105,12 +114,12 @@ def test_bad_input_is_one_line_status_2_and_nothing_on_disk(capsys, tmp_path, np
 
 EDGES = [   # numbers that are refused, numbers that are allowed, the flags
     ("0 -1 2.5 two 99999999999999999999999", "1 7",
-     "rounds local_epochs local_steps server_epochs batch_size server_batch_size "
+     "train_size local_epochs local_steps server_epochs batch_size server_batch_size "
      "public_batch_size lr_patience K R distill_steps check_every patience subset_size clients "
      "generator_steps "
      "transfer_public_batch_size transfer_batch_size per_class public_size attackers"),
-    ("-1 2.5 two", "0 7", "warmup_rounds samples transfer_public_epochs transfer_local_epochs "
-                          "public_epochs classes seeds generated"),
+    ("-1 2.5 two", "0 7", "rounds warmup_rounds samples transfer_public_epochs "
+                          "transfer_local_epochs public_epochs classes seeds generated"),
     ("0 -1 nan inf two", "1e-9 7", "lr server_lr global_lr generator_lr max_grad_norm temperature "
                                    "concentration latencies alpha generated_weight_decay"),
     ("-1 nan inf", "0 7.5", "weight_decay kernel_l2 min_delta mu consensus_weights attack_scale "
@@ -120,11 +129,14 @@ EDGES = [   # numbers that are refused, numbers that are allowed, the flags
     ("nan inf", "-1 0 1", "attack_z"), ("0 1025 99999999999999999999999", "1 1024", "threads")]
 
 
-@pytest.mark.parametrize("name", RANGES)
+NUMBERS = [name for name, row in (HYPERPARAMETERS | COMMON_FLAGS).items() if row.allowed]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
 def test_a_number_outside_its_range_is_refused(capsys, name):
     """By `parse`, before the number reaches torch: too many threads end the process."""
     [(outside, inside)] = [edge[:2] for edge in EDGES if name in edge[2].split()]
-    algo = next((algo for algo in ALGORITHMS if name in keywords(algo)), "fedavg")
+    algo = next((algo for algo in ALGORITHMS if name in hyperparameters(algo)), "fedavg")
     for value in outside.split():
         argv = ["--algo", algo, f"{flag_name(name)}={value}"]
         refused(capsys, argv, flag_name(name), value, run=parse)
@@ -134,7 +146,7 @@ def test_a_number_outside_its_range_is_refused(capsys, name):
 
 def test_networks_may_differ_unless_one_model_goes_to_all_clients():
     """These refuse several networks; test_contracts.py runs all others with two."""
-    assert {algo for algo in OF_PAPERS if not declared(algo).MIXED} == {
+    assert {algo for algo in OF_PAPERS if not ALGORITHMS[algo].mixed} == {
         "fedavg", "fedprox", "scaffold", "fedntd", "fedgen", "fedbe", "split-learning"}
 
 
@@ -190,7 +202,7 @@ def test_a_config_changed_by_hand_is_refused(capsys, finished, tmp_path, place, 
 def test_a_flag_goes_to_all_algorithms_that_have_it_with_one_type():
     kinds = {}
     for algo in ALGORITHMS:
-        for name, parameter in keywords(algo).items():
+        for name, parameter in hyperparameters(algo).items():
             assert kinds.setdefault(name, parameter.annotation) == parameter.annotation, name
     settings = configured("--algo fedavg,fedsdd --lr 0.3 --R 2")["settings"]
     assert settings["fedavg"]["lr"] == settings["fedsdd"]["lr"] == 0.3
@@ -257,7 +269,7 @@ PAPERS_DEFAULTS = {   # every keyword of every algorithm
 
 @pytest.mark.parametrize("algo", OF_PAPERS)
 def test_defaults_are_the_papers(algo):
-    found = {name: parameter.default for name, parameter in keywords(algo).items()}
+    found = {name: parameter.default for name, parameter in hyperparameters(algo).items()}
     assert found == PAPERS_DEFAULTS[algo]
 
 
@@ -272,10 +284,10 @@ def printed_help(capsys, argv):
 
 def test_the_help_of_a_keyword_tells_its_meaning_and_the_default_of_each_algorithm(capsys):
     """The meaning is the algorithm's own, maybe of several lines, or the one that all share."""
-    assert hyperparameter_help("patience", ["feddf"]) == (
+    assert hyperparameter_help("patience", [ALGORITHMS["feddf"]]) == (
         "steps without a better student on the validation set before distillation stops; none: "
         "it makes all steps (default 1000)")
-    assert hyperparameter_help("rounds", ["fedmd", "fedavg"]) == (
+    assert hyperparameter_help("rounds", [ALGORITHMS["fedmd"], ALGORITHMS["fedavg"]]) == (
         "number of communication rounds (default: fedmd 20, fedavg 100)")
     assert ("--generator-lr FLOAT learning rate of the generator; it falls by 2% after every round "
             "(default 0.0003)") in printed_help(capsys, ["--algo", "fedgen"])
@@ -286,10 +298,10 @@ def test_the_help_of_a_keyword_tells_its_meaning_and_the_default_of_each_algorit
 @pytest.mark.parametrize("algo", OF_PAPERS)
 def test_help_is_the_files_own_text_and_describes_every_flag(capsys, algo):
     printed = printed_help(capsys, ["--algo", algo]).replace(" ", "")   # it breaks after hyphens
-    about = inspect.getmodule(ALGORITHMS[algo]).__doc__.splitlines()[0]
+    about = inspect.getmodule(ALGORITHMS[algo].run).__doc__.splitlines()[0]
     assert about.replace(" ", "") in printed
-    helps = {action.dest: action.help for action in build_parser([algo], "")._actions}
-    for name, parameter in keywords(algo).items():
+    helps = {action.dest: action.help for action in build_parser([ALGORITHMS[algo]], "")._actions}
+    for name, parameter in hyperparameters(algo).items():
         assert flag_name(name) in printed
         assert "".join(helps[name].replace("%%", "%").split()) in printed, name
         assert helps[name].endswith(f"(default {value_text(parameter.default)})"), name
@@ -305,7 +317,7 @@ def test_help_of_several_algorithms_and_of_none(capsys):
     assert fedkd_minimal.__doc__.splitlines()[0] in printed_help(capsys, [])
     for action in build_parser([], "")._actions:
         assert len(action.help.split()) > 2, action.dest
-        default = DEFAULTS.get(action.dest)
+        default = COMMON_FLAGS[action.dest].default if action.dest != "help" else None
         text = "(default" if default is None else f"(default {value_text(default)})"
         assert text in action.help or action.dest in NO_DEFAULT
 
@@ -324,7 +336,7 @@ def test_a_run_prints_a_line_per_round_and_keeps_what_it_measured(finished):
     for t, (line, row, timing) in enumerate(zip(lines[1:4], rows, timings, strict=True)):
         assert row["round"] == timing["round"] == t
         assert not any(key.endswith("_seconds") for key in row)
-        shown = [metric_text(row.get(key)) for key in declared("fedsdd").COLUMNS]
+        shown = [metric_text(row.get(key)) for key in ALGORITHMS["fedsdd"].columns]
         assert line.split()[:5] == [f"{t}/2", *shown] and shown[0] == f"{row['accuracy']:.4f}"
 
 
@@ -352,10 +364,11 @@ def test_describe_prints_the_samples_of_each_class_and_client(capsys, npz):
 
 
 def test_the_seconds_of_a_function_count_in_one_round_alone():
-    fed, progress = federation(), Progress()
+    fed = federation()
+    clock = Clock(None, fed)
     fed.seconds["evaluate"] = 2.0
-    assert progress.seconds_of_round(fed)["evaluate_seconds"] == 2.0
-    assert progress.seconds_of_round(fed).keys() == {"round_seconds"}
+    assert clock.seconds_of_round()["evaluate_seconds"] == 2.0
+    assert clock.seconds_of_round().keys() == {"round_seconds"}
 
 
 @pytest.mark.parametrize("flags", ["--lr 1e30", "--server-lr 1e30", "--temperature 1e-30",

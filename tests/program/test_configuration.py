@@ -7,11 +7,12 @@ import pytest
 from test_command_line import configured, kept
 from toys import arrays, refused
 
-from algorithms import declared
+from algorithms import ALGORITHMS
 from experiment import process
 from experiment.build import HELD_OUT
-from experiment.flags import flag_name, keywords, value_text
-from experiment.presets import DEFAULTS, PAPER, QUICK_START
+from experiment.config import DEFAULTS, NETWORKS
+from experiment.flags import flag_name, value_text
+from experiment.presets import PAPER, QUICK_START
 from fedkd_minimal import main
 from models import BOTTLENECKS
 
@@ -64,7 +65,9 @@ fedmd --dataset glyphs-letters --classes 0,1,5 | public glyphs | joint on | clas
 def test_what_a_command_sets(line):
     command, *expected = line.split(" | ")
     config = configured("--algo " + command)
-    found = {**config["environment"], **config["flags"], **config["settings"][command.split()[0]]}
+    label = command.split()[0]
+    found = {**config["environment"], **config["flags"], **config["networks"][label],
+             **config["settings"][label]}
     assert [f"{name} {value_text(found[name])}"
             for name, _ in map(str.split, expected)] == expected
 
@@ -193,21 +196,23 @@ FIRST = {(*own["model"], own["server_model"]): preset for preset in reversed(PRE
 def test_every_preset_runs(tmp_path, paper, algo):
     """A round with its settings; the first algorithm with the same networks runs the real ones."""
     config = configured(f"--algo {algo} --paper {paper}")
-    own = {name: parameter.default for name, parameter in keywords(algo).items()}
+    own = {name: parameter.default for name, parameter
+           in ALGORITHMS[algo].hyperparameters.items()}
     own |= {name: value for name, value in PAPER[paper][algo].items() if name != "data"}
     assert config["settings"][algo] == own
     for name, value in flags_of(paper, algo).items():
-        assert value is None or config["flags"][name] == value
+        found = config["networks"][algo] if name in NETWORKS else config["flags"]
+        assert value is None or found[name] == value
     flags = [f"{flag_name(name)}={value}" for name, value in SMALL.items() if own.get(name)]
     if (paper, algo) not in FIRST:
         edges = algo in ("fedgkt", "fedgkt-async", "split-learning")
         small = "gkt_edge_small gkt_server_small".split() if edges else ["mlp", "mlp"]
         flags += ["--model", small[0], "--server-model", small[1]]
-    if declared(algo).PUBLIC != "none" and flags_of(paper, algo)["public"] is None:
+    if ALGORITHMS[algo].public != "none" and flags_of(paper, algo)["public"] is None:
         flags.append("--public=fifth")                   # of the papers' own sets none is here
     np.savez(tmp_path / "few.npz", **arrays(16, 8, 4, (12, 12, 3)))
     main(["--algo", algo, "--paper", paper, "--dataset", str(tmp_path / "few.npz"), "--clients",
           "2", "--partition", "iid", "--threads", "1", "--out", str(tmp_path / "out"), *flags])
     rows = kept(tmp_path / "out")
     no_server = {"server_accuracy"} if algo in ("public-private", "centralized") else set()
-    assert {*declared(algo).COLUMNS} - no_server <= rows[1].keys() and len(rows) == 2
+    assert {*ALGORITHMS[algo].columns} - no_server <= rows[1].keys() and len(rows) == 2

@@ -12,13 +12,13 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from toys import (federation, labeled, linear, main, same, samples, through_a_file,
-                  without_seconds)
+from toys import (OF_PAPERS, federation, labeled, linear, main, same, samples, shipped,
+                  through_a_file, without_seconds)
 from torch import nn
 
-from algorithms import ALGORITHMS, common, declared, evaluation
-from algorithms.common import active_clients, sample_clients
-from algorithms.hyperparameters import MEANING
+from algorithms import ALGORITHMS, clients, evaluation
+from algorithms.clients import active_clients, sample_clients
+from algorithms.hyperparameters import HYPERPARAMETERS
 from attacks import Attack
 from experiment import checkpoint
 from experiment.flags import descriptions
@@ -71,23 +71,23 @@ class Server(Net):
 
 def toy(algo, **changes):
     """Six clients, one with a single sample; of two architectures where the algorithm allows it."""
-    network = (Net, Wide) if declared(algo).MIXED else Net
+    network = (Net, Wide) if ALGORITHMS[algo].mixed else Net
     changes = {"sizes": (5, 1, 4, 3, 4, 2), "network": network, "server": Server,
                "validation": samples(20, seed=3), "num_public": 10, **changes}
-    public = declared(algo).PUBLIC
+    public = ALGORITHMS[algo].public
     fed = (labeled if public in ("labeled", "joint") else federation)(**changes)
     return dataclasses.replace(fed, public=None) if public == "none" else fed
 
 
 def takes(algo, name):
     """True if the algorithm has a keyword of this name."""
-    return name in inspect.signature(ALGORITHMS[algo]).parameters
+    return name in inspect.signature(ALGORITHMS[algo].run).parameters
 
 
 def run(algo, fed=None, state=None, **changes):
     """[(metrics, state)] of a run, or of what is left of it after `state`."""
     settings = {name: x for name, x in {**SETTINGS, **changes}.items() if takes(algo, name)}
-    rounds = ALGORITHMS[algo](toy(algo) if fed is None else fed, state, **settings)
+    rounds = ALGORITHMS[algo].run(toy(algo) if fed is None else fed, state, **settings)
     return [(without_seconds(metrics), state) for metrics, state in rounds]
 
 
@@ -113,7 +113,7 @@ def kept(function, algo):
 
 def recorded(algo):
     """The `Record` of an algorithm."""
-    return kept(ALGORITHMS[algo], algo)
+    return kept(ALGORITHMS[algo].run, algo)
 
 
 def whole(algo):
@@ -150,7 +150,7 @@ def test_the_order_of_the_clients_does_not_matter(algo, monkeypatch):
     def backwards(fed, fn, ids):
         return [fn(i) for i in ids[::-1]][::-1]
     expected = whole(algo)
-    for module in (common, evaluation):
+    for module in (clients, evaluation):
         monkeypatch.setattr(module, "in_parallel", backwards)
     torch.rand(3)
     assert same(run(algo), expected)
@@ -193,7 +193,7 @@ def test_the_federation_and_the_global_generators_are_left_alone(algo):
 @every_algorithm
 def test_metrics_are_numbers_with_a_headline(algo):
     assert [state["round"] for _, state in whole(algo)] == [0, 1, 2]
-    columns = declared(algo).COLUMNS
+    columns = ALGORITHMS[algo].columns
     for metrics, state in whole(algo):
         assert all(type(x) in (int, float, type(None)) for x in metrics.values())
         assert checkpoint.dumps(metrics) and "accuracy" in metrics and "round" not in metrics
@@ -225,10 +225,11 @@ def test_a_lone_client_works(algo):
 def test_every_keyword_is_described_once(algo):
     """In hyperparameters.py or, if it is the algorithm's own or means something else there, in the
     docstring of `run`."""
-    own = descriptions(ALGORITHMS[algo])
-    assert {name for name, parameter in inspect.signature(ALGORITHMS[algo]).parameters.items()
-            if parameter.kind is parameter.KEYWORD_ONLY} <= {*own, *MEANING}
-    assert all(own[name] != MEANING.get(name) for name in own)
+    own = descriptions(ALGORITHMS[algo].run)
+    meanings = {name: row.meaning for name, row in HYPERPARAMETERS.items() if row.meaning}
+    assert {name for name, parameter in inspect.signature(ALGORITHMS[algo].run).parameters.items()
+            if parameter.kind is parameter.KEYWORD_ONLY} <= {*own, *meanings}
+    assert all(own[name] != meanings.get(name) for name in own)
 
 
 # ------------------------------------------------------------------------------ uploads gone wrong
@@ -245,7 +246,7 @@ def test_a_client_whose_numbers_are_not_finite_is_left_out(algo):
     fed.private[2].images[0, 0, 0, 0] = math.inf
     for metrics, state in run(algo, fed, participation=1.0, latencies=(1.0,) * 6):
         assert checkpoint.dumps(metrics)
-        if "bad_uploads" in declared(algo).COLUMNS + tuple(metrics) and state["round"]:
+        if "bad_uploads" in ALGORITHMS[algo].columns + tuple(metrics) and state["round"]:
             assert metrics["bad_uploads"] == 1 and sound(models_in(without_client(state, 2)))
 
 
@@ -286,8 +287,8 @@ def test_amp_reaches_training_and_prediction(algo):
 @every_algorithm
 def test_only_the_clients_of_a_round_are_trained(algo, monkeypatch):
     """0.7 of the clients of each architecture, two of three; of all, in FedGKT."""
-    trained, in_parallel = [], common.in_parallel
-    monkeypatch.setattr(common, "in_parallel", lambda fed, fn, ids:
+    trained, in_parallel = [], clients.in_parallel
+    monkeypatch.setattr(clients, "in_parallel", lambda fed, fn, ids:
                         trained.extend(ids) or in_parallel(fed, fn, ids))
     fed, share = toy(algo), 0.7 if takes(algo, "participation") else 1.0
     for t, state in [(1, whole(algo)[0][1]), (2, whole(algo)[1][1])]:
@@ -381,9 +382,10 @@ def test_the_page_of_metrics_has_every_key_and_no_other(npz, tmp_path, pytestcon
     main(f"--algo fedmd,fedgems,standalone --dataset {npz} --clients 4 --partition iid --rounds 1 "
          f"--public half --validation 0.2 --lr-patience 2 --out {tmp_path}".split())
     rows = [json.loads(line) for file in tmp_path.rglob("*.jsonl") for line in open(file)]
-    rows += [row for algo in ALGORITHMS for row, _ in whole(algo)]
+    rows += [row for algo in OF_PAPERS for row, _ in whole(algo)]
     found = {re.sub(r"\d$", "I", re.sub("Net|Wide", "NETWORK", key)) for row in rows for key in row}
-    for code in (path.read_text() for path in pytestconfig.rootpath.glob("algorithms/*.py")):
+    for name in shipped():
+        code = (pytestconfig.rootpath / "algorithms" / f"{name}.py").read_text()
         found |= {f"{name}_seconds" for name in re.findall(r"^@timed\ndef (\w+)", code, re.M)}
     page = (pytestconfig.rootpath / "docs" / "METRICS.md").read_text()
     cells = re.findall("^[|] (`.*?) [|]", page, re.M)

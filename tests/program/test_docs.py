@@ -4,21 +4,25 @@ import doctest
 import importlib
 import inspect
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
-from toys import OF_PAPERS
+from toys import shipped
 
 from algorithms import ALGORITHMS
+from docs.reading import sources
+from docs.reading.sources import order
 from experiment.config import configure
 from experiment.flags import parse
 from fedkd_minimal import main
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-DEPARTURES = (ROOT / "docs" / "DEPARTURES.md").read_text()
-PAGES = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("docs/reading/fed*.html")]
+PAGES = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("docs/results/*.md")]
 TEXT = "".join(path.read_text() for path in PAGES).replace("\\\n", " ")
 LINK = r"(?:\]\(|\b(?:href|src|srcset)=\")(?!\w+:)([^()\s\">`#]*)#?([^()\s\">`]*)"
 SCRIPT = (r"(?:`(?=(?:benchmarks|data|docs|experiment|tests)/)|"
@@ -30,22 +34,24 @@ LAYERS = {       # what of the project the files of a folder, or one file, may i
     "algorithms": "algorithms federation attacks",
     "data": "data federation",
     "federation.py": "", "attacks.py": "", "partition.py": "", "models.py": "",
-    "reference": "reference"}
-FILES = {layer: [ROOT / layer] if layer.endswith(".py") else sorted((ROOT / layer).glob("*.py"))
-         for layer in LAYERS}
-PRODUCT = [path for paths in FILES.values() for path in paths if path.stem != "__init__"]
-MODULE = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in PRODUCT}
-ALGORITHM_FILES = [path for path in FILES["algorithms"] if path.stem != "__init__"]
-OWN_FILES = [path for path in ALGORITHM_FILES if "\nD1  " in path.read_text()]    # of a paper
-TREE = {path: ast.parse(path.read_text()) for path in PRODUCT}
-DOCSTRING = {path: ast.get_docstring(TREE[path]) for path in ALGORITHM_FILES}
-CODE = {path: path.read_text().replace(text, "") for path, text in DOCSTRING.items() if text}
+    "reference": "math reference"}
+FILES = {layer: [layer] if layer.endswith(".py") else
+         [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / layer).glob("[!_]*.py"))]
+         for layer in LAYERS} | {"algorithms": [f"algorithms/{name}.py" for name in shipped()]}
+FOLDERS = [layer for layer in LAYERS if not layer.endswith(".py")]
+PRODUCT = sum(FILES.values(), [])
+WITH_DECISIONS = [file for file in PRODUCT if sources.header(file).decisions]
+EXAMPLES = [file for file in PRODUCT if ">>> " in (ROOT / file).read_text()]
 
 
-def imports(path):
+def module(file):
+    return file.removesuffix(".py").replace("/", ".")
+
+
+def imports(file):
     """{"algorithms", "algorithms.fedavg", "torch"}: what a file imports, anywhere in it."""
     found = set()
-    for node in ast.walk(TREE[path]):
+    for node in ast.walk(sources.tree(file)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -55,77 +61,70 @@ def imports(path):
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_imports_go_downwards(layer):
-    """Of an algorithm: it knows no data set, no network, no command line."""
+    """An algorithm knows no data set, no network, no command line; reference/ not even torch."""
     project = {name.removesuffix(".py") for name in LAYERS}
-    for path in {*FILES[layer]} & {*PRODUCT}:
-        used = {name.split(".")[0] for name in imports(path)} & project
-        assert used <= {*LAYERS[layer].split()}, path
+    for file in FILES[layer]:
+        used = {name.split(".")[0] for name in imports(file)}
+        used = used if layer == "reference" else used & project
+        assert used <= {*LAYERS[layer].split()}, file
 
 
 def test_what_algorithms_share_imports_no_papers_file():
-    for path in {*ALGORITHM_FILES} - {*OWN_FILES}:
-        assert not imports(path) & {MODULE[own] for own in OWN_FILES}, path
+    of_papers = [file for file in WITH_DECISIONS if file.startswith("algorithms/")]
+    for file in {*FILES["algorithms"]} - {*of_papers}:
+        assert not imports(file) & {*map(module, of_papers)}, file
 
 
-@pytest.mark.parametrize("path", [path for path in PRODUCT if ">>> " in path.read_text()],
-                         ids=lambda path: path.stem)
-def test_examples_in_docstrings_are_true(path):
-    module = importlib.import_module(MODULE[path])
-    found = doctest.testmod(module, extraglobs={"torch": torch})
+@pytest.mark.parametrize("file", EXAMPLES)
+def test_examples_in_docstrings_are_true(file):
+    found = doctest.testmod(importlib.import_module(module(file)), extraglobs={"torch": torch})
     assert found.failed == 0 < found.attempted
 
 
-@pytest.mark.parametrize("path", [path for path in PRODUCT if "\nD1  " in path.read_text()],
-                         ids=lambda path: path.stem)
-def test_every_departure_names_a_test_that_exists(path):
+@pytest.mark.parametrize("file", WITH_DECISIONS)
+def test_every_departure_names_a_test_that_exists(file):
     """Those of the file, five at most, and those of its section of DEPARTURES.md."""
-    tests = "".join(file.read_text() for file in (ROOT / "tests").glob("*/test_*.py"))
-    sections = dict(re.findall(r"^## (\S+)$(.*?)(?=^## |\Z)", DEPARTURES, re.M | re.S))
-    both = [re.findall(r"^(?:- )?D(\d+)\b(.*?)(?=^(?:- )?D\d|\Z)", text, re.M | re.S)
-            for text in (ast.get_docstring(TREE[path]), sections.get(path.name, ""))]
-    assert len(both[0]) <= 5 and {*sections} <= {path.name for path in PRODUCT}
-    assert [int(k) for k, _ in sum(both, [])] == [*range(1, len(sum(both, [])) + 1)]
-    for _, text in sum(both, []):
+    own, others = sources.header(file).decisions, sources.departures(file)
+    assert len(own) <= 5
+    assert [*own, *others] == [f"D{n}" for n in range(1, len(own) + len(others) + 1)]
+    for text in [*own.values(), *others.values()]:
         named = re.findall(r"\btest_\w+", text)
-        assert named and all(f"def {name}(" in tests for name in named), text
+        assert named and {*named} <= {name for name, _ in sources.tests()}, text
 
 
-def test_every_name_in_a_notation_table_is_in_the_code():
-    for path in {*OWN_FILES} - {ROOT / "algorithms" / "baselines.py"}:
-        code = CODE[path] + CODE[path.with_stem("fedgkt_features")] * (path.stem == "fedgkt")
-        [table] = re.findall(r"^(Paper.* here .*\n(?:.*\S.*\n)+)", DOCSTRING[path] + "\n", re.M)
-        header, *rows = table.splitlines()
-        here = [row[header.index("here"):header.index("shape")].split("(")[0] for row in rows]
-        names = re.findall(r"[A-Za-z_]\w*", " ".join(here))
-        assert len(names) >= max(4, sum(bool(cell.strip()) for cell in here)), path
-        assert [name for name in names if not re.search(rf"\b{name}\b", code)] == [], path
+@pytest.mark.parametrize("file", [x for x in WITH_DECISIONS if sources.header(x).notation])
+def test_every_name_in_a_notation_table_is_in_the_code(file):
+    """Of a table on fedgkt.py's page: in fedgkt_features.py, too."""
+    read = [file, *(["algorithms/fedgkt_features.py"] if "fedgkt" in file else [])]
+    code = "".join((ROOT / x).read_text().replace(sources.tree(x).body[0].value.value, "")
+                   for x in read)
+    here = [cells[1].split("(")[0] for cells in sources.header(file).notation]
+    names = re.findall(r"[A-Za-z_]\w*", " ".join(here))
+    assert len(names) >= 4 and [x for x in names if not re.search(rf"\b{x}\b", code)] == []
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_every_keyword_is_read(algo):
-    function = ast.parse(inspect.getsource(ALGORITHMS[algo])).body[0]
+    function = ast.parse(inspect.getsource(ALGORITHMS[algo].run)).body[0]
     names = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
     read = {node.id for node in names if isinstance(node.ctx, ast.Load)}
     assert {argument.arg for argument in function.args.kwonlyargs} <= read
 
 
-def test_a_round_is_at_most_twenty_lines_of_code():
+@pytest.mark.parametrize("name", order())
+def test_a_round_is_at_most_twenty_lines_of_code(name):
     """From the head of the loop to the metrics; blank lines and comment lines do not count."""
-    found = set()
-    for path in OWN_FILES:
-        lines = path.read_text().splitlines()
-        for loop in ast.walk(TREE[path]):
-            if isinstance(loop, ast.For) and ast.unparse(loop).startswith("for t in range("):
-                [end] = [x.lineno for x in loop.body if ast.unparse(x).startswith("metrics = ")]
-                body = map(str.strip, lines[loop.lineno:end - 1])
-                assert sum(line[:1] not in ("", "#") for line in body) <= 20, path.stem
-                found.add(path.stem)
-    assert found == {ALGORITHMS[algo].__module__.split(".")[1] for algo in OF_PAPERS}
+    loop = sources.rounds(f"algorithms/{name}.py")
+    lines = (ROOT / loop.file).read_text().splitlines()[loop.first:loop.last]
+    [end] = [n for n, line in enumerate(lines) if line.strip().startswith("metrics = ")]
+    assert sum(line.strip()[:1] not in ("", "#") for line in lines[:end]) <= 20
 
 
-def test_all_draws_are_by_the_runs_seed():
-    for path in OWN_FILES:
-        assert set(re.findall(r"\b(?:stream|seeded)\(([\w.]+)", CODE[path])) <= {"fed.seed"}
+@pytest.mark.parametrize("file", FILES["algorithms"])
+def test_all_draws_are_by_the_runs_seed(file):
+    for node in ast.walk(sources.tree(file)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("stream", "seeded"):
+            assert ast.unparse(node.args[0]) == "fed.seed"
 
 
 @pytest.mark.parametrize("command", re.findall(
@@ -137,32 +136,21 @@ def test_every_command_on_a_page_is_understood(command):
 
 
 def places(path):
-    """What may follow a file's #: L and a line's number, an id, a heading in GitHub's spelling."""
-    text = path.read_text()
-    headings = re.findall("^#+ (.*)", re.sub("^```.*?^```", "", text, flags=re.M | re.S), re.M)
-    words = [re.sub(r"\]\(.*?\)|[^\w\- ]", "", x).lower().replace(" ", "-") for x in headings]
-    lines = map("L{}".format, range(1, text.count("\n") + 1))
-    return {*words, *lines, *re.findall(r'\bid="(.*?)"', text)}
+    """What may follow a page's #: its headings in GitHub's spelling."""
+    text = re.sub("^```.*?^```", "", path.read_text(), flags=re.M | re.S)
+    headings = re.findall("^#+ (.*)", text, re.M)
+    return {re.sub(r"\]\(.*?\)|[^\w\- ]", "", x).lower().replace(" ", "-") for x in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
 def test_every_link_on_a_page_leads_to_a_file_and_to_a_place_in_it(page):
     for name, place in re.findall(LINK, page.read_text()):
         path = page.parent / (name or page.name)
-        assert path.exists() and (not place or place.split("-L")[0] in places(path)), (name, place)
+        assert path.exists() and (not place or place in places(path)), (name, place)
 
 
 def test_every_script_and_path_on_a_page_exists():
     assert [name for name in re.findall(SCRIPT, TEXT) if not (ROOT / name).exists()] == []
-
-
-def test_every_figure_of_the_results_is_in_a_file_that_its_section_names():
-    for section in re.split("^## ", (ROOT / "docs" / "RESULTS.md").read_text(), flags=re.M):
-        ours = re.sub(r"\*[+-]?\d[^*\n]*\*", "", section)         # without *the papers'*
-        figures = re.findall(r"(?<![\w.])-?\d+\.\d\d\b(?: ± \d+\.\d\d\b)?", ours)
-        files = map((ROOT / "docs").joinpath, re.findall(r"\((results/\S+txt)\)", ours))
-        kept = re.sub(r" (?:\+-|±) +", " ± ", "".join(path.read_text() for path in files))
-        assert [x for x in figures if x not in kept] == [], section[:60]
 
 
 def test_the_differences_in_the_readme_are_in_a_file_of_results():
@@ -183,3 +171,26 @@ def test_the_readme_shows_what_its_first_command_prints(capsys):
         told, found = (next(line.split() for line in lines if re.match(rf" +{t}/", line))
                        for lines in (shown, printed))
         assert told[4:7] == found[4:7] and abs(float(told[1]) - float(found[1])) < .01
+
+
+def test_an_algorithm_that_a_user_adds_turns_nothing_red(tmp_path):
+    """YOUR_OWN.md's file and its two lines, in a copy of the project: the tests of texts there."""
+    page = (ROOT / "docs" / "YOUR_OWN.md").read_text()
+    [algorithm] = re.findall(r"<!-- test: algorithm -->\n```python\n(.*?)```", page, re.S)
+    [lines] = re.findall(r"```python\n(from algorithms import \w+ .*?)```", page, re.S)
+    imported, registered = lines.splitlines()
+    for folder in (*FOLDERS, "tests", "docs", "benchmarks"):
+        shutil.copytree(ROOT / folder, tmp_path / folder,
+                        ignore=shutil.ignore_patterns("__pycache__"))
+    for path in filter(Path.is_file, ROOT.iterdir()):
+        shutil.copy(path, tmp_path)
+    (tmp_path / "algorithms" / "fedavgm.py").write_text(algorithm)
+    registry = tmp_path / "algorithms" / "__init__.py"
+    text = registry.read_text().replace("\n\nALGORITHMS", f"\n{imported}\n\nALGORITHMS")
+    registry.write_text(text.replace("\n)}", f"\n{registered}\n)}}"))
+    tests = [f"tests/program/test_{name}.py" for name in ("docs", "reading", "break_it")]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *tests, "-p", "no:cacheprovider", "-k",
+         "(docs or reading or has_one) and not user and not command"],
+        cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout

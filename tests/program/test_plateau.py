@@ -5,7 +5,8 @@ import pytest
 from test_contracts import SETTINGS, takes, toy, whole
 from toys import federation, linear, same, samples, through_a_file, without_seconds
 
-from algorithms import ALGORITHMS, declared
+from algorithms import ALGORITHMS
+from algorithms.declaration import Algorithm
 from algorithms.training import OPTIMIZERS, restore, snapshot, train_with_labels
 from experiment.plateau import with_plateau
 
@@ -27,6 +28,7 @@ def reached(fed, state):
     return {"accuracy": REACHED[state["round"] - 1]}
 
 
+SCRIPTED = Algorithm("scripted", scripted, plateau=("lr",), evaluate=reached)
 FED = federation(validation=samples(20, seed=3))
 
 
@@ -36,30 +38,31 @@ def rounds_of(run, fed=FED, state=None, **settings):
 
 def test_a_rate_falls_after_more_than_patience_rounds_by_hand():
     """.5 is reached in round 1, and rounds 2 and 3 bring nothing better: more than one."""
-    run = with_plateau(scripted, reached, ("lr",), 1)
+    run = with_plateau(SCRIPTED, 1)
     rounds = rounds_of(run, rounds=8, lr=0.8)
     assert [state["round"] for _, state in rounds] == [0, 1, 2, 3, 4, 5, 6, 7, 8]
     assert rounds[-1][1]["rates"] == pytest.approx(PATIENCE_1, rel=1e-12)
     assert [metrics["lr"] for metrics, _ in rounds[1:]] == pytest.approx(PATIENCE_1, rel=1e-12)
     assert rounds[0][0] == {"accuracy": 0.0, "lr": 0.8}
-    unmoved = rounds_of(with_plateau(scripted, reached, ("lr",), 9), rounds=8, lr=0.8)
+    unmoved = rounds_of(with_plateau(SCRIPTED, 9), rounds=8, lr=0.8)
     assert unmoved[-1][1]["rates"] == [0.8] * 8
 
 
 def test_a_resumed_run_goes_on_with_the_fallen_rate():
-    run = with_plateau(scripted, reached, ("lr",), 1)
+    run = with_plateau(SCRIPTED, 1)
     whole = rounds_of(run, rounds=8, lr=0.8)
     for n, (_, state) in enumerate(whole, start=1):
         assert same(rounds_of(run, state=through_a_file(state), rounds=8, lr=0.8), whole[n:])
 
 
-@pytest.mark.parametrize("algo", [algo for algo in ALGORITHMS if declared(algo).PLATEAU])
+@pytest.mark.parametrize("algo", [algo for algo in ALGORITHMS if ALGORITHMS[algo].plateau])
 def test_a_rate_that_never_falls_changes_nothing(algo):
     """One run for all rounds, and one for each; a state's accuracy is that of the metrics."""
-    run, fed, rates = ALGORITHMS[algo], toy(algo), declared(algo).PLATEAU
+    run, fed, rates = ALGORITHMS[algo].run, toy(algo), ALGORITHMS[algo].plateau
     settings = {name: x for name, x in (run.__kwdefaults__ | SETTINGS).items() if takes(algo, name)}
-    evaluate = declared(algo).evaluate
-    kept = rounds_of(with_plateau(run, evaluate, rates, 9), fed, **settings)
+    evaluate = ALGORITHMS[algo].evaluate
+    kept = rounds_of(with_plateau(ALGORITHMS[algo]._replace(evaluate_each=None), 9), fed,
+                     **settings)
     for (metrics, state), (found, found_state) in zip(whole(algo), kept, strict=True):
         assert same({key: found_state[key] for key in state}, state)
         assert found == metrics | {name: settings[name] for name in rates}
@@ -74,7 +77,8 @@ def test_the_test_set_does_not_move_a_rate():
         seen.append((fed.test, fed.public_test))
         return reached(fed, state)
     fed = federation(validation=samples(20, seed=3), public_test=samples(5))
-    rounds_of(with_plateau(scripted, evaluate, ("lr",), 1), fed, rounds=3, lr=0.8)
+    algorithm = Algorithm("", scripted, plateau=("lr",), evaluate=evaluate)
+    rounds_of(with_plateau(algorithm, 1), fed, rounds=3, lr=0.8)
     assert len(seen) == 3 and all(same(given, (fed.validation, None)) for given in seen)
 
 

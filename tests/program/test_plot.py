@@ -6,19 +6,20 @@ from statistics import stdev
 
 import pytest
 
-from experiment import plot
+from experiment import picture, plot
 
 A = {0: [0.1, 0.5, 0.4], 1: [0.1, 0.3, 0.6]}             # {seed: accuracy of each round}
 B = {0: [0.1, 0.6, 0.7], 1: [0.1, 0.2, 0.5], 2: [0.1]}
 ROW = '{"round": 0, "accuracy": 0.1, "loss": 2}'
 
 
-def write(folder, algo, values, alpha=1, **more):
+def write(folder, algo, values, alpha=1, public=None, **more):
     for seed, accuracies in values.items():
         (run := folder / f"{algo.replace(':', '-')}-seed{seed}").mkdir(parents=True)
         (run / "config.json").write_text(json.dumps({
-            "algo": [algo], "seeds": [seed], "settings": {algo: {"alpha": alpha}},
-            "flags": {"dataset": "/me/x.npz", "public": None, "data_root": "/me/data"},
+            "algo": [algo], "seeds": [seed], "networks": {algo: {}},
+            "settings": {algo: {"alpha": alpha}},
+            "flags": {"dataset": "/me/x.npz", "public": public, "data_root": "/me/data"},
             "environment": {"threads": 1}}))
         (run / "metrics.jsonl").write_text("\n".join(json.dumps(
             {"round": t, "accuracy": x, "bytes_up": 2**20 * t, "bytes_down": 2**19} | more)
@@ -35,13 +36,14 @@ def table(tmp_path, capsys):
 
 
 def test_the_table_has_the_mean_and_deviation_of_the_last_round(table):
-    assert f"\na 50.00 +- {100 * stdev([.4, .6]):.2f} reference 2 40.00 60.00 -\n" in table
-    assert f"\nb {130 / 3:.2f} +- {100 * stdev([.7, .5, .1]):.2f} " in table
-    assert "\nb 1234 +- 0 0,2 1234 1234 1234\n" in table         # no percent; rounds 0 and 2
+    assert f"\na model 50.00 +- {100 * stdev([.4, .6]):.2f} reference 2 40.00 60.00 -\n" in table
+    assert f"\nb model {130 / 3:.2f} +- {100 * stdev([.7, .5, .1]):.2f} " in table
+    assert "\nb 1234 +- 0 - 0,2 1234 1234 1234\n" in table       # no percent; rounds 0 and 2
 
 
 def test_differences_are_paired_by_seed(table):
-    final, best = re.findall(r"\nb 43.33 .* (\+\S+ \+- \S+, \d of \d) 0,2 70.00 50.00 10", table)
+    row = r"\nb model 43.33 .* (\+\S+ \+- \S+, \d of \d) 0,2 70.00 50.00 10"
+    final, best = re.findall(row, table)
     assert final == f"+10.00 +- {100 * stdev([.7 - .4, .5 - .6]):.2f}, 1 of 2"
     assert best == f"+5.00 +- {100 * stdev([.7 - .5, .5 - .6]):.2f}, 1 of 2"
 
@@ -55,14 +57,57 @@ def test_an_accuracy_that_the_reference_lacks_is_compared_with_its_accuracy(tmp_
     write(tmp_path, "a", {0: [0.2]})
     write(tmp_path, "b", {0: [0.1]}, ensemble_accuracy=0.5)
     plot.main([str(tmp_path), "--key", "ensemble_accuracy"])
-    assert re.search(r"minus a accuracy .*\nb +50.00 +\+30.00, 1 of 1 ", capsys.readouterr().out)
+    out = capsys.readouterr().out
+    assert re.search(r"minus a accuracy .*\nb +ensemble +50.00 +\+30.00, 1 of 1 ", out)
+
+
+def test_the_table_says_whose_accuracy_it_is_and_on_which_half(tmp_path, capsys):
+    """In one table: `accuracy` of a server on the public half, of clients on the private one."""
+    last = {"public": "half", "client_accuracy_distilled": 0.1, "client_accuracy_private": 0.4}
+    write(tmp_path, "fedmd", {0: [0.4]}, **last)
+    write(tmp_path, "fedgems", {0: [0.6]}, server_accuracy=0.6, server_accuracy_private_test=0.5,
+          **last)
+    plot.main([str(tmp_path)])
+    out = re.sub(" +", " ", capsys.readouterr().out)
+    assert "\nfedmd clients, after private training, private half 40.00 " in out
+    assert "\nfedgems server, public half 60.00 " in out
+
+
+def test_several_bases_have_a_column_each(tmp_path, capsys):
+    write(tmp_path, "a", A)
+    write(tmp_path, "b", B)
+    plot.main([str(tmp_path), "--base", "b,a"])
+    out = re.sub(" +", " ", capsys.readouterr().out)
+    assert "minus b accuracy minus a accuracy last round" in out
+    assert re.search(r"\na model \S+ \+- \S+ -10.00 \+- \S+, 1 of 2 reference 2 40.00", out)
+
+
+def test_smooth_is_the_mean_of_the_last_rounds(tmp_path):
+    write(tmp_path, "a", {0: [0.1, 0.3, 0.8]})
+    plot.main(f"{tmp_path} --smooth 2 --out {tmp_path}/x.csv".split())
+    lines = (tmp_path / "x.csv").read_text().splitlines()[1:]
+    means = [float(line.split(",")[3]) for line in lines]
+    assert means == pytest.approx([0.1, (0.1 + 0.3) / 2, (0.3 + 0.8) / 2])
+
+
+def test_names_at_the_ends_of_lines_do_not_overlap():
+    assert picture.spread([0.5, 0.9, 0.52], gap=0.1) == pytest.approx([0.5, 0.9, 0.6])
+
+
+def test_a_picture_names_each_line_and_whose_accuracy_it_is(tmp_path):
+    matplotlib = pytest.importorskip("matplotlib")
+    write(tmp_path, "a", {0: [0.4]}, ensemble_accuracy=0.5)
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        plot.main(f"{tmp_path} --key accuracy,ensemble_accuracy --out {tmp_path}/x.svg".split())
+    picture = (tmp_path / "x.svg").read_text()
+    assert ": model<" in picture and ": ensemble<" in picture
 
 
 def test_rounds_leaves_out_the_later_ones(tmp_path, capsys):
     write(tmp_path, "a", A)
     plot.main([str(tmp_path), "--rounds", "1"])
     out = capsys.readouterr().out
-    assert re.search(r"final .*\n\S+ +40.00 .* 1 +50.00 +30.00", out)
+    assert re.search(r"final .*\n\S+ +model +40.00 .* 1 +50.00 +30.00", out)
 
 
 @pytest.mark.parametrize("axis, x", [("round", "0 1 2"), ("MB", "0.5 2.0 4.5")])
@@ -89,7 +134,8 @@ def test_a_label_is_the_folder_or_the_algorithm_below_what_all_share(tmp_path):
 
 
 @pytest.mark.parametrize("flags, rows, words", [
-    ("--key acc", ROW, "there are accuracy, loss"), ("--base c", ROW, "the labels are"),
+    ("--key acc", ROW, "there are accuracy, loss"), ("--base a,c", ROW, "the labels are"),
+    ("--smooth 0", ROW, "1 or more"),
     ("", "", "no finished round"), ("", ROW[:9], "damaged"), ("--x week", ROW, "invalid choice"),
     ("--out x.png", ROW, "pip install matplotlib, or"), ("--out no/x.csv", ROW, "no/x.csv")])
 def test_bad_input_ends_in_one_line(tmp_path, monkeypatch, capsys, flags, rows, words):

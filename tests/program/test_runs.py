@@ -15,7 +15,6 @@ from toys import refused
 
 from algorithms import ALGORITHMS
 from experiment import checkpoint, report
-from experiment.flags import keywords
 from fedkd_minimal import main
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +30,7 @@ EDGES = ("fedgkt", "fedgkt-async", "split-learning")
 def command(algos, npz, *more):
     """The command line of a short run; FedGKT and split learning have networks of their own."""
     own = [f"--{name.replace('_', '-')}={value}" for name, value in OWN.items()
-           if any(name in keywords(algo) for algo in algos.split(","))]
+           if any(name in ALGORITHMS[algo].hyperparameters for algo in algos.split(","))]
     networks = ("--model", "gkt_edge_small", "--server-model", "gkt_server_small")
     if algos.split(",")[0] not in EDGES:
         networks = ("--model", "mlp", "--server-model", "mlp")
@@ -47,11 +46,17 @@ def finished(npz, tmp_path_factory):
     """({algorithm: its folder}, {algorithm: clients trained}): each alone, in this process."""
     folders, trained = {}, {}
     for algo in ALGORITHMS:
-        folders[algo], watch = tmp_path_factory.mktemp("finished") / algo, report.Progress()
+        folders[algo], clocks = tmp_path_factory.mktemp("finished") / algo, []
+
+        class Clock(report.Clock):
+            def __init__(self, *arguments, clocks=clocks):
+                super().__init__(*arguments)
+                clocks.append(self)
+
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(report, "Progress", lambda watch=watch: watch)
+            patch.setattr(report, "Clock", Clock)
             main(command(algo, npz, "--out", folders[algo]))
-        trained[algo] = watch.num_trained
+        trained[algo] = clocks[0].num_trained
     return folders, trained
 
 
@@ -167,14 +172,14 @@ def test_both_processes_train_clients(kind, elsewhere, finished):
 
 def stopped_after(rounds, argv, algo=None):
     """Ctrl-C after that many rounds of the first run, or of this algorithm."""
-    save = checkpoint.save
+    keep = checkpoint.Run.keep
 
-    def save_then_stop(folder, config, state, rows, timings):
-        save(folder, config, state, rows, timings)
-        if state["round"] == rounds and algo in (None, *config["algo"]):
+    def keep_then_stop(run, metrics, state):
+        keep(run, metrics, state)
+        if state["round"] == rounds and algo in (None, run.label):
             raise KeyboardInterrupt
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
-        patch.setattr(checkpoint, "save", save_then_stop)
+        patch.setattr(checkpoint.Run, "keep", keep_then_stop)
         main(argv)
     assert stop.value.code == 130
 

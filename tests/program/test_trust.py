@@ -13,7 +13,7 @@ from test_runs import bytes_of, command, stopped_after
 from toys import federation as toy
 from toys import labeled, refused
 
-from algorithms import ALGORITHMS, declared
+from algorithms import ALGORITHMS
 from experiment import checkpoint, process
 from federation import no_server_model
 from fedkd_minimal import main
@@ -95,7 +95,7 @@ def child(argv, errors):
             for name in (signal.SIGINT, signal.SIGPIPE):     # pytest has handlers of its own
                 signal.signal(name, signal.SIG_DFL)
             process.end_on_signals()
-            process.run(main, [*map(str, argv)])
+            process.end_with(main, [*map(str, argv)])
         finally:
             os._exit(99)                                     # nothing of the parent's is done twice
     os.close(write)
@@ -132,8 +132,12 @@ def test_a_closed_pipe_ends_a_run_silently_and_it_goes_on_with_the_same_bytes(sh
 
 def test_a_sweep_holds_its_folder_and_those_of_all_its_runs(npz, tmp_path, capsys, monkeypatch):
     resume = ["--resume", tmp_path]       # also from inside the run, which still holds its folder
-    monkeypatch.setattr(checkpoint, "save", lambda *all: refused(
-        capsys, resume, f"{tmp_path} is in use"))
+    keep = checkpoint.Run.keep
+
+    def keep_after_another_command(run, metrics, state):
+        refused(capsys, resume, f"{tmp_path} is in use")
+        keep(run, metrics, state)
+    monkeypatch.setattr(checkpoint.Run, "keep", keep_after_another_command)
     for argv in (command("fedavg", npz, "--seeds=0,1", "--rounds=1", "--out", tmp_path), resume):
         for folder in (tmp_path, tmp_path / "fedavg-seed0", tmp_path / "fedavg-seed1"):
             folder.mkdir(exist_ok=True)
@@ -162,14 +166,14 @@ def test_after_a_write_that_fails_every_finished_round_is_kept(short, tmp_path, 
 
 def using(*public):
     """The algorithms whose file declares one of these."""
-    return [algo for algo in ALGORITHMS if declared(algo).PUBLIC in public]
+    return [algo for algo in ALGORITHMS if ALGORITHMS[algo].public in public]
 
 
 NEEDS = {   # what a federation lacks: (the federation, the algorithms that need it, their words)
     "public images": (lambda: dataclasses.replace(toy(), public=None),
                       using("unlabeled", "labeled", "joint"), "needs public images: "),
     "their labels": (toy, using("labeled", "joint"), "needs the labels"),
-    "a validation set": (labeled, ["feddf", "fedmd", "fedmd-pooled"], "needs a validation"),
+    "a validation set": (labeled, ["feddf", "fedmd", "fedmd-pooled"], "needs validation images"),
     "a network of the server": (
         lambda: dataclasses.replace(labeled(), server_model=no_server_model),
         ["dsfl", "fedgem", "fedgems", "standalone", "centralized-all"],
@@ -181,4 +185,4 @@ def test_an_algorithm_says_what_it_needs(lacking, algo):
     make, _, words = NEEDS[lacking]
     more = {"distill": True} if algo == "fedbe" else {}      # else its ensemble only predicts
     with pytest.raises(ValueError, match=words):
-        next(ALGORITHMS[algo](make(), **more))
+        next(ALGORITHMS[algo].run(make(), **more))

@@ -12,7 +12,7 @@ from PIL import Image
 from test_command_line import configured
 from toys import refused
 
-from algorithms import ALGORITHMS, declared, evaluation
+from algorithms import ALGORITHMS, evaluation
 from data.load import load_dataset
 from experiment import saved_model
 from fedkd_minimal import main
@@ -29,7 +29,7 @@ def fedavgm(monkeypatch, tmp_path):
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "fedavgm", module)
     spec.loader.exec_module(module)
-    monkeypatch.setitem(ALGORITHMS, "fedavgm", module.run)
+    monkeypatch.setitem(ALGORITHMS, "fedavgm", module.ALGORITHM)
     return module
 
 
@@ -88,8 +88,8 @@ def test_the_pages_program_learns(capsys):
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_the_models_of_every_algorithm_are_found_in_its_state(algo):
     _, state, *_ = test_contracts.whole(algo)[-1]
-    fed, stacked = test_contracts.toy(algo), declared(algo).STACKED
-    found = saved_model.trained_models(algo, state, fed.architecture, "server")
+    fed, stacked = test_contracts.toy(algo), ALGORITHMS[algo].server == "features"
+    found = saved_model.trained_models(ALGORITHMS[algo], state, fed.architecture, "server")
     kept = [id(weights) for weights in test_contracts.models_in(state)]
     assert found and all(id(w) in kept for networks in found.values() for _, w in networks)
     has_server = "server" in state or "global_models" in state

@@ -1,8 +1,4 @@
-"""Parts that all algorithms share: which clients take part, clients in parallel, uploads.
-
-Batches, prediction and training are in training.py, accuracies in evaluation.py, the equations
-that several papers share in equations.py; the federation and its random streams are in
-federation.py, one folder up.
+"""Which clients take part in a round, and how several of them are computed at once.
 
 Words used in every algorithm file, each with one meaning:
 
@@ -14,15 +10,9 @@ rows                 int64 [B]              positions of samples in a `Data`
 t                                           the round, from 1; round 0 is the untrained start
 i                                           a client, from 0 to num_clients - 1
 """
-import functools
-import time
-from typing import NamedTuple
-
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from attacks import attack_models, attack_rows
 from federation import stream
 
 
@@ -90,76 +80,3 @@ def to_device(value, device):
         moved = [to_device(x, device) for x in value]
         return type(value)(*moved) if hasattr(value, "_fields") else type(value)(moved)
     return value
-
-
-def tensors(value):
-    """All tensors inside nested dicts, lists and tuples, in order."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (dict, list, tuple)):
-        for x in value.values() if isinstance(value, dict) else value:
-            yield from tensors(x)
-
-
-HUGE = 1e30    # sums of larger numbers, or their quotients by a temperature, overflow in float32
-
-
-def is_finite(upload):
-    """True if no tensor of the (nested) upload holds nan, infinity, or a number beyond HUGE."""
-    return all(bool((x.abs() < HUGE).all()) for x in tensors(upload))
-
-
-def finite(uploads):
-    """The uploads [M, ...] without those that hold nan, infinity or a number beyond HUGE."""
-    return uploads[(uploads.abs() < HUGE).flatten(1).all(1)]
-
-
-def seconds(device):
-    """The time in seconds; on a GPU it first waits for the work that was already submitted."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
-def timed(function):
-    """Decorator: adds the seconds of each call fn(fed, ...) to fed.seconds[name of fn]."""
-    @functools.wraps(function)
-    def wrapper(fed, *args, **kwargs):
-        start = seconds(fed.device)
-        result = function(fed, *args, **kwargs)
-        fed.seconds[function.__name__] += seconds(fed.device) - start
-        return result
-    return wrapper
-
-
-@timed
-def collect(fed, ids, train, attack=None):
-    """{client: upload} of the clients `ids`, which train in parallel; train(i) -> upload.
-
-    Attackers replace what they upload. Then an upload that is not finite is left out.
-    """
-    uploads = run_clients(fed, train, ids)
-    if attack:
-        uploads = attack_models(attack, uploads, ids)
-    return {i: upload for i, upload in zip(ids, uploads) if is_finite(upload)}
-
-
-class Trained(NamedTuple):
-    """Result of local training where clients keep their models: the upload, and what they keep."""
-
-    upload: Tensor | tuple
-    client: dict | None
-
-
-@timed
-def collect_logits(fed, rows, train, attack=None):
-    """(logits or probabilities [M, n, C] of the public rows [n], the clients after training).
-
-    All clients train in parallel; train(i) -> Trained. Attackers replace what they upload.
-    """
-    ids = range(len(fed.private))
-    trained = run_clients(fed, train, ids)
-    uploads = torch.stack([result.upload for result in trained])
-    if attack:
-        uploads = attack_rows(attack, uploads, ids, rows)
-    return uploads, [result.client for result in trained]

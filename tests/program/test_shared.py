@@ -7,11 +7,12 @@ from test_contracts import run
 from toys import federation, linear, same, samples, with_batchnorm, with_dropout
 from torch import nn
 
-from algorithms import ALGORITHMS, common
-from algorithms.common import count_active, sample_clients, timed
+import federation as federation_module
+from algorithms import ALGORITHMS
+from algorithms.clients import count_active, sample_clients
 from algorithms.evaluation import accuracy, disagreement
 from algorithms.training import batches, forward, predict_logits, predict_members
-from federation import seeded, stream
+from federation import seeded, stream, timed
 
 
 def draw_seeded(*keys):
@@ -50,7 +51,7 @@ def test_participation_is_a_share_at_least_one_client(share, expected):
 
 def test_timed_adds_up_the_seconds_of_each_function(monkeypatch):
     clock = iter([1., 3., 10., 14.])
-    monkeypatch.setattr(common, "seconds", lambda device: next(clock))
+    monkeypatch.setattr(federation_module, "seconds", lambda device: next(clock))
 
     @timed
     def a_pass(fed, x, *, y):

@@ -1,0 +1,102 @@
+"""What an algorithm declares about itself, at the end of its file."""
+import inspect
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from federation import no_server_model
+
+
+class Algorithm(NamedTuple):
+    """An algorithm: its `run`, what it needs, and what the program prints of it.
+
+    Where a need depends on keywords of `run`, it exists if one of them is neither False nor None.
+    """
+
+    name: str                # on the command line
+    run: Callable            # run(fed, state=None, *, rounds, ...) yields (metrics, state)
+    public: str = "none"     # the public images that it sees: "none", "unlabeled", "labeled", or
+    #                          "joint": labels of another task too, in one output layer with it
+    public_for: tuple = ()       # the keywords that need public images; (): it always needs them
+    validation_for: tuple = ()   # the keywords that need the server's validation images
+    mixed: bool = False      # may clients have different networks?
+    server: str = "none"     # a network of the server's own, which reads "images" or "features" of
+    #                          the clients' networks
+    check_settings: Callable | None = None   # check_settings(fed, **settings) raises ValueError if
+    #                          a hyperparameter does not fit the federation
+    columns: tuple = ("accuracy",)           # the metrics in its log
+    announcement: Callable | None = None     # announcement(fed, settings) -> a line above the log
+    like: str = ""           # the name of another algorithm, whose presets it takes
+    plateau: tuple = ()      # the learning rates that --lr-patience reduces, and how it measures:
+    evaluate: Callable | None = None         # evaluate(fed, state) -> metrics
+    evaluate_each: Callable | None = None    # evaluate_each(fed, state) -> {network: accuracy}, if
+    #                          its networks are trained separately and each has rates of its own
+
+    @property
+    def hyperparameters(self):
+        """{name: inspect.Parameter} of the keyword-only arguments of `run` that are flags.
+
+        They have an annotation; `attack` has none.
+        """
+        parameters = inspect.signature(self.run).parameters
+        return {name: parameter for name, parameter in parameters.items()
+                if parameter.kind is parameter.KEYWORD_ONLY
+                and parameter.annotation is not parameter.empty}
+
+    @property
+    def can_be_attacked(self):
+        """True if `run` has the keyword `attack`: clients upload something that can be poisoned."""
+        return "attack" in inspect.signature(self.run).parameters
+
+    def needs_public(self, settings):
+        """True if it needs public images with these settings of `run`."""
+        always = self.public != "none" and not self.public_for
+        return always or any(is_given(settings[name]) for name in self.public_for)
+
+    def needs_validation(self, settings):
+        """True if it needs validation images with these settings of `run`."""
+        return any(is_given(settings[name]) for name in self.validation_for)
+
+    def check(self, fed, **settings):
+        """Raises ValueError if the federation lacks what the algorithm needs.
+
+        settings    the keywords of `run` on which a need depends, or that check_settings reads
+        """
+        networks = list(dict.fromkeys(fed.architecture))
+        if not self.mixed and len(networks) > 1:
+            raise ValueError(f"{self.name}: every client needs the same network, "
+                             f"not {', '.join(networks)}")
+        if self.needs_public(settings) and fed.public is None:
+            raise ValueError(f"{self.name} needs public images: "
+                             "from_tensors(..., public=(images, labels))")
+        if self.public in ("labeled", "joint") and fed.public.labels is None:
+            raise ValueError(f"{self.name} needs the labels of the public images")
+        if self.needs_validation(settings) and fed.validation is None:
+            raise ValueError(f"{self.name} needs validation images for "
+                             f"{' and '.join(self.validation_for)}: "
+                             "from_tensors(..., validation=(images, labels))")
+        if self.server != "none" and fed.server_model is no_server_model:
+            raise ValueError(f"{self.name} needs a network of the server: "
+                             "from_tensors(..., server_network=Network)")
+        image = fed.private[0].images[:1]
+        if self.server == "images" and not can_read(fed.server_model(), image):
+            raise ValueError(f"{self.name}: the server's network cannot read images "
+                             f"{list(image.shape[1:])}")
+        if self.check_settings:
+            self.check_settings(fed, **settings)
+
+
+def is_given(value):
+    """True unless a keyword is False or None: 0 is given."""
+    return value is not None and value is not False
+
+
+@torch.no_grad()
+def can_read(model, inputs):
+    """True if the network gives an output for these inputs [n, ...]."""
+    try:
+        model.eval()(inputs)
+    except (RuntimeError, ValueError):
+        return False
+    return True

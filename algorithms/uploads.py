@@ -1,0 +1,64 @@
+"""What the server receives: uploads of clients, replaced by attackers, left out if not usable."""
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from algorithms.clients import run_clients
+from attacks import attack_models, attack_rows
+from federation import timed
+
+
+def tensors(value):
+    """All tensors inside nested dicts, lists and tuples, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (dict, list, tuple)):
+        for x in value.values() if isinstance(value, dict) else value:
+            yield from tensors(x)
+
+
+HUGE = 1e30    # sums of larger numbers, or their quotients by a temperature, overflow in float32
+
+
+def is_usable(upload):
+    """True if no tensor of the (nested) upload holds nan, infinity, or a number beyond HUGE."""
+    return all(bool((x.abs() < HUGE).all()) for x in tensors(upload))
+
+
+def usable(uploads):
+    """The uploads [M, ...] of the clients whose own is usable: [m, ...]."""
+    return uploads[(uploads.abs() < HUGE).flatten(1).all(1)]
+
+
+@timed
+def collect(fed, ids, train, attack=None):
+    """{client: upload} of the clients `ids`, which train in parallel; train(i) -> upload.
+
+    Attackers replace what they upload. Then an upload that is not usable is left out.
+    """
+    uploads = run_clients(fed, train, ids)
+    if attack:
+        uploads = attack_models(attack, uploads, ids)
+    return {i: upload for i, upload in zip(ids, uploads) if is_usable(upload)}
+
+
+class Trained(NamedTuple):
+    """Result of local training where clients keep their models: the upload, and what they keep."""
+
+    upload: Tensor | tuple
+    client: dict | None
+
+
+@timed
+def collect_rows(fed, rows, train, attack=None):
+    """(logits or probabilities [M, n, C] of the public rows [n], the clients after training).
+
+    All clients train in parallel; train(i) -> Trained. Attackers replace what they upload.
+    """
+    ids = range(len(fed.private))
+    trained = run_clients(fed, train, ids)
+    uploads = torch.stack([result.upload for result in trained])
+    if attack:
+        uploads = attack_rows(attack, uploads, ids, rows)
+    return uploads, [result.client for result in trained]
