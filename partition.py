@@ -175,7 +175,6 @@ def single_writer(writers, num_clients, rng, min_size=18):
 
     The writers are drawn without replacement from those with at least min_size samples; the other
     writers' samples are not used. `rng`: a numpy Generator. ValueError: too few such writers.
-   
     """
     writers = _checked(writers, rng)
     names, sizes = np.unique(writers, return_counts=True)
