@@ -27,7 +27,7 @@ if __name__ == "__main__":
 
 import attacks
 from experiment import build, checkpoint, report, saved_model
-from experiment.config import configure
+from experiment.config import configure, most_clients
 from experiment.flags import parse
 from experiment.plateau import with_plateau
 from federation import restrict_public, stream
@@ -60,8 +60,11 @@ def rounds_of(run, fed):
     return rounds(fed, run.state, **keywords_of(run, fed))
 
 
-def main(argv):
-    """Runs a command. Bad input ends it with SystemExit(2), Ctrl-C with SystemExit(130)."""
+def main(argv, may_fork=False):
+    """Runs a command. Bad input ends it with SystemExit(2), Ctrl-C with SystemExit(130).
+
+    may_fork    use all cores without being asked by --processes: for a process of its own
+    """
     # Everything that can be refused is refused here, before anything is trained or written.
     with process.bad_input_is_refused():
         # What to run: the flags, or the config in the folder that --resume names.
@@ -71,6 +74,7 @@ def main(argv):
         config, choices = configure(given) if is_new else checkpoint.resumed(given)
         # The data, and for each seed who holds which images.
         device = process.set_up(config["environment"])
+        num_processes = process.how_many(given, device.type, most_clients(config), may_fork)
         datasets = build.load_datasets(config["flags"], config["networks"])
         config = checkpoint.with_data(config, build.fingerprints(config["flags"], datasets))
         splits = {seed: build.split(config["flags"], datasets.task, seed)
@@ -86,26 +90,28 @@ def main(argv):
             run.algorithm.check(seen, **keywords_of(run, seen))
 
     if "describe" in given:
-        report.describe(config, choices, datasets, first_split)
+        report.describe(config, choices, datasets, first_split, num_processes)
         report.tell_classes(datasets.task, first_split)
         return
     with checkpoint.kept_in(folder, config, runs, is_new), process.resumable(folder):
-        report.describe(config, choices, datasets, first_split)
+        report.describe(config, choices, datasets, first_split, num_processes)
         process.import_optimizers()
-        for seed in config["seeds"]:
-            fed = build.federation(config["flags"], datasets, splits[seed], seed, device)
-            for run in [run for run in runs if run.seed == seed]:
-                run.open(device)
-                seen = seen_by(run, fed)
-                run.clock = report.Clock(run, seen)
-                report.heading(run, seen)
-                for metrics, state in rounds_of(run, seen):
-                    run.keep(metrics, state)
-                    report.tell_round(run)
-                if "save_model" in given:
-                    saved_model.save(given["save_model"], run, seen, datasets)
-                run.close()
-        report.summary(runs)
+        with process.forked(num_processes):
+            for seed in config["seeds"]:
+                fed = build.federation(config["flags"], datasets, splits[seed], seed, device,
+                                       config["environment"]["threads"])
+                for run in [run for run in runs if run.seed == seed]:
+                    run.open(device)
+                    seen = seen_by(run, fed)
+                    run.clock = report.Clock(run, seen)
+                    report.heading(run, seen)
+                    for metrics, state in rounds_of(run, seen):
+                        run.keep(metrics, state)
+                        report.tell_round(run)
+                    if "save_model" in given:
+                        saved_model.save(given["save_model"], run, seen, datasets)
+                    run.close()
+            report.summary(runs)
 
 
 if __name__ == "__main__":

@@ -67,19 +67,20 @@ def in_parallel(fed, fn, ids):
     return results
 
 
-def by_server(fed, fn, ids=(0,)):
-    """`in_parallel` for what the server trains, with its number of threads: `fed.threads`.
+def on_server(fed, fn, ids=(0,)):
+    """`in_parallel` for what the server trains: each fn(k) has the server's `fed.threads`.
 
-    The default is one training: a single process makes it, and the others wait for its result.
+    Of one training, the default, a single process computes it, and the others wait for the result.
     """
-    def trained(i):
+    def with_threads(k):
         threads = torch.get_num_threads()
         torch.set_num_threads(fed.threads or threads)
-        result = fn(i)
-        torch.set_num_threads(threads)
-        return result
+        try:
+            return fn(k)
+        finally:
+            torch.set_num_threads(threads)
 
-    return in_parallel(fed, trained, ids)
+    return in_parallel(fed, with_threads, ids)
 
 
 def run_clients(fed, train, ids):

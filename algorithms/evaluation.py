@@ -3,7 +3,7 @@ import itertools
 from typing import NamedTuple
 
 from algorithms.clients import in_parallel
-from algorithms.training import load_model, predict_logits
+from algorithms.training import load_model, predict_logits, predict_together
 from federation import timed
 
 
@@ -37,11 +37,15 @@ def own_accuracy(logits, labels, own_labels):
     return ((weights * right).sum() / weights.sum()).item() if weights.any() else None
 
 
-def score(fed, model, own_labels=None):
-    """The `Score` of one network; own_labels: of the client's images, if it is a client's own."""
-    logits, public_test, own = predict_logits(fed, model, fed.test.images), None, None
+def score(fed, model, own_labels=None, predict=predict_logits):
+    """The `Score` of one network.
+
+    own_labels    of the client's images, if it is a client's own
+    predict       `predict_logits`, or `predict_together` if no other network is scored meanwhile
+    """
+    logits, public_test, own = predict(fed, model, fed.test.images), None, None
     if fed.public_test is not None:
-        public_logits = predict_logits(fed, model, fed.public_test.images)
+        public_logits = predict(fed, model, fed.public_test.images)
         public_test = accuracy(public_logits, fed.public_test.labels)
     if own_labels is not None:
         own = own_accuracy(logits, fed.test.labels, own_labels)
@@ -67,7 +71,7 @@ def global_metrics(fed, global_models):
     """
     accuracies = {}
     for saved in global_models:
-        logits = predict_logits(fed, load_model(fed, saved), fed.test.images)            # [N, C]
+        logits = predict_together(fed, load_model(fed, saved), fed.test.images)          # [N, C]
         accuracies[saved["architecture"]] = accuracy(logits, fed.test.labels)
     mean = sum(accuracies.values()) / len(accuracies)
     each = {f"server_accuracy_{name}": x for name, x in accuracies.items()}
@@ -126,7 +130,7 @@ def server_metrics(fed, server):
     """
     model = fed.server_model()
     model.load_state_dict(server["model"])
-    test, public, _ = score(fed, model)
+    test, public, _ = score(fed, model, predict=predict_together)
     if public is None:
         return {"server_accuracy": test}
     return {"server_accuracy": public, "server_accuracy_private_test": test}

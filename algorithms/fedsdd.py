@@ -55,7 +55,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from algorithms import fedavg, fedprox, scaffold
-from algorithms.clients import active_clients, by_architecture, count_active
+from algorithms.clients import active_clients, by_architecture, count_active, on_server
 from algorithms.communication import FLOAT_BYTES, weights_ledger
 from algorithms.declaration import Algorithm
 from algorithms.equations import distillation_loss, ensemble_logits
@@ -150,6 +150,12 @@ def distill(fed, student, teacher_logits, *, distill_steps, server_batch_size, s
     return student | {"model": model.state_dict()}
 
 
+def replaced(models, places, others):
+    """The list of models with others[0] at places[0], others[1] at places[1], ..."""
+    of_place = dict(zip(places, others))
+    return [of_place.get(k, model) for k, model in enumerate(models)]
+
+
 def is_main(k, K):
     """True for the main model: the first of the K global models of a network."""
     return k % K == 0
@@ -237,10 +243,10 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
         teacher_logits = ensemble_logits(torch.stack(ring))                      # [N, C], Eq. (5)
 
         # Only the main model learns from the ensemble, so that the others stay diverse.
-        global_models = [distill(fed, average, teacher_logits,                   # Alg. 1, line 9
-                                 keys=("distil", t, k), **distillation)
-                         if is_main(k, K) else average                           # Alg. 1, line 10
-                         for k, average in enumerate(averaged)]                  # Alg. 1, line 8
+        main = [k for k in range(len(averaged)) if is_main(k, K)]                # Alg. 1, line 8
+        distilled = on_server(fed, lambda k: distill(                            # Alg. 1, line 9
+            fed, averaged[k], teacher_logits, keys=("distil", t, k), **distillation), main)
+        global_models = replaced(averaged, main, distilled)                      # Alg. 1, line 10
 
         ensemble_metrics, test_ring = evaluate_ensemble(fed, averaged, test_ring, R)
         state = {"round": t, "global_models": global_models, "ring": ring, "test_ring": test_ring}

@@ -29,11 +29,12 @@ from typing import Literal
 
 import torch
 
+from algorithms.clients import on_server
 from algorithms.declaration import Algorithm
 from algorithms.equations import ensemble_logits
 from algorithms.fedsdd import (check_settings, deal_clients, distill, evaluate,
-                               evaluate_ensemble, is_main, ledger, local_method, start_models,
-                               train_groups)
+                               evaluate_ensemble, is_main, ledger, local_method, replaced,
+                               start_models, train_groups)
 from algorithms.training import predict_members
 
 
@@ -87,10 +88,11 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
         # Students learn from the ensemble, after the warm-up rounds; all from the same (D1).
         global_models = averaged
         if students != "none" and t > warmup_rounds:                             # Table 6
-            global_models = [distill(fed, average, teacher_logits, keys=("distil", t, k),
-                                     **distillation)
-                             if is_main(k, K) or students == "all" else average  # Table 6
-                             for k, average in enumerate(averaged)]
+            learning = [k for k in range(len(averaged))
+                        if is_main(k, K) or students == "all"]                   # Table 6
+            distilled = on_server(fed, lambda k: distill(
+                fed, averaged[k], teacher_logits, keys=("distil", t, k), **distillation), learning)
+            global_models = replaced(averaged, learning, distilled)
 
         ensemble_metrics, test_ring = evaluate_ensemble(fed, members, test_ring, R)
         state = {"round": t, "global_models": global_models, "ring": ring, "test_ring": test_ring}

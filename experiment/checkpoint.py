@@ -259,7 +259,7 @@ def resumed(given):
         if environment[name] != value:
             say(f"the run was started with {name} {environment[name]} and continues with "
                 f"{value}: the last digits may differ")
-    config["environment"] = environment | now | {"processes": process.count()}
+    config["environment"] = environment | now
     return config, [choose(label) for label in config["algo"]]
 
 

@@ -80,7 +80,7 @@ def resumable(folder):
 def set_up(environment):
     """Joins the processes of torchrun, and returns the device.
 
-    A process has one thread, except while the server trains (`by_server` in clients.py), so that no
+    A process has one thread, except while the server trains (`on_server` in clients.py), so that no
     number depends on how many processes there are. Raises ValueError if the device cannot be used.
     """
     import torch
@@ -131,9 +131,19 @@ def can_fork(device):
     return sys.platform == "linux" and device == "cpu" and "WORLD_SIZE" not in os.environ
 
 
-def default_count(device, num_clients):
-    """One process for each core, but at most MOST, and at most one for each client of a round."""
-    return max(1, min(num_cores(), num_clients, MOST)) if can_fork(device) else count()
+def how_many(given, device, num_clients, may_fork):
+    """The number of processes: torchrun's, or --processes, or one for each core.
+
+    By default at most MOST, and at most one for each client of a round; one for a program that did
+    not start this process itself (may_fork=False). Raises ValueError where a fork is not safe.
+    """
+    if "processes" in given and given["processes"] > count() and not can_fork(device):
+        raise ValueError("--processes needs Linux and a CPU; torchrun starts several elsewhere")
+    if "processes" in given:
+        return max(given["processes"], count())
+    if not may_fork or not can_fork(device):
+        return count()
+    return max(1, min(num_cores(), num_clients, MOST))
 
 
 @contextlib.contextmanager
@@ -164,6 +174,8 @@ def forked(processes):
                 signal.signal(signal.SIGCHLD, lambda *_: check_alive(children))
             dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", timeout=NEVER,
                                     rank=number, world_size=processes)
+            closed_pipe = signal.getsignal(signal.SIGPIPE)
+            signal.signal(signal.SIGPIPE, closed_pipe)       # gloo has changed it
             yield
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             wait_for_all()
@@ -217,14 +229,14 @@ def wait_for_all():
 
 
 def end_with(main, argv):
-    """Calls main(argv) and ends the process with its exit status.
+    """Calls main(argv), which may fork, and ends the process with its exit status.
 
     os._exit: gloo's threads can abort Python's own exit, and a full disk would make it fail.
     """
     sys.stdout.reconfigure(errors="replace")                 # "?" on a terminal without ±
     status = 0
     try:
-        main(argv)
+        main(argv, may_fork=True)
     except SystemExit as stop:
         status = stop.code or 0
     with contextlib.suppress(OSError):
