@@ -37,22 +37,19 @@ Papers: He et al., "Deep Residual Learning for Image Recognition", arXiv:1512.03
 Komodakis, "Wide Residual Networks", arXiv:1605.07146; FedGKT, arXiv:2007.14513; FedGEMS,
 arXiv:2110.11027; FedSDD, arXiv:2312.17029v1; FedMD, arXiv:1910.03581.
 
-Where a paper is silent, or this file differs from it:
+Departures (more: docs/DEPARTURES.md):
 D1  FedGEMS Table 11 prints blocks 1, 1, 2 for the "ResNet-17" of clients 8 and 16. These are 14
     layers, the network of clients 2 and 10. The printed network is `bottleneck14a`;
     `bottleneck17d` has the 17 layers of the name, blocks 1, 1, 3
-    [test_bottleneck_trainable_parameters]
 D2  FedSDD does not specify the shortcuts. Here they are 1x1 convolutions with BatchNorm where the
     shapes differ, and the identity elsewhere (He's option B)
-    [test_shortcuts_are_projections_exactly_where_shapes_differ]
 D3  FedMD specifies the filters and the dropout rates, but not padding, pooling, BatchNorm and
     initialization. Here these follow the authors' code, with Keras's defaults
-    [test_fedmd_is_convolution_batchnorm_relu_average_pooling, test_fedmd_is_initialized_like_keras]
 D4  No published code has FedMD's network of 4 convolutions. Here the fourth block of
-    `fedmd_cifar9` repeats the third [test_fedmd_network_is_the_row_of_its_table]
+    `fedmd_cifar9` repeats the third
 D5  FedGKT Table 7 lists a max pooling of 3 x 1 after the edge's first convolution, without a
     stride. Appendix B.3's text, and the feature maps of 16 x 32 x 32 in the paper's costs, have
-    none, and here there is none [test_fedgkt_edge_by_hand]
+    none, and here there is none
 """
 from functools import partial
 from itertools import pairwise

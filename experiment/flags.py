@@ -80,7 +80,7 @@ FEDERATION_FLAGS = [        # who has which data and which networks: config.json
     Flag("clients", int, 20, AT_LEAST_1, "number of clients"),
     Flag("partition", Literal[tuple(PARTITIONS)], "dirichlet_equal", None,
          "split of the training images among clients"),
-    Flag("alpha", float, 0.1, POSITIVE,
+    Flag("alpha", float, 0.5, POSITIVE,
          "concentration of Dirichlet partitions; smaller is more heterogeneous"),
     Flag("per_class", int, 3, AT_LEAST_1,
          "samples per class and client, for few_per_class and by_subclass"),

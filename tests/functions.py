@@ -93,9 +93,9 @@ INPUTS = {      # name: makes the arguments of one call or several, new each tim
     "evaluation.disagreement": lambda: [(normal(4, 5, 3),)],
     "fedsdd.group_clients": lambda: [([9, 2, 5, 11, 4, 0, 7, 3], 3, rng())],
     "equations.ensemble_logits": lambda: [(normal(4, 5, 3),)],
-    "fedmd.consensus": lambda: [(normal(4, 5, 3),), (normal(4, 5, 3), [2, 0, 1, 5])],
+    "fedmd.consensus": lambda: [(normal(4, 5, 3), [2, 0, 1, 5])],
     "fedmd.digest_loss": lambda: [(normal(5, 3), normal(5, 3, seed=1))],
-    "dsfl.entropy_reduction": lambda: [(probs(4, 5, 3), *T) for T in ((), (0.5,))],
+    "dsfl.entropy_reduction": lambda: [(probs(4, 5, 3), T) for T in (0.1, 0.5)],
     "fd.others_mean": lambda: [(probs(4, 3, 3) * RIGHT[:, :3, None],)],
     "cronus.robust_mean": lambda: [
         (probs(10, 6, 4), 0.3), (probs(5, 6, 8), 0.4), (probs(5, 6, 4), 0.0)],
@@ -109,8 +109,7 @@ INPUTS = {      # name: makes the arguments of one call or several, new each tim
     "fedgems.server_loss": lambda: [
         (normal(5, 3), LABELS, spoilt(normal(5, 3, seed=1), 1), TAUGHT, 0.6)],
     "fedgems.client_loss": lambda: [(normal(5, 3), LABELS, normal(5, 3, seed=1), 0.6)],
-    "fedgen.generator_loss": lambda: [
-        (normal(4, 5, 3), LABELS, *weights) for weights in ((), ([2, 0, 1, 5],))],
+    "fedgen.generator_loss": lambda: [(normal(4, 5, 3), LABELS)],
     "fedgkt.server_loss": lambda: [
         (normal(5, 3), LABELS, normal(5, 3, seed=1), 3.0, *flag) for flag in ((), (False,))],
     "fedgkt.client_loss": lambda: [

@@ -107,7 +107,9 @@ TABLE["algorithms/training.py", "shared"] = [
     ("«optimizer.step()→pass»", "contracts::it_learns[dsfl]", "nothing is learned")]
 TABLE["algorithms/evaluation.py", "shared"] = [
     ("combinations(predicted«→[:2]», 2)", "disagreement_by_hand",
-     "only the first two members are compared")]
+     "only the first two members are compared"),
+    ("(own_counts« / labels.bincount(minlength=num_classes)→»)[labels]",
+     "baselines::own_accuracy_by_hand", "a class counts more the more test images it has")]
 # ----------------------------------------------------------------------------------- weights travel
 TABLE["algorithms/fedavg.py", "fedavg"] = [
     ("sizes = [len(fed.private[i].labels) for i in «uploads→range(len(uploads))»]",
@@ -174,10 +176,11 @@ TABLE["algorithms/fedntd.py", "fedntd"] = [
      "the_teacher_is_the_servers_model_in_eval_mode_on_the_students_view",
      "the teacher sees another view than the student")]
 TABLE["algorithms/fedgen.py", "fedgen"] = [
-    ("F.cross_entropy(«mean_logits, labels→logits.flatten(0, 1), labels.repeat(len(logits))»)",
-     "eq4_is_the_loss_of_the_mean_logits[None-1.0]", "the mean of the losses", "FedGen's code"),
-    ("tensordot(weights« / weights.sum()→», logits",
-     "eq4_is_the_loss_of_the_mean_logits[weights1-2.5]", "weights that do not sum to 1"),
+    ("F.cross_entropy(«mean_logits, labels→client_logits.flatten(0, 1), "
+     "labels.repeat(len(client_logits))»)", "eq4_is_the_loss_of_the_mean_logits",
+     "the mean of the losses", "FedGen's code"),
+    ("[:, 0, 0], 1« / len(client_logits)→»)", "eq4_is_the_loss_of_the_mean_logits",
+     "the sum of the logits"),
     ('models = [«upload→server»["model"] for', "two_rounds_against_a_slow_loop",
      "the global model is every teacher", "FL-bench's FedGen"),
     ("rng.«standard_normal→random»((count, NOISE))", "two_rounds_against_a_slow_loop",
@@ -266,9 +269,9 @@ TABLE["algorithms/fedsdd_ablations.py", "fedsdd"] = [
      "an_ensemble_of_clients_has_every_client", "the ring keeps the oldest rounds")]
 # ------------------------------------------------------------------------------------ logits travel
 TABLE["algorithms/fedmd.py", "fedmd"] = [
-    ("        return client_logits.«→softmax(-1).»mean(0)",
+    ("weights / weights.sum(), client_logits«→.softmax(-1)», dims",
      "consensus_is_of_logits_not_of_probabilities", "a consensus of probabilities"),
-    ("weights« / weights.sum()→», logits", "a_weighted_consensus_by_hand",
+    ("weights« / weights.sum()→», client_logits", "a_weighted_consensus_by_hand",
      "weights that do not sum to 1"),
     ("(logits - consensus_logits.detach()).«abs→square»().mean()",
      "digest_loss_is_the_mean_absolute_error", "the squared error"),
@@ -294,8 +297,8 @@ TABLE["algorithms/fedmd_transfer.py", "fedmd"] = [
 TABLE["algorithms/fedmd_pooled.py", "fedmd"] = [
     ("t - «1 - →»best_round >=", "pooled_training_stops_for_each_network_on_its_own",
      "a round less than patience"),
-    ("«Data(*(torch.cat(parts) for parts in zip(*→»fed.private«)))→[0]»",
-     "pooled_is_public_training_and_then_epochs", "one client's data for everyone's")]
+    ("pool = «union(*→»fed.private«)→[0]»", "pooled_is_public_training_and_then_epochs",
+     "one client's data for everyone's")]
 TABLE["algorithms/dsfl.py", "dsfl"] = [
     ("(client_probs«.mean(0)→» / temperature).softmax(-1)«→.mean(0)»",
      "era_sharpens_the_mean_and_not_each_client", "each client is sharpened", "Flower's DS-FL"),
@@ -306,9 +309,10 @@ TABLE["algorithms/dsfl.py", "dsfl"] = [
     ("if len(valid_probs)«→ > 1»:", "logits::everyone_learns_from_a_single_valid_upload[dsfl]",
      "one upload teaches nobody")]
 TABLE["algorithms/fd.py", "fd"] = [
-    ("is_other = «1 - torch.eye(→torch.ones(len(means), »len(means)", "others_mean_by_hand",
+    ("is_other = «1 - torch.eye(→torch.ones(len(client_means), »len(client_means))",
+     "others_mean_by_hand",
      "the own row is in the target", "PFLlib's, HtFLlib's and FedGen's FD"),
-    ("has_class = means.«any→isfinite().any»(-1)", "others_mean_by_hand",
+    ("has_class = client_means.«any→isfinite().any»(-1)", "others_mean_by_hand",
      "zeros of who lacks the class are averaged in", "FedGen's FD"),
     ("probs = logits.detach()«.softmax(-1)→»", "rounds_of_fd_against_algorithm_1[None]",
      "raw logits are the target of a cross-entropy", "PFLlib's and HtFLlib's FD"),

@@ -125,13 +125,17 @@ for claim in ${*:-$claims}; do
         table fedgkt accuracy,edge_accuracy to-edge still
         picture fedgkt-noniid fedgkt accuracy {fedavg,to-edge,ordered,still}-noniid ;;
     fedgen)
-        keys=accuracy,ensemble_accuracy,client_accuracy
-        table fedgen $keys fedavg fedprox feddf fd fedgen fedntd fedbe scaffold R1 R4
-        table fedgen accuracy feddf fedgen
+        keys=accuracy,ensemble_accuracy,client_accuracy,client_accuracy_own
+        table fedgen $keys fedavg fedprox feddf fd fedgen{,-text} fedntd fedbe scaffold R1 R4
+        table fedgen accuracy feddf fedgen{,-text}
+        table fedgen accuracy fedgen-text fedgen
+        for alpha in 0.05 1.0; do
+            table fedgen accuracy {fedavg,fedgen-text,fedgen}-$alpha
+        done
         table fedgen $both R1 R4
         table fedgen accuracy {fedavg,fd}-iid ;;
     quick-start)
-        for data in fifth letters letters-validation letters-1.0; do
+        for data in default fifth letters letters-validation letters-1.0; do
             for base in fedavg fedsdd:R=1; do
                 echo "$data"
                 python -m experiment.plot "runs/quick-start/$data" --key $both --base $base

@@ -47,7 +47,8 @@ def rows_of(fed, **settings):
 
 def test_consensus_is_of_logits_not_of_probabilities():
     """Of (4, 0) and (0, 1): (2, .5). The mean of the softmaxes is another one."""
-    assert fedmd.consensus(torch.tensor([[[4., 0.], [1., 1.]], [[0., 1.], [1., 4.]]])).tolist() == [
+    logits = torch.tensor([[[4., 0.], [1., 1.]], [[0., 1.], [1., 4.]]])
+    assert fedmd.consensus(logits, [1, 1]).tolist() == [
         [(4 + 0) / 2, (0 + 1) / 2], [(1 + 1) / 2, (1 + 4) / 2]]
 
 
@@ -60,10 +61,10 @@ def test_a_weighted_consensus_by_hand(weights):
 
 
 @pytest.mark.parametrize("weights", [
-    [1, 1], [1, 1, 1, 1], [0, 0, 0], [1, -1, 1], [1, math.nan, 1], [1, math.inf, 1]])
+    (1, 1), (1, 1, 1, 1), (0, 0, 0), (1, -1, 1), (1, math.nan, 1), (1, math.inf, 1)])
 def test_weights_that_make_no_consensus_are_refused(weights):
     with pytest.raises(ValueError, match="weight >= 0 for each of 3 clients"):
-        fedmd.consensus(torch.randn(3, 5, 4), weights)
+        next(fedmd.run(joint(), **BRIEF, consensus_weights=weights))
 
 
 def test_weights_stay_with_clients_if_one_is_not_finite():
