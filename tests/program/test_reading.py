@@ -84,7 +84,7 @@ def test_code_is_found_by_its_name_or_by_a_text_that_is_there_once():
         "def is_main", '    """True for the main model: the first of the K global models of a '
         'network."""', "    return k % K == 0"]
     assert len(shown("if is_main(k, K) else average")) == 5    # a comment and the statement
-    assert len(shown("for rows in batches(")) == 1             # the head of a loop
+    assert len(shown("for rows in batches(")) == 2             # the head of a loop
     for unknown in ("no_such_function", "no such text", "optimizer"):
         with pytest.raises(ValueError, match=unknown):
             shown(unknown)
