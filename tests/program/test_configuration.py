@@ -134,7 +134,7 @@ def test_a_run_tells_what_differs_from_its_paper(capsys, npz, tmp_path):
     argv += f" --local-epochs 1 --lr-patience none --dataset {npz} --out {tmp_path}/out"
     main(argv.split())
     line = ("fedavg: the settings of --paper fedgkt except (replaced values in brackets): "
-            "model mlp (bottleneck56), clients 4 (16), alpha 1.0 (0.5), lr_patience none (10), "
+            "clients 4 (16), alpha 1.0 (0.5), lr_patience none (10), model mlp (bottleneck56), "
             "rounds 1 (200), local_epochs 1 (20)")
     assert line in capsys.readouterr().out.splitlines()
     main(["--resume", f"{tmp_path}/out", "--rounds", "2"])
