@@ -28,10 +28,10 @@ def count():
 
 def end_on_signals():
     """Ctrl-C and a closed pipe (`| head`) end the process at once and without a traceback."""
-    for name in ("SIGINT", "SIGPIPE"):                       # Windows has no SIGPIPE
-        number = getattr(signal, name, None)
-        if number and signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:    # ignored in a script's background jobs
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if hasattr(signal, "SIGPIPE"):                           # Windows has none; Python ignores it
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
 def say(text):
@@ -174,8 +174,6 @@ def forked(processes):
                 signal.signal(signal.SIGCHLD, lambda *_: check_alive(children))
             dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", timeout=NEVER,
                                     rank=number, world_size=processes)
-            closed_pipe = signal.getsignal(signal.SIGPIPE)
-            signal.signal(signal.SIGPIPE, closed_pipe)       # gloo has changed it
             yield
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             wait_for_all()
