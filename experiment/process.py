@@ -80,7 +80,7 @@ def resumable(folder):
 def set_up(environment):
     """Joins the processes of torchrun, and returns the device.
 
-    A process has one thread, except while the server trains (`on_server` in clients.py), so that no
+    A process has one thread, except while the server trains (`run_students` in clients.py): so no
     number depends on how many processes there are. Raises ValueError if the device cannot be used.
     """
     import torch
