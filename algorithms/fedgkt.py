@@ -287,15 +287,16 @@ def feature_map(fed):
     for name, ids in by_architecture(fed).items():
         edge = fed.client_model(ids[0]).eval()
         if not hasattr(edge, "extract"):
-            raise ValueError(f"--model {name} has no feature map to send: use an edge network such "
+            raise ValueError(f"network {name} has no feature map to send: use an edge network such "
                              "as gkt_edge")
         features = edge.extract(fed.private[0].images[:1])
         try:
             fed.server_model().eval()(features)
         except (RuntimeError, ValueError):
-            raise ValueError(f"--server-model cannot read the {list(features.shape[1:])} feature "
-                             f"maps of {name}: gkt_server55 and gkt_server109 go with "
-                             "gkt_edge..., gkt_server_small with gkt_edge_small") from None
+            raise ValueError("the server's network cannot read the "
+                             f"{list(features.shape[1:])} feature maps of {name}: gkt_server55 "
+                             "and gkt_server109 go with gkt_edge..., gkt_server_small with "
+                             "gkt_edge_small") from None
     return features
 
 
