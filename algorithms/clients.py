@@ -67,22 +67,6 @@ def in_parallel(fed, fn, ids):
     return results
 
 
-def on_server(fed, fn, ids=(0,)):
-    """`in_parallel` for what the server trains: each fn(k) has the server's `fed.threads`.
-
-    Of one training, the default, a single process computes it, and the others wait for the result.
-    """
-    def with_threads(k):
-        threads = torch.get_num_threads()
-        torch.set_num_threads(fed.threads or threads)
-        try:
-            return fn(k)
-        finally:
-            torch.set_num_threads(threads)
-
-    return in_parallel(fed, with_threads, ids)
-
-
 def run_clients(fed, train, ids):
     """The papers' "for each client in parallel do": `in_parallel`, and fed.on_trained is told."""
     def trained(i):
@@ -92,6 +76,25 @@ def run_clients(fed, train, ids):
         return result
 
     return in_parallel(fed, trained, ids)
+
+
+def run_server(fed, train, *arguments, **settings):
+    """train(fed, ...), what the server trains: computed by one process; all get the result."""
+    [result] = run_students(fed, lambda _: train(fed, *arguments, **settings), [0])
+    return result
+
+
+def run_students(fed, train, ks):
+    """[train(k) for k in ks] of several models on the server: `in_parallel`, with its threads."""
+    def with_threads(k):
+        threads = torch.get_num_threads()
+        torch.set_num_threads(fed.threads or threads)
+        try:
+            return train(k)
+        finally:
+            torch.set_num_threads(threads)
+
+    return in_parallel(fed, with_threads, ks)
 
 
 class Packed(NamedTuple):

@@ -47,7 +47,7 @@ from functools import partial
 import torch
 
 from algorithms import evaluation
-from algorithms.clients import on_server, run_clients
+from algorithms.clients import run_clients, run_server
 from algorithms.communication import logits_ledger
 from algorithms.declaration import Algorithm
 from algorithms.dsfl import distill, train_client
@@ -121,8 +121,8 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
         # Clients learn from the robust mean; without a usable upload nobody does.
         valid_probs = usable(client_probs)                                               # [m, N, C]
         if len(valid_probs):
-            [target_probs] = on_server(fed, lambda _: robust_mean(valid_probs,           # [N, C]
-                                                                  malicious_fraction))
+            target_probs = run_server(fed, lambda fed: robust_mean(                      # [N, C]
+                valid_probs, malicious_fraction))
             clients = run_clients(fed, lambda i: distill(
                 fed, trained[i], fed.client_model(i), target_probs, epochs=public_epochs,
                 keys=("public", t, i), **client_training), ids)

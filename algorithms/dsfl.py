@@ -44,7 +44,7 @@ from typing import Literal
 import torch
 
 from algorithms import evaluation
-from algorithms.clients import on_server, run_clients
+from algorithms.clients import run_clients, run_server
 from algorithms.communication import logits_ledger
 from algorithms.declaration import Algorithm
 from algorithms.equations import soft_cross_entropy
@@ -131,9 +131,8 @@ def run(fed, state=None, *, rounds: int = 300, local_epochs: int = 1, public_epo
             target_probs = valid_probs.mean(0)                                           # [N, C]
             if aggregation == "era":
                 target_probs = entropy_reduction(valid_probs, temperature)
-            [server] = on_server(fed, lambda _: distill(
-                fed, server, fed.server_model(), target_probs, epochs=server_epochs,
-                keys=("server", t), **server_training))
+            server = run_server(fed, distill, server, fed.server_model(), target_probs,
+                                epochs=server_epochs, keys=("server", t), **server_training)
             clients = run_clients(fed, lambda i: distill(
                 fed, trained[i], fed.client_model(i), target_probs, epochs=public_epochs,
                 keys=("public", t, i), **client_training), ids)

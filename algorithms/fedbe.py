@@ -45,7 +45,7 @@ from typing import Literal
 import torch
 
 from algorithms import fedavg, fedsdd
-from algorithms.clients import on_server, sample_clients
+from algorithms.clients import run_server, sample_clients
 from algorithms.communication import weights_ledger
 from algorithms.declaration import Algorithm
 from algorithms.equations import average_weights, ensemble_logits
@@ -168,9 +168,8 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
         if distill:
             member_logits = predict_members(fed, members, fed.public.images)             # [M, N, C]
             teacher_logits = sharpened_teacher(member_logits)                            # [N, C]
-            [server] = on_server(fed, lambda _: fedsdd.distill(
-                fed, server, teacher_logits, temperature=1.0,                            # D5
-                keys=("distil", t), **distillation))
+            server = run_server(fed, fedsdd.distill, server, teacher_logits,             # D5
+                                temperature=1.0, keys=("distil", t), **distillation)
 
         state = {"round": t, "server": server}
         model = network(fed, server["architecture"])

@@ -51,7 +51,7 @@ import torch
 from torch import nn
 
 from algorithms import fedavg
-from algorithms.clients import active_clients, by_architecture, on_server
+from algorithms.clients import active_clients, by_architecture, run_students
 from algorithms.communication import weights_ledger
 from algorithms.declaration import Algorithm
 from algorithms.equations import distillation_loss, ensemble_logits
@@ -222,7 +222,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
         if kept:
             client_logits = predict_members(fed, client_members(fed, kept), fed.public.images)
             teacher_logits = ensemble_logits(client_logits)                      # [N, C]
-            distilled = on_server(fed, lambda k: distill(
+            distilled = run_students(fed, lambda k: distill(
                 fed, t, averaged[k], teacher_logits, **distillation), range(len(averaged)))
         global_models = [student for student, _ in distilled]
 

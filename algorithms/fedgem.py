@@ -39,7 +39,7 @@ from functools import partial
 import torch
 
 from algorithms import evaluation
-from algorithms.clients import on_server, run_clients
+from algorithms.clients import run_clients, run_server
 from algorithms.communication import logits_ledger
 from algorithms.declaration import Algorithm
 from algorithms.equations import ensemble_logits
@@ -99,9 +99,9 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
         valid_logits = usable(client_logits)                                     # [m, N, C]
         teacher_logits = ensemble_logits(valid_logits)                           # [N, C]
         has_teacher = torch.full_like(rows, len(valid_logits) > 0, dtype=torch.bool)     # [N]
-        [(server, server_logits)] = on_server(fed, lambda _: train_server(
-            fed, t, server, teacher_logits, has_teacher, server_epochs=server_epochs,
-            epsilon=epsilon, **server_training))
+        server, server_logits = run_server(
+            fed, train_server, t, server, teacher_logits, has_teacher, server_epochs=server_epochs,
+            epsilon=epsilon, **server_training)
         # All clients learn from the server's logits of all public samples.
         clients = run_clients(fed, lambda i: distill_client(
             fed, i, t, trained[i], server_logits, public_epochs=public_epochs, epsilon=epsilon,

@@ -56,7 +56,7 @@ import torch
 import torch.nn.functional as F
 
 from algorithms import evaluation
-from algorithms.clients import on_server, run_clients
+from algorithms.clients import run_clients, run_server
 from algorithms.communication import logits_ledger
 from algorithms.declaration import Algorithm
 from algorithms.equations import kl_divergence
@@ -295,9 +295,9 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
         fused_logits = fuse_logits(client_logits, weights)                   # Eq. (5), [n, C]
 
         # The server learns alone, from its pool or from the clients: Alg. 1, line 3-15.
-        [fusion] = on_server(fed, lambda _: train_server(
-            fed, t, server, pool, rows, fused_logits, reliable.any(0), server_epochs=server_epochs,
-            epsilon=epsilon, **server_training))
+        fusion = run_server(
+            fed, train_server, t, server, pool, rows, fused_logits, reliable.any(0),
+            server_epochs=server_epochs, epsilon=epsilon, **server_training)
         server, pool = fusion.server, fusion.pool
 
         # All clients learn from the server's logits of all public samples.

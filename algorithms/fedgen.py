@@ -50,7 +50,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from algorithms import fedavg
-from algorithms.clients import on_server, sample_clients
+from algorithms.clients import run_server, sample_clients
 from algorithms.communication import FLOAT_BYTES, INDEX_BYTES, weights_ledger
 from algorithms.declaration import Algorithm
 from algorithms.fedavg import aggregate, evaluate
@@ -232,8 +232,8 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 0.5, local
         # The new global model is the average of theirs.
         server = aggregate(fed, server, uploads)                             # line 13, D1
         # The generator learns to draw features which the clients recognize together.
-        [server] = on_server(fed, lambda _: train_generator(                 # line 13-14
-            fed, t, server, uploads, **at_server))
+        server = run_server(fed, train_generator, t, server, uploads,        # line 13-14
+                            **at_server)
 
         state = {"round": t, "server": server}
         metrics = {**evaluate(fed, state), "bad_uploads": len(active) - len(uploads),

@@ -58,7 +58,7 @@ from typing import Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from algorithms.clients import (by_architecture, count_active, in_parallel, on_server,
+from algorithms.clients import (by_architecture, count_active, in_parallel, run_server,
                                 run_clients, sample_clients)
 from algorithms.communication import features_ledger
 from algorithms.declaration import Algorithm
@@ -287,15 +287,16 @@ def feature_map(fed):
     for name, ids in by_architecture(fed).items():
         edge = fed.client_model(ids[0]).eval()
         if not hasattr(edge, "extract"):
-            raise ValueError(f"--model {name} has no feature map to send: use an edge network such "
+            raise ValueError(f"network {name} has no feature map to send: use an edge network such "
                              "as gkt_edge")
         features = edge.extract(fed.private[0].images[:1])
         try:
             fed.server_model().eval()(features)
         except (RuntimeError, ValueError):
-            raise ValueError(f"--server-model cannot read the {list(features.shape[1:])} feature "
-                             f"maps of {name}: gkt_server55 and gkt_server109 go with "
-                             "gkt_edge..., gkt_server_small with gkt_edge_small") from None
+            raise ValueError("the server's network cannot read the "
+                             f"{list(features.shape[1:])} feature maps of {name}: gkt_server55 "
+                             "and gkt_server109 go with gkt_edge..., gkt_server_small with "
+                             "gkt_edge_small") from None
     return features
 
 
@@ -347,8 +348,8 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local
         uploads, clients = collect(fed, clients, active, server_logits, attack,
                                    **training)                               # Alg. 1, line 3-5
         # The server trains on the uploads; each client receives the server's logits of its samples.
-        [(server, answers)] = on_server(fed, lambda _: train_server(         # Alg. 1, line 6-12
-            fed, t, server, uploads, new_optimizer=new_optimizer, **server_training))
+        server, answers = run_server(                                        # Alg. 1, line 6-12
+            fed, train_server, t, server, uploads, new_optimizer=new_optimizer, **server_training)
         # No valid upload: None. Not in this round: those that the client has.
         server_logits = [answers.get(i) if i in active else z                # Alg. 1, line 14-15
                          for i, z in enumerate(server_logits)]

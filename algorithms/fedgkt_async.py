@@ -40,7 +40,7 @@ from typing import Literal
 
 import torch
 
-from algorithms.clients import on_server
+from algorithms.clients import run_server
 from algorithms.declaration import Algorithm
 from algorithms.fedgkt import (announcement, collect, evaluate, feature_map, ledger, start,
                                train_server)
@@ -110,8 +110,8 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, server_epo
             event += 1
             uploads, clients = collect(fed, clients, group, server_logits, **training)
             # The server trains on them and answers these clients at once.
-            [(server, answers)] = on_server(fed, lambda _: train_server(
-                fed, event, server, uploads, new_optimizer=new_optimizer, **server_training))
+            server, answers = run_server(fed, train_server, event, server, uploads,
+                                         new_optimizer=new_optimizer, **server_training)
             server_logits = [answers.get(i) if i in group else z
                              for i, z in enumerate(server_logits)]
             arrived, answered = arrived + group, answered + list(answers)

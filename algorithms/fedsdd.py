@@ -55,7 +55,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from algorithms import fedavg, fedprox, scaffold
-from algorithms.clients import active_clients, by_architecture, count_active, on_server
+from algorithms.clients import active_clients, by_architecture, count_active, run_students
 from algorithms.communication import FLOAT_BYTES, weights_ledger
 from algorithms.declaration import Algorithm
 from algorithms.equations import distillation_loss, ensemble_logits
@@ -244,7 +244,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
 
         # Only the main model learns from the ensemble, so that the others stay diverse.
         main = [k for k in range(len(averaged)) if is_main(k, K)]                # Alg. 1, line 8
-        distilled = on_server(fed, lambda k: distill(                            # Alg. 1, line 9
+        distilled = run_students(fed, lambda k: distill(                         # Alg. 1, line 9
             fed, averaged[k], teacher_logits, keys=("distil", t, k), **distillation), main)
         global_models = replaced(averaged, main, distilled)                      # Alg. 1, line 10
 

@@ -29,7 +29,7 @@ from typing import Literal
 
 import torch
 
-from algorithms.clients import on_server
+from algorithms.clients import run_students
 from algorithms.declaration import Algorithm
 from algorithms.equations import ensemble_logits
 from algorithms.fedsdd import (check_settings, deal_clients, distill, evaluate,
@@ -90,7 +90,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
         if students != "none" and t > warmup_rounds:                             # Table 6
             learning = [k for k in range(len(averaged))
                         if is_main(k, K) or students == "all"]                   # Table 6
-            distilled = on_server(fed, lambda k: distill(
+            distilled = run_students(fed, lambda k: distill(
                 fed, averaged[k], teacher_logits, keys=("distil", t, k), **distillation), learning)
             global_models = replaced(averaged, learning, distilled)
 

@@ -89,7 +89,7 @@ TABLE["algorithms/training.py", "shared"] = [
      "teachers predict in train mode", "AIJack's FedGEMS and DS-FL, flearn"),
     ("model.train(«was_training→»)", "prediction_is_pure_and_image_by_image", "ends in train mode",
      "FedDF's code"),
-    ("load_model(fed, «member→members[0]»)", "predict_members_is_one_prediction_per_state",
+    ("load_model(fed, members[«m→0»])", "predict_members_is_one_prediction_per_state",
      "every member is the first one"),
     ("    model.«train→eval»()", "contracts::augmentation_is_for_what_is_trained_on_alone[dsfl]",
      "training in eval mode"),

@@ -122,7 +122,7 @@ def uploads_of(monkeypatch, module=fedgkt):
     """What the server trains on, from now on: [{client: (features, logits)}] of each event."""
     uploads, original = [], module.train_server
     monkeypatch.setattr(module, "train_server", lambda *args, **keywords:
-                        uploads.append(args[3]) or original(*args, **keywords))
+                        uploads.append(dict(args[3])) or original(*args, **keywords))
     return uploads
 
 
