@@ -7,6 +7,7 @@ moment can continue after its last finished round, and no row is lost or doubled
 import contextlib
 import io
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -99,8 +100,13 @@ class Run:
     def keep(self, metrics, state):
         """Keeps a finished round: the checkpoint, then a line of metrics.jsonl and timing.jsonl.
 
-        Only the first process writes.
+        Only the first process writes. A metric that is no number ends the program with one line.
         """
+        for name, value in metrics.items():
+            is_number = isinstance(value, (int, float)) and math.isfinite(value)
+            if not is_number and value is not None:
+                fail(f"{self.label}: the metric {name} is {value!r:.60}; a metric is an int, a "
+                     "finite float or None")
         self.state = state
         self.rows.append({"round": state["round"], **metrics})
         self.timings.append({"round": state["round"], **self.clock.seconds_of_round()})

@@ -223,7 +223,10 @@ TABLE["algorithms/feddf.py", "feddf"] = [
 TABLE["algorithms/declaration.py", "feddf"] = [
     ("return «any→all»(is_given(settings[name]) for name in self.validation_for)",
      "either_use_of_validation_images_needs_them[drop_worst-True]",
-     "only both uses together need validation images")]
+     "only both uses together need validation images"),
+    ("needs_validation(settings) and «fed.validation is None→False»",
+     "contracts::check_takes_all_settings_and_tells_what_needs_validation_images[fedmd]",
+     "nobody is told that validation images are missing")]
 TABLE["algorithms/fedbe.py", "fedbe"] = [
     ("deviations = (p«→ * 0 + sum(weights) / len(weights)» * (state_dict[name]",
      "gaussian_sample_by_hand", "the variance is not weighted", "FedBE's code"),

@@ -232,6 +232,23 @@ def test_every_keyword_is_described_once(algo):
     assert all(own[name] != meanings.get(name) for name in own)
 
 
+@every_algorithm
+def test_check_takes_all_settings_and_tells_what_needs_validation_images(algo):
+    """As the program calls it. Without these images an algorithm that declares no need runs."""
+    algorithm, fed, without = ALGORITHMS[algo], toy(algo), toy(algo, validation=None)
+    settings = {name: SETTINGS.get(name, parameter.default)
+                for name, parameter in algorithm.hyperparameters.items()}
+    algorithm.check(fed, **settings)
+    if algorithm.needs_validation(settings):
+        with pytest.raises(ValueError, match=f"{algo} needs validation images"):
+            algorithm.check(without, **settings)
+        with pytest.raises(ValueError, match=f"{algo} needs validation images"):
+            run(algo, without, **settings)
+    unused = dict.fromkeys(algorithm.validation_for)
+    algorithm.check(without, **settings | unused)
+    assert len(run(algo, without, **settings | unused | {"rounds": 1})) == 2
+
+
 # ------------------------------------------------------------------------------ uploads gone wrong
 
 def without_client(state, i):
