@@ -258,7 +258,7 @@ TABLE["algorithms/fedsdd.py", "fedsdd"] = [
      "K equal initial models"),
     ("group_of[i]]«→ | {x: c for x, c in global_models[0].items() if x == 'client_controls'}»",
      "rounds_with_R_2_against_algorithm_1[scaffold]", "a control of another global model"),
-    ("if «is_main(k, K)→True» else average", "rounds_with_R_2_against_algorithm_1",
+    ("range(len(averaged)) if «is_main(k, K)→True»]", "rounds_with_R_2_against_algorithm_1",
      "all models distilled"),
     ("    model.«train→eval»()", "distill_moves_the_students_running_statistics",
      "the student learns in eval mode")]
