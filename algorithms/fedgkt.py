@@ -58,8 +58,8 @@ from typing import Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from algorithms.clients import (by_architecture, count_active, in_parallel, run_server,
-                                run_clients, sample_clients)
+from algorithms.clients import (by_architecture, count_active, in_parallel, run_clients,
+                                run_server, sample_clients, to_server)
 from algorithms.communication import features_ledger
 from algorithms.declaration import Algorithm
 from algorithms.equations import distillation_loss
@@ -162,17 +162,25 @@ def train_client(fed, i, client, server_logits, *, local_epochs, batch_size, new
 
 @timed
 def collect(fed, clients, ids, server_logits, attack=None, **training):
-    """({client: valid upload}, all clients), after the clients `ids` have trained in parallel."""
-    trained = run_clients(fed, lambda i: train_client(                       # Alg. 1, line 3-5
-        fed, i, clients[i], server_logits[i], **training), ids)
-    uploads = [result.upload for result in trained]
-    if attack:           # on the features of all clients, then on the logits of all clients
-        parts = [attack_samples(attack, part, ids) for part in zip(*uploads)]
-        uploads = [Upload(features, logits) for features, logits in zip(*parts)]
-    clients = list(clients)
-    for i, result in zip(ids, trained):
-        clients[i] = result.client
-    return {i: upload for i, upload in zip(ids, uploads) if is_usable(upload)}, clients
+    """({client: valid upload}, all clients), after the clients `ids` have trained in parallel.
+
+    Of several processes, only the one that trains the server has the uploads.
+    """
+    own = {}                                 # {client: upload}, of those that this process trains
+
+    def train_one(i):                                                        # Alg. 1, line 3-5
+        own[i], client = train_client(fed, i, clients[i], server_logits[i], **training)
+        return client
+
+    trained = dict(zip(ids, run_clients(fed, train_one, ids)))
+    clients = [trained.get(i, client) for i, client in enumerate(clients)]
+    uploads = to_server(fed, own, ids)
+    if attack and uploads:
+        features, logits = zip(*uploads.values())
+        features = attack_samples(attack, features, ids)
+        logits = attack_samples(attack, logits, ids)
+        uploads = {i: Upload(*upload) for i, *upload in zip(ids, features, logits)}
+    return {i: upload for i, upload in uploads.items() if is_usable(upload)}, clients
 
 
 def server_batches(fed, uploads, server_batch_size, server_order, rng):
