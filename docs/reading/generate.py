@@ -183,7 +183,7 @@ def algorithm_page(name, introduction, rows, site):
         parts.append(f"<h2>Line by line</h2>\n{markdown(introduction, href)}")
         parts += [row_section(row, site, href) for row in rows]
     for each in files:
-        parts.append(f'<h2>Decisions of <a href="{site.link(each)}">{each}</a></h2>\n'
+        parts.append(f'<h2>Departures of <a href="{site.link(each)}">{each}</a></h2>\n'
                      f"{decisions(each, site, href)}")
     return header.title, f"<header>{start}</header>\n" + "\n".join(parts)
 

@@ -26,6 +26,14 @@ def test_every_algorithm_has_a_page(pages):
     assert {*linked} <= {*sources.order()} and {*pages} == {"index", *sources.order()}
 
 
+def test_every_departure_of_a_file_is_on_its_page_with_its_tests(pages):
+    for name in sources.order():
+        tests = {node.get("id"): len(node.findall(".//details"))
+                 for node in pages[name][1].iter("section") if node.get("id")}
+        for departure, text in sources.departures(f"algorithms/{name}.py").items():
+            assert tests[f"{name}-{departure}"] == text.count("`test_") > 0
+
+
 def test_every_link_on_a_page_leads_somewhere(pages):
     ids = {name: {node.get("id") for node in root.iter()} for name, (_, root) in pages.items()}
     for name, (path, root) in pages.items():
