@@ -136,7 +136,7 @@ def docstring(file):
 
 def header(file):
     """The `Header` of a file."""
-    text, _, decisions = docstring(file).partition("\nDepartures (more: docs/DEPARTURES.md):\n")
+    text, _, decisions = docstring(file).partition("\nDepartures (more: docs/DEPARTURES.md):")
     title, *paragraphs = text.split("\n\n")
     at = [n for n, x in enumerate(paragraphs) if re.match("Paper.* here .* shape .* note", x)]
     before, table, after = paragraphs, [], []
@@ -162,7 +162,7 @@ def notation(table):
 
 
 def departures(file):
-    """{"D6": text}: the decisions of docs/DEPARTURES.md about the file with this name."""
+    """{"D1": text}: all decisions about a file, which docs/DEPARTURES.md has under its name."""
     text = read("docs/DEPARTURES.md")
     section = re.search(rf"^## {re.escape(Path(file).name)}\n(.*?)(?=^## |\Z)", text, re.M | re.S)
     return dict(re.findall(r"^- (D\d+): (.*(?:\n  .*)*)", section[1] if section else "", re.M))
