@@ -4,7 +4,8 @@ Cheng et al., "FedGEMS: Federated Learning of Larger Server Models via Selective
 arXiv:2110.11027, section 4.
 
 Run:   python fedkd_minimal.py --algo standalone,centralized,centralized-all,public-private
-       (small settings, experiment/presets.py; the defaults below are the paper's)
+       (small settings of experiment/presets.py: batch_size 64; the defaults of `run` below are the
+       paper's: --paper fedgems-homogeneous)
 What travels: nothing.
 Public data: X_0, with labels; `centralized` has none.
 

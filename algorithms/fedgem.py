@@ -4,7 +4,8 @@ Cheng et al., "FedGEMS: Federated Learning of Larger Server Models via Selective
 arXiv:2110.11027, section 3.2.
 
 Run:   python fedkd_minimal.py --algo fedgem
-       (small settings, experiment/presets.py; the defaults below are the paper's)
+       (small settings of experiment/presets.py: rounds 10, local_epochs 5, batch_size 64; the
+       defaults of `run` below are the paper's: --paper fedgems-homogeneous)
 What travels: in each round all clients' logits of all public samples, up; then the server's logits
 of them, down. No weights.
 Public data: labeled, on the server and on every client. All networks may differ.

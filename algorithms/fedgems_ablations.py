@@ -4,7 +4,8 @@ Cheng et al., "FedGEMS: Federated Learning of Larger Server Models via Selective
 arXiv:2110.11027. fedgems.py explains the four cases, Algorithm 1 and the other symbols.
 
 Run:   python fedkd_minimal.py --algo fedgems-ablations --no-self-distillation
-       (small settings, experiment/presets.py; the defaults below are the paper's)
+       (small settings of experiment/presets.py: rounds 10, local_epochs 5, batch_size 64; the
+       defaults of `run` below are the paper's: --paper fedgems-homogeneous)
 What travels: as in FedGEMS. Indices of requested public samples down, all clients' logits of them
 up, the server's logits of all public samples down.
 Public data: labeled, on the server and on every client. All networks may differ.

@@ -6,7 +6,8 @@ temperature and the kind of Adam are from its public code of 2020, whose command
 clients alone (--no-server-distill).
 
 Run:   python fedkd_minimal.py --algo fedgkt
-       (small settings, experiment/presets.py; the defaults below are the paper's)
+       (small settings of experiment/presets.py: rounds 10, server_epochs 5, batch_size 32; the
+       defaults of `run` below are the paper's: --paper fedgkt)
 What travels: in each round feature maps, logits and labels of all samples of a client, up; then the
 server's logits of them, down. To predict, a client has the server's network behind its extractor;
 what that sends is not counted.

@@ -3,8 +3,9 @@
 Li and Wang, "FedMD: Heterogenous Federated Learning via Model Distillation", arXiv:1910.03581;
 where the text is silent, the authors' code decides (CIFAR, iid).
 
-Run:   python fedkd_minimal.py --algo fedmd --paper fedmd
-       (the paper's settings, the defaults below; without --paper small ones, experiment/presets.py)
+Run:   python fedkd_minimal.py --algo fedmd
+       (small settings of experiment/presets.py: rounds 10, subset_size 1000, local_epochs 1,
+       batch_size 5; the defaults of `run` below are the paper's: --paper fedmd)
 What travels: in each round the positions of some public samples, down; every client's logits of
 these samples, up; the mean of these logits, down. No weights travel.
 Public data: labeled, at every client and at the server. With public data of another task (--joint)

@@ -4,7 +4,8 @@ Kwan and Song, "FedSDD: Scalable and Diversity-enhanced Distillation for Model A
 Federated Learning", arXiv:2312.17029v1.
 
 Run:   python fedkd_minimal.py --algo fedsdd --K 4 --R 2
-       (small settings, experiment/presets.py; the defaults below are the paper's)
+       (small settings of experiment/presets.py: rounds 20, lr 0.1, distill_steps 100,
+       server_lr 0.0125; the defaults of `run` below are the paper's: --paper fedsdd)
 What travels: in each round a group's global model, down to each of its clients; its trained model,
 up. (SCAFFOLD: with controls, both ways.)
 Public data: unlabeled images, on the server alone.
