@@ -136,5 +136,5 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
 
 
 ALGORITHM = Algorithm(
-    "cronus", run, public="unlabeled", mixed=True, plateau=("lr",), evaluate=evaluate,
+    "cronus", run, public="unlabeled", mixed_networks=True, plateau=("lr",), evaluate=evaluate,
     columns=("client_accuracy_distilled", "client_accuracy_private"))

@@ -146,6 +146,6 @@ def run(fed, state=None, *, rounds: int = 300, local_epochs: int = 1, public_epo
 
 
 ALGORITHM = Algorithm(
-    "dsfl", run, public="unlabeled", mixed=True, server="images",
+    "dsfl", run, public="unlabeled", mixed_networks=True, server="images",
     plateau=("lr", "server_lr"), evaluate=evaluate,
     columns=("client_accuracy_distilled", "client_accuracy_private", "server_accuracy"))

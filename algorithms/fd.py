@@ -147,5 +147,5 @@ def run(fed, state=None, *, rounds: int = 16, local_epochs: int = 1,
 
 
 ALGORITHM = Algorithm(
-    "fd", run, mixed=True, plateau=("lr",), evaluate=evaluate,
+    "fd", run, mixed_networks=True, plateau=("lr",), evaluate=evaluate,
     columns=("client_accuracy", "client_accuracy_min", "client_accuracy_max"))

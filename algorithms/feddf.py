@@ -238,7 +238,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
 
 
 ALGORITHM = Algorithm(
-    "feddf", run, public="unlabeled", mixed=True, check_settings=check_settings,
+    "feddf", run, public="unlabeled", mixed_networks=True, check_settings=check_settings,
     validation_for=("drop_worst", "patience"), plateau=("lr", "server_lr"), evaluate=evaluate,
     columns=("accuracy", "client_accuracy", "ensemble_accuracy", "disagreement",
              "teacher_forwards", "dropped", "steps"))

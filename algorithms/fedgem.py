@@ -116,6 +116,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
 
 
 ALGORITHM = Algorithm(
-    "fedgem", run, public="labeled", mixed=True, server="images",
-    plateau=("lr", "server_lr"), evaluate=evaluate,
+    "fedgem", run, public="labeled", mixed_networks=True,
+    server="images",         # the server has a network of its own, which reads images
+    plateau=("lr", "server_lr"), evaluate=evaluate,         # for --lr-patience alone
     columns=("server_accuracy", "client_accuracy_distilled"))

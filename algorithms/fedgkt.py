@@ -362,6 +362,9 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local
 
 
 ALGORITHM = Algorithm(
-    "fedgkt", run, mixed=True, server="features", check_settings=check_settings,
-    plateau=("server_lr",), evaluate=evaluate, announcement=announcement,
+    "fedgkt", run, mixed_networks=True,
+    server="features",       # the server has a network of its own, which reads feature maps
+    check_settings=check_settings,
+    plateau=("server_lr",), evaluate=evaluate,      # for --lr-patience alone
+    announcement=announcement,
     columns=("accuracy", "accuracy_min", "accuracy_max", "edge_accuracy"))

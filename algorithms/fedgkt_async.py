@@ -128,7 +128,10 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, server_epo
 
 
 ALGORITHM = Algorithm(
-    "fedgkt-async", run, mixed=True, server="features", check_settings=check_settings,
-    plateau=("server_lr",), evaluate=evaluate, announcement=announcement,
+    "fedgkt-async", run, mixed_networks=True,
+    server="features",       # the server has a network of its own, which reads feature maps
+    check_settings=check_settings,
+    plateau=("server_lr",), evaluate=evaluate,      # for --lr-patience alone
+    announcement=announcement,
     columns=("accuracy", "accuracy_min", "accuracy_max", "edge_accuracy", "clock",
              "clock_if_all_wait"))

@@ -247,6 +247,10 @@ def run(fed, state=None, *, rounds: int = 20, transfer_public_epochs: int = 20,
 
 
 ALGORITHM = Algorithm(
-    "fedmd", run, public="joint", mixed=True, validation_for=("early_stopping",),
-    check_settings=check_settings, plateau=("lr",), evaluate=evaluate,
+    "fedmd", run,
+    public="joint",          # labeled, of this task or, in one output layer with it, of another
+    mixed_networks=True,
+    validation_for=("early_stopping",),      # the keywords that need validation images
+    check_settings=check_settings,
+    plateau=("lr",), evaluate=evaluate,      # for --lr-patience alone
     columns=("client_accuracy_distilled", "client_accuracy_private"))

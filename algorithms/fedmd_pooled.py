@@ -106,5 +106,5 @@ def run(fed, state=None, *, rounds: int = 50, transfer_public_epochs: int = 20,
 
 
 ALGORITHM = Algorithm(
-    "fedmd-pooled", run, public="joint", mixed=True, validation_for=("early_stopping",),
+    "fedmd-pooled", run, public="joint", mixed_networks=True, validation_for=("early_stopping",),
     columns=("client_accuracy", "client_accuracy_min", "client_accuracy_max"))

@@ -258,7 +258,7 @@ TABLE["algorithms/fedsdd.py", "fedsdd"] = [
      "K equal initial models"),
     ("group_of[i]]«→ | {x: c for x, c in global_models[0].items() if x == 'client_controls'}»",
      "rounds_with_R_2_against_algorithm_1[scaffold]", "a control of another global model"),
-    ("if «is_main(k, K)→True» else average", "rounds_with_R_2_against_algorithm_1",
+    ("range(len(averaged))« if is_main(k, K)→»]", "rounds_with_R_2_against_algorithm_1",
      "all models distilled"),
     ("    model.«train→eval»()", "distill_moves_the_students_running_statistics",
      "the student learns in eval mode")]
@@ -384,14 +384,14 @@ TABLE["algorithms/fedgems.py", "fedgems"] = [
      "selection_is_in_eval_mode", "judged in train mode", "AIJack's FedGEMS"),
     ("pool.logits[rows«[correct]→»] = checked_logits«[correct]→»",
      "a_round_is_the_papers_algorithm[one epoch]", "wrong logits are pooled"),
-    ("has_teacher = from_pool | «from_clients→requests»", "nobody_right_is_plain_cross_entropy",
-     "the uniform distribution teaches"),
+    ("has_teacher = self_distillation | «ensemble_distillation→requests»",
+     "nobody_right_is_plain_cross_entropy", "the uniform distribution teaches"),
     ("not is_usable(logits«[requested]→»)", "an_upload_is_bad_only_for_what_was_asked",
      "bad for logits that never travel"),
     ("rows = torch.«nonzero(~pool.mask)[:, 0]→arange(len(labels))»",
      "clients_predict_exactly_what_the_pool_lacks", "clients predict all rows")]
 TABLE["algorithms/fedgems_ablations.py", "fedgems"] = [
-    ("~alone & «→(»in_pool «→| correct) »& self_distillation",
+    ("~self_training & «→(»in_pool «→| correct) »& with_self_distillation",
      "ablations_move_samples_between_cases[self_training]", "the pool is filled too early")]
 # ------------------------------------------------------------------------------ feature maps travel
 TABLE["algorithms/fedgkt.py", "fedgkt"] = [
