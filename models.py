@@ -136,7 +136,7 @@ def conv1x1(in_channels, out_channels, stride=1):
 
 def projection(in_channels, out_channels, stride):
     """A shortcut: the identity if the shapes are equal, otherwise 1x1 convolution and BatchNorm."""
-    if stride == 1 and in_channels == out_channels:
+    if stride == 1 and in_channels == out_channels:                          # D2
         return nn.Identity()
     return nn.Sequential(conv1x1(in_channels, out_channels, stride), nn.BatchNorm2d(out_channels))
 
@@ -380,7 +380,7 @@ def fedmd_block(in_channels, out_channels, dropout, kernel=3, stride=2, padding=
     """
     return nn.Sequential(
         nn.Conv2d(in_channels, out_channels, kernel, stride=stride, padding=padding),
-        nn.BatchNorm2d(out_channels, eps=1e-3, momentum=0.01),
+        nn.BatchNorm2d(out_channels, eps=1e-3, momentum=0.01),               # D3
         nn.ReLU(),
         nn.Dropout(dropout),
     )
@@ -465,7 +465,7 @@ FEDMD = {                                # filters of each convolution, dropout 
     "fedmd_cifar6": ((64, 128, 192), 0.2),
     "fedmd_cifar7": ((128, 192, 256), 0.2),
     "fedmd_cifar8": ((128, 128, 128), 0.3),
-    "fedmd_cifar9": ((64, 64, 64, 64), 0.2),
+    "fedmd_cifar9": ((64, 64, 64, 64), 0.2),                                 # D4
 }
 MINI = {                                 # FedMD's networks 1 to 8 with an eighth of the filters
     f"mini{j}": (tuple(n // 8 for n in FEDMD[f"fedmd{j}"][0]), FEDMD[f"fedmd{j}"][1])
@@ -489,7 +489,7 @@ NETWORKS = {        # name -> (smallest image side in pixels, constructor(image_
     "gkt_edge": (4, partial(Edge, Bottleneck, 2)),
     "gkt_edge4": (4, partial(Edge, BasicBlock, 1)),
     "gkt_edge6": (4, partial(Edge, BasicBlock, 2)),
-    "gkt_edge_table7": (4, partial(Edge, BasicBlock, 3)),
+    "gkt_edge_table7": (4, partial(Edge, BasicBlock, 3)),                    # D5: no pooling
     "gkt_server55": (4, partial(ServerResNet, (6, 6, 6))),
     "gkt_server109": (4, partial(ServerResNet, (12, 12, 12))),
     "gkt_edge_small": (4, SmallEdge),

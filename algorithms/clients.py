@@ -97,6 +97,22 @@ def run_students(fed, train, ks):
     return in_parallel(fed, with_threads, ks)
 
 
+def to_server(fed, own, ids):
+    """{i: value} of all clients `ids` in the first process, which trains the server; {} in others.
+
+    own    {i: value} of the clients that this process has trained. What is large, such as feature
+           maps, is then only where it is needed
+    """
+    if dist.is_initialized() and dist.get_rank() > 0:
+        dist.send_object_list([packed(own)], dst=0)
+        return {}
+    for source in range(1, dist.get_world_size() if dist.is_initialized() else 1):
+        message = [None]
+        dist.recv_object_list(message, src=source)
+        own = own | unpacked(message[0], fed.device)
+    return {i: own[i] for i in ids}
+
+
 class Packed(NamedTuple):
     """A tensor in a message: pickle copies the bytes of an array once."""
 

@@ -58,8 +58,8 @@ from typing import Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from algorithms.clients import (by_architecture, count_active, in_parallel, run_server,
-                                run_clients, sample_clients)
+from algorithms.clients import (by_architecture, count_active, in_parallel, run_clients,
+                                run_server, sample_clients, to_server)
 from algorithms.communication import features_ledger
 from algorithms.declaration import Algorithm
 from algorithms.equations import distillation_loss
@@ -167,19 +167,24 @@ def train_client(fed, i, client, server_logits, *, local_epochs, batch_size, new
 def collect(fed, clients, ids, server_logits, attack=None, **training):
     """({client: valid upload}, all clients), after the clients `ids` have trained in parallel.
 
+    Of several processes, only the one that trains the server has the uploads.
     attack    an `Attack` of attacks.py, which replaces uploads of malicious clients, or None
     """
-    trained = run_clients(fed, lambda i: train_client(                       # Alg. 1, line 3-5
-        fed, i, clients[i], server_logits[i], **training), ids)
-    uploads = [result.upload for result in trained]
-    if attack:
-        features = attack_samples(attack, [upload.features for upload in uploads], ids)
-        logits = attack_samples(attack, [upload.logits for upload in uploads], ids)
-        uploads = [Upload(*of_client) for of_client in zip(features, logits)]
-    clients = list(clients)
-    for i, result in zip(ids, trained):
-        clients[i] = result.client
-    return {i: upload for i, upload in zip(ids, uploads) if is_usable(upload)}, clients
+    own = {}                                 # {client: upload}, of those that this process trains
+
+    def train_one(i):                                                        # Alg. 1, line 3-5
+        own[i], client = train_client(fed, i, clients[i], server_logits[i], **training)
+        return client
+
+    trained = dict(zip(ids, run_clients(fed, train_one, ids)))
+    clients = [trained.get(i, client) for i, client in enumerate(clients)]
+    uploads = to_server(fed, own, ids)
+    if attack and uploads:
+        features, logits = zip(*uploads.values())
+        features = attack_samples(attack, features, ids)
+        logits = attack_samples(attack, logits, ids)
+        uploads = {i: Upload(*upload) for i, *upload in zip(ids, features, logits)}
+    return {i: upload for i, upload in uploads.items() if is_usable(upload)}, clients
 
 
 def server_batches(fed, uploads, server_batch_size, server_order, rng):
@@ -295,15 +300,16 @@ def feature_map(fed):
     for name, ids in by_architecture(fed).items():
         edge = fed.client_model(ids[0]).eval()
         if not hasattr(edge, "extract"):
-            raise ValueError(f"--model {name} has no feature map to send: use an edge network such "
+            raise ValueError(f"network {name} has no feature map to send: use an edge network such "
                              "as gkt_edge")
         features = edge.extract(fed.private[0].images[:1])
         try:
             fed.server_model().eval()(features)
         except (RuntimeError, ValueError):
-            raise ValueError(f"--server-model cannot read the {list(features.shape[1:])} feature "
-                             f"maps of {name}: gkt_server55 and gkt_server109 go with "
-                             "gkt_edge..., gkt_server_small with gkt_edge_small") from None
+            raise ValueError("the server's network cannot read the "
+                             f"{list(features.shape[1:])} feature maps of {name}: gkt_server55 "
+                             "and gkt_server109 go with gkt_edge..., gkt_server_small with "
+                             "gkt_edge_small") from None
     return features
 
 

@@ -82,6 +82,7 @@ def preset_settings(preset, algorithm):
 def complete_settings(choice, given):
     """The hyperparameters of an algorithm: {name: value} for each keyword of its `run`."""
     hyperparameters, found = choice.algorithm.hyperparameters, {}
+    # A later table wins: the preset, the flags, the word of --algo.
     for table in (preset_settings(preset_of(given), choice.algorithm), given, choice.own):
         if "local_epochs" in table:          # it wins over the local_steps of the tables before
             found["local_steps"] = None

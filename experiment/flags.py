@@ -41,6 +41,17 @@ def file(text):
     return Path(text)
 
 
+def flag_name(name):
+    return "--" + name.replace("_", "-")
+
+
+def flag_names(names):
+    """The names of flags as a text: --a, --b and --c."""
+    *others, last = map(flag_name, names)
+    return f"{', '.join(others)} and {last}"
+
+
+RESUME_FLAGS = ("rounds", "device", "processes", "save_model")       # what --resume may change
 NAMES = {"type": lambda text: text.split(","), "metavar": "NAME,..."}
 FOLDER = {"type": folder, "metavar": "DIR"}
 FILE = {"type": file, "metavar": "FILE"}
@@ -131,8 +142,7 @@ RUN_FLAGS = [               # which runs, where, and what becomes of them
     Flag("out", FOLDER, None, None,
          "folder for config, metrics, timing and checkpoint (default: none is kept)"),
     Flag("resume", FOLDER, None, None,
-         "continue the run in this folder; only --rounds, --device, --processes and --save-model "
-         "may be given as well"),
+         f"continue the run in this folder; only {flag_names(RESUME_FLAGS)} may be given as well"),
     Flag("save_model", FILE, None, None,
          "write the trained models to this file; saved_model.py reads it"),
     Flag("describe", SWITCH, None, None,
@@ -212,10 +222,6 @@ def value_text(value):
 
 # ------------------------------------------------------------------------------------------------
 # From a row of the table to argparse
-
-def flag_name(name):
-    return "--" + name.replace("_", "-")
-
 
 def number(kind, allowed, optional=False, several=False):
     """The type of an int or float in a `Range`; None: a whole number from 0, or any finite number.
@@ -333,14 +339,13 @@ def parse(argv, about=""):
         print_names()
         raise SystemExit(0)
     first = Parser(add_help=False)
-    for name in ("resume", "device", "processes", "save_model"):
-        add_flag(first, name, COMMON_FLAGS[name].kind, COMMON_FLAGS[name].allowed)
-    add_flag(first, "rounds", int)
+    for name in ("resume", *RESUME_FLAGS):
+        row = COMMON_FLAGS.get(name) or HYPERPARAMETERS[name]
+        add_flag(first, name, getattr(row, "kind", int), row.allowed)
     known, others = first.parse_known_args(argv)
     if "resume" in known:
         if others:
-            fail("--resume takes no other flags than --rounds, --device, --processes and "
-                 f"--save-model, not {others[0]}")
+            fail(f"--resume takes no other flags than {flag_names(RESUME_FLAGS)}, not {others[0]}")
         return vars(known)
     add_flag(first, "algo", NAMES | {"default": []})
     labels = first.parse_known_args(argv)[0].algo

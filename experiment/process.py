@@ -147,8 +147,10 @@ def how_many(given, device, num_clients, may_fork):
 
 
 @contextlib.contextmanager
-def forked(processes):
+def forked(processes, locks):
     """Makes so many processes of this one; all run the block, and the new ones end with it.
+
+    locks    open files that the new processes must not keep open
 
     They exchange tensors by gloo over the loopback address; they meet at a file in a folder of this
     user's own. If one of them is killed, all end: the others together with this process, and this
@@ -166,6 +168,8 @@ def forked(processes):
             if child == 0:
                 number = number_of_child
                 end_with_parent()
+                for lock in locks:
+                    os.close(lock)
                 break
             children.append(child)
         os.environ.update(RANK=str(number), WORLD_SIZE=str(processes), GLOO_SOCKET_IFNAME="lo")

@@ -89,7 +89,7 @@ TABLE["algorithms/training.py", "shared"] = [
      "teachers predict in train mode", "AIJack's FedGEMS and DS-FL, flearn"),
     ("model.train(«was_training→»)", "prediction_is_pure_and_image_by_image", "ends in train mode",
      "FedDF's code"),
-    ("load_model(fed, «member→members[0]»)", "predict_members_is_one_prediction_per_state",
+    ("load_model(fed, members[«m→0»])", "predict_members_is_one_prediction_per_state",
      "every member is the first one"),
     ("    model.«train→eval»()", "contracts::augmentation_is_for_what_is_trained_on_alone[dsfl]",
      "training in eval mode"),
@@ -258,7 +258,7 @@ TABLE["algorithms/fedsdd.py", "fedsdd"] = [
      "K equal initial models"),
     ("group_of[i]]«→ | {x: c for x, c in global_models[0].items() if x == 'client_controls'}»",
      "rounds_with_R_2_against_algorithm_1[scaffold]", "a control of another global model"),
-    ("range(len(averaged))« if is_main(k, K)→»]", "rounds_with_R_2_against_algorithm_1",
+    ("range(len(averaged)) if «is_main(k, K)→True»]", "rounds_with_R_2_against_algorithm_1",
      "all models distilled"),
     ("    model.«train→eval»()", "distill_moves_the_students_running_statistics",
      "the student learns in eval mode")]

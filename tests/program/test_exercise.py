@@ -107,7 +107,7 @@ def test_what_is_no_exercise_is_an_error_of_one_line(capsys):
 BODY = "    return temperature**2 * kl_divergence({}, {}, temperature).mean()"
 GRADES = [      # (the arguments of kl_divergence, exit status, what is printed)
     (("teacher_logits", "student_logits"), 0,
-     r".*\n.*\n\n(holds  .*\n){10}\n10 of 10 claims hold\n"),
+     r".*\n.*\n\n(holds  .*\n){5,}\n(\d+) of \2 claims hold\n"),
     (("student_logits", "teacher_logits"), 1,
      r"(.*\n)+    assert loss.item\(\) == .*\n(.*\n)+E     Expected: 0.8041181193982111 .*\n"
      r"(.*\n)+DOES NOT HOLD  distillation is t squared times mean kl\n(.*\n)+"
