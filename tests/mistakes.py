@@ -283,7 +283,7 @@ TABLE["algorithms/fedmd.py", "fedmd"] = [
      "the same public subset in every round"),
     ('"optimizer": client["«revisit→digest»_optimizer"]', "fedmd_round_by_hand",
      "one optimizer for digest and revisit"),
-    ("else weights[i] for i in «valid→range(len(valid))»]",
+    ("else weights[i] for i in «usable→range(len(usable))»]",
      "weights_stay_with_clients_if_one_is_not_finite", "weights by place")]
 TABLE["algorithms/fedmd_transfer.py", "fedmd"] = [
     ("fed.«validation→test» if early_stopping else None", "transfer_never_sees_a_test_set",
