@@ -4,7 +4,8 @@ Cheng et al., "FedGEMS: Federated Learning of Larger Server Models via Selective
 arXiv:2110.11027, section 4.
 
 Run:   python fedkd_minimal.py --algo standalone,centralized,centralized-all,public-private
-       (small settings, experiment/presets.py; the defaults below are the paper's)
+       (small settings of experiment/presets.py: batch_size 64; the defaults of `run` below are the
+       paper's: --paper fedgems-homogeneous)
 What travels: nothing.
 Public data: X_0, with labels; `centralized` has none.
 
@@ -205,14 +206,14 @@ def centralized_all(fed, state=None, *, rounds: int = 200, local_epochs: int = 1
 CLIENTS = ("client_accuracy", "client_accuracy_min", "client_accuracy_max")
 CLIENTS_AND_SERVER = ("server_accuracy", *CLIENTS)
 STANDALONE = Algorithm(
-    "standalone", standalone, public="labeled", mixed=True, server="images",
+    "standalone", standalone, public="labeled", mixed_networks=True, server="images",
     plateau=("lr",), evaluate=evaluate, evaluate_each=evaluate_each, columns=CLIENTS_AND_SERVER)
 PUBLIC_PRIVATE = Algorithm(
-    "public-private", public_private, public="labeled", mixed=True,
+    "public-private", public_private, public="labeled", mixed_networks=True,
     plateau=("lr",), evaluate=evaluate, evaluate_each=evaluate_each, columns=CLIENTS)
 CENTRALIZED = Algorithm(
-    "centralized", centralized, mixed=True,
+    "centralized", centralized, mixed_networks=True,
     plateau=("lr",), evaluate=evaluate, evaluate_each=evaluate_each, columns=CLIENTS)
 CENTRALIZED_ALL = Algorithm(
-    "centralized-all", centralized_all, public="labeled", mixed=True, server="images",
+    "centralized-all", centralized_all, public="labeled", mixed_networks=True, server="images",
     plateau=("lr",), evaluate=evaluate, evaluate_each=evaluate_each, columns=CLIENTS_AND_SERVER)

@@ -6,7 +6,8 @@ Dimensions) Can Be Practical", ICML 2017; here as a baseline of FedGEMS (Cheng e
 arXiv:2110.11027), whose settings (Table 13) are the defaults.
 
 Run:   python fedkd_minimal.py --algo cronus
-       (small settings, experiment/presets.py; the defaults below are FedGEMS's)
+       (small settings of experiment/presets.py: rounds 10, local_epochs 5, batch_size 64; the
+       defaults of `run` below are FedGEMS's: --paper fedgems-homogeneous)
 What travels: in each round every client's probabilities of all public samples, up; their robust
 mean, down.
 Public data: unlabeled, at every client. The server has no model.
@@ -135,5 +136,5 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
 
 
 ALGORITHM = Algorithm(
-    "cronus", run, public="unlabeled", mixed=True, plateau=("lr",), evaluate=evaluate,
+    "cronus", run, public="unlabeled", mixed_networks=True, plateau=("lr",), evaluate=evaluate,
     columns=("client_accuracy_distilled", "client_accuracy_private"))

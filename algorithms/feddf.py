@@ -6,7 +6,8 @@ Written from FedDF's public code, whose settings are the defaults; --paper fedsd
 FedSDD's comparison.
 
 Run:   python fedkd_minimal.py --algo feddf
-       (small settings, experiment/presets.py; the defaults below are the paper's)
+       (small settings of experiment/presets.py: rounds 20, local_epochs 5, lr 0.1,
+       distill_steps 100; the defaults of `run` below are the paper's: --paper feddf)
 What travels: in each round a global model, down to each active client; its trained model, up.
 Public data: unlabeled images, on the server alone, which also has labeled images for validation.
 Clients may have different networks: each network has its own average, and all clients teach all.
@@ -237,7 +238,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
 
 
 ALGORITHM = Algorithm(
-    "feddf", run, public="unlabeled", mixed=True, check_settings=check_settings,
+    "feddf", run, public="unlabeled", mixed_networks=True, check_settings=check_settings,
     validation_for=("drop_worst", "patience"), plateau=("lr", "server_lr"), evaluate=evaluate,
     columns=("accuracy", "client_accuracy", "ensemble_accuracy", "disagreement",
              "teacher_forwards", "dropped", "steps"))

@@ -4,35 +4,42 @@ Cheng et al., "FedGEMS: Federated Learning of Larger Server Models via Selective
 arXiv:2110.11027, section 3.2.
 
 Run:   python fedkd_minimal.py --algo fedgem
-       (small settings, experiment/presets.py; the defaults below are the paper's)
-What travels: in each round all clients' logits of all public samples, up; then the server's logits
-of them, down. No weights.
+       (small settings of experiment/presets.py: rounds 10, local_epochs 5, batch_size 64; the
+       defaults of `run` below are the paper's: --paper fedgems-homogeneous)
+What travels: in each round each client sends its logits of all N public samples; then the server
+sends its logits of them to each client. No weights.
 Public data: labeled, on the server and on every client. All networks may differ.
 
 Paper              here                         shape         note
-X^0, Y^0           fed.public                   [N, ...], [N] public samples and their labels
-l_{C_j}            client_logits                [M, N, C]     of all public samples
-                   teacher_logits               [N, C]        their mean
+X^0, Y^0           fed.public                   [N, ...], [N] N public samples and their labels
+l_{C_j}            client_logits                [M, N, C]     M clients, C classes
+                   teacher_logits               [N, C]        their mean over the clients
 L_s                server_logits                [N, C]        the clients learn from these
 epsilon            epsilon (--epsilon)          number        weight of CE in Eq. (5), (6)
 
 A round. CE is cross-entropy; with a teacher the loss is epsilon CE + (1 - epsilon) KL(teacher ||
-student), at temperature 1. Each network has one optimizer for all of its trainings: AMSGrad, a kind
-of Adam (--optimizer).
+student), at temperature 1. Each network has one optimizer for all rounds: AMSGrad, a kind of Adam,
+whose weight decay is an L2 term of the gradient (--optimizer). With --augment students see
+augmented images; all predictions are of clean ones.
  1  each client trains on its own samples, for local_epochs: CE. It predicts the public samples
- 2  the server trains on the public samples, for server_epochs, taught by the mean of these logits
+ 2  the server trains on the public samples, for server_epochs, taught by the mean of the logits of
+    step 1, Eq. (5)
  3  the server predicts all public samples: L_s
  4  each client trains on the public samples, for public_epochs, taught by L_s, Eq. (6)
 
-Kept between rounds: all networks and the states of their optimizers.
-Scores: server_accuracy (also `accuracy`) and client_accuracy_distilled at the end of a round,
-client_accuracy_private after step 1; the clients' are means. --public half, the default, halves the
-test set, too: the server is scored on the public half, the clients on the private half.
-Bad upload: logits with nan, infinity or a number of 1e30 or more are left out of the mean
-(bad_uploads). Without any other upload the server learns from the labels alone, by CE.
-
+Kept between rounds: server: network, optimizer. Client: network, optimizer. A network and its
+optimizer are kept as a snapshot, a dict of their state_dicts.
+Scores: server_accuracy (and `accuracy`) after step 3; means over clients: client_accuracy_private
+after step 1, client_accuracy_distilled after step 4 (also _min, _max, and _own, where a test image
+weighs by the client's own share of its class). --public half, the default, halves the test set: the
+server is scored on the public half, clients on the private one (on the other: _private_test,
+_public_test). Round 0: untrained.
+Bad upload: `usable` leaves out a client's logits with nan, infinity or a magnitude of 1e30 or more
+(bad_uploads counts them). The client keeps its network and receives L_s. Without any other upload
+the server learns from the labels alone, by CE.
 Departures (more: docs/DEPARTURES.md):
-D1  order of a round, weight epsilon and logits L_s are as D1, D3 and D5 of fedgems.py say
+D1  private training opens a round, epsilon weighs CE, and L_s is predicted once, after the server's
+    last step: D1, D3 and D5 of fedgems.py
 """
 from functools import partial
 
@@ -77,7 +84,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
     optimizer    optimizer of clients and server, kept over the rounds
-    The other keywords are in hyperparameters.py.
+    The other keywords, and attack, are explained in hyperparameters.py.
     """
     make = partial(OPTIMIZERS[optimizer], weight_decay=weight_decay)
     client_training = dict(batch_size=batch_size, new_optimizer=partial(make, lr=lr))
@@ -93,6 +100,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
     rows = torch.arange(num_public, device=fed.device)                           # [N]
     for t in range(state["round"] + 1, rounds + 1):
         # D1: clients train on their own data, and upload their logits of all public samples.
+        # Results: these logits [M, N, C], of attackers replaced; the clients after training.
         client_logits, trained = collect_rows(fed, rows, lambda i: train_client(
             fed, i, t, clients[i], rows, local_epochs=local_epochs, **client_training), attack)
         # The server learns from their mean. No valid upload: from the labels alone.
@@ -115,6 +123,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
 
 
 ALGORITHM = Algorithm(
-    "fedgem", run, public="labeled", mixed=True, server="images",
-    plateau=("lr", "server_lr"), evaluate=evaluate,
+    "fedgem", run, public="labeled", mixed_networks=True,
+    server="images",         # the server has a network of its own, which reads images
+    plateau=("lr", "server_lr"), evaluate=evaluate,         # for --lr-patience alone
     columns=("server_accuracy", "client_accuracy_distilled"))

@@ -1,53 +1,57 @@
-"""FedGEMS: small clients teach a large server model where it is wrong and they are right.
+"""FedGEMS: where a large server model is wrong, its own earlier logits or small clients teach it.
 
 Cheng et al., "FedGEMS: Federated Learning of Larger Server Models via Selective Knowledge Fusion",
 arXiv:2110.11027.
 
 Run:   python fedkd_minimal.py --algo fedgems
-       (small settings, experiment/presets.py; the defaults below are the paper's)
-What travels: in each round the indices of the public samples that the server requests, down; all
-clients' logits of them, up; then the server's logits of all public samples, down. No weights.
+       (small settings of experiment/presets.py: rounds 10, local_epochs 5, batch_size 64; the
+       defaults of `run` below are the paper's: --paper fedgems-homogeneous)
+What travels: in each round the server sends the indices of the public samples that it requests;
+each client sends its logits of them; the server sends its logits of all N public samples.
 Public data: labeled, on the server and on every client. All networks may differ.
 
 Paper                      here                     shape         note
-X^0, Y^0                   fed.public               [N, ...], [N] public samples and their labels
-L_Global                   pool.logits, pool.mask   [N, C], [N]   the pool: the server's own logits
-S_Correct                  correct                  bool [B]      of one batch
-l_{C_j}                    client_logits            [M, n, C]     of the n samples outside the pool
+X^0, Y^0                   fed.public               [N, ...], [N] N public samples and their labels
+L_Global                   pool.logits, pool.mask   [N, C], [N]   the pool; C classes
+S_Correct                  correct                  bool [B]      of a batch of B public samples
+l_{C_j}                    client_logits            [M, n, C]     M clients; n: not yet in the pool
 C_Reliable                 reliable                 bool [M, n]   client j is right on the sample
 alpha_{C_j}                weights                  [M, n]        Eq. (4)
 sum_j alpha_{C_j} l_{C_j}  fused_logits             [n, C]        Eq. (5)
 L_s                        server_logits            [N, C]        the clients learn from these
 epsilon                    epsilon (--epsilon)      number        weight of CE in Eq. (2), (5), (6)
 
-Algorithm 1 in the order of a round here (D1), with the paper's line numbers. CE is cross-entropy;
-with a teacher the loss is epsilon CE + (1 - epsilon) KL(teacher || student), at temperature 1. Each
-network has one optimizer for all of its trainings: AMSGrad, a kind of Adam (--optimizer).
-24-27  each client trains on its own samples, for local_epochs: CE. Then it predicts all samples
-       that the server may request (29-33); `bytes_up` counts those that it does request
- 4     the server trains on all public samples, for server_epochs, in batches. Before each step on
-       a batch's mean loss (14) it predicts the batch, in eval mode, not augmented. A sample's case:
- 5- 7    self_training, if the server is right: CE, Eq. (1). These logits go to the pool
- 8- 9    self_distillation, if it is wrong, but was right before: the pool teaches, Eq. (2)
-10-12    ensemble_distillation otherwise. The server requests the sample; the clients that are right
-         teach it: the sum of their logits, weighed by softmax(1/H), where H is the entropy of a
-         client's prediction, Eq. (3)-(5). nobody_right: if none is, CE; the paper leaves this open
-15     after the last step the server predicts all public samples: L_s
-17-23  each client trains on all public samples, for public_epochs, taught by L_s, Eq. (6)
+A round, with the lines of the paper's Algorithm 1 in brackets. CE is cross-entropy; with a teacher
+the loss is epsilon CE + (1 - epsilon) KL(teacher || student), at temperature 1. Each network has
+one optimizer for all rounds: AMSGrad, a kind of Adam, whose weight decay is an L2 term of the
+gradient (--optimizer). With --augment students see augmented images; all predictions are of clean.
+ a  Each client trains on its own samples, for local_epochs: CE [25-27]. Then it predicts the n
+    samples that the server may request [31-33]: it does not change in b, so it predicts ahead.
+ b  The server trains on all public samples, for server_epochs [4]. Before each step on a batch's
+    mean loss [14] it predicts the batch, in eval mode. So it finds the case of each sample:
+      self_training          right: no teacher, CE, Eq. (1) [5-6]; these logits go to the pool [7]
+      self_distillation      wrong, in the pool: the pool's logits teach, Eq. (2) [8-9]
+      ensemble_distillation  wrong, not in the pool: the server requests the sample, and the fused
+                             logits of the clients that are right teach, Eq. (3)-(5) [10-12]
+      nobody_right           the same, but no client is right: no teacher, CE; not in the paper
+ c  The server predicts all public samples and sends these logits L_s to all clients [15, 17].
+ d  Each client trains on all public samples, for public_epochs: L_s teaches, Eq. (6) [19-23].
 
-Kept between rounds: all networks, the states of their optimizers, and the pool, which only grows.
-Scores: server_accuracy (also `accuracy`) and client_accuracy_distilled at the end of a round,
-client_accuracy_private after line 27; the clients' are means. --public half, the default, halves
-the test set, too: the server is scored on the public half, the clients on the private half.
-Bad upload: a client counts as wrong on a sample of which its logits hold nan, infinity or a number
-of 1e30 or more; it teaches on the others. bad_uploads: clients with such a requested sample.
-
+Kept between rounds: server: network, optimizer and pool (it only grows; newer logits of a sample
+replace older ones). Client: network, optimizer; both in a snapshot, a dict of state_dicts.
+Scores: server_accuracy (and `accuracy`) after b; means over clients: client_accuracy_private after
+a, client_accuracy_distilled after d (also _min, _max, and _own, where a test image weighs by the
+client's own share of its class). --public half, the default, halves the test set: the server is
+scored on the public half, clients on the private one (on the other: _private_test, _public_test).
+Bad upload: `reliable_clients` takes a client for wrong on a sample whose logits hold nan, infinity
+or a magnitude of 1e30 or more. It teaches on other samples, keeps its network and receives L_s.
+bad_uploads counts the clients with such logits of a requested sample.
 Departures (more: docs/DEPARTURES.md):
-D1  private training opens a round, as in section 3.2; in Algorithm 1 and section 3.4 it closes it
-D2  Eq. (4)'s softmax is over the reliable clients alone; the paper does not say over which
-D3  epsilon weighs CE, as in the equations; the text says that it weighs the distillation
-D4  the pool keeps the logits that were just checked; line 7 stores those of the round before
-D5  L_s is of the server after its last step; line 15 stands inside the loop over the batches
+D1  private training is first, as in section 3.2; last, as in Algorithm 1, untrained clients teach
+D2  Eq. (4)'s softmax is over the reliable clients alone, so that their weights sum to 1
+D3  epsilon weighs CE, as the equations print it; the text says that it weighs the distillation
+D4  the pool keeps the logits just checked, which are right; line 7 stores those of the last round
+D5  L_s is of one model, that of the last step; line 15 stands inside the loop over the batches
 """
 from functools import partial
 from typing import NamedTuple
@@ -80,9 +84,10 @@ def entropy(logits):
 
 
 def reliable_clients(client_logits, labels):
-    """True where a client is right, by usable logits: [M, n, C], [n] -> bool [M, n].   3.3.2
+    """True where a client is right, by usable logits: [M, n, C], [n] -> bool [M, n].
 
-    Not usable, as in uploads.py: nan, infinity, a number of 1e30 or more.
+    Not usable, as in uploads.py: nan, infinity, a number of magnitude 1e30 or more.
+    source    section 3.3.2
     """
     usable = (client_logits.abs() < 1e30).all(-1)                                        # [M, n]
     return (client_logits.argmax(-1) == labels) & usable
@@ -108,7 +113,7 @@ def entropy_weights(client_logits, reliable):
 def fuse_logits(client_logits, weights):
     """sum_j weights[j] * client_logits[j]: [M, n, C], [M, n] -> [n, C].   Inside Eq. (5)
 
-    Where a weight is 0, logits that are not finite count as 0, but the weight's gradient is nan.
+    Where a weight is 0, logits that are not finite count as 0. Nothing is differentiated here.
     """
     weights = weights.unsqueeze(-1)                                                      # [M, n, 1]
     return torch.where(weights != 0, weights * client_logits, 0.0).sum(0)    # 0 x nan counts as 0
@@ -149,12 +154,12 @@ def empty_pool(fed):
                 torch.zeros(num_samples, dtype=torch.bool, device=fed.device))
 
 
-class Fusion(NamedTuple):       # what the server's training in a round gives
-    server: dict                # a snapshot
-    server_logits: torch.Tensor     # [N, C], of the final model on all public samples
+class ServerResult(NamedTuple):     # what the server's training in a round gives
+    server: dict                    # its snapshot
+    server_logits: torch.Tensor     # [N, C]: L_s
     pool: Pool
-    cases: torch.Tensor         # bool [4, N]: each sample's case in the last pass, as in CASES
-    requested: torch.Tensor     # bool [N]: samples whose logits the clients uploaded
+    cases: torch.Tensor             # bool [4, N]: row c is the case CASES[c] in the last epoch
+    requested: torch.Tensor         # bool [N]: samples that the server requested in any epoch
 
 
 def train_client(fed, i, t, client, rows, *, local_epochs, batch_size, new_optimizer):
@@ -188,48 +193,49 @@ def distill_client(fed, i, t, client, server_logits, *, public_epochs, batch_siz
     return snapshot(model, optimizer)
 
 
-def fusion_metrics(fed, rows, client_logits, weights, fusion):
-    """Shares of the four cases in the server's last pass, share of samples in the pool, bytes.
+def server_result_metrics(fed, rows, client_logits, weights, result):
+    """Shares of the four cases in the server's last epoch, share of samples in the pool, bytes.
 
     effective_teachers is the mean of 1 / sum_j w_j² over the samples that clients teach: 1 where
     one client has all the weight. bad_uploads counts the clients with logits that are not usable
     (uploads.py) among those of the requested samples.
     """
-    requested = fusion.requested[rows]                                       # bool [n]
+    requested = result.requested[rows]                                       # bool [n]
     taught = weights[:, requested & (weights > 0).any(0)]                    # [M, samples taught]
     effective = (1 / taught.square().sum(0)).mean().item() if taught.numel() else None
-    sent, num_public = int(requested.sum()), len(fusion.requested)
-    return {**dict(zip(CASES, fusion.cases.float().mean(1).tolist())),
-            "pool": fusion.pool.mask.float().mean().item(), "effective_teachers": effective,
+    sent, num_public = int(requested.sum()), len(result.requested)
+    return {**dict(zip(CASES, result.cases.float().mean(1).tolist())),
+            "pool": result.pool.mask.float().mean().item(), "effective_teachers": effective,
             "bad_uploads": sum(not is_usable(logits[requested]) for logits in client_logits),
-            **logits_ledger(len(client_logits), fed.num_classes, sent, num_public, indices=sent)}
+            **logits_ledger(len(client_logits), fed.num_classes, up=sent, down=num_public,
+                            indices=sent)}
 
 
 def who_teaches(correct, in_pool):
-    """(alone, from_pool, requests), bool [B]: who teaches each sample of a batch, one of three.
+    """(self_training, self_distillation, requests), bool [B]: one of them is True of each sample.
 
-    alone, from_pool, requests    nobody; the pool; the clients that are right, if there are any
-    correct, in_pool              bool [B]: the server is right now; it was in an earlier check
+    correct, in_pool    bool [B]: the server is right now; it was in an earlier check
+    requests            ensemble_distillation if a client is right, otherwise nobody_right
     """
-    alone = correct
-    from_pool = ~correct & in_pool                                           # Alg. 1, line 8
+    self_training = correct                                                  # Alg. 1, line 5
+    self_distillation = ~correct & in_pool                                   # Alg. 1, line 8
     requests = ~correct & ~in_pool                                           # Alg. 1, line 10-11
-    return alone, from_pool, requests
+    return self_training, self_distillation, requests
 
 
 @timed
 def train_server(fed, t, server, pool, client_rows, fused_logits, has_reliable, *, server_epochs,
-                 batch_size, new_optimizer, epsilon, who_teaches=who_teaches):
-    """Selective knowledge fusion in round t: the `Fusion` after Alg. 1, line 3-15.
+                 batch_size, new_optimizer, epsilon, rule=who_teaches):
+    """Selective knowledge fusion in round t: the `ServerResult` after Alg. 1, line 3-15.
 
     Training goes on from the server's network and optimizer, the snapshot `server`.
     client_rows, fused_logits, has_reliable    [n], [n, C], bool [n]: what the clients can teach
-    who_teaches    the function above, or another choice, as in fedgems_ablations.py
+    rule    decides the case of each sample; fedgems_ablations.py has another one
     """
     model = fed.server_model()
     optimizer = restore(server, model, new_optimizer)
     images, labels = fed.public
-    pool = Pool(pool.logits.clone(), pool.mask.clone())
+    pool = Pool(pool.logits.clone(), pool.mask.clone())      # the caller's state does not change
     all_fused_logits, any_reliable = torch.zeros_like(pool.logits), torch.zeros_like(pool.mask)
     all_fused_logits[client_rows] = fused_logits                             # [N, C]
     any_reliable[client_rows] = has_reliable                                 # [N]
@@ -241,16 +247,17 @@ def train_server(fed, t, server, pool, client_rows, fused_logits, has_reliable, 
             # Checks and teachers are of clean images in eval mode; the step may see augmented ones.
             checked_logits = predict_logits(fed, model, images[rows])                    # [B, C]
             correct = checked_logits.argmax(1) == labels[rows]               # Alg. 1, line 5
-            alone, from_pool, requests = who_teaches(correct, pool.mask[rows])
-            from_clients = requests & any_reliable[rows]                                 # bool [B]
-            has_teacher = from_pool | from_clients                                       # bool [B]
-            teacher_logits = torch.where(from_pool[:, None], pool.logits[rows],
+            self_training, self_distillation, requests = rule(correct, pool.mask[rows])
+            ensemble_distillation = requests & any_reliable[rows]                        # bool [B]
+            nobody_right = requests & ~any_reliable[rows]                                # bool [B]
+            has_teacher = self_distillation | ensemble_distillation                      # bool [B]
+            teacher_logits = torch.where(self_distillation[:, None], pool.logits[rows],
                                          all_fused_logits[rows])                         # [B, C]
             pool.logits[rows[correct]] = checked_logits[correct]             # D4: Alg. 1, line 7
             pool.mask[rows[correct]] = True
             requested[rows[requests]] = True
-            nobody_right = requests & ~from_clients                                      # bool [B]
-            cases[:, rows] = torch.stack([alone, from_pool, from_clients, nobody_right])
+            cases[:, rows] = torch.stack([self_training, self_distillation,
+                                          ensemble_distillation, nobody_right])
             model.train()
             batch = fed.augment(images[rows], rng) if fed.augment else images[rows]
             loss = server_loss(forward(fed, model, batch), labels[rows],     # Alg. 1, line 6, 9, 12
@@ -259,7 +266,7 @@ def train_server(fed, t, server, pool, client_rows, fused_logits, has_reliable, 
             loss.backward()
             optimizer.step()                                                 # Alg. 1, line 14
     server_logits = predict_logits(fed, model, images)                       # D5: Alg. 1, line 15
-    return Fusion(snapshot(model, optimizer), server_logits, pool, cases, requested)
+    return ServerResult(snapshot(model, optimizer), server_logits, pool, cases, requested)
 
 
 def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epochs: int = 1,
@@ -269,7 +276,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
     optimizer    optimizer of clients and server, kept over the rounds
-    The other keywords are in hyperparameters.py.
+    The other keywords, and attack, are explained in hyperparameters.py.
     """
     make = partial(OPTIMIZERS[optimizer], weight_decay=weight_decay)
     client_training = dict(batch_size=batch_size, new_optimizer=partial(make, lr=lr))
@@ -284,10 +291,11 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
     labels = fed.public.labels
     for t in range(state["round"] + 1, rounds + 1):                          # Alg. 1, line 2
         # D1: clients train on their own data, and predict the samples that the server may request.
+        # Results: their logits [M, n, C], of attackers replaced; the clients after training.
         rows = torch.nonzero(~pool.mask)[:, 0]                                           # [n]
         client_logits, trained = collect_rows(fed, rows, lambda i: train_client(
-            fed, i, t, clients[i], rows, local_epochs=local_epochs,          # line 25-27, 31-33
-            **client_training), attack)
+            fed, i, t, clients[i], rows, local_epochs=local_epochs,
+            **client_training), attack)                              # Alg. 1, line 25-27, 31-33
 
         # On each sample only clients that are right teach, and the more certain ones more.
         reliable = reliable_clients(client_logits, labels[rows])                         # [M, n]
@@ -295,23 +303,24 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
         fused_logits = fuse_logits(client_logits, weights)                   # Eq. (5), [n, C]
 
         # The server learns alone, from its pool or from the clients: Alg. 1, line 3-15.
-        fusion = run_server(
+        result = run_server(
             fed, train_server, t, server, pool, rows, fused_logits, reliable.any(0),
             server_epochs=server_epochs, epsilon=epsilon, **server_training)
-        server, pool = fusion.server, fusion.pool
+        server, pool = result.server, result.pool
 
         # All clients learn from the server's logits of all public samples.
         clients = run_clients(fed, lambda i: distill_client(                 # Alg. 1, line 17, 19
-            fed, i, t, trained[i], fusion.server_logits, public_epochs=public_epochs,
+            fed, i, t, trained[i], result.server_logits, public_epochs=public_epochs,
             epsilon=epsilon, **client_training), ids)
 
         state = {"round": t, "clients": clients, "server": server, "pool": pool._asdict()}
         metrics = {**evaluate(fed, state, trained),
-                   **fusion_metrics(fed, rows, client_logits, weights, fusion)}
+                   **server_result_metrics(fed, rows, client_logits, weights, result)}
         yield metrics, state
 
 
 ALGORITHM = Algorithm(
-    "fedgems", run, public="labeled", mixed=True, server="images",
-    plateau=("lr", "server_lr"), evaluate=evaluate,
+    "fedgems", run, public="labeled", mixed_networks=True,
+    server="images",         # the server has a network of its own, which reads images
+    plateau=("lr", "server_lr"), evaluate=evaluate,         # for --lr-patience alone
     columns=("server_accuracy", "client_accuracy_distilled", *CASES))

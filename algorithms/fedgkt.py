@@ -1,15 +1,14 @@
 """FedGKT: small edge networks send feature maps to a large server network; both exchange logits.
 
 He, Annavaram and Avestimehr, "Group Knowledge Transfer: Federated Learning of Large CNNs at the
-Edge", arXiv:2007.14513. The defaults are Table 10's for iid data, with both distillations. Only the
-temperature and the kind of Adam are from its public code of 2020, whose commands distill on the
-clients alone (--no-server-distill).
+Edge", arXiv:2007.14513. The defaults are those of Table 10 for iid data. The temperature and the
+kind of Adam are from its public code of 2020, whose commands have --no-server-distill.
 
 Run:   python fedkd_minimal.py --algo fedgkt
-       (small settings, experiment/presets.py; the defaults below are the paper's)
-What travels: in each round feature maps, logits and labels of all samples of a client, up; then the
-server's logits of them, down. To predict, a client has the server's network behind its extractor;
-what that sends is not counted.
+       (small settings of experiment/presets.py: rounds 10, server_epochs 5, batch_size 32; the
+       defaults of `run` below are the paper's: --paper fedgkt)
+What travels: in each round a client sends feature maps, logits and labels of all its samples; the
+server sends its logits of them back. Feature maps of images to predict would travel too: uncounted.
 Public data: none. Edge networks may differ; their feature maps have one shape.
 
 Paper              here                         shape         note
@@ -19,37 +18,38 @@ H^(k)              uploads[i].features          [n, 16, h, w] feature maps of al
 Z_c^(k)            uploads[i].logits            [n, C]        by the client's network
 Z_s^(k)            server_logits[i]             [n, C]        by the server's; None: it has none
 Y^(k)              fed.private[i].labels        [n]           sent with every upload
-T                  temperature                  number        of the softmax
+T                  temperature                  number        of KD; Algorithm 1 has T rounds
 E_c, E_s           local_epochs, server_epochs  numbers
 
-Algorithm 1, with the paper's line numbers; its client k is i here. CE is cross-entropy. KL is T²
-KL(teacher || student) of logits divided by T; --no-client-distill and --no-server-distill leave it
-out. Each network has one optimizer: AMSGrad, a kind of Adam (--optimizer, --server-optimizer).
+Algorithm 1, with the paper's line numbers; its client k is i here. CE is cross-entropy. KD is T²
+KL(teacher || student), both softmaxes at temperature T; --no-client-distill drops it from Eq. (7),
+--no-server-distill from Eq. (6). Each network has one optimizer for all rounds: AMSGrad, a kind of
+Adam (--optimizer, --server-optimizer).
  3- 5  each client (with --participation: some) trains, then uploads H^(k), Z_c^(k) and Y^(k):
-19-22    E_c passes over its samples: CE + KL from the server's logits, Eq. (7); CE alone if it has
+19-22    E_c passes over its samples: CE + KD from the server's logits, Eq. (7); CE alone if it has
          none, as in its first training
-24-30    one pass in eval mode: feature maps and logits of all its samples. With --augment they are
-         cropped and flipped anew for each upload. The next training is on the images of this one,
-         because the server's logits are of these
- 6-10  the server waits for all uploads, then trains on them for E_s passes, client after client:
-         CE + KL from the client's logits, Eq. (6)
-11-12  one pass in eval mode: the server's logits of all uploaded feature maps
-14-15  each of these clients receives those of its samples, for its next training. A client that did
-         not take part keeps those that it has
+24-30    one pass in eval mode: feature maps and logits of all its samples
+ 6-10  the server waits for all uploads, then trains on the valid ones for E_s passes, client after
+       client: CE + KD from the client's logits, Eq. (6)
+11-12  one pass in eval mode: the server's logits of these feature maps
+14-15  each client with a valid upload receives the server's logits of its samples, for its next
+       training. A client that did not take part keeps the logits that it has
+With --augment each upload is of a new random view of the images. The client's next training, all
+E_c passes, is on this view, because the server's logits are of it. The first has a view of its own.
 
-Kept between rounds: all networks, the states of their optimizers, the server's logits, and how
-often each client has trained. Feature maps are not kept.
-Scores: means over all clients at the end of a round, on the test set (with --public half, on its
-private half): `accuracy` of a client's extractor with the server's network behind it (accuracy_min,
-accuracy_max: the worst client, the best), edge_accuracy of its own network.
-Bad upload: one with nan, infinity or a number of 1e30 or more is left out (bad_uploads). Its client
-keeps its network, but receives no logits: its next training is by CE alone.
-
+Kept between rounds: server: network, optimizer. Client: network, optimizer, number of its trainings
+and the server's logits. A network and its optimizer are kept in a snapshot, a dict of state_dicts.
+Scores: at the end of a round, means over all clients, on the test set (--public half halves it: on
+its private half). `accuracy` (also accuracy_min, _max): a client's extractor with the server's
+network behind it. edge_accuracy: the client's own network (_own: each test image weighed by the
+client's own share of its class). Round 0: untrained.
+Bad upload: `collect` leaves out one with nan, infinity or a magnitude of 1e30 or more (bad_uploads
+counts it). Its client keeps its network, but loses the server's logits: next it trains by CE alone.
 Departures (more: docs/DEPARTURES.md):
-D1  logits are kept by sample; the public code's clients learn from the logits of other images
-D3  KL has the factor T², as in the public code; Eq. (6) sums over clients, but a sample is of one
+D1  a client learns from the logits of its own sample; in the public code, of another sample
+D2  clients of one architecture start from equal weights (--no-common-start); the paper is silent
+D3  KD has the factor T², as in the public code; Eq. (6) sums over clients, but a sample is of one
 D4  lines 11-12 follow the last epoch; in Algorithm 1 they are the training passes of that epoch
-D5  client after client is Algorithm 1, line 8; --server-order mixed shuffles the batches of all
 """
 import dataclasses
 from functools import partial
@@ -97,7 +97,10 @@ def client_loss(logits, labels, server_logits, temperature):
 
 
 class Upload(NamedTuple):
-    """What a client sends of its n private samples, besides their labels."""
+    """What a client sends of its n private samples.
+
+    It sends their labels too; the server of this simulation reads them in fed.private[i].labels.
+    """
 
     features: torch.Tensor    # [n, 16, h, w], of the type that --features names
     logits: torch.Tensor      # float32 [n, C]
@@ -165,6 +168,7 @@ def collect(fed, clients, ids, server_logits, attack=None, **training):
     """({client: valid upload}, all clients), after the clients `ids` have trained in parallel.
 
     Of several processes, only the one that trains the server has the uploads.
+    attack    an `Attack` of attacks.py, which replaces uploads of malicious clients, or None
     """
     own = {}                                 # {client: upload}, of those that this process trains
 
@@ -189,7 +193,8 @@ def server_batches(fed, uploads, server_batch_size, server_order, rng):
     Client after client in the order of their numbers, or, "mixed", all batches shuffled.
     """
     epoch = [(i, rows) for i in uploads                                      # Alg. 1, line 8-9
-             for rows in batches(len(fed.private[i].labels), server_batch_size, 1, rng, fed.device)]
+             for rows in batches(len(fed.private[i].labels), server_batch_size, epochs=1, rng=rng,
+                                 device=fed.device)]
     if server_order == "mixed":                                              # D5
         rng.shuffle(epoch)
     return epoch
@@ -207,8 +212,8 @@ def train_server(fed, event, server, uploads, *, server_epochs, server_batch_siz
         return server, {}
     model = fed.server_model()
     optimizer = restore(server, model, new_optimizer)
-    rng = stream(fed.seed, "server", event)
-    with seeded(fed.seed, "server", event):
+    rng = stream(fed.seed, "server", event)                                  # order of batches
+    with seeded(fed.seed, "server", event):                                  # dropout
         for _ in range(server_epochs):                                       # Alg. 1, line 7
             for i, rows in server_batches(fed, uploads, server_batch_size, server_order, rng):
                 features, client_logits = uploads[i]
@@ -266,23 +271,23 @@ def evaluate(fed, state):
 def start(fed, common_start):
     """(the server, the clients, the server's logits) before round 1: snapshots and None."""
     server = snapshot(fed.server_model())
-    clients = [snapshot(fed.client_model(i, init=0 if common_start else i)) | {"trainings": 0}
+    clients = [snapshot(fed.client_model(i, init=0 if common_start else i)) | {"trainings": 0}  # D2
                for i in range(len(fed.private))]
     return server, clients, [None] * len(clients)
 
 
-def ledger(fed, clients, ids, answered, feature_numbers, dtype):
-    """Bytes of a round, number of invalid uploads, fewest and most trainings of a client so far.
+def ledger(fed, clients, ids, valid, values_per_map, dtype):
+    """Bytes of a round, number of bad uploads, fewest and most trainings of a client so far.
 
-    ids, answered      clients that uploaded, and those whose upload was valid
-    feature_numbers    numbers in a feature map, of type dtype
+    ids, valid        clients that uploaded, and those whose upload was valid
+    values_per_map    numbers in a feature map, of type dtype
     """
     trainings = [client["trainings"] for client in clients]
-    num_samples, num_answered = (sum(len(fed.private[i].labels) for i in group)
-                                 for group in (ids, answered))
-    return {"bad_uploads": len(ids) - len(answered),
+    samples_up = sum(len(fed.private[i].labels) for i in ids)
+    samples_down = sum(len(fed.private[i].labels) for i in valid)
+    return {"bad_uploads": len(ids) - len(valid),
             "trainings_min": min(trainings), "trainings_max": max(trainings),
-            **features_ledger(num_samples, num_answered, feature_numbers, fed.num_classes,
+            **features_ledger(samples_up, samples_down, values_per_map, fed.num_classes,
                               dtype.itemsize)}
 
 
@@ -333,7 +338,7 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local
 
     server_epochs       passes of the server over the uploads in a round
     server_optimizer    optimizer of the server, kept over the rounds
-    The other keywords are in hyperparameters.py.
+    The other keywords, and attack, are explained in hyperparameters.py.
     """
     dtype = getattr(torch, features)
     training = dict(local_epochs=local_epochs, batch_size=batch_size, temperature=temperature,
@@ -349,7 +354,7 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local
         state = {"round": 0, "server": server, "clients": clients, "server_logits": server_logits}
         yield evaluate(fed, state), state
     server, clients, server_logits = state["server"], state["clients"], state["server_logits"]
-    feature_numbers = feature_map(fed).numel()
+    values_per_map = feature_map(fed).numel()
     for t in range(state["round"] + 1, rounds + 1):                          # Alg. 1, line 2
         # Clients train on their own samples, then upload feature maps and logits of all of them.
         active = sample_clients(len(clients), participation, stream(fed.seed, "active", t))
@@ -358,18 +363,21 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local
         # The server trains on the uploads; each client receives the server's logits of its samples.
         server, answers = run_server(                                        # Alg. 1, line 6-12
             fed, train_server, t, server, uploads, new_optimizer=new_optimizer, **server_training)
-        # No valid upload: None. Not in this round: those that the client has.
+        # Its upload was bad: the client has None now. It did not take part: it keeps what it has.
         server_logits = [answers.get(i) if i in active else z                # Alg. 1, line 14-15
                          for i, z in enumerate(server_logits)]
         uploads.clear()              # frees all feature maps before the next round makes new ones
 
         state = {"round": t, "server": server, "clients": clients, "server_logits": server_logits}
         metrics = {**evaluate(fed, state),
-                   **ledger(fed, clients, active, list(answers), feature_numbers, dtype)}
+                   **ledger(fed, clients, active, list(answers), values_per_map, dtype)}
         yield metrics, state
 
 
 ALGORITHM = Algorithm(
-    "fedgkt", run, mixed=True, server="features", check_settings=check_settings,
-    plateau=("server_lr",), evaluate=evaluate, announcement=announcement,
+    "fedgkt", run, mixed_networks=True,
+    server="features",       # the server has a network of its own, which reads feature maps
+    check_settings=check_settings,
+    plateau=("server_lr",), evaluate=evaluate,      # for --lr-patience alone
+    announcement=announcement,
     columns=("accuracy", "accuracy_min", "accuracy_max", "edge_accuracy"))

@@ -5,33 +5,35 @@ Edge", arXiv:2007.14513, Table 3 ("asynchronous training"), which gives no algor
 training, upload, server training and losses are those of fedgkt.py, as are the other symbols.
 
 Run:   python fedkd_minimal.py --algo fedgkt-async
-       (small settings, experiment/presets.py; the defaults below are the paper's)
-What travels: at each event feature maps, logits and labels of the clients whose uploads arrive, up;
-then the server's logits of these clients' samples, down.
+       (small settings of experiment/presets.py: rounds 10, server_epochs 5, batch_size 32; the
+       defaults of `run` below are the paper's: --paper fedgkt)
+What travels: at each event the clients whose uploads arrive have sent feature maps, logits and
+labels of all their samples; the server sends its logits of these samples back.
 Public data: none. Edge networks may differ; their feature maps have one shape.
 
 Paper              here                         shape         note
 the clients' speed latencies                    [M]           simulated time from the server's
-                                                              answer to the next upload
+                                                              answer to client i's next upload
                    clock                        number        simulated time so far
                    group                        client ids    whose uploads arrive at this event
                    event                        number        the server's trainings so far
 
 A queue of events:
- 1  client i's uploads arrive latencies[i] after the server's last answer to it
+ 1  client i's uploads arrive latencies[i] after the server's last answer to client i
  2  at each event the server trains, for all its epochs, on the uploads that arrive at that moment
- 3  it answers these clients at once, and they train again
+ 3  the server answers these clients at once, and these clients train again
  4  a round ends when at least as many uploads have arrived as there are clients, so that it has the
     work of a synchronous round
 
-Kept between rounds: all networks, the states of their optimizers, the server's logits, how often
-each client has trained, the clock, and the number of events.
-Scores: as in fedgkt.py, means over all clients at the end of a round, on the test set (with
---public half, on its private half): `accuracy` of a client's extractor with the server's network
-behind it, edge_accuracy of its own network.
-Bad upload: one with nan, infinity or a number of 1e30 or more is left out (bad_uploads). Its client
-keeps its network, but receives no logits: its next training is by cross-entropy alone.
-
+Kept between rounds: server: network, optimizer, clock and number of events. Client: network,
+optimizer, number of its trainings and the server's logits of its samples.
+Scores: as in fedgkt.py, means over all clients at the end of a round, on the test set (--public
+half halves it: on its private half). `accuracy`: a client's extractor with the server's network
+behind it. edge_accuracy: the client's own network. clock: simulated time; clock_if_all_wait: the
+time of as many trainings if each round waited for the slowest client.
+Bad upload: `collect` leaves out one with nan, infinity or a magnitude of 1e30 or more (bad_uploads
+counts it). Its client keeps its trained network, but loses the server's logits: its next training
+is by cross-entropy alone.
 Departures (more: docs/DEPARTURES.md):
 D1  uploads that arrive at the same moment are trained on together, client after client
 """
@@ -101,9 +103,9 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, server_epo
         yield {**evaluate(fed, state), "clock": 0.0, "clock_if_all_wait": 0.0}, state
     server, clients, server_logits = state["server"], state["clients"], state["server_logits"]
     event, clock = state["event"], state["clock"]
-    feature_numbers = feature_map(fed).numel()
+    values_per_map = feature_map(fed).numel()
     for t in range(state["round"] + 1, rounds + 1):
-        arrived, answered = [], []
+        arrived, valid = [], []
         while len(arrived) < len(clients):
             # The uploads that arrive next, maybe several at one moment.
             clock, group = next_arrivals(clients, latencies)
@@ -114,7 +116,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, server_epo
                                          new_optimizer=new_optimizer, **server_training)
             server_logits = [answers.get(i) if i in group else z
                              for i, z in enumerate(server_logits)]
-            arrived, answered = arrived + group, answered + list(answers)
+            arrived, valid = arrived + group, valid + list(answers)
             uploads.clear()          # frees all feature maps before the next event makes new ones
 
         state = {"round": t, "server": server, "clients": clients, "server_logits": server_logits,
@@ -122,12 +124,15 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, server_epo
         trainings = sum(client["trainings"] for client in clients) / len(clients)
         metrics = {**evaluate(fed, state), "clock": clock,
                    "clock_if_all_wait": trainings * max(latencies),
-                   **ledger(fed, clients, arrived, answered, feature_numbers, dtype)}
+                   **ledger(fed, clients, arrived, valid, values_per_map, dtype)}
         yield metrics, state
 
 
 ALGORITHM = Algorithm(
-    "fedgkt-async", run, mixed=True, server="features", check_settings=check_settings,
-    plateau=("server_lr",), evaluate=evaluate, announcement=announcement,
+    "fedgkt-async", run, mixed_networks=True,
+    server="features",       # the server has a network of its own, which reads feature maps
+    check_settings=check_settings,
+    plateau=("server_lr",), evaluate=evaluate,      # for --lr-patience alone
+    announcement=announcement,
     columns=("accuracy", "accuracy_min", "accuracy_max", "edge_accuracy", "clock",
              "clock_if_all_wait"))

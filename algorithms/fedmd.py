@@ -3,45 +3,50 @@
 Li and Wang, "FedMD: Heterogenous Federated Learning via Model Distillation", arXiv:1910.03581;
 where the text is silent, the authors' code decides (CIFAR, iid).
 
-Run:   python fedkd_minimal.py --algo fedmd --paper fedmd
-       (the paper's settings, the defaults below; without --paper small ones, experiment/presets.py)
-What travels: in each round the positions of some public samples, down; every client's logits of
-these samples, up; the mean of these logits, down. No weights travel.
+Run:   python fedkd_minimal.py --algo fedmd
+       (small settings of experiment/presets.py: rounds 10, subset_size 1000, local_epochs 1,
+       batch_size 5; the defaults of `run` below are the paper's: --paper fedmd)
+What travels: in each round the server sends the positions of some public samples; each client sends
+its logits of these samples; the server sends the mean of these logits. No weights travel.
 Public data: labeled, at every client and at the server. With public data of another task (--joint)
 every network has one output layer: first the public classes, then the classes of the task.
 
 Paper              here                         shape         note
 D_0                fed.public                   [N, ...], [N] public samples and their labels
 D_k                fed.private[i]               [n_i, ...]    few; client i is the paper's party k
-d_0                rows                         [n]           the public subset of a round
-f_k(x^0)           client_logits                [M, n, C]     before any softmax
+subset of D_0      rows                         [n]           positions in D_0, new in each round
+f_k(x^0), all k    client_logits                [M, n, C]     of M clients, before any softmax
 f~(x^0)            consensus_logits             [n, C]        the mean, or a weighted mean
 c_k                consensus_weights            [M]           equal if not given
 
 Algorithm 1. The paper does not number its steps; these numbers are ours:
- 0  transfer learning: each client trains on D_0 until convergence, then on its own D_k, both with
-    cross-entropy. A stage ends when the accuracy on held-out samples has not grown for 3 epochs,
-    on D_k for 10; the last weights are kept (fedmd_transfer.py)
+ 0  transfer learning of each client, with cross-entropy (fedmd_transfer.py); the last weights stay.
+    First on D_0 without a tenth that is held out: at most 20 passes, and it stops when the accuracy
+    on this tenth has not grown by min_delta (0.005) for 3. Then on D_k: at most 25 passes, and it
+    stops when the accuracy on the task's validation images, no client's, has not grown by 0.001 for
+    10. --no-early-stopping: all passes, on all of D_0
  then in each round:
- 1  the server draws a public subset d_0
+ 1  the server draws a subset of D_0
  2  communicate: each client sends its logits of the subset
- 3  aggregate: the server sends back the consensus f~ = sum_k c_k f_k
- 4  digest: each client trains on the subset, towards the consensus: the mean of |f_k - f~|
- 5  revisit: each client trains on its own D_k, with cross-entropy
-All training is with Adam. All losses have the penalty kernel_l2 |W|² on the last layer's weights.
+ 3  aggregate: the server computes the consensus f~ = sum_k c_k f_k; distribute: it sends f~ to all
+ 4  digest: each client trains on the subset for public_epochs; the loss is the mean of |f_k - f~|
+ 5  revisit: each client trains on its own D_k for local_epochs, with cross-entropy
+All training is with Adam (--optimizer). All losses have the penalty kernel_l2 |W|² on the last
+layer's weights W.
 
-Kept between rounds: by a client its network and two Adams, one of all digests and one of all
-revisits. Both start after step 0, whose own two end with it. The server keeps nothing.
-Scores: means over the clients, on the task's test set (with --public half, on its private half):
-client_accuracy_distilled after step 4, client_accuracy_private and `accuracy` after step 5. In
-round 0 all three are after step 0, and client_accuracy_public_stage is after its first stage.
-Names with _public_test: on the test set of --joint's public task, or on the public half.
-Bad upload: logits with nan, infinity or a number of 1e30 or more are left out of step 3, counted
-(bad_uploads), and the other c_k are scaled to sum to 1. All clients digest; if no c_k > 0 is left,
-nobody does.
+Kept between rounds: client: its network (a state_dict) and the states of two Adams, one of all its
+digests and one of all its revisits; both start in round 1. Server: nothing.
+Scores: means over the clients, on the task's test set (--public half halves it: on its private
+half): client_accuracy_distilled after step 4, client_accuracy_private and `accuracy` after step 5,
+in round 0 all three after step 0; there client_accuracy_public_stage is after its first stage.
+Each also has _min, _max, _own (each test image weighed by the client's own share of its class), and
+_public_test: on the test set of --joint's public task, or on the public half.
+Bad upload: `usable_consensus` leaves out logits with nan, infinity or a magnitude of 1e30 or more
+(bad_uploads counts them) and scales the other c_k to sum to 1; the sender receives f~ like all. If
+no c_k > 0 is left, no client digests, and all revisit: "after step 4" is then before the round.
 Departures (more: docs/DEPARTURES.md):
 D1  the digest's loss is the mean absolute error of raw logits, as in the code; the text names none
-D2  the revisits start a new Adam; in the code that of step 0's second stage goes on in them
+D2  the first revisit starts a new Adam; in the code Adam goes on from step 0's training on D_k
 D3  the public subset has each class in proportion, as in the code; in the text it is random
 D4  all clients have the same weight, as in the code; the text lowers two, without numbers
 """
@@ -89,29 +94,29 @@ def public_subset(labels, size, rng):
     in random order within a class, and every (N / size)-th is taken, from a random start.
     """
     shuffled = rng.permutation(len(labels))
-    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]             # D3
+    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     size = len(labels) if size is None else min(size, len(labels))
     places = (np.arange(size) + rng.random()) * len(labels) / size
     return np.sort(by_class[places.astype(np.int64)])
 
 
-def valid_consensus(client_logits, weights):
+def usable_consensus(client_logits, weights):
     """(the consensus [n, C] of the clients with usable logits, the number of these clients).
 
     weights    one for each client; None: equal
     The consensus is None if no client with usable logits has a weight above 0.
     """
-    valid = [i for i, logits in enumerate(client_logits) if is_usable(logits)]
-    weights = [1.0 if weights is None else weights[i] for i in valid]                          # D4
-    consensus_logits = consensus(client_logits[valid], weights) if sum(weights) > 0 else None
-    return consensus_logits, len(valid)
+    usable = [i for i, logits in enumerate(client_logits) if is_usable(logits)]
+    weights = [1.0 if weights is None else weights[i] for i in usable]                         # D4
+    consensus_logits = consensus(client_logits[usable], weights) if sum(weights) > 0 else None
+    return consensus_logits, len(usable)
 
 
-def predict_client(fed, i, client, images):
-    """Client i uploads its logits [n, C] of the public subset [n, c, h, w].   Alg. 1, step 2"""
+def upload_logits(fed, i, client, images):
+    """Client i's upload: its logits [n, C] of the public subset [n, c, h, w].   Alg. 1, step 2"""
     model = fed.client_model(i)
     model.load_state_dict(client["model"])
-    return Trained(predict_logits(fed, model, images), None)
+    return Trained(upload=predict_logits(fed, model, images), client=None)    # nothing was trained
 
 
 def digest(fed, i, t, client, images, consensus_logits, *, public_epochs, public_batch_size,
@@ -198,7 +203,7 @@ def run(fed, state=None, *, rounds: int = 20, transfer_public_epochs: int = 20,
     consensus_weights             weight of each client in the consensus; none: equal. The text
                                   lowers those of CIFAR's networks 0 and 9 but gives no numbers;
                                   for example .9,1,1,1,1,1,1,1,1,.9
-    The other keywords are in hyperparameters.py.
+    The other keywords, and attack, are explained in hyperparameters.py.
     """
     new_optimizer = partial(OPTIMIZERS[optimizer], lr=lr, weight_decay=weight_decay)
     training = dict(new_optimizer=new_optimizer, kernel_l2=kernel_l2)
@@ -218,18 +223,19 @@ def run(fed, state=None, *, rounds: int = 20, transfer_public_epochs: int = 20,
         public_scores = client_scores(fed, [{"model": after_public} for after_public, _ in stages])
         yield {**evaluate(fed, state),
                **client_metrics(public_scores, "client_accuracy_public_stage")}, state
-    clients, labels = state["clients"], fed.public.labels.cpu().numpy()
+    clients, public_labels = state["clients"], fed.public.labels.cpu().numpy()
     for t in range(state["round"] + 1, rounds + 1):
         # The server draws a public subset, and each client uploads its logits of it.
-        rows = public_subset(labels, subset_size, stream(fed.seed, "subset", t))
-        rows = torch.from_numpy(rows).to(fed.device)                         # [n], Alg. 1, step 1
+        subset = public_subset(public_labels, subset_size, stream(fed.seed, "subset", t))      # D3
+        rows = torch.from_numpy(subset).to(fed.device)                       # [n], Alg. 1, step 1
         images = fed.public.images[rows]                                     # [n, c, h, w]
-        client_logits, _ = collect_rows(fed, rows, lambda i: predict_client(
+        # Results: the logits [M, n, C], of attackers replaced; no clients, since none has trained.
+        client_logits, _ = collect_rows(fed, rows, lambda i: upload_logits(
             fed, i, clients[i], images), attack)                             # Alg. 1, step 2
         # The server averages the logits that are usable.
-        consensus_logits, num_valid = valid_consensus(                       # Alg. 1, step 3
+        consensus_logits, num_usable = usable_consensus(                     # Alg. 1, step 3
             client_logits, consensus_weights)
-        # Each client trains towards the consensus; without a consensus no client does.
+        # Each client trains towards the consensus. Without a consensus clients stay as they are.
         digested = clients
         if consensus_logits is not None:
             digested = run_clients(fed, lambda i: digest(                    # Alg. 1, step 4
@@ -239,13 +245,17 @@ def run(fed, state=None, *, rounds: int = 20, transfer_public_epochs: int = 20,
             fed, lambda i: revisit(fed, i, t, digested[i], **revisiting), ids)
 
         state = {"round": t, "clients": clients}
-        metrics = {**evaluate(fed, state, digested), "bad_uploads": len(ids) - num_valid,
+        metrics = {**evaluate(fed, state, digested), "bad_uploads": len(ids) - num_usable,
                    **logits_ledger(len(ids), fed.num_classes, up=len(rows), down=len(rows),
                                    indices=len(rows))}
         yield metrics, state
 
 
 ALGORITHM = Algorithm(
-    "fedmd", run, public="joint", mixed=True, validation_for=("early_stopping",),
-    check_settings=check_settings, plateau=("lr",), evaluate=evaluate,
+    "fedmd", run,
+    public="joint",          # labeled, of this task or, in one output layer with it, of another
+    mixed_networks=True,
+    validation_for=("early_stopping",),      # the keywords that need validation images
+    check_settings=check_settings,
+    plateau=("lr",), evaluate=evaluate,      # for --lr-patience alone
     columns=("client_accuracy_distilled", "client_accuracy_private"))

@@ -2,8 +2,9 @@
 
 Li and Wang, arXiv:1910.03581; the bound is in its authors' code.
 
-Run:   python fedkd_minimal.py --algo fedmd-pooled --paper fedmd
-       (the paper's settings, the defaults below; without --paper small ones, experiment/presets.py)
+Run:   python fedkd_minimal.py --algo fedmd-pooled
+       (small settings of experiment/presets.py: rounds 20, transfer_public_epochs 5; the defaults
+       of `run` below are the paper's: --paper fedmd)
 What travels: nothing; the private samples of all clients are trained on in one place.
 Public data: labeled.
 
@@ -105,5 +106,5 @@ def run(fed, state=None, *, rounds: int = 50, transfer_public_epochs: int = 20,
 
 
 ALGORITHM = Algorithm(
-    "fedmd-pooled", run, public="joint", mixed=True, validation_for=("early_stopping",),
+    "fedmd-pooled", run, public="joint", mixed_networks=True, validation_for=("early_stopping",),
     columns=("client_accuracy", "client_accuracy_min", "client_accuracy_max"))

@@ -13,11 +13,13 @@ D_k                fed.private[i]               [n, ...], [n] the few private sa
                    min_delta, patience          numbers       of accuracy; in epochs
 
 Step 0, at each client:
- 1  it trains on D_0 until the accuracy on a tenth of D_0, held out, has not grown by min_delta for
-    3 epochs
- 2  it trains on D_k until the accuracy on the task's validation set has not grown by 0.001 for 10
-Both stages: cross-entropy, a new optimizer, at most `epochs` passes; without early stopping all of
-them. The weights of the last epoch are kept, the optimizers are not.
+ 1  it trains on nine tenths of D_0 until the accuracy on the other tenth, the held-out set, has not
+    grown by min_delta for 3 epochs
+ 2  it trains on D_k until the accuracy on the task's validation set, which no client trains on, has
+    not grown by 0.001 for 10 epochs
+Both stages: cross-entropy, a new optimizer, at most `epochs` passes. Without early stopping stage 1
+trains on all of D_0, and both stages make all passes. The weights of the last epoch are kept, the
+optimizers are not.
 Departures (more: docs/DEPARTURES.md):
 D1  the text trains "until convergence"; here a held-out set decides when to stop, in the code a
     test set

@@ -4,18 +4,19 @@ Kwan and Song, "FedSDD: Scalable and Diversity-enhanced Distillation for Model A
 Federated Learning", arXiv:2312.17029v1.
 
 Run:   python fedkd_minimal.py --algo fedsdd --K 4 --R 2
-       (small settings, experiment/presets.py; the defaults below are the paper's)
-What travels: in each round a group's global model, down to each of its clients; its trained model,
-up. (SCAFFOLD: with controls, both ways.)
-Public data: unlabeled images, on the server alone.
+       (small settings of experiment/presets.py: rounds 20, lr 0.1, distill_steps 100,
+       server_lr 0.0125; the defaults of `run` below are the paper's: --paper fedsdd)
+What travels: in each round the server sends each active client the global model of its group; the
+client sends its trained model back.
+Public data: N unlabeled images, on the server alone; --augment augments them for the student alone.
 
 Paper              here                         shape         note
 K, R, T, tau       K, R, rounds, temperature    numbers       global models, rounds in the ensemble
 w*_{t,k}           global_models[k]["model"]    state_dict    global model k; the main one is k = 0
-N_{t,k}            len(groups[k])               number        clients of model k in round t
+C_{t,k,n}          groups[k]                    client ids    N_{t,k} clients train model k
 w^l*_{t,k,n}       uploads[k][i]["model"]       state_dict    client i's model after local training
 w_{t,k}            averaged[k]["model"]         state_dict    after line 7, before distillation
-F(x|w_{t,k})       member_logits                [M, N, C]     raw logits of M = K models, N images
+F(x|w_{t,k})       member_logits                [M, N, C]     raw logits of M = K models, C classes
 F_ensemble, R = 1  ring[-1]                     [N, C]        Eq. (3): the mean over k in round t
 F_ensemble         teacher_logits               [N, C]        Eq. (5): the mean over R rounds too
 
@@ -26,27 +27,29 @@ Algorithm 1 of the paper, which does not number its lines:
  4      for every client n of group k in parallel
  5        w^l_{t,k,n} <- w*_{t-1,k}
  6        w^l*_{t,k,n} <- LocalTraining(C_{t,k,n}, w^l_{t,k,n})
- 7      w_{t,k} <- Aggregation(w^l*_{t,k,0}, ..., w^l*_{t,k,N-1})
+ 7      w_{t,k} <- Aggregation(w^l*_{t,k,0}, ..., w^l*_{t,k,N_{t,k}-1})
  8    for every k in parallel
  9      if k = 0: w*_{t,0} <- Distillation(w_{t,0}, {w_{t-r,k}: 0 <= k < K, 0 <= r < R})
 10      else: w*_{t,k} <- w_{t,k}
 Before line 3 a share of the clients (--participation) is drawn and dealt at random to K groups.
-Line 6 is cross-entropy with plain SGD, line 7 the mean by numbers of samples, unless --local takes
-both from fedprox.py or scaffold.py. Line 9 is plain SGD on Eq. (4), on batches of public images.
-Different networks (section A.5): each has K global models, the first of which is a main one. All M
-are in the ensemble, k counts through them, and `accuracy` is the mean over the main models.
+Line 6 is cross-entropy with plain SGD; line 7 is the mean, weighed by numbers of samples. (--local
+takes both from fedprox.py or from scaffold.py, which adds control variates to what travels and to
+what is kept.) Line 9 is distill_steps steps of plain SGD on batches of public images, with the loss
+of Eq. (4) as D1 reads it. All optimizers are new in every round.
+If clients have different networks (A.5), each network has K global models: k runs from 0 to M - 1,
+K numbers in a row for each network, the first a main model. All M models are in the ensemble.
 
-Kept between rounds: the global models after lines 9 and 10, and the ring: for each of the last R
-rounds the mean logits of the models of line 7 on the public images (test_ring: on the test images).
-Optimizers are new in every round. Clients keep nothing (SCAFFOLD: a control for each global model,
-as the server does).
-Scores: on the test set (with --public half, on its private half). `accuracy`, and server_accuracy
-the same: the main model after line 9. ensemble_accuracy: the models of line 7, of R rounds as in
-Eq. (5). disagreement: the models of line 7 of this round.
-Bad upload: a model with nan, infinity or a number of 1e30 or more is left out of line 7 and counted
-(bad_uploads). If its group has no other, w_{t,k} is w*_{t-1,k}. (--secure-sum: secure_sum.py.)
+Kept between rounds: server: the global models after line 10, and for each of the last R rounds the
+logits of Eq. (3), of public images (ring) and of test images (test_ring). Client: nothing.
+Scores: on the test set (--public half halves it: on its private half). `accuracy`, and
+server_accuracy the same: the main model after line 9 (of several main models the mean; each has its
+server_accuracy_NETWORK), in round 0 untrained. ensemble_accuracy: the models of line 7 of R rounds,
+as Eq. (5). disagreement: how often two models of line 7 of this round predict different classes.
+Bad upload: `collect` leaves out a model with nan, infinity or a number of magnitude 1e30 or more;
+bad_uploads counts it. If a group has no other, w_{t,k} is w*_{t-1,k}. (--secure-sum: secure_sum.py)
 Departures (more: docs/DEPARTURES.md):
-D1  Eq. (4) reads KL(student || teacher); we take Hinton's temperature² KL(teacher || student)
+D1  Eq. (4) is printed KL(student || teacher), without temperature. Line 9 takes temperature²
+    KL(teacher || student): Hinton et al., whom the paper cites for distillation
 """
 from collections.abc import Callable
 from functools import partial
@@ -88,7 +91,8 @@ class LocalMethod(NamedTuple):
 
     start_server: Callable     # line 1: (fed, architecture, init) -> global model
     train_client: Callable     # lines 5, 6: (fed, i, t, global model) -> upload
-    aggregate: Callable        # line 7: (fed, global model, {client: upload}) -> global model
+    aggregate: Callable        # line 7: (fed, global model, {client: upload}) -> global model, as
+    #                            it was if there is no upload
     copies: int                # a message has so many times the model's parameters
     count_valid: Callable = len            # {client: upload} -> number of valid uploads
     number_bytes: int = FLOAT_BYTES        # of one uploaded number
@@ -117,7 +121,11 @@ def deal_clients(fed, t, participation, K):
 
 
 def train_groups(fed, t, groups, global_models, method, attack=None):
-    """[{client: upload} of each group]; all clients train in parallel, from their group's model."""
+    """[{client: upload} of each group]; all clients train in parallel, from their group's model.
+
+    `collect` leaves out bad uploads.
+    attack    an `Attack` of attacks.py, which replaces uploads of malicious clients, or None
+    """
     group_of = {i: k for k, group in enumerate(groups) for i in group}
     uploads = collect(fed, sorted(group_of),
                       lambda i: method.train_client(fed, i, t, global_models[group_of[i]]), attack)
@@ -130,9 +138,10 @@ def distill(fed, student, teacher_logits, *, distill_steps, server_batch_size, s
     """The student after SGD steps towards teacher_logits [N, C] on the public images.
 
     student    {"architecture", "model", ...}: a global model before distillation, w_{t,k}
-    keys       name the purpose: the stream that shuffles and augments, and the seed of dropout
+    keys       words and numbers that select the random numbers of this training: of batches and
+               augmentation (`stream`), and of dropout (`seeded`). Others give other numbers
     """
-    model = load_model(fed, student)
+    model = load_model(fed, student)           # a network with a copy of its weights
     model.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=server_lr)
     rng = stream(fed.seed, *keys)
@@ -148,12 +157,6 @@ def distill(fed, student, teacher_logits, *, distill_steps, server_batch_size, s
             loss.backward()
             optimizer.step()
     return student | {"model": model.state_dict()}
-
-
-def replaced(models, places, others):
-    """The list of models with others[0] at places[0], others[1] at places[1], ..."""
-    of_place = dict(zip(places, others))
-    return [of_place.get(k, model) for k, model in enumerate(models)]
 
 
 def is_main(k, K):
@@ -183,8 +186,8 @@ def evaluate_ensemble(fed, members, test_ring, R):
 
 
 def ledger(fed, groups, uploads, global_models, method):
-    """Bytes of the round and the number of uploads that were not valid."""
-    valid = sum(method.count_valid(upload) for upload in uploads)
+    """Bytes of the round and the number of bad uploads; uploads: as from `train_groups`."""
+    valid = sum(method.count_valid(of_group) for of_group in uploads)
     messages = [(network(fed, saved["architecture"]), len(group))
                 for saved, group in zip(global_models, groups)]
     return {"bad_uploads": sum(map(len, groups)) - valid,
@@ -193,7 +196,7 @@ def ledger(fed, groups, uploads, global_models, method):
 
 def check_settings(fed, *, participation, K, local, secure_sum=False, attack=None, **settings):
     """Raises ValueError if a group would have no client, or if options exclude each other."""
-    for ids in by_architecture(fed).values():
+    for ids in by_architecture(fed).values():      # only the sizes matter: any deal has the same
         groups = group_clients(range(count_active(len(ids), participation)), K, stream(fed.seed))
         if secure_sum and len(groups[-1]) < 2:
             raise ValueError("secure_sum needs two clients in each group: the sum of one is its "
@@ -214,7 +217,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
     secure_sum    clients upload masked models: the server learns only a group's average
-    The other keywords are in hyperparameters.py.
+    The other keywords, and attack, are explained in hyperparameters.py.
     """
     method = local_method(local, mu, local_epochs=local_epochs, local_steps=local_steps,
                           batch_size=batch_size, lr=lr)
@@ -236,19 +239,21 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
         averaged = [method.aggregate(fed, global_model, uploads[k])              # Alg. 1, line 7
                     for k, global_model in enumerate(global_models)]
 
-        # The teacher is the ensemble of the averaged models of the last R rounds. Neither old
-        # models nor public images change: so logits are kept, not models, and K predict for any R.
+        # The teacher is the ensemble of the averaged models of the last R rounds. Old models and
+        # public images do not change: so the ring keeps old logits, and only new models predict.
         member_logits = predict_members(fed, averaged, fed.public.images)        # [M, N, C]
         ring = [*ring, ensemble_logits(member_logits)][-R:]                      # Eq. (3)
         teacher_logits = ensemble_logits(torch.stack(ring))                      # [N, C], Eq. (5)
+        ensemble_metrics, test_ring = evaluate_ensemble(fed, averaged, test_ring, R)
 
         # Only the main model learns from the ensemble, so that the others stay diverse.
-        main = [k for k in range(len(averaged)) if is_main(k, K)]                # Alg. 1, line 8
+        main_ks = [k for k in range(len(averaged)) if is_main(k, K)]             # Alg. 1, line 8-9
         distilled = run_students(fed, lambda k: distill(                         # Alg. 1, line 9
-            fed, averaged[k], teacher_logits, keys=("distil", t, k), **distillation), main)
-        global_models = replaced(averaged, main, distilled)                      # Alg. 1, line 10
+            fed, averaged[k], teacher_logits, keys=("distil", t, k), **distillation), main_ks)
+        main_models = dict(zip(main_ks, distilled))
+        global_models = [main_models.get(k, average)                             # Alg. 1, line 10
+                         for k, average in enumerate(averaged)]
 
-        ensemble_metrics, test_ring = evaluate_ensemble(fed, averaged, test_ring, R)
         state = {"round": t, "global_models": global_models, "ring": ring, "test_ring": test_ring}
         metrics = {**evaluate(fed, state, K), **ensemble_metrics,
                    "teacher_forwards": len(averaged) * len(fed.public.images),
@@ -257,5 +262,6 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
 
 
 ALGORITHM = Algorithm(
-    "fedsdd", run, public="unlabeled", mixed=True, check_settings=check_settings,
+    "fedsdd", run, public="unlabeled", mixed_networks=True,
+    check_settings=check_settings,
     columns=("accuracy", "ensemble_accuracy", "disagreement", "teacher_forwards"))

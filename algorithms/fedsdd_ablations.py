@@ -5,8 +5,10 @@ table. With --students none the ensemble of the K models is Fed-ensemble (Shi et
 arXiv:2107.10663): read its `ensemble_accuracy`.
 
 Run:   python fedkd_minimal.py --algo fedsdd-ablations --students all
-       (small settings, experiment/presets.py; the defaults below are the paper's)
-What travels: as in fedsdd.py, weights down and up.
+       (small settings of experiment/presets.py: rounds 20, lr 0.1, distill_steps 100,
+       server_lr 0.0125; the defaults of `run` below are the paper's: --paper fedsdd)
+What travels: as in fedsdd.py. In each round the server sends each active client the global model of
+its group; the client sends its trained model back.
 Public data: unlabeled images, on the server alone.
 
 Paper                       here                         shape         note
@@ -17,11 +19,17 @@ no distillation             students = "none"            Table 6       Fed-ensem
 ensemble of clients         ensemble = "clients"         Table 5       members: all clients' models
 w_{t,k}                     averaged, members            state_dicts   before distillation
 
-Losses, optimizers and what is kept between rounds are those of fedsdd.py.
-Scores: those of fedsdd.py. `accuracy` is of the main model also where others learn or none does;
-with --ensemble clients ensemble_accuracy and disagreement are of the clients' models.
-Bad upload: left out and counted as in fedsdd.py, and no member of an ensemble of clients. If no
-upload is left at all, the averaged models are the members.
+Losses and optimizers are those of fedsdd.py: for clients cross-entropy with plain SGD, for students
+temperature² KL(teacher || student) with plain SGD. All optimizers are new in every round.
+
+Kept between rounds: by the server the global models, and for each of the last R rounds the mean
+logits of the members on the public images (ring) and on the test images (test_ring).
+Scores: those of fedsdd.py, on the test set (with --public half, on its private half). `accuracy` is
+the main model's, also where other models learn or none does. ensemble_accuracy and disagreement are
+the members', before distillation.
+Bad upload: `collect` leaves out a model with nan, infinity or a number of magnitude 1e30 or more,
+and bad_uploads counts it. It is no member of an ensemble of clients. If no upload is left at all,
+the averaged models are the members.
 Departures (more: docs/DEPARTURES.md):
 D1  all students learn from the same teacher, the ensemble before any distillation
 """
@@ -33,8 +41,8 @@ from algorithms.clients import run_students
 from algorithms.declaration import Algorithm
 from algorithms.equations import ensemble_logits
 from algorithms.fedsdd import (check_settings, deal_clients, distill, evaluate,
-                               evaluate_ensemble, is_main, ledger, local_method, replaced,
-                               start_models, train_groups)
+                               evaluate_ensemble, is_main, ledger, local_method, start_models,
+                               train_groups)
 from algorithms.training import predict_members
 
 
@@ -57,7 +65,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
     ensemble         members of the ensemble: aggregated global models, or clients' models
     students         global models that learn from the ensemble: the main one, all, or none
     warmup_rounds    rounds at the start without distillation
-    The other keywords are in hyperparameters.py.
+    The other keywords, and attack, are explained in hyperparameters.py.
     """
     method = local_method(local, mu, local_epochs=local_epochs, local_steps=local_steps,
                           batch_size=batch_size, lr=lr)
@@ -84,17 +92,18 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
             member_logits = predict_members(fed, members, fed.public.images)     # [M, N, C]
             ring = [*ring, ensemble_logits(member_logits)][-R:]                  # Eq. (3)
             teacher_logits = ensemble_logits(torch.stack(ring))                  # [N, C], Eq. (5)
+        ensemble_metrics, test_ring = evaluate_ensemble(fed, members, test_ring, R)
 
         # Students learn from the ensemble, after the warm-up rounds; all from the same (D1).
         global_models = averaged
         if students != "none" and t > warmup_rounds:                             # Table 6
-            learning = [k for k in range(len(averaged))
-                        if is_main(k, K) or students == "all"]                   # Table 6
-            distilled = run_students(fed, lambda k: distill(
-                fed, averaged[k], teacher_logits, keys=("distil", t, k), **distillation), learning)
-            global_models = replaced(averaged, learning, distilled)
+            student_ks = [k for k in range(len(averaged))
+                          if is_main(k, K) or students == "all"]                 # Table 6
+            distilled = dict(zip(student_ks, run_students(fed, lambda k: distill(
+                fed, averaged[k], teacher_logits, keys=("distil", t, k), **distillation),
+                student_ks)))
+            global_models = [distilled.get(k, average) for k, average in enumerate(averaged)]
 
-        ensemble_metrics, test_ring = evaluate_ensemble(fed, members, test_ring, R)
         state = {"round": t, "global_models": global_models, "ring": ring, "test_ring": test_ring}
         teachers = 0 if students == "none" else len(members)
         metrics = {**evaluate(fed, state, K), **ensemble_metrics,
@@ -104,5 +113,6 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
 
 
 ALGORITHM = Algorithm(
-    "fedsdd-ablations", run, public="unlabeled", mixed=True, check_settings=check_settings,
+    "fedsdd-ablations", run, public="unlabeled", mixed_networks=True,
+    check_settings=check_settings,
     columns=("accuracy", "ensemble_accuracy", "disagreement", "teacher_forwards"))

@@ -286,7 +286,7 @@ TABLE["algorithms/fedmd.py", "fedmd"] = [
      "the same public subset in every round"),
     ('"optimizer": client["«revisit→digest»_optimizer"]', "fedmd_round_by_hand",
      "one optimizer for digest and revisit"),
-    ("else weights[i] for i in «valid→range(len(valid))»]",
+    ("else weights[i] for i in «usable→range(len(usable))»]",
      "weights_stay_with_clients_if_one_is_not_finite", "weights by place")]
 TABLE["algorithms/fedmd_transfer.py", "fedmd"] = [
     ("fed.«validation→test» if early_stopping else None", "transfer_never_sees_a_test_set",
@@ -387,14 +387,14 @@ TABLE["algorithms/fedgems.py", "fedgems"] = [
      "selection_is_in_eval_mode", "judged in train mode", "AIJack's FedGEMS"),
     ("pool.logits[rows«[correct]→»] = checked_logits«[correct]→»",
      "a_round_is_the_papers_algorithm[one epoch]", "wrong logits are pooled"),
-    ("has_teacher = from_pool | «from_clients→requests»", "nobody_right_is_plain_cross_entropy",
-     "the uniform distribution teaches"),
+    ("has_teacher = self_distillation | «ensemble_distillation→requests»",
+     "nobody_right_is_plain_cross_entropy", "the uniform distribution teaches"),
     ("not is_usable(logits«[requested]→»)", "an_upload_is_bad_only_for_what_was_asked",
      "bad for logits that never travel"),
     ("rows = torch.«nonzero(~pool.mask)[:, 0]→arange(len(labels))»",
      "clients_predict_exactly_what_the_pool_lacks", "clients predict all rows")]
 TABLE["algorithms/fedgems_ablations.py", "fedgems"] = [
-    ("~alone & «→(»in_pool «→| correct) »& self_distillation",
+    ("~self_training & «→(»in_pool «→| correct) »& with_self_distillation",
      "ablations_move_samples_between_cases[self_training]", "the pool is filled too early")]
 # ------------------------------------------------------------------------------ feature maps travel
 TABLE["algorithms/fedgkt.py", "fedgkt"] = [

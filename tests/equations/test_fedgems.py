@@ -329,8 +329,9 @@ def test_an_upload_is_bad_only_for_what_was_asked():
     logits, requested = random_logits(3, 3, 3), torch.tensor([False, True, False, True])
     logits[range(3), range(3)] = math.nan
     pool = fedgems.Pool(torch.zeros(4, 3), torch.tensor([True, False, False, False]))
-    fusion = fedgems.Fusion({}, None, pool, torch.zeros(4, 4), requested)
-    metrics = fedgems.fusion_metrics(toy(), torch.arange(1, 4), logits, torch.zeros(3, 3), fusion)
+    result = fedgems.ServerResult({}, None, pool, torch.zeros(4, 4), requested)
+    metrics = fedgems.server_result_metrics(toy(), torch.arange(1, 4), logits, torch.zeros(3, 3),
+                                            result)
     assert metrics["bad_uploads"] == 2
 
 

@@ -70,11 +70,11 @@ def test_weights_that_make_no_consensus_are_refused(weights):
 def test_weights_stay_with_clients_if_one_is_not_finite():
     """If none that is finite has any weight, there is no consensus."""
     logits = torch.tensor([[[math.nan, 0.]], [[0., 8.]], [[-4., 4.]]])
-    consensus, num_valid = fedmd.valid_consensus(logits, (1., 2., 5.))
+    consensus, num_usable = fedmd.usable_consensus(logits, (1., 2., 5.))
     assert torch.allclose(consensus, torch.tensor([[(2 * 0 + 5 * -4) / 7, (2 * 8 + 5 * 4) / 7]]))
-    assert num_valid == 2
-    assert fedmd.valid_consensus(logits, None)[0].tolist() == [[(0 - 4) / 2, (8 + 4) / 2]]
-    assert fedmd.valid_consensus(logits, (1., 0., 0.)) == (None, 2)
+    assert num_usable == 2
+    assert fedmd.usable_consensus(logits, None)[0].tolist() == [[(0 - 4) / 2, (8 + 4) / 2]]
+    assert fedmd.usable_consensus(logits, (1., 0., 0.)) == (None, 2)
 
 
 def test_digest_loss_is_the_mean_absolute_error():

@@ -147,7 +147,7 @@ def test_a_number_outside_its_range_is_refused(capsys, name):
 
 def test_networks_may_differ_unless_one_model_goes_to_all_clients():
     """These refuse several networks; test_contracts.py runs all others with two."""
-    assert {algo for algo in OF_PAPERS if not ALGORITHMS[algo].mixed} == {
+    assert {algo for algo in OF_PAPERS if not ALGORITHMS[algo].mixed_networks} == {
         "fedavg", "fedprox", "scaffold", "fedntd", "fedgen", "fedbe", "split-learning"}
 
 

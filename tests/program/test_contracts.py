@@ -71,7 +71,7 @@ class Server(Net):
 
 def toy(algo, **changes):
     """Six clients, one with a single sample; of two architectures where the algorithm allows it."""
-    network = (Net, Wide) if ALGORITHMS[algo].mixed else Net
+    network = (Net, Wide) if ALGORITHMS[algo].mixed_networks else Net
     changes = {"sizes": (5, 1, 4, 3, 4, 2), "network": network, "server": Server,
                "validation": samples(20, seed=3), "num_public": 10, **changes}
     public = ALGORITHMS[algo].public

@@ -18,6 +18,7 @@ from docs.reading import sources
 from docs.reading.sources import order
 from experiment.config import configure
 from experiment.flags import parse
+from experiment.presets import PAPER, QUICK_START
 from fedkd_minimal import main
 
 ROOT = Path(__file__).parents[2]
@@ -42,6 +43,7 @@ FOLDERS = [layer for layer in LAYERS if not layer.endswith(".py")]
 PRODUCT = sum(FILES.values(), [])
 WITH_DECISIONS = [file for file in PRODUCT if sources.departures(file)]
 EXAMPLES = [file for file in PRODUCT if ">>> " in (ROOT / file).read_text()]
+WITH_RUN = [file for file in FILES["algorithms"] if "\nRun:" in sources.docstring(file)]
 HEADINGS = ["Run:", "What travels:", "Public data:", "Paper", "Kept between rounds:", "Scores:",
             "Bad upload:", "Departures (more: docs/DEPARTURES.md):"]
 
@@ -112,14 +114,26 @@ def test_a_departure_of_a_header_is_on_the_page_and_marked_in_the_code(file):
     assert not re.search(r"\btest_\w+", "".join(own.values()))
 
 
-@pytest.mark.parametrize("file", [file for file in FILES["algorithms"]
-                                  if "\nRun:" in sources.docstring(file)])
+@pytest.mark.parametrize("file", WITH_RUN)
 def test_every_header_has_its_headings_in_one_order(file):
     """A heading that has nothing to say is left out."""
     headings = "|".join(map(re.escape, HEADINGS))
     found = re.findall(rf"^({headings})", sources.docstring(file), re.M)
     assert found == [heading for heading in HEADINGS if heading in found]
     assert {*HEADINGS[:3]} <= {*found}
+
+
+@pytest.mark.parametrize("file", WITH_RUN)
+def test_a_run_line_gives_the_values_that_its_command_takes(file):
+    """The small settings, and --paper where it takes every default of the signature."""
+    text = " ".join(sources.docstring(file).split())
+    command, small, paper = re.search(
+        r"Run: python fedkd_minimal\.py (.*?) \(small settings of experiment/presets\.py: (.*?); "
+        r"the defaults of `run` below are .*?(?:: --paper (.*?))?\)", text).groups()
+    values = dict(pair.split() for pair in small.split(", "))
+    for algo in re.search("--algo (\\S+)", command)[1].split(","):
+        assert {name: str(QUICK_START[algo][name]) for name in values} == values
+        assert not paper or not {*PAPER[paper][algo]} - {"data"}
 
 
 @pytest.mark.parametrize("file", [x for x in FILES["algorithms"] if sources.header(x).notation])

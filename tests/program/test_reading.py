@@ -91,8 +91,8 @@ def test_code_is_found_by_its_name_or_by_a_text_that_is_there_once():
     assert [line.split("(")[0] for line in shown("is_main")] == [
         "def is_main", '    """True for the main model: the first of the K global models of a '
         'network."""', "    return k % K == 0"]
-    assert len(shown("distilled = run_students(")) == 2           # a statement
-    assert len(shown("main = [k for k in range(")) == 2        # and the comment above it
+    assert len(shown("distilled = run_students(")) == 2        # a statement
+    assert len(shown("main_ks = [k for k in range(")) == 2     # and the comment above it
     assert len(shown("for rows in batches(")) == 2             # the head of a loop
     for unknown in ("no_such_function", "no such text", "optimizer"):
         with pytest.raises(ValueError, match=unknown):
