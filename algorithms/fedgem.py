@@ -20,7 +20,7 @@ epsilon            epsilon (--epsilon)          number        weight of CE in Eq
 A round. CE is cross-entropy; with a teacher the loss is epsilon CE + (1 - epsilon) KL(teacher ||
 student), at temperature 1. Each network has one optimizer for all rounds: AMSGrad, a kind of Adam,
 whose weight decay is an L2 term of the gradient (--optimizer). With --augment students see
-augmented images; all predictions are of clean ones.
+augmented images, predictions are of clean ones.
  1  each client trains on its own samples, for local_epochs: CE. It predicts the public samples
  2  the server trains on the public samples, for server_epochs, taught by the mean of the logits of
     step 1, Eq. (5)

@@ -24,9 +24,10 @@ epsilon                    epsilon (--epsilon)      number        weight of CE i
 A round, with the lines of the paper's Algorithm 1 in brackets. CE is cross-entropy; with a teacher
 the loss is epsilon CE + (1 - epsilon) KL(teacher || student), at temperature 1. Each network has
 one optimizer for all rounds: AMSGrad, a kind of Adam, whose weight decay is an L2 term of the
-gradient (--optimizer). With --augment students see augmented images; all predictions are of clean.
+gradient (--optimizer). With --augment students see augmented images; predictions are of clean ones.
  a  Each client trains on its own samples, for local_epochs: CE [25-27]. Then it predicts the n
-    samples that the server may request [31-33]: it does not change in b, so it predicts ahead.
+    samples that the server may request [31-33]. It may predict ahead, because it does not change
+    in b; only its logits of requested samples count as sent.
  b  The server trains on all public samples, for server_epochs [4]. Before each step on a batch's
     mean loss [14] it predicts the batch, in eval mode. So it finds the case of each sample:
       self_training          right: no teacher, CE, Eq. (1) [5-6]; these logits go to the pool [7]
@@ -47,7 +48,7 @@ Bad upload: `reliable_clients` takes a client for wrong on a sample whose logits
 or a magnitude of 1e30 or more. It teaches on other samples, keeps its network and receives L_s.
 bad_uploads counts the clients with such logits of a requested sample.
 Departures (more: docs/DEPARTURES.md):
-D1  private training is first, as in section 3.2; last, as in Algorithm 1, untrained clients teach
+D1  private training comes first (section 3.2): last (Algorithm 1), untrained clients would teach
 D2  Eq. (4)'s softmax is over the reliable clients alone, so that their weights sum to 1
 D3  epsilon weighs CE, as the equations print it; the text says that it weighs the distillation
 D4  the pool keeps the logits just checked, which are right; line 7 stores those of the last round
