@@ -4,8 +4,8 @@
     python benchmarks/processes.py FILE.npz        ResNet-20 on CIFAR-10: about 10 minutes
     python benchmarks/processes.py --torchrun      torchrun's processes, too
 
-Each algorithm runs with one process and with the default, in turn, REPETITIONS times; nothing else
-may run. Seconds are means over the rounds after round 1, medians over the repetitions: of the whole
+Each algorithm runs with one process and with the default, in turn, --repetitions times; nothing
+else may run. Seconds are means over the rounds after round 1, medians over the repetitions: of the whole
 round, of the clients' training (`collect`, and what clients learn from the server), of the server's
 own training. Memory: of all processes together, the largest sum of proportional set sizes.
 """
@@ -21,14 +21,13 @@ from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-REPETITIONS = 3
 SERVER = ("distill_seconds", "train_server_seconds", "train_generator_seconds")
 EMBEDDED = {
-    "fedavg": "--algo fedavg --rounds 6",
-    "fedsdd": "--algo fedsdd --K 4 --R 2 --rounds 6",
-    "fedmd": "--algo fedmd --rounds 4 --transfer-public-epochs 1 --transfer-local-epochs 1",
-    "fedgems": "--algo fedgems --rounds 4",
-    "fedgkt": "--algo fedgkt --rounds 4",
+    "fedavg": "--algo fedavg --rounds 5",
+    "fedsdd": "--algo fedsdd --K 4 --R 2 --rounds 5",
+    "fedmd": "--algo fedmd --rounds 3 --transfer-public-epochs 1 --transfer-local-epochs 1",
+    "fedgems": "--algo fedgems --rounds 3",
+    "fedgkt": "--algo fedgkt --rounds 3",
 }
 CIFAR = "--model resnet20 --clients 8 --participation 1 --partition iid --rounds 3 --lr 0.1"
 RESNET20 = {
@@ -68,6 +67,7 @@ def measure(command, folder):
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("file", nargs="?", help="CIFAR-10 as .npz, made by cifar10_npz.py")
+parser.add_argument("--repetitions", type=int, default=3)
 parser.add_argument("--torchrun", action="store_true", help="measure torchrun's processes, too")
 arguments = parser.parse_args()
 commands, data = EMBEDDED, []
@@ -75,7 +75,8 @@ if arguments.file:
     commands, data = RESNET20, ["--dataset", str(Path(arguments.file).resolve())]
 cores = len(os.sched_getaffinity(0))
 torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(cores)]
-print(f"torch {metadata.version('torch')}, {cores} cores, cpu; seed 0; medians of {REPETITIONS}")
+print(f"torch {metadata.version('torch')}, {cores} cores, cpu; seed 0; medians of "
+      f"{arguments.repetitions} runs")
 print(f"{'':8} {'processes':>10} {'round, s':>9} {'server, s':>10} {'memory, MiB':>12} "
       f"{'times as fast':>14}")
 for algo, flags in commands.items():
@@ -84,7 +85,7 @@ for algo, flags in commands.items():
     if arguments.torchrun:
         ways["torchrun"] = [*torchrun, *program]
     found = {way: [] for way in ways}
-    for _ in range(REPETITIONS):
+    for _ in range(arguments.repetitions):
         for way, command in ways.items():
             with tempfile.TemporaryDirectory() as folder:
                 found[way].append(measure(command, f"{folder}/run"))
