@@ -5,9 +5,9 @@
     python benchmarks/processes.py --torchrun      torchrun's processes, too
 
 Each algorithm runs with one process and with the default, in turn, --repetitions times; nothing
-else may run. Seconds are means over the rounds after round 1, medians over the repetitions: of the whole
-round, of the clients' training (`collect`, and what clients learn from the server), of the server's
-own training. Memory: of all processes together, the largest sum of proportional set sizes.
+else may run. Seconds are means over the rounds after round 1, medians over the repetitions: of the
+whole round, and of the server's own training in it. Memory: of all processes together, the largest
+sum of their proportional set sizes.
 """
 import argparse
 import json
