@@ -91,8 +91,8 @@ class LocalMethod(NamedTuple):
 
     start_server: Callable     # Alg. 1, line 1: (fed, architecture, init) -> global model
     train_client: Callable     # Alg. 1, line 5-6: (fed, i, t, global model) -> upload
-    aggregate: Callable        # Alg. 1, line 7: (fed, global model, {client: upload}) -> the new one,
-    #                            or the same without uploads
+    aggregate: Callable        # Alg. 1, line 7: (fed, global model, {client: upload}) -> the new
+    #                            global model, or the same one without uploads
     copies: int                # a message has so many times the model's parameters
     count_valid: Callable = len            # {client: upload} -> number of valid uploads
     number_bytes: int = FLOAT_BYTES        # of one uploaded number
