@@ -89,10 +89,10 @@ def group_clients(active, K, rng):
 class LocalMethod(NamedTuple):
     """What FedSDD takes from FedAvg, FedProx or SCAFFOLD; --secure-sum replaces some of it."""
 
-    start_server: Callable     # line 1: (fed, architecture, init) -> global model
-    train_client: Callable     # lines 5, 6: (fed, i, t, global model) -> upload
-    aggregate: Callable        # line 7: (fed, global model, {client: upload}) -> global model, as
-    #                            it was if there is no upload
+    start_server: Callable     # Alg. 1, line 1: (fed, architecture, init) -> global model
+    train_client: Callable     # Alg. 1, line 5-6: (fed, i, t, global model) -> upload
+    aggregate: Callable        # Alg. 1, line 7: (fed, global model, {client: upload}) -> the new
+    #                            global model, or the same one without uploads
     copies: int                # a message has so many times the model's parameters
     count_valid: Callable = len            # {client: upload} -> number of valid uploads
     number_bytes: int = FLOAT_BYTES        # of one uploaded number
