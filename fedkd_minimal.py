@@ -63,6 +63,7 @@ def rounds_of(run, fed):
     return algorithm_run(fed, run.state, **keywords_of(run, fed))
 
 
+@process.keeps_threads
 def main(argv, may_fork=False):
     """Runs a command. Bad input ends it with SystemExit(2), Ctrl-C with SystemExit(130).
 

@@ -20,7 +20,8 @@ class Algorithm(NamedTuple):
     #                          "joint", as in FedMD: images and labels of another task too, whose
     #                          classes stand in one output layer with the task's own
     public_for: tuple = ()       # the keywords that need public images; (): it always needs them
-    validation_for: tuple = ()   # the keywords that need the server's validation images
+    validation: bool = False     # does it always need the server's validation images?
+    validation_for: tuple = ()   # otherwise, the keywords that need them
     mixed_networks: bool = False     # may clients have different networks?
     server: str = "none"     # a network of the server's own, which reads "images" or "features" of
     #                          the clients' networks
@@ -54,11 +55,19 @@ class Algorithm(NamedTuple):
     def needs_public(self, settings):
         """True if it needs public images with these settings of `run`."""
         always = self.public != "none" and not self.public_for
-        return always or any(is_given(settings[name]) for name in self.public_for)
+        return always or self.is_given(self.public_for, settings)
 
     def needs_validation(self, settings):
         """True if it needs validation images with these settings of `run`."""
-        return any(is_given(settings[name]) for name in self.validation_for)
+        return self.validation or self.is_given(self.validation_for, settings)
+
+    def is_given(self, names, settings):
+        """True if one of these keywords is neither False nor None: 0 is given."""
+        for name in names:
+            if name not in settings:
+                raise ValueError(f"{self.name}: ALGORITHM.check needs {name}={name}")
+        return any(settings[name] is not None and settings[name] is not False
+                   for name in names)
 
     def check(self, fed, **settings):
         """Raises ValueError if the federation lacks what the algorithm needs.
@@ -75,8 +84,8 @@ class Algorithm(NamedTuple):
         if self.public in ("labeled", "joint") and fed.public.labels is None:
             raise ValueError(f"{self.name} needs the labels of the public images")
         if self.needs_validation(settings) and fed.validation is None:
-            raise ValueError(f"{self.name} needs validation images for "
-                             f"{' and '.join(self.validation_for)}: "
+            purpose = f" for {' and '.join(self.validation_for)}" if self.validation_for else ""
+            raise ValueError(f"{self.name} needs validation images{purpose}: "
                              "from_tensors(..., validation=(images, labels))")
         if self.server != "none" and fed.server_model is no_server_model:
             raise ValueError(f"{self.name} needs a network of the server: "
@@ -87,11 +96,6 @@ class Algorithm(NamedTuple):
                              f"{list(image.shape[1:])}")
         if self.check_settings:
             self.check_settings(fed, **settings)
-
-
-def is_given(value):
-    """True unless a keyword is False or None: 0 is given."""
-    return value is not None and value is not False
 
 
 @torch.no_grad()

@@ -49,7 +49,8 @@ from algorithms.communication import logits_ledger
 from algorithms.declaration import Algorithm
 from algorithms.equations import soft_cross_entropy
 from algorithms.evaluation import client_metrics, client_scores
-from algorithms.training import OPTIMIZERS, Optimizer, batches, forward, restore, snapshot
+from algorithms.training import (OPTIMIZERS, Optimizer, batches, forward, in_float32, restore,
+                                 snapshot)
 from algorithms.uploads import Trained, collect_rows, is_usable
 from federation import seeded, stream, timed
 
@@ -94,7 +95,8 @@ def train_client(fed, i, t, client, targets, *, local_epochs, local_steps, batch
             loss = F.cross_entropy(logits, y) + gamma * distillation         # Alg. 1, line 5, D1
             probs = logits.detach().softmax(-1)                              # F(b)
             is_of_class = F.one_hot(y, fed.num_classes).T.to(probs)                      # [C, B]
-            sums += is_of_class @ probs                                      # Alg. 1, line 6
+            with in_float32(fed):
+                sums += is_of_class @ probs                                  # Alg. 1, line 6
             counts += is_of_class.sum(1, keepdim=True)
             optimizer.zero_grad()
             loss.backward()
@@ -138,7 +140,8 @@ def run(fed, state=None, *, rounds: int = 16, local_epochs: int = 1,
         # What a client receives is the mean over the others; an upload that is not usable is zeros.
         is_valid = torch.tensor([is_usable(upload) for upload in uploads], device=fed.device)
         client_means = torch.where(is_valid[:, None, None], uploads, 0.0)
-        targets = others_mean(client_means)                                  # Alg. 1, line 10-15
+        with in_float32(fed):
+            targets = others_mean(client_means)                              # Alg. 1, line 10-15
 
         state = {"round": t, "clients": clients, "targets": targets}
         metrics = {**evaluate(fed, state), "bad_uploads": int((~is_valid).sum()),

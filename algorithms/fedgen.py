@@ -55,7 +55,8 @@ from algorithms.clients import run_server, sample_clients
 from algorithms.communication import FLOAT_BYTES, INDEX_BYTES, weights_ledger
 from algorithms.declaration import Algorithm
 from algorithms.fedavg import aggregate, evaluate
-from algorithms.training import batches, forward, load_model, network, restore, snapshot
+from algorithms.training import (batches, forward, in_float32, load_model, network, restore,
+                                 snapshot)
 from algorithms.uploads import collect
 from federation import seeded, stream, timed
 
@@ -170,8 +171,10 @@ def train_generator(fed, t, server, uploads, *, batch_size, generator_steps, gen
     rng = stream(fed.seed, "generator", t)
     for _ in range(generator_steps):
         labels, noise, features = draw_features(fed, generator, label_shares, batch_size, rng)
-        client_logits = torch.stack([F.linear(features, *head) for head in heads])   # [M, B, C]
-        loss = generator_loss(client_logits, labels)                                 # Eq. (4)
+        with in_float32(fed):
+            client_logits = torch.stack([F.linear(features, *head)
+                                         for head in heads])                         # [M, B, C]
+            loss = generator_loss(client_logits, labels)                             # Eq. (4)
         loss = loss + diversity * diversity_loss(features, noise)                    # D3
         optimizer.zero_grad()
         loss.backward()

@@ -61,7 +61,7 @@ from algorithms.communication import logits_ledger
 from algorithms.declaration import Algorithm
 from algorithms.evaluation import by_client, client_metrics, client_scores, two_phase_metrics
 from algorithms.fedmd_transfer import penalty, transfer
-from algorithms.training import OPTIMIZERS, Optimizer, predict_logits, restore, train
+from algorithms.training import OPTIMIZERS, Optimizer, in_float32, predict_logits, restore, train
 from algorithms.uploads import Trained, collect_rows, is_usable
 from federation import stream, timed
 
@@ -233,8 +233,9 @@ def run(fed, state=None, *, rounds: int = 20, transfer_public_epochs: int = 20,
         client_logits, _ = collect_rows(fed, rows, lambda i: upload_logits(
             fed, i, clients[i], images), attack)                             # Alg. 1, step 2
         # The server averages the logits that are usable.
-        consensus_logits, num_usable = usable_consensus(                     # Alg. 1, step 3
-            client_logits, consensus_weights)
+        with in_float32(fed):
+            consensus_logits, num_usable = usable_consensus(                 # Alg. 1, step 3
+                client_logits, consensus_weights)
         # Each client trains towards the consensus. Without a consensus clients stay as they are.
         digested = clients
         if consensus_logits is not None:

@@ -51,6 +51,11 @@ def autocast(fed):
                           enabled=fed.amp or torch.is_autocast_enabled(device))
 
 
+def in_float32(fed):
+    """The context of what is computed outside the networks: a caller's autocast stops here."""
+    return torch.autocast(fed.device.type, enabled=False)
+
+
 def forward(fed, model, images):
     """Logits, float32 [B, C], in the model's current mode, computed as `autocast` says.
 

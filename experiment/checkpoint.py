@@ -102,6 +102,8 @@ class Run:
 
         Only the first process writes. A metric that is no number ends the program with one line.
         """
+        if "accuracy" not in metrics:
+            fail(f"{self.label}: the metrics of round {state['round']} have no accuracy")
         for name, value in metrics.items():
             is_number = isinstance(value, (int, float)) and math.isfinite(value)
             if not is_number and value is not None:
@@ -271,7 +273,12 @@ def resumed(given):
             say(f"the run was started with {name} {environment[name]} and continues with "
                 f"{value}: the last digits may differ")
     config["environment"] = environment | now
-    return config, [choose(label) for label in config["algo"]]
+    choices = [choose(label) for label in config["algo"]]
+    for choice in choices:
+        if config["settings"][choice.label].keys() != choice.algorithm.hyperparameters.keys():
+            raise ValueError(f"{folder} was made by another version of {choice.algorithm.name}, "
+                             "with other hyperparameters")
+    return config, choices
 
 
 def with_data(config, found):

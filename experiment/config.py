@@ -7,7 +7,6 @@ import attacks
 import models
 from algorithms import ALGORITHMS
 from algorithms.clients import count_active
-from algorithms.declaration import is_given
 from data.load import DATASETS, TORCHVISION
 from experiment import process
 from experiment.build import HELD_OUT, has_foreign_public
@@ -58,7 +57,7 @@ def complete(given):
     networks = {choice.label: networks_of(choice, given) for choice in choices}
     if flags["validation"] is None:
         needs = [choice.algorithm.needs_validation(settings[choice.label]) for choice in choices]
-        if any(needs) or is_given(flags["lr_patience"]):
+        if any(needs) or flags["lr_patience"] is not None:
             flags["validation"] = 0.1
     return {"algo": [choice.label for choice in choices], "seeds": given.get("seeds", [0]),
             "flags": flags, "networks": networks, "settings": settings}
@@ -157,6 +156,9 @@ def check(given, config):
     """Raises ValueError, with a message of one line, for flags that do not go together."""
     choices, preset, flags = given["algo"], preset_of(given), config["flags"]
     for choice in choices:
+        if choice.algorithm.like not in ("", *ALGORITHMS):
+            raise ValueError(f"{choice.algorithm.name} is like {choice.algorithm.like!r}, which is "
+                             "no algorithm")
         if "paper" in given and entry(preset, choice.algorithm) not in preset:
             available = ", ".join(name for name in preset if name in ALGORITHMS)
             raise ValueError(f"--paper {given['paper']} has no {choice.label}; it has {available}")

@@ -4,6 +4,7 @@ torch is imported only where it is needed, so that Ctrl-C works while it is impo
 """
 import contextlib
 import ctypes
+import functools
 import os
 import signal
 import sys
@@ -194,7 +195,8 @@ def forked(processes, locks):
                 os.waitpid(child, 0)
             if dist.is_initialized():
                 dist.destroy_process_group()
-            del os.environ["RANK"], os.environ["WORLD_SIZE"]
+            for name in ("RANK", "WORLD_SIZE", "GLOO_SOCKET_IFNAME"):
+                del os.environ[name]
 
 
 def end_with_parent():
@@ -228,6 +230,20 @@ def gather(value):
 def wait_for_all():
     """Returns when all processes have come here."""
     gather(None)
+
+
+def keeps_threads(main):
+    """Decorator: torch's number of threads is afterwards what it was before."""
+    @functools.wraps(main)
+    def wrapper(*arguments, **options):
+        import torch
+
+        threads = torch.get_num_threads()
+        try:
+            return main(*arguments, **options)
+        finally:
+            torch.set_num_threads(threads)
+    return wrapper
 
 
 def end_with(main, argv):

@@ -221,7 +221,7 @@ TABLE["algorithms/feddf.py", "feddf"] = [
     ("            if «→not »cosine:", "the_papers_student_against_a_slow_adam",
      "the rate does not fall")]
 TABLE["algorithms/declaration.py", "feddf"] = [
-    ("return «any→all»(is_given(settings[name]) for name in self.validation_for)",
+    ("return «any→all»(settings[name] is not None and",
      "either_use_of_validation_images_needs_them[drop_worst-True]",
      "only both uses together need validation images"),
     ("needs_validation(settings) and «fed.validation is None→False»",

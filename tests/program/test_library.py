@@ -87,7 +87,7 @@ def test_an_autocast_around_a_run_reaches_every_network(algo):
     assert {dtype for _, dtype in Net.types} == {torch.bfloat16}
 
 
-@pytest.mark.parametrize("algo", ["fedavg", "fedgkt", "split-learning"])
+@pytest.mark.parametrize("algo", ["fedavg", "fedgkt", "split-learning", "fd", "fedmd"])
 @pytest.mark.parametrize("amp", [False, True])
 def test_a_run_inside_an_autocast_is_one_with_amp(algo, amp):
     """Autocast's cache would keep the weights of the first batch."""
