@@ -1,11 +1,13 @@
 """Poisoning attacks: what malicious clients upload in place of their own results.
 
 FedGEMS (Cheng et al., arXiv:2110.11027), Appendix A: naive poisoning (PAF), "a little is enough"
-(LIE; Baruch et al., 2019), "one far, one mean" (OFOM; Chang et al., 2019). An upload is any tensor:
-logits, probabilities, features, or the weights of a model.
+(LIE; Baruch et al., 2019), "one far, one mean" (OFOM; Chang et al., 2019).
 
+Run:   python fedkd_minimal.py --algo dsfl --attack paf
+       (one malicious client; --attackers, --attack-scale and --attack-z change the attack)
     attack = build("paf", partial(stream, seed), num_clients=16, attackers=1, scale=10.0)
     uploads = attack_rows(attack, uploads, client_ids, rows)      # [M, n, ...], some replaced
+What travels: an upload is any tensor: logits, probabilities, features, or the weights of a model.
 
 Paper          here         note
 theta_i        benign       [n, ...]: the uploads of the n clients that are not malicious
@@ -16,19 +18,16 @@ mu_j, sigma_j               mean and population standard deviation over the beni
 z^max          z            LIE's distance from the mean, in standard deviations
 n, epsilon n                num_clients, num_attackers: all clients, malicious clients
 
-Where the paper is silent or we differ (more: docs/DEPARTURES.md):
-D1  Eq. (7) sums over benign clients and divides by their number    [test_eq7_paf_by_hand]
-D2  theta' = scale x (standard deviation over all benign entries of the round) x u, u ~ N(0, 1) for
-    each attacker, row and coordinate, the same in all rounds. A constant added to all logits would
-    change nothing                                      [test_theta_is_the_same_in_all_rounds]
-D3  n counts all clients, as in Baruch's paper; Algorithm 2 calls it the number of benign updates,
-    which with one attacker of 16 gives z = .084 instead of -.084. Eq. (9) divides by the number of
-    benign clients, as Baruch does; the quantile is clipped to [.001, .999]        [test_eq9_lie_z]
-D4  A.1 ends "Then, the server updates with the malicious update theta_m and transfers it to all the
-    clients", as if theta_m could replace the server's aggregate. Here the attacker replaces its own
-    upload, and the server aggregates that with the others' [test_only_the_attackers_uploads_change]
-D5  OFOM's two attackers: the second uploads the mean of the benign clients and the first
-    [test_eq11_ofom_by_hand]
+Departures (more: docs/DEPARTURES.md):
+D1  Eq. (7) sums over benign clients and divides by their number
+D2  theta', which the paper leaves open, is scale x (standard deviation over all benign entries of
+    the round) x u, u ~ N(0, 1) for each attacker, row and coordinate, the same in all rounds
+D3  n counts all clients, as in Baruch's paper; Algorithm 2 calls it the number of benign updates.
+    Eq. (9) divides by the number of benign clients, as Baruch does
+D4  A.1 ends as if theta_m could replace the server's aggregate. Here the attacker replaces its own
+    upload, and the server aggregates that with the others'
+D5  Eq. (11): of OFOM's two attackers the second uploads the mean of the benign clients and the
+    first
 """
 import math
 from collections.abc import Callable
@@ -42,7 +41,7 @@ ATTACKS = ("paf", "lie", "ofom")
 
 def paf(benign, theta):
     """The mean of the benign uploads plus theta: [n, ...], [...] -> [...].      Eq. (7)"""
-    return benign.mean(0) + theta
+    return benign.mean(0) + theta                                                        # D1
 
 
 def lie(benign, z):
@@ -61,7 +60,7 @@ def ofom(benign, theta):
     """
     wide = torch.promote_types(benign.dtype, torch.float32)          # sums of float16 overflow
     far = benign.mean(0) + theta
-    mean = (benign.sum(0, dtype=wide) + far) / (len(benign) + 1)
+    mean = (benign.sum(0, dtype=wide) + far) / (len(benign) + 1)                         # D5
     return torch.stack([far, mean.to(far.dtype)])
 
 
@@ -71,14 +70,14 @@ def lie_z(num_clients, num_attackers):
     s = floor(n / 2 + 1) - m benign clients make a majority together with the m attackers;
     Phi(z) = (n - m - s) / (n - m), kept between 0.001 and 0.999.
     raises    ValueError: no client is benign, or fewer than 0 attackers
-    source    Eq. (8), (9); Alg. 2, line 2-3. Needs `math` and `statistics.NormalDist`.
+    source    Eq. (8), (9); Alg. 2, line 2-3
     >>> round(lie_z(50, 12), 3)
     0.336
     """
     if not 0 <= num_attackers < num_clients:
         raise ValueError(f"{num_attackers} attackers of {num_clients} clients: "
                          "at least one client must be benign")
-    supporters = math.floor(num_clients / 2 + 1) - num_attackers
+    supporters = math.floor(num_clients / 2 + 1) - num_attackers                         # D3
     benign = num_clients - num_attackers
     return NormalDist().inv_cdf(min(max((benign - supporters) / benign, 0.001), 0.999))
 
@@ -121,7 +120,7 @@ def build(name, stream, num_clients, attackers, scale=10.0, z=None):
         source = malicious[0] if name == "ofom" else i
         shape = (int(rows.max()) + 1, *upload.shape[1:])         # a row's u depends on no other row
         u = torch.from_numpy(stream("theta", source).standard_normal(shape)).to(benign)[rows]
-        theta = scale * benign.std(correction=0) * u
+        theta = scale * benign.std(correction=0) * u                                     # D2
         forged = paf(benign, theta) if name == "paf" else ofom(benign, theta)[malicious.index(i)]
         return forged.to(upload)
 
@@ -138,7 +137,7 @@ def attack_rows(attack, uploads, client_ids, rows):
     if not benign.numel():
         return uploads
     return torch.stack([attack.forge(i, upload, benign, rows) if i in attack.malicious else upload
-                        for i, upload in zip(client_ids, uploads)])
+                        for i, upload in zip(client_ids, uploads)])                      # D4
 
 
 def attack_models(attack, uploads, client_ids):

@@ -43,7 +43,7 @@ def no_server_model(init=0):
 
 @dataclass
 class Federation:
-    """The input of every algorithm: samples, networks, seed. Only `seconds` ever changes."""
+    """The input of every algorithm: samples, networks, seed. It changes nothing but `seconds`."""
 
     private: list[Data]                          # private[i]: the samples of client i
     test: Data
@@ -59,6 +59,7 @@ class Federation:
     validation: Data | None = None               # for early stopping and learning rates
     augment: Callable[[Tensor, np.random.Generator], Tensor] | None = None   # training images
     amp: bool = False                            # bfloat16 autocast in every forward pass
+    threads: int | None = None                   # CPU threads while the server trains; None: as now
     on_trained: Callable[[int], None] | None = None    # called with the number of clients that
     #                                              train, after each one that this process trained
     seconds: Counter = field(default_factory=Counter)  # {function: seconds} of what is @timed
@@ -118,9 +119,10 @@ def seeded(seed, *keys):
 
 
 def restrict_public(fed, public_use):
-    """The federation with the public data that an algorithm with PUBLIC = public_use may see.
+    """The federation with the public data that an algorithm may see.
 
-    public_use   "none": no public data; "unlabeled": images alone; otherwise labels as well
+    public_use   what it declares: "none": no public data; "unlabeled": images alone; otherwise
+                 labels as well
     """
     if public_use == "none":
         return dataclasses.replace(fed, public=None)

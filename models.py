@@ -37,22 +37,19 @@ Papers: He et al., "Deep Residual Learning for Image Recognition", arXiv:1512.03
 Komodakis, "Wide Residual Networks", arXiv:1605.07146; FedGKT, arXiv:2007.14513; FedGEMS,
 arXiv:2110.11027; FedSDD, arXiv:2312.17029v1; FedMD, arXiv:1910.03581.
 
-Where a paper is silent, or this file differs from it:
+Departures (more: docs/DEPARTURES.md):
 D1  FedGEMS Table 11 prints blocks 1, 1, 2 for the "ResNet-17" of clients 8 and 16. These are 14
     layers, the network of clients 2 and 10. The printed network is `bottleneck14a`;
     `bottleneck17d` has the 17 layers of the name, blocks 1, 1, 3
-    [test_bottleneck_trainable_parameters]
 D2  FedSDD does not specify the shortcuts. Here they are 1x1 convolutions with BatchNorm where the
     shapes differ, and the identity elsewhere (He's option B)
-    [test_shortcuts_are_projections_exactly_where_shapes_differ]
 D3  FedMD specifies the filters and the dropout rates, but not padding, pooling, BatchNorm and
     initialization. Here these follow the authors' code, with Keras's defaults
-    [test_fedmd_is_convolution_batchnorm_relu_average_pooling, test_fedmd_is_initialized_like_keras]
 D4  No published code has FedMD's network of 4 convolutions. Here the fourth block of
-    `fedmd_cifar9` repeats the third [test_fedmd_network_is_the_row_of_its_table]
+    `fedmd_cifar9` repeats the third
 D5  FedGKT Table 7 lists a max pooling of 3 x 1 after the edge's first convolution, without a
     stride. Appendix B.3's text, and the feature maps of 16 x 32 x 32 in the paper's costs, have
-    none, and here there is none [test_fedgkt_edge_by_hand]
+    none, and here there is none
 """
 from functools import partial
 from itertools import pairwise
@@ -139,7 +136,7 @@ def conv1x1(in_channels, out_channels, stride=1):
 
 def projection(in_channels, out_channels, stride):
     """A shortcut: the identity if the shapes are equal, otherwise 1x1 convolution and BatchNorm."""
-    if stride == 1 and in_channels == out_channels:
+    if stride == 1 and in_channels == out_channels:                          # D2
         return nn.Identity()
     return nn.Sequential(conv1x1(in_channels, out_channels, stride), nn.BatchNorm2d(out_channels))
 
@@ -383,7 +380,7 @@ def fedmd_block(in_channels, out_channels, dropout, kernel=3, stride=2, padding=
     """
     return nn.Sequential(
         nn.Conv2d(in_channels, out_channels, kernel, stride=stride, padding=padding),
-        nn.BatchNorm2d(out_channels, eps=1e-3, momentum=0.01),
+        nn.BatchNorm2d(out_channels, eps=1e-3, momentum=0.01),               # D3
         nn.ReLU(),
         nn.Dropout(dropout),
     )
@@ -468,7 +465,7 @@ FEDMD = {                                # filters of each convolution, dropout 
     "fedmd_cifar6": ((64, 128, 192), 0.2),
     "fedmd_cifar7": ((128, 192, 256), 0.2),
     "fedmd_cifar8": ((128, 128, 128), 0.3),
-    "fedmd_cifar9": ((64, 64, 64, 64), 0.2),
+    "fedmd_cifar9": ((64, 64, 64, 64), 0.2),                                 # D4
 }
 MINI = {                                 # FedMD's networks 1 to 8 with an eighth of the filters
     f"mini{j}": (tuple(n // 8 for n in FEDMD[f"fedmd{j}"][0]), FEDMD[f"fedmd{j}"][1])
@@ -492,7 +489,7 @@ NETWORKS = {        # name -> (smallest image side in pixels, constructor(image_
     "gkt_edge": (4, partial(Edge, Bottleneck, 2)),
     "gkt_edge4": (4, partial(Edge, BasicBlock, 1)),
     "gkt_edge6": (4, partial(Edge, BasicBlock, 2)),
-    "gkt_edge_table7": (4, partial(Edge, BasicBlock, 3)),
+    "gkt_edge_table7": (4, partial(Edge, BasicBlock, 3)),                    # D5: no pooling
     "gkt_server55": (4, partial(ServerResNet, (6, 6, 6))),
     "gkt_server109": (4, partial(ServerResNet, (12, 12, 12))),
     "gkt_edge_small": (4, SmallEdge),
@@ -501,6 +498,11 @@ NETWORKS = {        # name -> (smallest image side in pixels, constructor(image_
     **{name: (FEDMD_SMALLEST[len(filters)], partial(FedMDNet, filters, dropout))
        for name, (filters, dropout) in (FEDMD | MINI).items()},
 }
+
+
+# Networks for a minute on a CPU, so small that more than one thread does not make them faster.
+SMALL = {"cnn", "cnn_large", "cnn_6_16", "mlp", "gkt_edge_small", "gkt_server_small",
+         "gkt_full_small", "mini0", "mini9", *MINI}
 
 
 def build(name, image_shape, num_classes):

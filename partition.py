@@ -22,7 +22,7 @@ import numpy as np
 def iid(labels, num_clients, rng):
     """Random parts of the samples whose sizes differ by at most one, the larger parts first.
 
-    `rng`: a numpy Generator. Needs `_checked`.
+    `rng`: a numpy Generator.
     """
     labels = _checked(labels, rng, num_clients)
     parts = np.array_split(rng.permutation(len(labels)), num_clients)
@@ -37,7 +37,6 @@ def dirichlet(labels, num_clients, alpha, rng, min_size=10):
     min_size   samples: all shares are drawn again until each client has at least this many
     raises     ValueError: alpha is not a positive number, there are too few samples, or 1,000
                draws did not reach min_size
-    Needs `_checked` and `_dirichlet_shares`.
     """
     labels = _checked(labels, rng, num_clients, min_size)
     classes, counts = np.unique(labels, return_counts=True)
@@ -62,7 +61,7 @@ def dirichlet_balanced(labels, num_clients, alpha, rng, min_size=10):
     This is the rule of FedML's code, used by FedGKT and FedGEMS (alpha 0.5). Classes are split in
     the order of their numbers, over the clients that still have fewer than N / num_clients samples;
     the shares of these clients are scaled to sum to 1. Arguments (`rng` is a numpy Generator) and
-    errors are those of `dirichlet`. Needs `_checked` and `_dirichlet_shares`.
+    errors are those of `dirichlet`.
     """
     labels = _checked(labels, rng, num_clients, min_size)
     classes, counts = np.unique(labels, return_counts=True)
@@ -94,7 +93,6 @@ def dirichlet_equal(labels, num_clients, alpha, rng):
     client's samples are then ordered by class, and the lists of all clients are concatenated and
     cut into `num_clients` chunks of equal size: a client's surplus goes to the next client.
     Arguments (`rng` is a numpy Generator) and errors are those of `dirichlet`.
-    Needs `_checked` and `dirichlet_balanced`.
     """
     labels = _checked(labels, rng, num_clients)
     order, assigned = rng.permutation(len(labels)), []
@@ -115,7 +113,7 @@ def by_writer(writers, num_clients, rng):
     """All samples of the writers that are assigned to each client at random (FEMNIST).
 
     `writers` [N]. The clients' numbers of writers differ by at most one. A writer's samples are
-    never split between clients. `rng`: a numpy Generator. Needs `_checked`.
+    never split between clients. `rng`: a numpy Generator.
     """
     writers = _checked(writers, rng)
     names, writers = np.unique(writers, return_inverse=True)
@@ -152,8 +150,7 @@ def fedgkt_table6(labels, num_clients, rng):
 
     Each client gets the table's share of each class. Shares are rounded such that all samples are
     used. The samples are chosen at random by `rng`, a numpy Generator. ValueError: not 16 clients,
-    labels other than 0 to 9, or so few samples that a client has none. Needs `_checked` and
-    `FEDGKT_TABLE_6`.
+    labels other than 0 to 9, or so few samples that a client has none.
     """
     labels = _checked(labels, rng)
     if num_clients != 16 or not np.array_equal(np.unique(labels), np.arange(10)):
@@ -178,7 +175,6 @@ def single_writer(writers, num_clients, rng, min_size=18):
 
     The writers are drawn without replacement from those with at least min_size samples; the other
     writers' samples are not used. `rng`: a numpy Generator. ValueError: too few such writers.
-    Needs `_checked`.
     """
     writers = _checked(writers, rng)
     names, sizes = np.unique(writers, return_counts=True)
@@ -195,7 +191,7 @@ def few_per_class(labels, num_clients, per_class, rng):
     """Exactly `per_class` samples of every class for each client, all different (FedMD).
 
     The remaining samples are not used. `rng`: a numpy Generator. ValueError: a class has fewer than
-    num_clients * per_class samples. Needs `_checked`.
+    num_clients * per_class samples.
     """
     labels = _checked(labels, rng, num_clients)
     if per_class < 1:
@@ -218,7 +214,7 @@ def by_subclass(superclass, subclass, num_clients, rng):
     overlap.) With fewer clients than subclasses, the other subclasses are not used. The caller
     selects the superclasses: FedMD's code uses 0, 1, 7, 9, 12, 18, and the superclass as the label.
     `rng`: a numpy Generator.
-    ValueError: a subclass has fewer samples than clients. Needs `_checked`.
+    ValueError: a subclass has fewer samples than clients.
     """
     superclass, subclass = (_checked(x, rng, num_clients) for x in (superclass, subclass))
     parts = [[] for _ in range(num_clients)]
@@ -242,7 +238,7 @@ def hold_out(labels, share, rng):
     The number of samples of a class is share * count, rounded down or up. Classes with the largest
     fractions are rounded up (ties at random) until the total is share * N, rounded.
     `rng`: a numpy Generator. ValueError: `share` is not between 0 and 1, or one part would be
-    empty. Needs `_checked`.
+    empty.
     """
     labels = _checked(labels, rng)
     if not 0 < share < 1:
@@ -265,7 +261,7 @@ def hold_out(labels, share, rng):
 def halves(labels, rng):
     """(public, private): two halves, equal to one sample in every class and in total (FedGEMS).
 
-    `rng`: a numpy Generator. Needs `hold_out`.
+    `rng`: a numpy Generator.
     """
     return hold_out(labels, 0.5, rng)
 

@@ -1,23 +1,38 @@
 """Baselines for federated learning: training without any exchange.
 
-FedGEMS (Cheng et al., arXiv:2110.11027), section 4, whose settings (Adam, 200 epochs) are the
-defaults. X0 are the public samples, with labels; Xk are the private samples of client k.
-    standalone        the server's network on X0, each client's on its own Xk
-    centralized       the clients' networks on the union of all Xk
-    centralized-all   the server's network and the clients' on X0 and the union of all Xk
-    public-private    our control, not in the paper: each client on Xk, then on X0. In FedGEMS a
-                      client trains on labeled public data in every round, so a part of its gain
-                      does not come from the other clients. Here a client makes the same steps
-                      with cross-entropy alone
-If clients have different networks, each network is trained once on a union. Its accuracy counts
-for all its clients. The hyperparameters of clients are those of all networks.
-Run:   python fedkd_minimal.py --algo standalone,centralized,centralized-all,public-private
+Cheng et al., "FedGEMS: Federated Learning of Larger Server Models via Selective Knowledge Fusion",
+arXiv:2110.11027, section 4.
 
-Where the paper is silent or we differ:
-D1  Adam is AMSGrad, as in FedGKT's public code [test_amsgrad_is_the_papers_adam]
-D2  the optimizer is kept over the rounds, so all rounds are one long training
-    [test_centralized_is_one_long_training]
-D3  a round is local_epochs passes over a network's data [test_centralized_is_one_long_training]
+Run:   python fedkd_minimal.py --algo standalone,centralized,centralized-all,public-private
+       (small settings of experiment/presets.py: batch_size 64; the defaults of `run` below are the
+       paper's: --paper fedgems-homogeneous)
+What travels: nothing.
+Public data: X_0, with labels; `centralized` has none.
+
+Paper         here              shape           note
+X_0           fed.public        [N, ...], [N]   public samples and their labels
+X_k           fed.private[i]    [n, ...], [n]   those of client k, here i
+
+What trains in a round, for local_epochs, by cross-entropy (CE) with AMSGrad, a kind of Adam
+(--optimizer); the hyperparameters of clients are those of all networks:
+standalone        the server's network on X_0, each client's on its own X_k
+centralized       the clients' networks on the union of all X_k
+centralized-all   the server's network and the clients' on X_0 and the union of all X_k
+public-private    each client's on X_k, then, for public_epochs, on X_0. It is not in the paper: in
+                  FedGEMS a client trains on labeled public data in every round, so a part of its
+                  gain does not come from the others. Here it makes the same steps by CE alone
+On a union one network of each kind is trained, which counts for all clients that have this kind.
+
+Kept between rounds: all networks and the states of their optimizers, so that all rounds together
+are one long training.
+Scores: at the end of a round. server_accuracy is of the server's network, client_accuracy the mean
+over the clients; `accuracy` repeats the first, where there is one, or the second. With --public
+half, the default if public data are needed, the test set is halved, too: the server's network is
+scored on the public half, the clients' on the private half.
+Bad upload: there is no upload.
+
+Departures (more: docs/DEPARTURES.md):
+D1  the paper counts epochs; here a round is local_epochs passes over the data of each network
 """
 from functools import partial
 
@@ -27,7 +42,6 @@ from algorithms.evaluation import client_metrics, client_scores, score, server_m
 from algorithms.training import (OPTIMIZERS, Optimizer, load_model, network, restore,
                                  snapshot, train_with_labels)
 from federation import timed, union
-
 
 
 def new_network(fed, name):
@@ -65,9 +79,14 @@ def state_of(t, networks):
 
 def networks_of(state):
     """{name: snapshot} of a state, the inverse of `state_of`."""
-    networks = {"server": state["server"]} if "server" in state else {}
-    networks |= enumerate(state.get("clients", []))
-    return networks | {saved["architecture"]: saved for saved in state.get("global_models", [])}
+    networks = {}
+    if "server" in state:
+        networks["server"] = state["server"]
+    for i, saved in enumerate(state.get("clients", [])):
+        networks[i] = saved
+    for saved in state.get("global_models", []):
+        networks[saved["architecture"]] = saved
+    return networks
 
 
 @timed
@@ -110,8 +129,8 @@ def train_alone(fed, state, data, *, rounds, batch_size, lr, optimizer, weight_d
         state = state_of(0, {name: snapshot(new_network(fed, name)) for name in data})
         yield evaluate(fed, state), state
     networks = networks_of(state)
-    factors = state.get("rate_factors", {})            # of --lr-patience: plateau.py
-    for t in range(state["round"] + 1, rounds + 1):
+    factors = state.get("rate_factors", {})            # of --lr-patience: experiment/plateau.py
+    for t in range(state["round"] + 1, rounds + 1):                                      # D1
         trained = run_clients(fed, lambda name: train_network(
             fed, t, name, networks[name], data[name], batch_size=batch_size,
             new_optimizer=partial(new_optimizer, lr=lr * factors.get(name, 1))), list(data))
@@ -131,8 +150,9 @@ def standalone(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, bat
     """
     if state is None:
         STANDALONE.check(fed)
-    data = {"server": [(fed.public, local_epochs)],
-            **{i: [(private, local_epochs)] for i, private in enumerate(fed.private)}}
+    data = {"server": [(fed.public, local_epochs)]}
+    for i, private in enumerate(fed.private):
+        data[i] = [(private, local_epochs)]
     yield from train_alone(fed, state, data, rounds=rounds, batch_size=batch_size, lr=lr,
                            optimizer=optimizer, weight_decay=weight_decay)
 
@@ -161,7 +181,8 @@ def centralized(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, ba
     """
     if state is None:
         CENTRALIZED.check(fed)
-    data = dict.fromkeys(by_architecture(fed), [(union(*fed.private), local_epochs)])
+    samples = union(*fed.private)
+    data = {name: [(samples, local_epochs)] for name in by_architecture(fed)}
     yield from train_alone(fed, state, data, rounds=rounds, batch_size=batch_size, lr=lr,
                            optimizer=optimizer, weight_decay=weight_decay)
 
@@ -176,19 +197,23 @@ def centralized_all(fed, state=None, *, rounds: int = 200, local_epochs: int = 1
     """
     if state is None:
         CENTRALIZED_ALL.check(fed)
-    data = dict.fromkeys(["server", *by_architecture(fed)],
-                         [(union(fed.public, *fed.private), local_epochs)])
+    samples = union(fed.public, *fed.private)
+    data = {name: [(samples, local_epochs)] for name in ["server", *by_architecture(fed)]}
     yield from train_alone(fed, state, data, rounds=rounds, batch_size=batch_size, lr=lr,
                            optimizer=optimizer, weight_decay=weight_decay)
 
 
 CLIENTS = ("client_accuracy", "client_accuracy_min", "client_accuracy_max")
 CLIENTS_AND_SERVER = ("server_accuracy", *CLIENTS)
-common = dict(mixed=True, plateau=("lr",), evaluate=evaluate, evaluate_each=evaluate_each)
-STANDALONE = Algorithm("standalone", standalone, public="labeled", server="images",
-                       columns=CLIENTS_AND_SERVER, **common)
-PUBLIC_PRIVATE = Algorithm("public-private", public_private, public="labeled",
-                           columns=CLIENTS, **common)
-CENTRALIZED = Algorithm("centralized", centralized, columns=CLIENTS, **common)
-CENTRALIZED_ALL = Algorithm("centralized-all", centralized_all, public="labeled", server="images",
-                            columns=CLIENTS_AND_SERVER, **common)
+STANDALONE = Algorithm(
+    "standalone", standalone, public="labeled", mixed_networks=True, server="images",
+    plateau=("lr",), evaluate=evaluate, evaluate_each=evaluate_each, columns=CLIENTS_AND_SERVER)
+PUBLIC_PRIVATE = Algorithm(
+    "public-private", public_private, public="labeled", mixed_networks=True,
+    plateau=("lr",), evaluate=evaluate, evaluate_each=evaluate_each, columns=CLIENTS)
+CENTRALIZED = Algorithm(
+    "centralized", centralized, mixed_networks=True,
+    plateau=("lr",), evaluate=evaluate, evaluate_each=evaluate_each, columns=CLIENTS)
+CENTRALIZED_ALL = Algorithm(
+    "centralized-all", centralized_all, public="labeled", mixed_networks=True, server="images",
+    plateau=("lr",), evaluate=evaluate, evaluate_each=evaluate_each, columns=CLIENTS_AND_SERVER)

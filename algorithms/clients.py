@@ -7,9 +7,14 @@ name                 shape                  meaning
                                             logarithms `*_log_probs`
 M, N, C                                     clients or ensemble members, samples, classes
 rows                 int64 [B]              positions of samples in a `Data`
+batch                [B, c, h, w]           the images of these rows, augmented if the run says so
 t                                           the round, from 1; round 0 is the untrained start
 i                                           a client, from 0 to num_clients - 1
 """
+from typing import NamedTuple
+
+import numpy as np
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -47,16 +52,19 @@ def in_parallel(fed, fn, ids):
     """[fn(i) for i in ids], in this order, computed by all processes together.
 
     fn(i) is pure: it returns tensors (in tuples, lists, dicts) and changes nothing outside.
-    Under torchrun, process j % world_size computes fn(ids[j]); then every process gets all
+    Of several processes, number j % world_size computes fn(ids[j]); then every process gets all
     results, with their tensors on its own device.
     """
     if not dist.is_initialized():
         return [fn(i) for i in ids]
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    gathered = [None] * world_size
-    dist.all_gather_object(gathered, to_device([fn(i) for i in ids[rank::world_size]], "cpu"))
-    return [to_device(gathered[j % world_size][j // world_size], fed.device)
-            for j in range(len(ids))]
+    own = [fn(i) for i in ids[rank::world_size]]
+    results = [None] * len(ids)
+    for source in range(min(world_size, len(ids))):
+        message = [packed(own)] if source == rank else [None]
+        dist.broadcast_object_list(message, src=source)
+        results[source::world_size] = unpacked(message[0], fed.device)
+    return results
 
 
 def run_clients(fed, train, ids):
@@ -70,13 +78,75 @@ def run_clients(fed, train, ids):
     return in_parallel(fed, trained, ids)
 
 
-def to_device(value, device):
-    """The same nested dicts, lists and tuples with every tensor on `device`."""
-    if isinstance(value, Tensor):
-        return value.to(device)
+def run_server(fed, train, *arguments, **settings):
+    """train(fed, ...), what the server trains: computed by one process; all get the result."""
+    [result] = run_students(fed, lambda _: train(fed, *arguments, **settings), [0])
+    return result
+
+
+def run_students(fed, train, ks):
+    """[train(k) for k in ks] of several models on the server: `in_parallel`, with its threads."""
+    def with_threads(k):
+        threads = torch.get_num_threads()
+        torch.set_num_threads(fed.threads or threads)
+        try:
+            return train(k)
+        finally:
+            torch.set_num_threads(threads)
+
+    return in_parallel(fed, with_threads, ks)
+
+
+def to_server(fed, own, ids):
+    """{i: value} of all clients `ids` in the first process, which trains the server; {} in others.
+
+    own    {i: value} of the clients that this process has trained. What is large, such as feature
+           maps, is then only where it is needed
+    """
+    if dist.is_initialized() and dist.get_rank() > 0:
+        dist.send_object_list([packed(own)], dst=0)
+        return {}
+    for source in range(1, dist.get_world_size() if dist.is_initialized() else 1):
+        message = [None]
+        dist.recv_object_list(message, src=source)
+        own = own | unpacked(message[0], fed.device)
+    return {i: own[i] for i in ids}
+
+
+class Packed(NamedTuple):
+    """A tensor in a message: pickle copies the bytes of an array once."""
+
+    numbers: np.ndarray      # its bytes, uint8
+    dtype: torch.dtype
+    shape: torch.Size
+
+
+def packed(value):
+    """The same nested dicts, lists and tuples with `Packed` in the place of every tensor."""
+    def pack(x):
+        if not isinstance(x, Tensor):
+            return x
+        flat = x.detach().cpu().contiguous().view(-1)
+        return Packed(flat.view(torch.uint8).numpy(), x.dtype, x.shape)
+
+    return mapped(pack, value)
+
+
+def unpacked(value, device):
+    """The inverse of `packed`, with every tensor on `device`."""
+    def unpack(x):
+        if not isinstance(x, Packed):
+            return x
+        return torch.from_numpy(x.numbers).view(x.dtype).view(x.shape).to(device)
+
+    return mapped(unpack, value)
+
+
+def mapped(fn, value):
+    """The same nested dicts, lists and tuples with fn(x) in the place of everything else."""
     if isinstance(value, dict):
-        return {key: to_device(x, device) for key, x in value.items()}
-    if isinstance(value, (list, tuple)):
-        moved = [to_device(x, device) for x in value]
-        return type(value)(*moved) if hasattr(value, "_fields") else type(value)(moved)
-    return value
+        return {key: mapped(fn, x) for key, x in value.items()}
+    if isinstance(value, (list, tuple)) and not isinstance(value, Packed):
+        parts = [mapped(fn, x) for x in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return fn(value)

@@ -15,7 +15,7 @@ def weights_bytes(model, num_clients, copies=1, number_bytes=FLOAT_BYTES):
 
     copies          1 for a model, 2 for SCAFFOLD's model and control variate
     number_bytes    8 for the masked numbers of a secure sum
-    source          FedGEMS Fig. 6, model size x #C. Needs `FLOAT_BYTES`.
+    source          FedGEMS Fig. 6, model size x #C
     """
     return number_bytes * sum(p.numel() for p in model.parameters()) * copies * num_clients
 
@@ -29,20 +29,21 @@ def buffers_bytes(model, num_clients, number_bytes=FLOAT_BYTES):
 def weights_ledger(messages, copies=1, up_number_bytes=FLOAT_BYTES):
     """The metrics of a round in which weights travel.
 
-    messages    [(network, number of clients that received one and sent one)]
-    copies      see `weights_bytes`
+    messages           [(network, number of clients that received one and sent one)]
+    copies             see `weights_bytes`
+    up_number_bytes    of the numbers that are sent to the server
     """
-    up = up_number_bytes
-    return {"bytes_up": sum(weights_bytes(model, n, copies, up) for model, n in messages),
-            "bytes_down": sum(weights_bytes(model, n, copies) for model, n in messages),
-            "bytes_up_buffers": sum(buffers_bytes(model, n, up) for model, n in messages),
-            "bytes_down_buffers": sum(buffers_bytes(model, n) for model, n in messages)}
+    return {
+        "bytes_up": sum(weights_bytes(model, n, copies, up_number_bytes) for model, n in messages),
+        "bytes_down": sum(weights_bytes(model, n, copies) for model, n in messages),
+        "bytes_up_buffers": sum(buffers_bytes(model, n, up_number_bytes) for model, n in messages),
+        "bytes_down_buffers": sum(buffers_bytes(model, n) for model, n in messages)}
 
 
 def logits_bytes(num_samples, num_classes, num_clients):
     """Payload of one direction of a round: logits (or probabilities) of num_samples per client.
 
-    source    FedGEMS Fig. 6, Table 6; the download is one copy per client. Needs `FLOAT_BYTES`.
+    source    FedGEMS Fig. 6, Table 6; the download is one copy per client
     >>> logits_bytes(5_000, 10, 16) / 1024       # KiB: FedGEMS Table 6, public : private = 1 : 5
     3125.0
     """
@@ -64,7 +65,7 @@ def features_bytes(num_samples, feature_numbers, num_classes, number_bytes=FLOAT
     """A round of FedGKT: for each sample a feature map up and soft labels down.   FedGKT Eq. (13)
 
     feature_numbers    size of a feature map: 16 x 32 x 32 for an image of 32 x 32
-    number_bytes       bytes of each of these numbers. Needs `FLOAT_BYTES`.
+    number_bytes       bytes of each of these numbers
     >>> features_bytes(25_000, 16 * 32 * 32, 10) / 1024    # KiB: FedGEMS's "1.6M kb" and logits
     1600976.5625
     """
@@ -74,7 +75,7 @@ def features_bytes(num_samples, feature_numbers, num_classes, number_bytes=FLOAT
 def split_learning_bytes(num_samples, feature_numbers):
     """An epoch of split learning: a feature map up and its gradient down for each sample.
 
-    source    FedGKT Eq. (12). Needs `FLOAT_BYTES`.
+    source    FedGKT Eq. (12)
     """
     return num_samples * 2 * FLOAT_BYTES * feature_numbers
 
@@ -110,7 +111,7 @@ def clients_accuracy(row):
 def bytes_until(rows, accuracy):
     """ComU@x of FedGEMS Table 4: payload up and down until the accuracy is at least x, or None.
 
-    rows    the metrics of each round; the accuracy is `clients_accuracy`. Needs `clients_accuracy`.
+    rows    the metrics of each round; the accuracy is `clients_accuracy`
     """
     total = 0
     for row in rows:

@@ -4,10 +4,13 @@ Chang et al., "Cronus: Robust and Heterogeneous Collaborative Learning with Blac
 Transfer", arXiv:1912.11279, with the filter of Diakonikolas et al., "Being Robust (in High
 Dimensions) Can Be Practical", ICML 2017; here as a baseline of FedGEMS (Cheng et al.,
 arXiv:2110.11027), whose settings (Table 13) are the defaults.
-What travels: probabilities, up and down. Public data: unlabeled, on every client. The server has no
-model. Clients train as in dsfl.py (`train_client`: cross-entropy on private data; `distill`: soft
-cross-entropy towards the robust mean), with one optimizer that each keeps.
+
 Run:   python fedkd_minimal.py --algo cronus
+       (small settings of experiment/presets.py: rounds 10, local_epochs 5, batch_size 64; the
+       defaults of `run` below are FedGEMS's: --paper fedgems-homogeneous)
+What travels: in each round every client's probabilities of all public samples, up; their robust
+mean, down.
+Public data: unlabeled, at every client. The server has no model.
 
 Paper              here                         shape         note
 Y_k                client_probs                 [M, N, C]     of M clients on all N public samples
@@ -15,22 +18,29 @@ epsilon            malicious_fraction           number        assumed share of m
 v                  scores                       [M, N]        squared projections on the direction
                                                               of largest variance
                    kept                         bool [M, N]   clients left, sample by sample
-Y bar              target_probs                 [N, C]        the clients' target, with soft
-                                                              cross-entropy (`distill` of dsfl.py)
+Y bar              target_probs                 [N, C]        the clients' target
 
-Where the paper is silent or we differ:
-D1  written from FedGEMS and the filter's idea, without Cronus's text to read: sample by sample, two
-    passes; each leaves out the ceil(epsilon M / 2) clients farthest along the direction of largest
-    variance; a pass that would leave fewer than M / 2 + 1 clients is not made
-    [test_robust_mean_by_slow_loop]
+In each round:
+ 1  each client trains on its own samples: cross-entropy, --optimizer (AMSGrad), by `train_client`
+    of dsfl.py
+ 2  it sends Y_k, its probabilities of the public samples
+ 3  the server sends back their robust mean Y bar
+ 4  each client trains on the public samples: soft cross-entropy towards Y bar, --optimizer, by
+    `distill` of dsfl.py
+
+Kept between rounds: by each client its network and one optimizer, which makes the steps of 1 and 4.
+The server keeps nothing.
+Scores: means over the clients, on the test set (with --public half, on its private half; names with
+_public_test: on its public half): `accuracy`, and client_accuracy_distilled the same, after step 4,
+client_accuracy_private after step 1. In round 0 all are of untrained networks.
+Bad upload: probabilities with nan, infinity or a number of 1e30 or more are left out of the mean
+and counted (bad_uploads); their client still learns towards it. If none is left, the round has no
+step 4.
+Departures (more: docs/DEPARTURES.md):
+D1  the filter is ours, from FedGEMS and the filter's idea, without Cronus's text to read: for each
+    sample two passes; each leaves out the ceil(epsilon M / 2) clients farthest along the direction
+    of largest variance; a pass that would leave fewer than M / 2 + 1 clients is not made
 D2  the robust mean is not projected onto the simplex
-    [test_two_passes_by_hand]
-D3  an upload with nan or infinity is left out; without any valid upload the round has no
-    distillation [test_non_finite_logits_are_left_out]
-D4  clients start from different weights, and keep their optimizers
-    [test_every_client_starts_from_weights_of_its_own]
-D5  --augment: who learns sees augmented images, who teaches clean ones
-    [test_augmentation_is_for_what_is_trained_on_alone]
 """
 import math
 from functools import partial
@@ -38,7 +48,7 @@ from functools import partial
 import torch
 
 from algorithms import evaluation
-from algorithms.clients import run_clients
+from algorithms.clients import run_clients, run_server
 from algorithms.communication import logits_ledger
 from algorithms.declaration import Algorithm
 from algorithms.dsfl import distill, train_client
@@ -53,26 +63,20 @@ def robust_mean(client_probs, malicious_fraction):
 
     client_probs         [M, N, C], finite
     malicious_fraction   in [0, 0.5): the share of clients that may be malicious; 0 gives the mean
-    returns              [N, C]
-    raises               ValueError: a client's probabilities are not finite
+    returns              [N, C], computed in float64, because squares of large float32 overflow
     A pass projects the clients' deviations from their mean on the top eigenvector of their
     covariance, and leaves out the ceil(malicious_fraction * M / 2) largest squares.
-    Needs `math` and `mean_of_kept`.
     >>> probs = torch.tensor([[[.8, .2]], [[.8, .2]], [[.7, .3]], [[.7, .3]], [[0., 1.]]])
     >>> robust_mean(probs, 0.2)
     tensor([[0.7500, 0.2500]])
     """
-    bad = (~client_probs.isfinite()).flatten(1).any(1).nonzero().flatten().tolist()
-    if bad:
-        raise ValueError(f"nan or infinity in the probabilities of clients {bad} (rows of "
-                         "client_probs): leave these clients out")
     num_clients, _, num_classes = client_probs.shape
     dropped = math.ceil(round(malicious_fraction * num_clients / 2, 9))      # .28 x 50 / 2 is 7
     if dropped == 0:
         return client_probs.mean(0)
-    probs = client_probs.double()                                # squares of float32 never overflow
+    probs = client_probs.double()
     kept = torch.ones_like(probs[..., 0], dtype=torch.bool)                              # [M, N]
-    for left in (num_clients - dropped, num_clients - 2 * dropped):
+    for left in (num_clients - dropped, num_clients - 2 * dropped):                      # D1
         if left < num_clients / 2 + 1:
             break
         deviation = torch.where(kept[..., None], probs - mean_of_kept(probs, kept), 0.0)
@@ -85,7 +89,7 @@ def robust_mean(client_probs, malicious_fraction):
             scores = vectors[..., -1].square().T                                         # [M, N]
         farthest = scores.masked_fill(~kept, -1).topk(dropped, dim=0).indices    # [dropped, N]
         kept = kept.scatter(0, farthest, False)
-    return mean_of_kept(probs, kept).to(client_probs.dtype)
+    return mean_of_kept(probs, kept).to(client_probs.dtype)                              # D2
 
 
 def mean_of_kept(probs, kept):
@@ -109,15 +113,17 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
         state = {"round": 0, "clients": [snapshot(fed.client_model(i, init=i)) for i in ids]}
         yield evaluate(fed, state), state
     clients, num_public = state["clients"], len(fed.public.images)
-    rows = torch.arange(num_public, device=fed.device)                           # [N]
+    rows = torch.arange(num_public, device=fed.device)                                   # [N]
     for t in range(state["round"] + 1, rounds + 1):
         # Clients train on their own data, and upload their probabilities of the public samples.
-        client_probs, trained = collect_rows(fed, rows, lambda i: train_client(        # [M, N, C]
+        client_probs, trained = collect_rows(fed, rows, lambda i: train_client(          # [M, N, C]
             fed, i, t, clients[i], local_epochs=local_epochs, **client_training), attack)
-        valid_probs, clients = usable(client_probs), trained                             # [m, N, C]
-        # Clients learn from the robust mean. No valid upload: skip distillation.
+        clients = trained
+        # Clients learn from the robust mean; without a usable upload nobody does.
+        valid_probs = usable(client_probs)                                               # [m, N, C]
         if len(valid_probs):
-            target_probs = robust_mean(valid_probs, malicious_fraction)                  # [N, C]
+            target_probs = run_server(fed, lambda fed: robust_mean(                      # [N, C]
+                valid_probs, malicious_fraction))
             clients = run_clients(fed, lambda i: distill(
                 fed, trained[i], fed.client_model(i), target_probs, epochs=public_epochs,
                 keys=("public", t, i), **client_training), ids)
@@ -130,5 +136,5 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
 
 
 ALGORITHM = Algorithm(
-    "cronus", run, public="unlabeled", mixed=True, plateau=("lr",), evaluate=evaluate,
+    "cronus", run, public="unlabeled", mixed_networks=True, plateau=("lr",), evaluate=evaluate,
     columns=("client_accuracy_distilled", "client_accuracy_private"))

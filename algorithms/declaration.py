@@ -17,10 +17,11 @@ class Algorithm(NamedTuple):
     name: str                # on the command line
     run: Callable            # run(fed, state=None, *, rounds, ...) yields (metrics, state)
     public: str = "none"     # the public images that it sees: "none", "unlabeled", "labeled", or
-    #                          "joint": labels of another task too, in one output layer with it
+    #                          "joint", as in FedMD: images and labels of another task too, whose
+    #                          classes stand in one output layer with the task's own
     public_for: tuple = ()       # the keywords that need public images; (): it always needs them
     validation_for: tuple = ()   # the keywords that need the server's validation images
-    mixed: bool = False      # may clients have different networks?
+    mixed_networks: bool = False     # may clients have different networks?
     server: str = "none"     # a network of the server's own, which reads "images" or "features" of
     #                          the clients' networks
     check_settings: Callable | None = None   # check_settings(fed, **settings) raises ValueError if
@@ -28,8 +29,9 @@ class Algorithm(NamedTuple):
     columns: tuple = ("accuracy",)           # the metrics in its log
     announcement: Callable | None = None     # announcement(fed, settings) -> a line above the log
     like: str = ""           # the name of another algorithm, whose presets it takes
-    plateau: tuple = ()      # the learning rates that --lr-patience reduces, and how it measures:
-    evaluate: Callable | None = None         # evaluate(fed, state) -> metrics
+    # Without --lr-patience the next three are not used.
+    plateau: tuple = ()      # the learning rates that fall on a plateau of validation accuracy
+    evaluate: Callable | None = None         # evaluate(fed, state) -> metrics, with that accuracy
     evaluate_each: Callable | None = None    # evaluate_each(fed, state) -> {network: accuracy}, if
     #                          its networks are trained separately and each has rates of its own
 
@@ -64,7 +66,7 @@ class Algorithm(NamedTuple):
         settings    the keywords of `run` on which a need depends, or that check_settings reads
         """
         networks = list(dict.fromkeys(fed.architecture))
-        if not self.mixed and len(networks) > 1:
+        if not self.mixed_networks and len(networks) > 1:
             raise ValueError(f"{self.name}: every client needs the same network, "
                              f"not {', '.join(networks)}")
         if self.needs_public(settings) and fed.public is None:

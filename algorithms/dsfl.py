@@ -3,28 +3,41 @@
 Itahara et al., "Distillation-Based Semi-Supervised Federated Learning for Communication-Efficient
 Collaborative Training with Non-IID Private Data", arXiv:2008.06180; here as a baseline of FedGEMS
 (Cheng et al., arXiv:2110.11027), whose settings (Table 13) are the defaults.
-What travels: probabilities, up and down. Public data: unlabeled, on the server and on every client.
+
 Run:   python fedkd_minimal.py --algo dsfl
+       (small settings of experiment/presets.py: rounds 10, local_epochs 5, batch_size 64; the
+       defaults of `run` below are FedGEMS's: --paper fedgems-homogeneous)
+What travels: in each round every client's probabilities of all public samples, up; their sharpened
+mean, down.
+Public data: unlabeled, at the server and at every client.
 
 Paper              here                         shape         note
 p_k                client_probs                 [M, N, C]     of M clients on all N public samples
 T                  temperature                  number        0.1 makes the mean sharper
 ERA                entropy_reduction            [N, C]        softmax(mean over the clients / T)
 SA                 aggregation = "mean"         [N, C]        the mean itself, for comparison
-y                  target_probs                 [N, C]        the target of clients and server, with
-                                                              soft cross-entropy
+y                  target_probs                 [N, C]        the target of server and clients
 
-Where the paper is silent or we differ:
-D1  written from FedGEMS and public code, without DS-FL's text to read; all public samples take part
-    in every round, as FedGEMS's cost table implies [test_dsfl_round_by_hand]
-D2  an upload with nan or infinity is left out of the mean; without any valid upload the round has
-    no distillation [test_non_finite_logits_are_left_out]
-D3  the server's own model is kept and reported, though FedGEMS reports clients alone
-    [test_dsfl_round_by_hand]
-D4  clients start from different weights, and keep their optimizers
-    [test_every_client_starts_from_weights_of_its_own]
-D5  --augment: who learns sees augmented images, who teaches clean ones
-    [test_augmentation_is_for_what_is_trained_on_alone]
+In each round:
+ 1  each client trains on its own samples: cross-entropy, --optimizer (AMSGrad)
+ 2  it sends p_k, its probabilities of the public samples
+ 3  the server takes the mean of the p_k, sharpens it, and sends the result y to the clients
+ 4  the server trains its own model on the public samples: soft cross-entropy towards y, --optimizer
+ 5  each client does the same with its model
+
+Kept between rounds: by each client its network and one optimizer, which makes the steps of 1 and 5;
+by the server its network and its optimizer.
+Scores: `accuracy`, and client_accuracy_distilled the same, are the mean over the clients after step
+5, client_accuracy_private after step 1; server_accuracy is of the server's model after step 4. All
+are on the test set. With --public half it is halved: clients are scored on the private half (names
+with _public_test: on the public half), the server on the public half. In round 0 all are of
+untrained networks.
+Bad upload: probabilities with nan, infinity or a number of 1e30 or more are left out of the mean
+and counted (bad_uploads); their client still learns towards y. If none is left, the round has no
+steps 4 and 5.
+Departures (more: docs/DEPARTURES.md):
+D1  all public samples take part in every round, as FedGEMS's cost table implies. This file was
+    written from FedGEMS and public code, without DS-FL's text to read
 """
 from functools import partial
 from typing import Literal
@@ -32,7 +45,7 @@ from typing import Literal
 import torch
 
 from algorithms import evaluation
-from algorithms.clients import run_clients
+from algorithms.clients import run_clients, run_server
 from algorithms.communication import logits_ledger
 from algorithms.declaration import Algorithm
 from algorithms.equations import soft_cross_entropy
@@ -44,12 +57,12 @@ from federation import timed
 evaluate = partial(evaluation.evaluate, main_metric="client_accuracy_distilled")
 
 
-def entropy_reduction(client_probs, temperature=0.1):
+def entropy_reduction(client_probs, temperature):
     """ERA: softmax(mean over the clients / temperature), [M, N, C] probabilities -> [N, C].
 
     The mean of probabilities lies in [0, 1]. So at temperature 0.1 and with 10 classes a one-hot
     mean becomes .9996, and a uniform mean stays uniform.
-    >>> entropy_reduction(torch.tensor([[[.8, .2]], [[.4, .6]]]))
+    >>> entropy_reduction(torch.tensor([[[.8, .2]], [[.4, .6]]]), temperature=0.1)
     tensor([[0.8808, 0.1192]])
     """
     return (client_probs.mean(0) / temperature).softmax(-1)
@@ -107,19 +120,20 @@ def run(fed, state=None, *, rounds: int = 300, local_epochs: int = 1, public_epo
         yield evaluate(fed, state), state
     clients, server = state["clients"], state["server"]
     num_public = len(fed.public.images)
-    rows = torch.arange(num_public, device=fed.device)                           # [N]
+    rows = torch.arange(num_public, device=fed.device)                                   # [N], D1
     for t in range(state["round"] + 1, rounds + 1):
         # Clients train on their own data, and upload their probabilities of the public samples.
-        client_probs, trained = collect_rows(fed, rows, lambda i: train_client(        # [M, N, C]
+        client_probs, trained = collect_rows(fed, rows, lambda i: train_client(          # [M, N, C]
             fed, i, t, clients[i], local_epochs=local_epochs, **client_training), attack)
-        valid_probs, clients = usable(client_probs), trained                             # [m, N, C]
-        # Server and clients learn from the mean. No valid upload: skip distillation.
+        clients = trained
+        # Server and clients learn from the mean; without a usable upload nobody does.
+        valid_probs = usable(client_probs)                                               # [m, N, C]
         if len(valid_probs):
             target_probs = valid_probs.mean(0)                                           # [N, C]
             if aggregation == "era":
                 target_probs = entropy_reduction(valid_probs, temperature)
-            server = distill(fed, server, fed.server_model(), target_probs, epochs=server_epochs,
-                            keys=("server", t), **server_training)
+            server = run_server(fed, distill, server, fed.server_model(), target_probs,
+                                epochs=server_epochs, keys=("server", t), **server_training)
             clients = run_clients(fed, lambda i: distill(
                 fed, trained[i], fed.client_model(i), target_probs, epochs=public_epochs,
                 keys=("public", t, i), **client_training), ids)
@@ -132,6 +146,6 @@ def run(fed, state=None, *, rounds: int = 300, local_epochs: int = 1, public_epo
 
 
 ALGORITHM = Algorithm(
-    "dsfl", run, public="unlabeled", mixed=True, server="images",
+    "dsfl", run, public="unlabeled", mixed_networks=True, server="images",
     plateau=("lr", "server_lr"), evaluate=evaluate,
     columns=("client_accuracy_distilled", "client_accuracy_private", "server_accuracy"))

@@ -3,16 +3,16 @@ import itertools
 from typing import NamedTuple
 
 from algorithms.clients import in_parallel
-from algorithms.training import load_model, predict_logits
+from algorithms.training import load_model, predict_logits, predict_together
 from federation import timed
 
 
 class Score(NamedTuple):
     """Accuracies of one model, in [0, 1]."""
 
-    test: float
-    public_test: float | None      # on the public half of the test set; None: no such half
-    own: float | None = None       # `own_accuracy` of a client's own model; None: it has none
+    test: float                    # on fed.test
+    public_test: float | None      # on fed.public_test; None: there is none
+    own: float | None = None       # `own_accuracy` of a client's own model; None: it is no client's
 
 
 def accuracy(logits, labels):
@@ -21,36 +21,41 @@ def accuracy(logits, labels):
 
 
 def own_accuracy(logits, labels, own_labels):
-    """Accuracy of a client's model if the test images had the client's own shares of classes.
+    """Test accuracy of a client's model, weighed as if the classes had the client's own shares.
 
-    logits        [N, C], of the test images
-    labels        int64 [N], of the test images
-    own_labels    int64 [n], of the client's own images
-    returns       float in [0, 1]: of each class the accuracy, averaged with the client's shares of
-                  the classes; None: no class of the client is in the test set
+    logits, labels    [N, C], int64 [N]: of the test images
+    own_labels        int64 [n]: of the client's own images
+    returns           float in [0, 1]; None: no class of the client is in the test set
     >>> logits = torch.tensor([[1., 0.], [0., 1.], [0., 1.]])        # right, right, wrong
     >>> own_accuracy(logits, torch.tensor([0, 1, 0]), own_labels=torch.tensor([0, 1, 1, 1]))
     0.875
     """
     num_classes = logits.shape[1]
-    counts = own_labels.bincount(minlength=num_classes)
-    weights = (counts / labels.bincount(minlength=num_classes))[labels]                  # [N]
-    right = logits.argmax(1) == labels
+    own_counts = own_labels.bincount(minlength=num_classes)                              # [C]
+    weights = (own_counts / labels.bincount(minlength=num_classes))[labels]              # [N]
+    right = logits.argmax(1) == labels                                                   # [N]
     return ((weights * right).sum() / weights.sum()).item() if weights.any() else None
 
 
-def score(fed, model, own_labels=None):
-    """The `Score` of one network; own_labels: of the client's images, if it is a client's own."""
-    logits, public = predict_logits(fed, model, fed.test.images), fed.public_test
-    return Score(accuracy(logits, fed.test.labels),
-                 public and accuracy(predict_logits(fed, model, public.images), public.labels),
-                 None if own_labels is None else own_accuracy(logits, fed.test.labels, own_labels))
+def score(fed, model, own_labels=None, predict=predict_logits):
+    """The `Score` of one network.
+
+    own_labels    of the client's images, if it is a client's own
+    predict       `predict_logits`, or `predict_together` if no other network is scored meanwhile
+    """
+    logits, public_test, own = predict(fed, model, fed.test.images), None, None
+    if fed.public_test is not None:
+        public_logits = predict(fed, model, fed.public_test.images)
+        public_test = accuracy(public_logits, fed.public_test.labels)
+    if own_labels is not None:
+        own = own_accuracy(logits, fed.test.labels, own_labels)
+    return Score(accuracy(logits, fed.test.labels), public_test, own)
 
 
 def disagreement(member_logits):
     """Share of (pair of members, sample) with different predicted classes; None for one member.
 
-    member_logits    [M, N, C]. Needs `itertools`.
+    member_logits    [M, N, C]
     """
     predicted = member_logits.argmax(-1)                                                 # [M, N]
     pairs = list(itertools.combinations(predicted, 2))
@@ -66,7 +71,7 @@ def global_metrics(fed, global_models):
     """
     accuracies = {}
     for saved in global_models:
-        logits = predict_logits(fed, load_model(fed, saved), fed.test.images)            # [N, C]
+        logits = predict_together(fed, load_model(fed, saved), fed.test.images)          # [N, C]
         accuracies[saved["architecture"]] = accuracy(logits, fed.test.labels)
     mean = sum(accuracies.values()) / len(accuracies)
     each = {f"server_accuracy_{name}": x for name, x in accuracies.items()}
@@ -92,7 +97,7 @@ def client_metrics(scores, key="client_accuracy"):
     metrics = {key: sum(test) / len(test), f"{key}_min": min(test), f"{key}_max": max(test)}
     if None not in public:
         metrics[f"{key}_public_test"] = sum(public) / len(public)
-    if any(x is not None for x in own):
+    if mean_own(own) is not None:
         metrics[f"{key}_own"] = mean_own(own)
     return metrics
 
@@ -125,7 +130,7 @@ def server_metrics(fed, server):
     """
     model = fed.server_model()
     model.load_state_dict(server["model"])
-    test, public, _ = score(fed, model)
+    test, public, _ = score(fed, model, predict=predict_together)
     if public is None:
         return {"server_accuracy": test}
     return {"server_accuracy": public, "server_accuracy_private_test": test}

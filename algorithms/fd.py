@@ -1,12 +1,16 @@
 """FD: each client learns from the mean prediction that the other clients have for a label's class.
 
 Jeong, Oh, Kim, Park, Bennis and Kim, "Communication-Efficient On-Device Machine Learning: Federated
-Distillation and Augmentation under Non-IID Private Data", arXiv:1811.11479. Algorithm 1, rounds,
-steps and batch size are from the paper's text; the rest of the settings is ours (D1). Its
-augmentation with generated samples is not here.
-What travels: for each class a vector of C probabilities, up and down. Public data: none. The server
-has no model.
+Distillation and Augmentation under Non-IID Private Data", arXiv:1811.11479; without its second
+half, the augmentation with generated samples.
+
 Run:   python fedkd_minimal.py --algo fd
+       (small settings of experiment/presets.py: rounds 10, local_epochs 5, batch_size 64; the
+       defaults of `run` below are the paper's, which does not give gamma, the optimizer and its
+       rate)
+What travels: in each round every client's mean probabilities of each class (C rows of C), up; the
+mean of the other clients' rows, down.
+Public data: none. The server has no model.
 
 Paper              here                         shape         note
 F(b)               probs                        [B, C]        the paper's "logit vector", which is
@@ -17,27 +21,24 @@ gamma              gamma (--gamma)              number        0: each client is 
 n                  local_steps                  number        batches in a round
 M                  len(fed.private)             number        clients; all take part in each round
 
-Algorithm 1, by the paper's line numbers; phi is the cross-entropy.
+Algorithm 1, by the paper's line numbers; phi is the cross-entropy:
  5     device i, for n steps, for each sample b of a batch, with label y:
-         a step on phi(F(b), y) + gamma phi(F(b), hat F_i[y])
+         a step on phi(F(b), y) + gamma phi(F(b), hat F_i[y]), by --optimizer (AMSGrad)
  6       add F(b) to the sum of class y, and count it: during training
  7-8   for each class l: upload F_i[l] = sum / count
 10-15  server, for each device i and class l: hat F_i[l] = the mean of F_j[l] over the OTHER j
+In round 1 there is no hat F_i, so the second term of line 5 is 0.
 
-Where the paper is silent or we differ:
-D1  gamma is 1; AMSGrad with a rate of 0.001 and weight decay 1e-4, as in dsfl.py; a step is on the
-    mean over a batch, and line 6 takes the F(b) from before it
-    [test_rounds_of_fd_against_algorithm_1]
-D2  the mean is over the other clients that have drawn the class (as printed, over M - 1, a target
-    would sum to less than 1); a class that no other client has drawn is not distilled, nor is any
-    in round 1: the target is a row of zeros [test_others_mean_against_a_slow_loop]
-D3  an upload with nan or infinity counts as one without any class
-    [test_non_finite_logits_are_left_out]
-D4  clients start from different weights, and keep their optimizers
-    [test_every_client_starts_from_weights_of_its_own]
-D5  --attack: an attacker uploads a row for every class, also for those that it lacks; where an
-    attack needs the others' mean or deviation, their rows of zeros count
-    [test_an_attack_is_on_the_rows_of_all_classes]
+Kept between rounds: by each client its network, optimizer and hat F_i. The server keeps nothing.
+Scores: `accuracy`, and client_accuracy the same, are the mean over the clients at the end of a
+round, on the test set (with --public half, on its private half); in round 0 of untrained networks.
+Bad upload: one with nan, infinity or a number of 1e30 or more is counted (bad_uploads) and taken
+for rows of zeros, those of a client that has drawn no class; this client still receives hat F_i.
+Departures (more: docs/DEPARTURES.md):
+D1  a step is on the mean over a batch, and line 6 takes the F(b) from before this step
+D2  line 10-15: the mean is over the other clients that have drawn the class; as printed, over all
+    M - 1, a target would sum to less than 1. If no other client has drawn it, the target is a row
+    of zeros, and the second term of line 5 is 0
 """
 from functools import partial
 
@@ -53,7 +54,6 @@ from algorithms.uploads import Trained, collect_rows, is_usable
 from federation import seeded, stream, timed
 
 
-
 def others_mean(client_means):
     """For client i and class l the mean of row l over the OTHER clients that have the class.
 
@@ -66,12 +66,11 @@ def others_mean(client_means):
     tensor([[0.5000, 0.5000],
             [0.0000, 0.0000]])
     """
-    means = client_means.to(torch.promote_types(client_means.dtype, torch.float32))
-    has_class = means.any(-1).to(means.dtype)                                            # [M, C]
-    is_other = 1 - torch.eye(len(means), dtype=means.dtype, device=means.device)         # [M, M]
-    totals = torch.einsum("ij,jlc->ilc", is_other, means)
-    counts = is_other @ has_class                                                        # [M, C]
-    return (totals / counts.clamp(min=1)[..., None]).to(client_means.dtype)
+    has_class = client_means.any(-1).to(client_means)                                # [M, C]
+    is_other = 1 - torch.eye(len(client_means)).to(client_means)                     # [M, M]
+    totals = torch.einsum("ij,jlc->ilc", is_other, client_means)                     # [M, C, C]
+    counts = is_other @ has_class                                                    # [M, C], D2
+    return totals / counts.clamp(min=1)[..., None]
 
 
 def train_client(fed, i, t, client, targets, *, local_epochs, local_steps, batch_size,
@@ -92,8 +91,8 @@ def train_client(fed, i, t, client, targets, *, local_epochs, local_steps, batch
             batch = fed.augment(images[rows], rng) if fed.augment else images[rows]
             logits, y = forward(fed, model, batch), labels[rows]
             distillation = soft_cross_entropy(logits, targets[y]).mean()
-            loss = F.cross_entropy(logits, y) + gamma * distillation         # Alg. 1, line 5
-            probs = logits.detach().softmax(-1)
+            loss = F.cross_entropy(logits, y) + gamma * distillation         # Alg. 1, line 5, D1
+            probs = logits.detach().softmax(-1)                              # F(b)
             is_of_class = F.one_hot(y, fed.num_classes).T.to(probs)                      # [C, B]
             sums += is_of_class @ probs                                      # Alg. 1, line 6
             counts += is_of_class.sum(1, keepdim=True)
@@ -136,7 +135,7 @@ def run(fed, state=None, *, rounds: int = 16, local_epochs: int = 1,
         # Clients train on their own data, and towards the others' predictions of the label's class.
         uploads, clients = collect_rows(fed, classes, lambda i: train_client(
             fed, i, t, clients[i], targets[i], **settings), attack)          # [M, C, C]
-        # What a client receives is the mean over the others. It has no row of a spoilt upload.
+        # What a client receives is the mean over the others; an upload that is not usable is zeros.
         is_valid = torch.tensor([is_usable(upload) for upload in uploads], device=fed.device)
         client_means = torch.where(is_valid[:, None, None], uploads, 0.0)
         targets = others_mean(client_means)                                  # Alg. 1, line 10-15
@@ -148,5 +147,5 @@ def run(fed, state=None, *, rounds: int = 16, local_epochs: int = 1,
 
 
 ALGORITHM = Algorithm(
-    "fd", run, mixed=True, plateau=("lr",), evaluate=evaluate,
+    "fd", run, mixed_networks=True, plateau=("lr",), evaluate=evaluate,
     columns=("client_accuracy", "client_accuracy_min", "client_accuracy_max"))

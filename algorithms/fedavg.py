@@ -3,8 +3,12 @@
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS
 2017; here as the baseline of FedSDD (Kwan and Song, arXiv:2312.17029v1), whose equations are quoted
 and whose settings are the defaults.
-What travels: weights, down and up. Public data: none.
+
 Run:   python fedkd_minimal.py --algo fedavg
+       (small settings of experiment/presets.py: rounds 20, local_epochs 5, lr 0.1; the defaults of
+       `run` below are FedSDD's: --paper fedsdd)
+What travels: in each round the global model, down to each active client; its trained model, up.
+Public data: none.
 
 Paper (FedSDD)     here                         shape         note
 w*_{t-1}           server["model"]              state_dict    the global model
@@ -12,11 +16,17 @@ w^l*_{t,n}         upload["model"]              state_dict    client n's model a
 N_t                len(active)                  number        clients of round t
 |X_{t,n}|          len(fed.private[i].labels)   number        the weight of a client's model
 
-Where the paper is silent or we differ:
-D1  BatchNorm's running statistics are averaged like weights, its counters take the maximum
-    [test_average_weights_averages_running_statistics] [test_average_weights_keeps_counters_whole]
-D2  the weights of the average are normalized over the active clients [test_fedavg_round_by_hand]
-D3  an upload with nan or infinity is left out and counted [test_non_finite_upload_is_left_out]
+A round:
+ 1  the server draws active clients and sends them the global model, FedSDD Eq. (1)
+ 2  each trains it on its own samples: cross-entropy, --optimizer (plain SGD)
+ 3  the global model is the average of theirs, by numbers of samples, FedSDD Eq. (2)
+
+Kept between rounds: the global model. A client keeps nothing: its optimizer is new in every round.
+Scores: `accuracy`, and server_accuracy the same, are of the global model after step 3, on the test
+set (with --public half, on its private half).
+Bad upload: a model with nan, infinity or a number of 1e30 or more is left out of the average and
+counted (bad_uploads). If none is left, the global model stays.
+Departures (more: docs/DEPARTURES.md): none that changes an equation.
 """
 import torch.nn.functional as F
 
@@ -40,10 +50,7 @@ def start_server(fed, architecture, init=0):
 
 def train_client(fed, i, t, server, *, local_epochs, local_steps=None, batch_size, lr,
                  optimizer="sgd", weight_decay=0.0):
-    """Local training of client i in round t, from what the server sent. Returns its upload.
-
-    Cross-entropy, with a new optimizer in every round: the client keeps nothing.
-    """
+    """Local training of client i in round t, from what the server sent. Returns its upload."""
     images, labels = fed.private[i]                                          # [n, c, h, w], [n]
     model = load_model(fed, server)                                          # Eq. (1)
     model.train()
@@ -62,7 +69,7 @@ def train_client(fed, i, t, server, *, local_epochs, local_steps=None, batch_siz
 def aggregate(fed, server, uploads):
     """The server after the uploads {client: upload}: models averaged by numbers of samples.
 
-    Without any upload the server stays as it is.
+    Without uploads the server stays as it is.
     """
     if not uploads:
         return server

@@ -1,13 +1,14 @@
 """FedBE: clients' models are samples of a posterior over models; the ensemble adds more samples.
 
 Chen and Chao, "FedBE: Making Bayesian Model Ensemble Applicable to Federated Learning", ICLR 2021;
-here as the baseline of FedSDD (Kwan and Song, arXiv:2312.17029v1), section 5.2 and Table 5, whose
-settings are the defaults. The global model is FedAvg's. The ensemble (the average, the clients'
-models and the samples) only predicts. With --distill the average learns from the ensemble on public
-images, as in FedBE's own paper. Both trainings start a new optimizer in every round: clients train
-by `train_client` of fedavg.py (cross-entropy), the average by `distill` of fedsdd.py (KL, SGD).
-What travels: weights, down and up. Public data: unlabeled images on the server, for --distill.
+written from its formulas, without its text to read; here as the baseline of FedSDD (Kwan and Song,
+arXiv:2312.17029v1), section 5.2 and Table 5, whose settings are the defaults.
+
 Run:   python fedkd_minimal.py --algo fedbe --posterior dirichlet
+       (small settings of experiment/presets.py: rounds 20, local_epochs 5, lr 0.1; the defaults of
+       `run` below are FedSDD's: --paper fedsdd)
+What travels: in each round the global model, down to each active client; its trained model, up.
+Public data: none; with --distill, unlabeled images on the server alone.
 
 Paper              here                         shape         note
 w_i                client_states                M state_dicts the clients' models after training
@@ -18,18 +19,26 @@ w^(m)              samples                      state_dicts   drawn from the pos
 gamma              gamma                        [M]           one draw of a Dirichlet distribution
 p_i-bar            teacher_logits               [N, C]        ln of the sharpened probabilities
 
-Where the paper is silent or we differ (more: docs/DEPARTURES.md):
-D1  written from FedBE's formulas, which the functions below give, without its text to read
-    [test_gaussian_sample_by_hand]
-    [test_dirichlet_sample_by_hand]
-D2  samples take the average's BatchNorm statistics; drawn variances could be negative
-    [test_samples_have_the_averages_buffers]
-D3  the ensemble predicts by its mean logits, as FedSDD's does
-    [test_the_average_learns_from_the_ensemble_and_goes_on]
-D4  the teacher of --distill is the mean of the probabilities, squared and normalized (FedBE
-    sharpens; the power is ours) [test_teacher_is_the_sharpened_mean_of_probabilities]
-D5  --distill takes plain steps of SGD at FedSDD's rate and batch size; FedBE averages the student
-    over its path (SWA) [test_the_average_learns_from_the_ensemble_and_goes_on]
+A round:
+ 1  active clients train the global model on their own samples: cross-entropy, plain SGD
+ 2  w-bar is the average of their models, by numbers of samples: FedAvg's global model
+ 3  the ensemble is w-bar, the clients' models and --samples draws of the posterior of --posterior
+ 4  FedSDD's Table 5: the ensemble only predicts, and the next round starts at w-bar
+    --distill, as in FedBE: w-bar first makes distill_steps of plain SGD on public images, on
+    KL(teacher || student), with the sharpened mean of the ensemble's probabilities as the teacher
+
+Kept between rounds: the global model. No optimizer, no sample and no client's model is kept.
+Scores, on the test set (with --public half, on its private half): `accuracy`, and server_accuracy
+the same, of the global model after step 4; ensemble_accuracy of the ensemble of step 3, and the
+disagreement of its members.
+Bad upload: a model with nan, infinity or a number of 1e30 or more is left out of the average and of
+the ensemble and counted (bad_uploads). If none is left, the ensemble is the old global model alone.
+Departures (more: docs/DEPARTURES.md):
+D3  the ensemble predicts by the mean of its logits, as FedSDD's does
+D4  a teacher's probabilities are the mean ones, squared and normalized: FedBE sharpens, the power
+    is ours
+D5  --distill takes plain steps of SGD, at FedSDD's rate and batch size; FedBE averages the student
+    over its path (SWA)
 """
 import math
 from typing import Literal
@@ -37,7 +46,7 @@ from typing import Literal
 import torch
 
 from algorithms import fedavg, fedsdd
-from algorithms.clients import sample_clients
+from algorithms.clients import run_server, sample_clients
 from algorithms.communication import weights_ledger
 from algorithms.declaration import Algorithm
 from algorithms.equations import average_weights, ensemble_logits
@@ -55,20 +64,17 @@ def gaussian_sample(state_dicts, weights, rng):
     state_dicts, weights   M models of one network and their weights p_i, normalized here
     rng                    a numpy Generator
     returns                BatchNorm's statistics and counters are the averaged ones
-    limits                 an entry that is equal in all models stays. Needs `average_weights` and
-                           `BUFFERS`.
+    limits                 an entry that is equal in all models stays
     """
     average = average_weights(state_dicts, weights)
     sample = dict(average)
     for name, mean in average.items():
         if not name.endswith(BUFFERS):
-            wide = mean.to(torch.promote_types(mean.dtype, torch.float32))   # squares underflow
-            deviations = (p * (state_dict[name] - wide).square()
+            deviations = (p * (state_dict[name] - mean).square()
                           for p, state_dict in zip(weights, state_dicts))
             variance = sum(deviations) / sum(weights)
             noise = rng.standard_normal(tuple(mean.shape), dtype="float32")
-            drawn = wide + variance.sqrt() * torch.from_numpy(noise).to(wide)
-            sample[name] = drawn.to(mean.dtype)
+            sample[name] = mean + variance.sqrt() * torch.from_numpy(noise).to(mean)
     return sample
 
 
@@ -79,8 +85,7 @@ def dirichlet_sample(state_dicts, weights, rng, concentration=1.0):
     state_dicts, weights   M models of one network and their weights p_i
     rng                    a numpy Generator
     returns                BatchNorm's statistics and counters are those of the average by p alone
-    limits                 a large concentration gives the average, a small one gives one model.
-                           Needs `average_weights` and `BUFFERS`.
+    limits                 a large concentration gives the average, a small one gives one model
     """
     gamma = rng.dirichlet([concentration] * len(weights))                    # [M]
     sample = average_weights(state_dicts, [g * p for g, p in zip(gamma, weights)])
@@ -93,17 +98,17 @@ def sharpened_teacher(member_logits):
     """Logits whose softmax is the squared, normalized mean of the members' probabilities.
 
     member_logits    [M, N, C]
-    returns          [N, C]. Needs `math`.
+    returns          [N, C]
     >>> member_logits = torch.tensor([[[.8, .2]], [[.4, .6]]]).log()
     >>> sharpened_teacher(member_logits).softmax(-1)             # means .6, .4; squares .36, .16
     tensor([[0.6923, 0.3077]])
     """
     log_mean = member_logits.log_softmax(-1).logsumexp(0) - math.log(len(member_logits))
-    return 2 * log_mean
+    return 2 * log_mean                                                      # D4
 
 
 def draw_samples(fed, t, uploads, posterior, samples, concentration):
-    """`samples` models drawn from the posterior of round t: state_dicts; none without an upload."""
+    """`samples` models drawn from the posterior of round t: state_dicts; none without uploads."""
     if not uploads:
         return []
     client_states = [upload["model"] for upload in uploads.values()]
@@ -116,12 +121,12 @@ def draw_samples(fed, t, uploads, posterior, samples, concentration):
 
 @timed
 def evaluate(fed, state, members=None):
-    """Test accuracy of the global model, and of the ensemble of `members`, if there are any."""
+    """Test accuracy of the global model and, after a round, of the ensemble of its `members`."""
     metrics = global_metrics(fed, [state["server"]])
     if members is None:
         return metrics
     member_logits = predict_members(fed, members, fed.test.images)                       # [M, N, C]
-    logits = ensemble_logits(member_logits)                                       # [N, C]
+    logits = ensemble_logits(member_logits)                                          # [N, C], D3
     return metrics | {"ensemble_accuracy": accuracy(logits, fed.test.labels),
                       "disagreement": disagreement(member_logits)}
 
@@ -151,18 +156,21 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
     for t in range(state["round"] + 1, rounds + 1):
         # FedAvg: active clients train the global model, and the server averages their models.
         active = sample_clients(len(fed.private), participation, stream(fed.seed, "active", t))
-        uploads = collect(fed, active,                                    # FedSDD Eq. (1)
+        uploads = collect(fed, active,                                       # FedSDD Eq. (1)
                           lambda i: fedavg.train_client(fed, i, t, server, **training))
         server = fedavg.aggregate(fed, server, uploads)                      # FedSDD Eq. (2)
+
         # The ensemble: the average, the clients' models, and samples of their posterior.
         sampled = draw_samples(fed, t, uploads, posterior, samples, concentration)
         members = [server, *(server | {"model": upload["model"]} for upload in uploads.values()),
                    *(server | {"model": sample} for sample in sampled)]
+
+        # FedBE's own distillation: the average learns from the ensemble.
         if distill:
             member_logits = predict_members(fed, members, fed.public.images)             # [M, N, C]
             teacher_logits = sharpened_teacher(member_logits)                            # [N, C]
-            server = fedsdd.distill(fed, server, teacher_logits, temperature=1.0,
-                                    keys=("distil", t), **distillation)
+            server = run_server(fed, fedsdd.distill, server, teacher_logits,             # D5
+                                temperature=1.0, keys=("distil", t), **distillation)
 
         state = {"round": t, "server": server}
         model = network(fed, server["architecture"])

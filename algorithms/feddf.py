@@ -1,13 +1,16 @@
 """FedDF: the server averages the clients' models, and the clients' ensemble teaches the average.
 
 Lin et al., "Ensemble Distillation for Robust Model Fusion in Federated Learning", NeurIPS 2020;
-here as the baseline of FedSDD (Kwan and Song, arXiv:2312.17029v1), whose equations are quoted. The
-defaults are the settings of FedDF's public code; --paper fedsdd has those of FedSDD's comparison,
-and FedSDD Table 10 goes from one to the other.
-What travels: weights, down and up. Public data: unlabeled images on the server, and labeled images
-of the task for validation. Clients may have different networks: each has its own average, and every
-client teaches all averages.
+here as the baseline of FedSDD (Kwan and Song, arXiv:2312.17029v1), whose equations are quoted.
+Written from FedDF's public code, whose settings are the defaults; --paper fedsdd has those of
+FedSDD's comparison.
+
 Run:   python fedkd_minimal.py --algo feddf
+       (small settings of experiment/presets.py: rounds 20, local_epochs 5, lr 0.1,
+       distill_steps 100; the defaults of `run` below are the paper's: --paper feddf)
+What travels: in each round a global model, down to each active client; its trained model, up.
+Public data: unlabeled images, on the server alone, which also has labeled images for validation.
+Clients may have different networks: each network has its own average, and all clients teach all.
 
 Paper              here                         shape         note
 x_k                uploads[i]["model"]          state_dict    client i's model after local training
@@ -17,23 +20,29 @@ f(x_k)             client_logits                [M, N, C]     raw logits on the 
 AVGLOGITS          teacher_logits               [N, C]        their mean
 v                  accuracies                   [M]           of clients, on the validation set
 
-The teachers and the public images do not change while a student learns, so each teacher predicts
-each image once: M x N forward passes a round, where the public code predicts anew at every step.
+A round:
+ 1  active clients train their network's global model on their own samples: cross-entropy,
+    --optimizer (plain SGD)
+ 2  --drop-worst leaves out clients whose accuracy on the validation set is below 1.2 / C, if any
+    other client is not
+ 3  a student is the average of its network's other clients, by numbers of samples, FedSDD Eq. (2)
+ 4  the teacher is the mean of these clients' logits on the public images: each predicts once
+ 5  each student makes steps towards the teacher, on batches of public images: Adam with cosine
+    annealing and clipped gradients, on temperature² KL(teacher || student). With --patience the
+    steps end early, and the student with the best accuracy on the validation set is taken
 
-Where the paper is silent or we differ (more: docs/DEPARTURES.md):
-D1  written from FedDF's public code, without its text to read; local epochs, batch size and rate
-    are those of the commands in its README; public images come in batches of the clients' size
-    [test_defaults_are_the_papers]
-D2  models are averaged by numbers of samples (the public code weighs them equally, which is the
-    same in its equal partition) [test_feddf_round_by_hand]
-D3  BatchNorm's statistics are averaged too; the public code keeps the last client's
-    [test_average_weights_averages_running_statistics]
-D4  the student sees augmented images, the teachers clean ones, so that they predict once a round;
-    the public code shows both the same augmented image
-    [test_augmentation_is_for_what_is_trained_on_alone]
-D5  `client_accuracy` is of the models that clients upload, before they are averaged, without those
-    left out; FedGEMS's Tables 7 and 8 do not say which models of FedDF's clients they mean
-    [test_client_accuracy_is_of_the_uploads_that_count]
+Kept between rounds: one global model for each network. No optimizer is kept.
+Scores, on the test set (with --public half, on its private half): `accuracy`, and server_accuracy
+the same, of the students after step 5, in the mean over the networks; client_accuracy of the
+uploads that count in step 3; ensemble_accuracy of their mean logits; disagreement among them.
+Bad upload: a model with nan, infinity or a number of 1e30 or more is left out of steps 2 to 5 and
+counted (bad_uploads). A network without any other upload keeps its model, which still learns from
+the clients of other networks. If none is left at all, step 5 is left out, and the scores of clients
+and of their ensemble are null.
+Departures (more: docs/DEPARTURES.md):
+D2  models are averaged by numbers of samples; the public code weighs them equally, which is the
+    same in its equal partition
+D9  the loss has the factor temperature², which is 1 at the paper's temperature
 """
 import copy
 import itertools
@@ -43,7 +52,7 @@ import torch
 from torch import nn
 
 from algorithms import fedavg
-from algorithms.clients import active_clients, by_architecture
+from algorithms.clients import active_clients, by_architecture, run_students
 from algorithms.communication import weights_ledger
 from algorithms.declaration import Algorithm
 from algorithms.equations import distillation_loss, ensemble_logits
@@ -52,7 +61,6 @@ from algorithms.training import (OPTIMIZERS, Optimizer, batches, forward, load_m
                                  predict_logits, predict_members)
 from algorithms.uploads import collect
 from federation import seeded, stream, timed
-
 
 
 def drop_worst(accuracies, num_classes):
@@ -86,6 +94,16 @@ def client_members(fed, uploads):
             for i, upload in uploads.items()]
 
 
+def average_networks(fed, global_models, uploads):
+    """The average of each network's clients; its global model, if no client of it has uploaded."""
+    averaged = []
+    for global_model in global_models:
+        own = {i: upload for i, upload in uploads.items()
+               if fed.architecture[i] == global_model["architecture"]}
+        averaged.append(fedavg.aggregate(fed, global_model, own))               # FedSDD Eq. (2), D2
+    return averaged
+
+
 class Distilled(NamedTuple):
     """A student after distillation, and the steps that it took."""
 
@@ -98,7 +116,6 @@ def distill(fed, t, student, teacher_logits, *, distill_steps, server_batch_size
            server_optimizer, cosine, max_grad_norm, temperature, patience, check_every):
     """`Distilled`: the student after steps towards teacher_logits [N, C] on the public images.
 
-    The loss is temperature² KL(teacher || student); the optimizer is new in every round.
     Without `patience` this is the student after all distill_steps. With it, this is the student
     with the best accuracy on the validation set, measured every check_every steps; distillation
     stops when the last `patience` steps brought no new best.
@@ -107,16 +124,17 @@ def distill(fed, t, student, teacher_logits, *, distill_steps, server_batch_size
     model.train()
     optimizer = OPTIMIZERS[server_optimizer](model.parameters(), lr=server_lr)
     annealing = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, distill_steps)
-    first_client = fed.architecture.index(student["architecture"])
+    first_client = fed.architecture.index(student["architecture"])       # one for each network
     rng = stream(fed.seed, "distil", t, first_client)
     images = fed.public.images
     best_accuracy, best_state, best_step = -1.0, None, 0
     with seeded(fed.seed, "distil", t, first_client):
-        drawn = batches(len(images), server_batch_size, None, rng, fed.device, distill_steps)
+        drawn = batches(len(images), server_batch_size, epochs=None, rng=rng, device=fed.device,
+                        steps=distill_steps)
         for step, rows in enumerate(drawn, start=1):                                     # [B]
             batch = fed.augment(images[rows], rng) if fed.augment else images[rows]
             student_logits = forward(fed, model, batch)                                  # [B, C]
-            loss = distillation_loss(teacher_logits[rows], student_logits, temperature)
+            loss = distillation_loss(teacher_logits[rows], student_logits, temperature)  # D9
             optimizer.zero_grad()
             loss.backward()
             if max_grad_norm is not None:
@@ -195,18 +213,18 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
         model_of = {saved["architecture"]: saved for saved in global_models}
         uploads = collect(fed, active, lambda i: fedavg.train_client(            # FedSDD Eq. (1)
             fed, i, t, model_of[fed.architecture[i]], **training), attack)
+
         # Clients near chance accuracy are excluded; each network's other models are averaged.
         kept = without_worst(fed, uploads) if drop_worst else uploads
-        averaged = [fedavg.aggregate(fed, model_of[name], {                      # FedSDD Eq. (2)
-                        i: kept[i] for i in kept if fed.architecture[i] == name})
-                    for name in model_of]
-        # Each average learns from the ensemble of all these clients. No valid upload: it stays.
+        averaged = average_networks(fed, global_models, kept)
+
+        # Each average learns from the ensemble of all these clients; without any, it stays.
         distilled = [Distilled(average, steps=0) for average in averaged]
         if kept:
             client_logits = predict_members(fed, client_members(fed, kept), fed.public.images)
             teacher_logits = ensemble_logits(client_logits)                      # [N, C]
-            distilled = [distill(fed, t, average, teacher_logits, **distillation)
-                         for average in averaged]
+            distilled = run_students(fed, lambda k: distill(
+                fed, t, averaged[k], teacher_logits, **distillation), range(len(averaged)))
         global_models = [student for student, _ in distilled]
 
         state = {"round": t, "global_models": global_models}
@@ -220,7 +238,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
 
 
 ALGORITHM = Algorithm(
-    "feddf", run, public="unlabeled", mixed=True, check_settings=check_settings,
+    "feddf", run, public="unlabeled", mixed_networks=True, check_settings=check_settings,
     validation_for=("drop_worst", "patience"), plateau=("lr", "server_lr"), evaluate=evaluate,
     columns=("accuracy", "client_accuracy", "ensemble_accuracy", "disagreement",
              "teacher_forwards", "dropped", "steps"))

@@ -1,33 +1,52 @@
 """FedGEM: FedGEMS without selection. The server learns from the mean of all clients' logits.
 
 Cheng et al., "FedGEMS: Federated Learning of Larger Server Models via Selective Knowledge Fusion",
-arXiv:2110.11027, section 3.2. The losses are those of fedgems.py; every client has the same weight
-on every sample in Eq. (5).
-What travels: the logits of all public samples, up and down. Public data: labeled, on the server and
-on every client. Networks: any.
+arXiv:2110.11027, section 3.2.
+
 Run:   python fedkd_minimal.py --algo fedgem
+       (small settings of experiment/presets.py: rounds 10, local_epochs 5, batch_size 64; the
+       defaults of `run` below are the paper's: --paper fedgems-homogeneous)
+What travels: in each round each client sends its logits of all N public samples; then the server
+sends its logits of them to each client. No weights.
+Public data: labeled, on the server and on every client. All networks may differ.
 
 Paper              here                         shape         note
-X^0, Y^0           fed.public                   [N, ...], [N] public samples and their labels
-l_{C_j}            client_logits                [M, N, C]     of all public samples
-                   teacher_logits               [N, C]        their mean
+X^0, Y^0           fed.public                   [N, ...], [N] N public samples and their labels
+l_{C_j}            client_logits                [M, N, C]     M clients, C classes
+                   teacher_logits               [N, C]        their mean over the clients
 L_s                server_logits                [N, C]        the clients learn from these
 epsilon            epsilon (--epsilon)          number        weight of CE in Eq. (5), (6)
 
-Where the paper is silent or we differ:
-D1  order of a round, epsilon, the pass that makes the server's logits, the clients' weights, the
-    kind of Adam: as FedGEMS's departures say [test_fedgem_round_by_hand]
-D2  an upload with nan or infinity is left out of the mean; without any valid upload the server
-    learns from the labels alone [test_non_finite_logits_are_left_out]
-D3  --augment: who learns sees augmented images, who teaches clean ones
-    [test_augmentation_is_for_what_is_trained_on_alone]
+A round. CE is cross-entropy; with a teacher the loss is epsilon CE + (1 - epsilon) KL(teacher ||
+student), at temperature 1. Each network has one optimizer for all rounds: AMSGrad, a kind of Adam,
+whose weight decay is an L2 term of the gradient (--optimizer). With --augment students see
+augmented images, predictions are of clean ones.
+ 1  each client trains on its own samples, for local_epochs: CE. It predicts the public samples
+ 2  the server trains on the public samples, for server_epochs, taught by the mean of the logits of
+    step 1, Eq. (5)
+ 3  the server predicts all public samples: L_s
+ 4  each client trains on the public samples, for public_epochs, taught by L_s, Eq. (6)
+
+Kept between rounds: server: network, optimizer. Client: network, optimizer. A network and its
+optimizer are kept as a snapshot, a dict of their state_dicts.
+Scores: server_accuracy (and `accuracy`) after step 3; means over clients: client_accuracy_private
+after step 1, client_accuracy_distilled after step 4 (also _min, _max, and _own, where a test image
+weighs by the client's own share of its class). --public half, the default, halves the test set: the
+server is scored on the public half, clients on the private one (on the other: _private_test,
+_public_test). Round 0: untrained.
+Bad upload: `usable` leaves out a client's logits with nan, infinity or a magnitude of 1e30 or more
+(bad_uploads counts them). The client keeps its network and receives L_s. Without any other upload
+the server learns from the labels alone, by CE.
+Departures (more: docs/DEPARTURES.md):
+D1  private training opens a round, epsilon weighs CE, and L_s is predicted once, after the server's
+    last step: D1, D3 and D5 of fedgems.py
 """
 from functools import partial
 
 import torch
 
 from algorithms import evaluation
-from algorithms.clients import run_clients
+from algorithms.clients import run_clients, run_server
 from algorithms.communication import logits_ledger
 from algorithms.declaration import Algorithm
 from algorithms.equations import ensemble_logits
@@ -44,8 +63,8 @@ def train_server(fed, t, server, teacher_logits, has_teacher, *, server_epochs, 
                  new_optimizer, epsilon):
     """(trained server, its logits [N, C]); teacher_logits, has_teacher: [N, C], bool [N].
 
-    epsilon CE + (1 - epsilon) KL(teacher || server) where a sample has a teacher, CE elsewhere;
-    the server keeps its model and its optimizer.
+    epsilon CE + (1 - epsilon) KL(teacher || server) where a sample has a teacher, CE elsewhere.
+    Training goes on from the server's network and optimizer, the snapshot `server`.
     """
     def loss(logits, rows):                                                      # Eq. (5)
         return server_loss(logits, labels[rows], teacher_logits[rows], has_teacher[rows], epsilon)
@@ -65,7 +84,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
     optimizer    optimizer of clients and server, kept over the rounds
-    The other keywords are in hyperparameters.py.
+    The other keywords, and attack, are explained in hyperparameters.py.
     """
     make = partial(OPTIMIZERS[optimizer], weight_decay=weight_decay)
     client_training = dict(batch_size=batch_size, new_optimizer=partial(make, lr=lr))
@@ -80,16 +99,17 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
     num_public = len(fed.public.images)
     rows = torch.arange(num_public, device=fed.device)                           # [N]
     for t in range(state["round"] + 1, rounds + 1):
-        # Clients train on their own data, and upload their logits of all public samples.
+        # D1: clients train on their own data, and upload their logits of all public samples.
+        # Results: these logits [M, N, C], of attackers replaced; the clients after training.
         client_logits, trained = collect_rows(fed, rows, lambda i: train_client(
             fed, i, t, clients[i], rows, local_epochs=local_epochs, **client_training), attack)
         # The server learns from their mean. No valid upload: from the labels alone.
         valid_logits = usable(client_logits)                                     # [m, N, C]
         teacher_logits = ensemble_logits(valid_logits)                           # [N, C]
         has_teacher = torch.full_like(rows, len(valid_logits) > 0, dtype=torch.bool)     # [N]
-        server, server_logits = train_server(fed, t, server, teacher_logits, has_teacher,
-                                             server_epochs=server_epochs, epsilon=epsilon,
-                                             **server_training)
+        server, server_logits = run_server(
+            fed, train_server, t, server, teacher_logits, has_teacher, server_epochs=server_epochs,
+            epsilon=epsilon, **server_training)
         # All clients learn from the server's logits of all public samples.
         clients = run_clients(fed, lambda i: distill_client(
             fed, i, t, trained[i], server_logits, public_epochs=public_epochs, epsilon=epsilon,
@@ -103,6 +123,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
 
 
 ALGORITHM = Algorithm(
-    "fedgem", run, public="labeled", mixed=True, server="images",
-    plateau=("lr", "server_lr"), evaluate=evaluate,
+    "fedgem", run, public="labeled", mixed_networks=True,
+    server="images",         # the server has a network of its own, which reads images
+    plateau=("lr", "server_lr"), evaluate=evaluate,         # for --lr-patience alone
     columns=("server_accuracy", "client_accuracy_distilled"))

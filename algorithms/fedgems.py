@@ -1,59 +1,58 @@
-"""FedGEMS: small clients teach a large server model where it is wrong and they are right.
+"""FedGEMS: where a large server model is wrong, its own earlier logits or small clients teach it.
 
 Cheng et al., "FedGEMS: Federated Learning of Larger Server Models via Selective Knowledge Fusion",
 arXiv:2110.11027.
-What travels in each round: the indices of the public samples that the server requests, down; all
-clients' logits of them, up; the server's logits of all public samples, down. No weights travel.
-Public data: labeled, on the server and on every client. All networks may differ.
+
 Run:   python fedkd_minimal.py --algo fedgems
+       (small settings of experiment/presets.py: rounds 10, local_epochs 5, batch_size 64; the
+       defaults of `run` below are the paper's: --paper fedgems-homogeneous)
+What travels: in each round the server sends the indices of the public samples that it requests;
+each client sends its logits of them; the server sends its logits of all N public samples.
+Public data: labeled, on the server and on every client. All networks may differ.
 
 Paper                      here                     shape         note
-X^0, Y^0                   fed.public               [N, ...], [N] public samples and their labels
-L_Global                   pool.logits, pool.mask   [N, C], [N]   the server's logits of a sample
-                                                                  when it last was right on it
-S_Correct                  correct                  bool [B]      of one batch
-l_{C_j}                    client_logits            [M, n, C]     of the n samples outside the pool
+X^0, Y^0                   fed.public               [N, ...], [N] N public samples and their labels
+L_Global                   pool.logits, pool.mask   [N, C], [N]   the pool; C classes
+S_Correct                  correct                  bool [B]      of a batch of B public samples
+l_{C_j}                    client_logits            [M, n, C]     M clients; n: not yet in the pool
 C_Reliable                 reliable                 bool [M, n]   client j is right on the sample
 alpha_{C_j}                weights                  [M, n]        Eq. (4)
 sum_j alpha_{C_j} l_{C_j}  fused_logits             [n, C]        Eq. (5)
 L_s                        server_logits            [N, C]        the clients learn from these
 epsilon                    epsilon (--epsilon)      number        weight of CE in Eq. (2), (5), (6)
 
-Algorithm 1, with the paper's line numbers, in the order of a round here (D1):
-24-27  each client trains on its own samples, for local_epochs, with cross-entropy (CE)
- 4     the server passes server_epochs times over the public samples, in batches. Four cases:
- 5- 7    self_training: before the step, in eval mode, on the clean image, the server is right.
-         CE alone, Eq. (1); these logits go to the pool L_Global
- 8- 9    self_distillation: it is wrong, but the sample is in the pool. The pool teaches, Eq. (2)
-10-12    otherwise the server requests the sample from all clients (29-33). The logits of those
-         that are right teach it, weighed by softmax(1/H), H the entropy of a client's prediction,
-         Eq. (3)-(5): ensemble_distillation. If none is right (the paper leaves it open), CE alone:
-         nobody_right
-14       the server steps on the mean loss of the batch
-15     the server predicts all public samples: L_s
-17-23  each client trains on them, for public_epochs, taught by L_s, Eq. (6)
-Where there is a teacher, the loss is epsilon CE + (1 - epsilon) KL(teacher || student), without a
-temperature. Kept between the rounds: all networks, the states of their optimizers (by default
-AMSGrad, a kind of Adam; a client has one for both of its phases), and the pool, which no sample
-leaves. The server's requests depend on its steps. So the simulation has the clients predict, before
-these steps, all samples outside the pool; `bytes_up` counts only the requested ones.
-Accuracies are on the test set, of clients in the mean: client_accuracy_private after lines 24-27,
-client_accuracy_distilled and server_accuracy at the end of the round; `accuracy` repeats
-server_accuracy. The shares of the cases are of the server's last pass, bytes of all its passes.
+A round, with the lines of the paper's Algorithm 1 in brackets. CE is cross-entropy; with a teacher
+the loss is epsilon CE + (1 - epsilon) KL(teacher || student), at temperature 1. Each network has
+one optimizer for all rounds: AMSGrad, a kind of Adam, whose weight decay is an L2 term of the
+gradient (--optimizer). With --augment students see augmented images; predictions are of clean ones.
+ a  Each client trains on its own samples, for local_epochs: CE [25-27]. Then it predicts the n
+    samples that the server may request [31-33]. It may predict ahead, because it does not change
+    in b; only its logits of requested samples count as sent.
+ b  The server trains on all public samples, for server_epochs [4]. Before each step on a batch's
+    mean loss [14] it predicts the batch, in eval mode. So it finds the case of each sample:
+      self_training          right: no teacher, CE, Eq. (1) [5-6]; these logits go to the pool [7]
+      self_distillation      wrong, in the pool: the pool's logits teach, Eq. (2) [8-9]
+      ensemble_distillation  wrong, not in the pool: the server requests the sample, and the fused
+                             logits of the clients that are right teach, Eq. (3)-(5) [10-12]
+      nobody_right           the same, but no client is right: no teacher, CE; not in the paper
+ c  The server predicts all public samples and sends these logits L_s to all clients [15, 17].
+ d  Each client trains on all public samples, for public_epochs: L_s teaches, Eq. (6) [19-23].
 
-Where the paper is silent or contradicts itself, or we differ (more: docs/DEPARTURES.md):
-D1  private training opens a client's round, as in section 3.2; in Algorithm 1 and section 3.4 it
-    closes the round, so that its first requests meet untrained clients
-    [test_a_round_is_the_papers_algorithm]
-D2  Eq. (4)'s softmax is over the reliable clients; the paper does not say over which, and over all
-    clients the weights would sum to less than 1 [test_eq4_unreliable_client_gets_exactly_zero]
-D3  epsilon weighs CE, as in the equations; the text says it weighs distillation, so that 0.75 would
-    be the weight of KL [test_eq2_by_hand]
-D4  the pool keeps the logits that were checked, which are right; Alg. 1, line 7 stores line 15's of
-    the round before, which may be wrong [test_a_round_is_the_papers_algorithm]
-D5  L_s comes from one pass of the server after its last step; Alg. 1, line 15 stands inside the
-    loop over the batches, so that L_s would be of as many server models as there are batches
-    [test_a_round_is_the_papers_algorithm]
+Kept between rounds: server: network, optimizer and pool (it only grows; newer logits of a sample
+replace older ones). Client: network, optimizer; both in a snapshot, a dict of state_dicts.
+Scores: server_accuracy (and `accuracy`) after b; means over clients: client_accuracy_private after
+a, client_accuracy_distilled after d (also _min, _max, and _own, where a test image weighs by the
+client's own share of its class). --public half, the default, halves the test set: the server is
+scored on the public half, clients on the private one (on the other: _private_test, _public_test).
+Bad upload: `reliable_clients` takes a client for wrong on a sample whose logits hold nan, infinity
+or a magnitude of 1e30 or more. It teaches on other samples, keeps its network and receives L_s.
+bad_uploads counts the clients with such logits of a requested sample.
+Departures (more: docs/DEPARTURES.md):
+D1  private training comes first (section 3.2): last (Algorithm 1), untrained clients would teach
+D2  Eq. (4)'s softmax is over the reliable clients alone, so that their weights sum to 1
+D3  epsilon weighs CE, as the equations print it; the text says that it weighs the distillation
+D4  the pool keeps the logits just checked, which are right; line 7 stores those of the last round
+D5  L_s is of one model, that of the last step; line 15 stands inside the loop over the batches
 """
 from functools import partial
 from typing import NamedTuple
@@ -62,7 +61,7 @@ import torch
 import torch.nn.functional as F
 
 from algorithms import evaluation
-from algorithms.clients import run_clients
+from algorithms.clients import run_clients, run_server
 from algorithms.communication import logits_ledger
 from algorithms.declaration import Algorithm
 from algorithms.equations import kl_divergence
@@ -81,37 +80,41 @@ def entropy(logits):
     >>> entropy(torch.tensor([[0., 0.], [0., 1.]]))
     tensor([0.6931, 0.5822])
     """
-    probs = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
-    return torch.special.entr(probs).sum(-1).to(logits.dtype)    # entr(p) = -p ln p, and 0 at 0
+    probs = logits.softmax(-1)
+    return torch.special.entr(probs).sum(-1)                     # entr(p) = -p ln p, and 0 at 0
 
 
 def reliable_clients(client_logits, labels):
-    """True where a client is right with finite logits: [M, n, C], [n] -> bool [M, n].   3.3.2"""
-    return (client_logits.argmax(-1) == labels) & torch.isfinite(client_logits).all(-1)
+    """True where a client is right, by usable logits: [M, n, C], [n] -> bool [M, n].
+
+    Not usable, as in uploads.py: nan, infinity, a number of magnitude 1e30 or more.
+    source    section 3.3.2
+    """
+    usable = (client_logits.abs() < 1e30).all(-1)                                        # [M, n]
+    return (client_logits.argmax(-1) == labels) & usable
 
 
 def entropy_weights(client_logits, reliable):
     """The weight of each client on each sample: softmax over the reliable clients of 1/H.   Eq. (4)
 
     The smaller the entropies, the more one client decides: of H = 0.01 and 0.02 the ratio is e^50.
-    H below 1e-6 counts as 1e-6. Logits may be float16, and nan where a client is not reliable.
-    client_logits, reliable   [M, n, C], bool [M, n]
+    H below 1e-6 counts as 1e-6, so that 1/H is finite.
+    client_logits, reliable   [M, n, C], bool [M, n]; logits may be nan where a client is unreliable
     returns                   [M, n]: 0 for unreliable clients; each column sums to 1, or is 0 where
-                              no client is reliable. Needs `entropy`.
+                              no client is reliable
     >>> client_logits = torch.tensor([[[2., 0.]], [[1., 0.]], [[0., 9.]]])
     >>> entropy_weights(client_logits, torch.tensor([[True], [True], [False]])).T
     tensor([[0.7349, 0.2651, 0.0000]])
     """
-    wide = torch.promote_types(client_logits.dtype, torch.float32)       # 1e6 is inf in float16
-    confidence = 1 / entropy(client_logits.to(wide)).clamp(min=1e-6)         # [M, n]; H may be 0
-    weights = confidence.masked_fill(~reliable, float("-inf")).softmax(0)
-    return torch.where(reliable, weights, 0.0).to(client_logits.dtype)
+    confidence = 1 / entropy(client_logits).clamp(min=1e-6)                              # [M, n]
+    weights = confidence.masked_fill(~reliable, float("-inf")).softmax(0)    # D2
+    return torch.where(reliable, weights, 0.0)               # a softmax of -inf alone is nan
 
 
 def fuse_logits(client_logits, weights):
     """sum_j weights[j] * client_logits[j]: [M, n, C], [M, n] -> [n, C].   Inside Eq. (5)
 
-    Where a weight is 0, logits that are not finite count as 0, but the weight's gradient is nan.
+    Where a weight is 0, logits that are not finite count as 0. Nothing is differentiated here.
     """
     weights = weights.unsqueeze(-1)                                                      # [M, n, 1]
     return torch.where(weights != 0, weights * client_logits, 0.0).sum(0)    # 0 x nan counts as 0
@@ -122,21 +125,22 @@ def server_loss(logits, labels, teacher_logits, has_teacher, epsilon):
 
     logits, teacher_logits   [B, C]; without has_teacher the teacher may be nan
     labels, has_teacher      [B], bool [B]
-    returns                  scalar, mean over the batch. Eq. (1), (2), (5). Needs `kl_divergence`.
-                             It gives [B], and no gradient to the teacher
+    returns                  scalar, mean over the batch; no gradient to the teacher
+    source                   Eq. (1), (2), (5)
     """
     ce = F.cross_entropy(logits, labels, reduction="none")                               # [B]
     kl = kl_divergence(torch.where(has_teacher[:, None], teacher_logits, 0.0), logits)   # [B]
-    return torch.where(has_teacher, epsilon * ce + (1 - epsilon) * kl, ce).mean()
+    return torch.where(has_teacher, epsilon * ce + (1 - epsilon) * kl, ce).mean()        # D3
 
 
 def client_loss(logits, labels, server_logits, epsilon):
     """epsilon CE + (1 - epsilon) KL(server || client), the mean over the batch: a scalar.   Eq. (6)
 
-    logits, labels, server_logits    [B, C], [B], [B, C]. Needs `kl_divergence`.
+    logits, labels, server_logits    [B, C], [B], [B, C]; no gradient to server_logits
     """
     ce = F.cross_entropy(logits, labels, reduction="none")                               # [B]
-    return (epsilon * ce + (1 - epsilon) * kl_divergence(server_logits, logits)).mean()
+    kl = kl_divergence(server_logits, logits)                                            # [B]
+    return (epsilon * ce + (1 - epsilon) * kl).mean()                                    # D3
 
 
 class Pool(NamedTuple):         # the server's logits of samples that it has predicted correctly
@@ -151,12 +155,12 @@ def empty_pool(fed):
                 torch.zeros(num_samples, dtype=torch.bool, device=fed.device))
 
 
-class Fusion(NamedTuple):       # what the server's training in a round gives
-    server: dict                # a snapshot
-    server_logits: torch.Tensor     # [N, C], of the final model on all public samples
+class ServerResult(NamedTuple):     # what the server's training in a round gives
+    server: dict                    # its snapshot
+    server_logits: torch.Tensor     # [N, C]: L_s
     pool: Pool
-    cases: torch.Tensor         # bool [4, N]: each sample's case in the last pass, as in CASES
-    requested: torch.Tensor     # bool [N]: samples whose logits the clients uploaded
+    cases: torch.Tensor             # bool [4, N]: row c is the case CASES[c] in the last epoch
+    requested: torch.Tensor         # bool [N]: samples that the server requested in any epoch
 
 
 def train_client(fed, i, t, client, rows, *, local_epochs, batch_size, new_optimizer):
@@ -190,47 +194,49 @@ def distill_client(fed, i, t, client, server_logits, *, public_epochs, batch_siz
     return snapshot(model, optimizer)
 
 
-def fusion_metrics(fed, rows, client_logits, weights, fusion):
-    """Shares of the four cases in the server's last pass, share of samples in the pool, bytes.
+def server_result_metrics(fed, rows, client_logits, weights, result):
+    """Shares of the four cases in the server's last epoch, share of samples in the pool, bytes.
 
     effective_teachers is the mean of 1 / sum_j w_j² over the samples that clients teach: 1 where
-    one client has all the weight. bad_uploads counts clients whose logits are not finite.
+    one client has all the weight. bad_uploads counts the clients with logits that are not usable
+    (uploads.py) among those of the requested samples.
     """
-    requested = fusion.requested[rows]                                       # bool [n]
+    requested = result.requested[rows]                                       # bool [n]
     taught = weights[:, requested & (weights > 0).any(0)]                    # [M, samples taught]
     effective = (1 / taught.square().sum(0)).mean().item() if taught.numel() else None
-    sent, num_public = int(requested.sum()), len(fusion.requested)
-    return {**dict(zip(CASES, fusion.cases.float().mean(1).tolist())),
-            "pool": fusion.pool.mask.float().mean().item(), "effective_teachers": effective,
+    sent, num_public = int(requested.sum()), len(result.requested)
+    return {**dict(zip(CASES, result.cases.float().mean(1).tolist())),
+            "pool": result.pool.mask.float().mean().item(), "effective_teachers": effective,
             "bad_uploads": sum(not is_usable(logits[requested]) for logits in client_logits),
-            **logits_ledger(len(client_logits), fed.num_classes, sent, num_public, indices=sent)}
+            **logits_ledger(len(client_logits), fed.num_classes, up=sent, down=num_public,
+                            indices=sent)}
 
 
 def who_teaches(correct, in_pool):
-    """(alone, from_pool, requests), bool [B]: who teaches each sample of a batch, one of three.
+    """(self_training, self_distillation, requests), bool [B]: one of them is True of each sample.
 
-    alone, from_pool, requests    nobody; the pool; the clients that are right, if there are any
-    correct, in_pool              bool [B]: the server is right now; it was in an earlier check
+    correct, in_pool    bool [B]: the server is right now; it was in an earlier check
+    requests            ensemble_distillation if a client is right, otherwise nobody_right
     """
-    alone = correct
-    from_pool = ~correct & in_pool                                           # Alg. 1, line 8
+    self_training = correct                                                  # Alg. 1, line 5
+    self_distillation = ~correct & in_pool                                   # Alg. 1, line 8
     requests = ~correct & ~in_pool                                           # Alg. 1, line 10-11
-    return alone, from_pool, requests
+    return self_training, self_distillation, requests
 
 
 @timed
 def train_server(fed, t, server, pool, client_rows, fused_logits, has_reliable, *, server_epochs,
-                 batch_size, new_optimizer, epsilon, who_teaches=who_teaches):
-    """Selective knowledge fusion in round t: the `Fusion` after Alg. 1, line 3-15.
+                 batch_size, new_optimizer, epsilon, rule=who_teaches):
+    """Selective knowledge fusion in round t: the `ServerResult` after Alg. 1, line 3-15.
 
     Training goes on from the server's network and optimizer, the snapshot `server`.
     client_rows, fused_logits, has_reliable    [n], [n, C], bool [n]: what the clients can teach
-    who_teaches    the function above, or another choice, as in fedgems_ablations.py
+    rule    decides the case of each sample; fedgems_ablations.py has another one
     """
     model = fed.server_model()
     optimizer = restore(server, model, new_optimizer)
     images, labels = fed.public
-    pool = Pool(pool.logits.clone(), pool.mask.clone())
+    pool = Pool(pool.logits.clone(), pool.mask.clone())      # the caller's state does not change
     all_fused_logits, any_reliable = torch.zeros_like(pool.logits), torch.zeros_like(pool.mask)
     all_fused_logits[client_rows] = fused_logits                             # [N, C]
     any_reliable[client_rows] = has_reliable                                 # [N]
@@ -242,16 +248,17 @@ def train_server(fed, t, server, pool, client_rows, fused_logits, has_reliable, 
             # Checks and teachers are of clean images in eval mode; the step may see augmented ones.
             checked_logits = predict_logits(fed, model, images[rows])                    # [B, C]
             correct = checked_logits.argmax(1) == labels[rows]               # Alg. 1, line 5
-            alone, from_pool, requests = who_teaches(correct, pool.mask[rows])
-            from_clients = requests & any_reliable[rows]                                 # bool [B]
-            has_teacher = from_pool | from_clients                                       # bool [B]
-            teacher_logits = torch.where(from_pool[:, None], pool.logits[rows],
+            self_training, self_distillation, requests = rule(correct, pool.mask[rows])
+            ensemble_distillation = requests & any_reliable[rows]                        # bool [B]
+            nobody_right = requests & ~any_reliable[rows]                                # bool [B]
+            has_teacher = self_distillation | ensemble_distillation                      # bool [B]
+            teacher_logits = torch.where(self_distillation[:, None], pool.logits[rows],
                                          all_fused_logits[rows])                         # [B, C]
-            pool.logits[rows[correct]] = checked_logits[correct]             # Alg. 1, line 7
+            pool.logits[rows[correct]] = checked_logits[correct]             # D4: Alg. 1, line 7
             pool.mask[rows[correct]] = True
             requested[rows[requests]] = True
-            nobody_right = requests & ~from_clients                                      # bool [B]
-            cases[:, rows] = torch.stack([alone, from_pool, from_clients, nobody_right])
+            cases[:, rows] = torch.stack([self_training, self_distillation,
+                                          ensemble_distillation, nobody_right])
             model.train()
             batch = fed.augment(images[rows], rng) if fed.augment else images[rows]
             loss = server_loss(forward(fed, model, batch), labels[rows],     # Alg. 1, line 6, 9, 12
@@ -259,8 +266,8 @@ def train_server(fed, t, server, pool, client_rows, fused_logits, has_reliable, 
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()                                                 # Alg. 1, line 14
-    server_logits = predict_logits(fed, model, images)                       # Alg. 1, line 15
-    return Fusion(snapshot(model, optimizer), server_logits, pool, cases, requested)
+    server_logits = predict_logits(fed, model, images)                       # D5: Alg. 1, line 15
+    return ServerResult(snapshot(model, optimizer), server_logits, pool, cases, requested)
 
 
 def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epochs: int = 1,
@@ -270,7 +277,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
     optimizer    optimizer of clients and server, kept over the rounds
-    The other keywords are in hyperparameters.py.
+    The other keywords, and attack, are explained in hyperparameters.py.
     """
     make = partial(OPTIMIZERS[optimizer], weight_decay=weight_decay)
     client_training = dict(batch_size=batch_size, new_optimizer=partial(make, lr=lr))
@@ -284,11 +291,12 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
     clients, server, pool = state["clients"], state["server"], Pool(**state["pool"])
     labels = fed.public.labels
     for t in range(state["round"] + 1, rounds + 1):                          # Alg. 1, line 2
-        # Clients train on their own data, and predict the samples that the server may request.
+        # D1: clients train on their own data, and predict the samples that the server may request.
+        # Results: their logits [M, n, C], of attackers replaced; the clients after training.
         rows = torch.nonzero(~pool.mask)[:, 0]                                           # [n]
         client_logits, trained = collect_rows(fed, rows, lambda i: train_client(
-            fed, i, t, clients[i], rows, local_epochs=local_epochs,          # line 25-27, 31-33
-            **client_training), attack)
+            fed, i, t, clients[i], rows, local_epochs=local_epochs,
+            **client_training), attack)                              # Alg. 1, line 25-27, 31-33
 
         # On each sample only clients that are right teach, and the more certain ones more.
         reliable = reliable_clients(client_logits, labels[rows])                         # [M, n]
@@ -296,23 +304,24 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
         fused_logits = fuse_logits(client_logits, weights)                   # Eq. (5), [n, C]
 
         # The server learns alone, from its pool or from the clients: Alg. 1, line 3-15.
-        fusion = train_server(fed, t, server, pool, rows, fused_logits, reliable.any(0),
-                              server_epochs=server_epochs, epsilon=epsilon,
-                              **server_training)
-        server, pool = fusion.server, fusion.pool
+        result = run_server(
+            fed, train_server, t, server, pool, rows, fused_logits, reliable.any(0),
+            server_epochs=server_epochs, epsilon=epsilon, **server_training)
+        server, pool = result.server, result.pool
 
         # All clients learn from the server's logits of all public samples.
         clients = run_clients(fed, lambda i: distill_client(                 # Alg. 1, line 17, 19
-            fed, i, t, trained[i], fusion.server_logits, public_epochs=public_epochs,
+            fed, i, t, trained[i], result.server_logits, public_epochs=public_epochs,
             epsilon=epsilon, **client_training), ids)
 
         state = {"round": t, "clients": clients, "server": server, "pool": pool._asdict()}
         metrics = {**evaluate(fed, state, trained),
-                   **fusion_metrics(fed, rows, client_logits, weights, fusion)}
+                   **server_result_metrics(fed, rows, client_logits, weights, result)}
         yield metrics, state
 
 
 ALGORITHM = Algorithm(
-    "fedgems", run, public="labeled", mixed=True, server="images",
-    plateau=("lr", "server_lr"), evaluate=evaluate,
+    "fedgems", run, public="labeled", mixed_networks=True,
+    server="images",         # the server has a network of its own, which reads images
+    plateau=("lr", "server_lr"), evaluate=evaluate,         # for --lr-patience alone
     columns=("server_accuracy", "client_accuracy_distilled", *CASES))

@@ -1,50 +1,67 @@
 """FedGEMS's ablations, Table 5: without self-training, self-distillation or ensemble distillation.
 
-Cheng et al., arXiv:2110.11027. `run` is that of fedgems.py except for the lines marked with
-Table 5; `who_teaches` replaces the function of that name. fedgems.py explains the four cases and
-the notation.
-What travels: logits, as in FedGEMS. Public data: labeled, on the server and on every client.
+Cheng et al., "FedGEMS: Federated Learning of Larger Server Models via Selective Knowledge Fusion",
+arXiv:2110.11027. fedgems.py explains the four cases, Algorithm 1 and the other symbols.
+
 Run:   python fedkd_minimal.py --algo fedgems-ablations --no-self-distillation
+       (small settings of experiment/presets.py: rounds 10, local_epochs 5, batch_size 64; the
+       defaults of `run` below are the paper's: --paper fedgems-homogeneous)
+What travels: as in fedgems.py. In each round the server sends the indices of the public samples
+that it requests; each client sends its logits of them; the server sends its logits of all public
+samples.
+Public data: labeled, on the server and on every client. All networks may differ.
 
-Paper                       here                    shape       note
--Self-Training              self_training           bool        False: a sample that the server
-                                                                predicts correctly learns from the
-                                                                pool if it is there, else from the
-                                                                clients; the pool is still filled
--Self-Distillation          self_distillation       bool        False: the clients teach what the
-                                                                pool would have taught
--Ensemble                   ensemble_distillation   bool        False: cross-entropy alone in place
-                                                                of ensemble distillation; such a
-                                                                sample is in none of the four cases
-S_Correct                   correct, alone          bool [B]    alone: no teacher
-                            from_pool, requests     bool [B]    the pool teaches; clients are asked
+Paper                  here                    shape       note
+- Self-Training        self_training           bool        False: where the server is right, the
+                                                           pool teaches if it has the sample, or
+                                                           the clients; the pool is still filled
+- Self-Distillation    self_distillation       bool        False: the clients teach what the pool
+                                                           would have taught
+- Ensemble             ensemble_distillation   bool        False: CE alone where the clients would
+                                                           have taught; such a sample is in none
+                                                           of the four cases
+S_Correct              correct                 bool [B]    of a batch, as in fedgems.py
 
-Where the paper is silent or we differ:
-D1  the paper does not define the three rows; this is our reading
-    [test_ablations_move_samples_between_cases]
+`run` is that of fedgems.py but for the lines marked with Table 5: other samples are predicted ahead
+by the clients, and `who_teaches` replaces the function of that name.
+
+Kept between rounds: as in fedgems.py. Server: network, optimizer and pool. Client: network and
+optimizer.
+Scores: as in fedgems.py. With --public half, the default, the test set is halved: the server
+(server_accuracy, `accuracy`) is scored on the public half, the clients on the private half.
+Bad upload: as in fedgems.py. A client is taken for wrong on a sample of which its logits hold nan,
+infinity or a number of magnitude 1e30 or more; bad_uploads counts such clients.
+
+Departures (more: docs/DEPARTURES.md):
+D1  the paper does not define the three rows; the table above is our reading
 """
 from functools import partial
 
 import torch
 
 from algorithms import evaluation
-from algorithms.clients import run_clients
+from algorithms.clients import run_clients, run_server
 from algorithms.declaration import Algorithm
 from algorithms.fedgems import (CASES, Pool, distill_client, empty_pool, entropy_weights,
-                                fuse_logits, fusion_metrics, reliable_clients, train_client,
-                                train_server)
+                                fuse_logits, reliable_clients, server_result_metrics,
+                                train_client, train_server)
 from algorithms.training import OPTIMIZERS, Optimizer, snapshot
 from algorithms.uploads import collect_rows
 
 evaluate = partial(evaluation.evaluate, main_metric="server_accuracy")
 
 
-def who_teaches(correct, in_pool, *, self_training, self_distillation, ensemble_distillation):
-    """As in fedgems.py: (nobody, the pool, the clients), bool [B] each.   Table 5"""
-    alone = correct & self_training
-    from_pool = ~alone & in_pool & self_distillation
-    requests = ~alone & ~from_pool & ensemble_distillation
-    return alone, from_pool, requests
+def who_teaches(correct, in_pool, *, with_self_training, with_self_distillation,
+                with_ensemble_distillation):
+    """(self_training, self_distillation, requests), bool [B], as in fedgems.py.   Table 5
+
+    correct, in_pool    bool [B]: the server is right now; it was in an earlier check
+    with_...            bool: False switches this case off
+    """
+    self_training = correct & with_self_training                            # D1
+    self_distillation = ~self_training & in_pool & with_self_distillation
+    requests = ~self_training & ~self_distillation & with_ensemble_distillation
+    return self_training, self_distillation, requests
 
 
 def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epochs: int = 1,
@@ -58,13 +75,14 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
     self_training            samples that the server predicts correctly have no teacher
     self_distillation        the pool teaches samples that the server once predicted correctly
     ensemble_distillation    the clients that are right teach the other samples
-    The other keywords are in hyperparameters.py.
+    The other keywords, and attack, are explained in hyperparameters.py.
     """
     make = partial(OPTIMIZERS[optimizer], weight_decay=weight_decay)
     client_training = dict(batch_size=batch_size, new_optimizer=partial(make, lr=lr))
     server_training = dict(batch_size=server_batch_size, new_optimizer=partial(make, lr=server_lr))
-    rule = partial(who_teaches, self_training=self_training, self_distillation=self_distillation,
-                   ensemble_distillation=ensemble_distillation)              # Table 5
+    rule = partial(who_teaches, with_self_training=self_training,            # Table 5
+                   with_self_distillation=self_distillation,
+                   with_ensemble_distillation=ensemble_distillation)
     ids = range(len(fed.private))
     if state is None:
         ALGORITHM.check(fed)
@@ -81,32 +99,34 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
         if not ensemble_distillation:                                        # Table 5
             rows = rows[:0]
         client_logits, trained = collect_rows(fed, rows, lambda i: train_client(
-            fed, i, t, clients[i], rows, local_epochs=local_epochs,          # line 25-27, 31-33
-            **client_training), attack)
+            fed, i, t, clients[i], rows, local_epochs=local_epochs,
+            **client_training), attack)                              # Alg. 1, line 25-27, 31-33
 
-        # On each sample only clients that are right teach, the most certain one nearly alone.
+        # On each sample only clients that are right teach, and the more certain ones more.
         reliable = reliable_clients(client_logits, labels[rows])                         # [M, n]
         weights = entropy_weights(client_logits, reliable)                   # Eq. (4), [M, n]
         fused_logits = fuse_logits(client_logits, weights)                   # Eq. (5), [n, C]
 
         # The server learns alone, from its pool or from the clients: Alg. 1, line 3-15.
-        fusion = train_server(fed, t, server, pool, rows, fused_logits, reliable.any(0),
-                              server_epochs=server_epochs, epsilon=epsilon, **server_training,
-                              who_teaches=rule)                              # Table 5
-        server, pool = fusion.server, fusion.pool
+        result = run_server(
+            fed, train_server, t, server, pool, rows, fused_logits, reliable.any(0),
+            server_epochs=server_epochs, epsilon=epsilon, **server_training,
+            rule=rule)                                                       # Table 5
+        server, pool = result.server, result.pool
 
         # All clients learn from the server's logits of all public samples.
         clients = run_clients(fed, lambda i: distill_client(                 # Alg. 1, line 17, 19
-            fed, i, t, trained[i], fusion.server_logits, public_epochs=public_epochs,
+            fed, i, t, trained[i], result.server_logits, public_epochs=public_epochs,
             epsilon=epsilon, **client_training), ids)
 
         state = {"round": t, "clients": clients, "server": server, "pool": pool._asdict()}
         metrics = {**evaluate(fed, state, trained),
-                   **fusion_metrics(fed, rows, client_logits, weights, fusion)}
+                   **server_result_metrics(fed, rows, client_logits, weights, result)}
         yield metrics, state
 
 
 ALGORITHM = Algorithm(
-    "fedgems-ablations", run, public="labeled", mixed=True, server="images",
-    plateau=("lr", "server_lr"), evaluate=evaluate,
+    "fedgems-ablations", run, public="labeled", mixed_networks=True,
+    server="images",         # the server has a network of its own, which reads images
+    plateau=("lr", "server_lr"), evaluate=evaluate,         # for --lr-patience alone
     columns=("server_accuracy", "client_accuracy_distilled", *CASES))

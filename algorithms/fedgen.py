@@ -1,56 +1,48 @@
 """FedGen: FedAvg whose clients also train their last layer on features that a generator draws.
 
 Zhu, Hong and Zhou, "Data-Free Knowledge Distillation for Heterogeneous Federated Learning", ICML
-2021, arXiv:2105.10056.
-What travels: weights and label counts up; weights, the generator and label shares down. Public
-data: none.
+2021, arXiv:2105.10056; the generator's sizes and its training are those of the public code (MNIST).
+
 Run:   python fedkd_minimal.py --algo fedgen
+       (small settings of experiment/presets.py: rounds 20, local_epochs 5, lr 0.1; the defaults of
+       `run` below are the paper's)
+What travels: in each round the global model, the generator and the label shares p(y), down to each
+active client; its trained model and its label counts, up.
+Public data: none.
 
 Paper              here                         shape         note
 theta              server["model"]              state_dict    the global model
 theta_k            upload["model"]              state_dict    client k's model after local training
-h                  model.classifier             d -> C        the last layer: features to logits
-w, G_w             server["generator"]          snapshot      generator; after round 1 with its Adam
-p(y)               label_shares                 C numbers     label shares; clients get those
-                                                              of the round before
+h_k                model.classifier             d -> C        the last layer: features to logits
+w, G_w             server["generator"]          snapshot      the generator and its Adam
+p(y)               label_shares                 C numbers     shares of the labels trained on
 c_k                label_counts                 [C]           client k's labels in local training
-y'                 drawn                        [B']          labels drawn from p(y)
-z'                 features                     [B', d]       the generator's features for them
+y', z'             drawn, features              [B'], [B', d] labels from p(y), features for them
 T, B, B'           local_steps, batch_size,     numbers       B' = B in the paper
                    generated
 
-Algorithm 1 of the paper:
-2-3  repeat: the server draws active users and sends them w, theta and p(y)
-4-5    every active user k starts at theta: theta_k <- theta
-6-7      for T steps: draw B samples (x, y) of its own, labels y' ~ p(y) and features
-           z' ~ G_w(z | y') for them
-8          count the labels y in c_k
-9          theta_k <- a step of SGD on Eq. (5): mean CE(h(f(x)), y) + mean CE(h(z'), y'); the
-           second term has the weight 1 (the public code's, which falls: --paper fedgen)
-         and sends theta_k and c_k
-13     theta <- mean of theta_k; p(y) <- shares of the labels in all c_k
-14     w <- steps of Adam on Eq. (4): CE of the mean over k of h_k(z) against y, with y ~ p(y) and
-       z ~ G_w(z | y); here plus the diversity loss (D3)
+Algorithm 1, by the paper's line numbers:
+2-3    the server draws active clients and sends them theta, w and p(y)
+4-5    each of them starts at theta: theta_k <- theta
+6-7    for T steps: it draws B samples (x, y) of its own, B' labels y' ~ p(y) and features
+         z' ~ G_w(z | y') for them
+8        it counts the labels y in c_k
+9        theta_k <- a step of SGD on Eq. (5): mean CE(h_k(f_k(x)), y) + mean CE(h_k(z'), y'), the
+         second with --generated-weight, 1 in the paper
+13     theta <- the mean of theta_k; p(y) <- the shares of the labels in all c_k
+14     w <- steps of Adam on Eq. (4): CE of the mean over k of h_k(z) against y, for labels
+       y ~ p(y) and features z ~ G_w(z | y)
+f_k, the layers below h_k, learns from real images alone. The generator's noise is N(0, I).
 
-The generator's noise is N(0, I). Only the last layer sees what it draws, so the layers below and
-BatchNorm's statistics learn from real images alone.
-From the text: Algorithm 1, Eq. (4), Eq. (5), and the defaults of clients. From the public code for
-MNIST: the generator's sizes, all numbers of its training, and the diversity loss, which the text
-only names. The third term of the code's Eq. (5) and its BatchNorm in the generator are not here.
-The server keeps the model, the generator with its Adam and p(y); clients keep nothing. `accuracy`
-is of the new global model, on the test set.
-
-Where the paper is silent or we differ:
-D1  models are averaged by numbers of samples, as in FedAvg; the paper's mean is plain
-    [test_two_rounds_against_a_slow_loop]
-D2  counters start at 0 in every round; p(y) is uniform in round 1, and the generator that is sent
-    then has its initial weights [test_two_rounds_against_a_slow_loop]
-D3  the diversity loss is exp(- mean over all pairs of samples of (mean square difference of noise x
-    mean absolute difference of features)), as in the code [test_diversity_loss_by_hand]
-D4  an upload that is not finite is left out, also as teacher and in p(y); without any the
-    generator stays [test_without_a_good_upload_the_server_stays]
-D5  --attack poisons the uploaded models, and so the generator's teachers, but no label counts
-    [test_an_attack_poisons_the_teachers_and_not_the_counts]
+Kept between rounds: by the server theta, p(y), the generator and its Adam. Clients keep nothing.
+Scores: `accuracy`, and server_accuracy the same, are of theta after line 13, on the test set (with
+--public half, on its private half).
+Bad upload: a model with nan, infinity or a number of 1e30 or more is left out of lines 13 and 14,
+with its counts, and counted (bad_uploads). If none is left, the server stays as it is.
+Departures (more: docs/DEPARTURES.md):
+D1  line 13: models are averaged by numbers of samples, as in FedAvg; the paper's mean is plain
+D2  in round 1 p(y) is uniform, and the generator that is sent is untrained
+D3  line 14 also has the diversity loss, which the text only names; its formula is the code's
 """
 from functools import partial
 
@@ -59,7 +51,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from algorithms import fedavg
-from algorithms.clients import sample_clients
+from algorithms.clients import run_server, sample_clients
 from algorithms.communication import FLOAT_BYTES, INDEX_BYTES, weights_ledger
 from algorithms.declaration import Algorithm
 from algorithms.fedavg import aggregate, evaluate
@@ -73,35 +65,34 @@ WEIGHT_DECAY = 1e-2          # of its Adam
 DECAY = 0.98                 # its learning rate is multiplied by this after every round
 
 
-def generator_loss(client_logits, labels, weights=None):
+def generator_loss(client_logits, labels):
     """Cross-entropy of the mean over the clients of their logits: a scalar.        Eq. (4)
 
     client_logits    [M, B, C]: what the last layers of M clients make of B generated features
     labels           int64 [B]: what the features were generated for
-    weights          [M], >= 0, normalized here to sum to 1; None: equal, as in the paper
     >>> logits = torch.tensor([[[4., 0.]], [[-2., 0.]]])     # of the mean logits [1, 0]
     >>> generator_loss(logits, torch.tensor([0]))            # the mean of both losses: 1.0725
     tensor(0.3133)
     """
-    logits = client_logits.to(torch.promote_types(client_logits.dtype, torch.float32))
-    weights = torch.as_tensor([1.0] * len(logits) if weights is None else weights).to(logits)
-    mean_logits = torch.tensordot(weights / weights.sum(), logits, dims=1)               # [B, C]
-    return F.cross_entropy(mean_logits, labels).to(client_logits.dtype)
+    shares = torch.full_like(client_logits[:, 0, 0], 1 / len(client_logits))             # [M]
+    mean_logits = torch.tensordot(shares, client_logits, dims=1)                         # [B, C]
+    return F.cross_entropy(mean_logits, labels)
 
 
 def diversity_loss(features, noise):
-    """Small where different noise gives different features: [B, d], [B, n] -> scalar in (0, 1]."""
+    """Small where different noise gives different features: [B, d], [B, n] -> scalar in (0, 1].
+
+    exp(- mean over all pairs of samples of (mean square difference of noise x mean absolute
+    difference of features)), as in the public code; the paper has no formula
+    """
     feature_distance = (features[:, None] - features).abs().mean(-1)                     # [B, B]
     noise_distance = (noise[:, None] - noise).square().mean(-1)                          # [B, B]
     return (-noise_distance * feature_distance).mean().exp()
 
 
-def new_generator(fed, num_features, *keys):
-    """A network that reads noise and a one-hot label: [B, NOISE + C] -> [B, num_features].
-
-    keys    name the seed of its initial weights
-    """
-    with seeded(fed.seed, "generator", *keys):
+def new_generator(fed, num_features):
+    """A network that reads noise and a one-hot label: [B, NOISE + C] -> [B, num_features]."""
+    with seeded(fed.seed, "generator"):
         return nn.Sequential(nn.Linear(NOISE + fed.num_classes, HIDDEN), nn.ReLU(),
                              nn.Linear(HIDDEN, num_features)).to(fed.device)
 
@@ -121,11 +112,11 @@ def start_server(fed, architecture, generated):
         return server
     generator = new_generator(fed, network(fed, architecture).classifier.in_features)
     return server | {"generator": snapshot(generator),
-                     "label_shares": [1 / fed.num_classes] * fed.num_classes}
+                     "label_shares": [1 / fed.num_classes] * fed.num_classes}            # D2
 
 
-def train_client(fed, i, t, server, *, local_epochs, local_steps=None, batch_size, lr, generated,
-                 generated_weight=1.0, generated_weight_decay=1.0):
+def train_client(fed, i, t, server, *, local_epochs, local_steps, batch_size, lr, generated,
+                 generated_weight, generated_weight_decay):
     """Local training of client i in round t, from what the server sent. Returns its upload.
 
     Each step is SGD on real images and, through the last layer alone, on generated features.
@@ -135,21 +126,21 @@ def train_client(fed, i, t, server, *, local_epochs, local_steps=None, batch_siz
     model.train()
     local_optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     if generated:
-        generator = new_generator(fed, model.classifier.in_features, t, i)
+        generator = new_generator(fed, model.classifier.in_features)
         generator.load_state_dict(server["generator"]["model"])
     weight = generated_weight * generated_weight_decay**(t - 1)
     label_counts = torch.zeros(fed.num_classes, dtype=torch.int64, device=fed.device)
     rng, generated_rng = (stream(fed.seed, name, t, i) for name in ("local", "generated"))
     with seeded(fed.seed, "local", t, i):
         for rows in batches(len(labels), batch_size, local_epochs, rng, fed.device,
-                            local_steps):                                            # line 6-7
+                            local_steps):                                            # line 6
             batch = fed.augment(images[rows], rng) if fed.augment else images[rows]
             label_counts += labels[rows].bincount(minlength=fed.num_classes)         # line 8
             loss = F.cross_entropy(forward(fed, model, batch), labels[rows])
             if generated:
                 with torch.no_grad():
                     drawn, _, features = draw_features(fed, generator, server["label_shares"],
-                                                       generated, generated_rng)     # line 6-7
+                                                       generated, generated_rng)     # line 7
                 loss = loss + weight * F.cross_entropy(
                     forward(fed, model.classifier, features), drawn)                 # Eq. (5)
             local_optimizer.zero_grad()
@@ -172,14 +163,16 @@ def train_generator(fed, t, server, uploads, *, batch_size, generator_steps, gen
     label_shares = [count / sum(counts) for count in counts]                         # line 13
     models = [upload["model"] for upload in uploads.values()]
     heads = [(model["classifier.weight"], model.get("classifier.bias")) for model in models]
-    generator = new_generator(fed, heads[0][0].shape[1], t)
-    optimizer = restore(server["generator"], generator, partial(      # with this round's rate
-        torch.optim.Adam, lr=generator_lr * DECAY**(t - 1), weight_decay=WEIGHT_DECAY))
+    generator = new_generator(fed, heads[0][0].shape[1])
+    new_optimizer = partial(torch.optim.Adam, lr=generator_lr * DECAY**(t - 1),
+                            weight_decay=WEIGHT_DECAY)
+    optimizer = restore(server["generator"], generator, new_optimizer)
     rng = stream(fed.seed, "generator", t)
     for _ in range(generator_steps):
         labels, noise, features = draw_features(fed, generator, label_shares, batch_size, rng)
         client_logits = torch.stack([F.linear(features, *head) for head in heads])   # [M, B, C]
-        loss = generator_loss(client_logits, labels) + diversity * diversity_loss(features, noise)
+        loss = generator_loss(client_logits, labels)                                 # Eq. (4)
+        loss = loss + diversity * diversity_loss(features, noise)                    # D3
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()                                                             # line 14
@@ -238,9 +231,10 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 0.5, local
         uploads = collect(fed, active, lambda i: train_client(
             fed, i, t, server, **at_client), attack)                         # line 4-9
         # The new global model is the average of theirs.
-        server = aggregate(fed, server, uploads)                             # line 13
+        server = aggregate(fed, server, uploads)                             # line 13, D1
         # The generator learns to draw features which the clients recognize together.
-        server = train_generator(fed, t, server, uploads, **at_server)       # line 13-14
+        server = run_server(fed, train_generator, t, server, uploads,        # line 13-14
+                            **at_server)
 
         state = {"round": t, "server": server}
         metrics = {**evaluate(fed, state), "bad_uploads": len(active) - len(uploads),

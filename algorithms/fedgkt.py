@@ -1,117 +1,138 @@
 """FedGKT: small edge networks send feature maps to a large server network; both exchange logits.
 
 He, Annavaram and Avestimehr, "Group Knowledge Transfer: Federated Learning of Large CNNs at the
-Edge", arXiv:2007.14513; what the text does not give (temperature, the kind of Adam) is as in its
-public code of 2020. The defaults are Table 10's for iid data, with both distillations; the commands
-of that code distill on the clients alone (--no-server-distill).
-What travels: feature maps, logits and labels of all private samples up, the server's logits down.
-Public data: none. A client predicts with its own extractor and the server's network behind it;
-what that sends is not counted. Client k of the paper is client i here.
+Edge", arXiv:2007.14513. The defaults are those of Table 10 for iid data. The temperature and the
+kind of Adam are from its public code of 2020, whose commands have --no-server-distill.
+
 Run:   python fedkd_minimal.py --algo fedgkt
+       (small settings of experiment/presets.py: rounds 10, server_epochs 5, batch_size 32; the
+       defaults of `run` below are the paper's: --paper fedgkt)
+What travels: in each round a client sends feature maps, logits and labels of all its samples; the
+server sends its logits of them back. Feature maps of images to predict would travel too: uncounted.
+Public data: none. Edge networks may differ; their feature maps have one shape.
 
 Paper              here                         shape         note
-W_e^(k), W_c^(k)   model.extract, .classify     networks      the client's ("edge") network: images
-                                                              -> feature map -> logits
-W_s                server                       snapshot      feature map -> logits
-H^(k)              uploads[i].features          [n, 16, h, w] of all n samples of the client
-Z_c^(k)            uploads[i].logits            [n, C]        of its own network, in eval mode
-Z_s^(k)            server_logits[i]             [n, C]        of the server's network, in eval mode;
-                                                              None: the client has none
-Y^(k)              fed.private[i].labels        [n]           counted as sent with every upload
-T                  temperature                  number        of the softmax
+W_e^(k), W_c^(k)   model.extract, .classify     networks      client i: images -> H^(k) -> Z_c^(k)
+W_s                server                       snapshot      H^(k) -> Z_s^(k)
+H^(k)              uploads[i].features          [n, 16, h, w] feature maps of all its n samples
+Z_c^(k)            uploads[i].logits            [n, C]        by the client's network
+Z_s^(k)            server_logits[i]             [n, C]        by the server's; None: it has none
+Y^(k)              fed.private[i].labels        [n]           sent with every upload
+T                  temperature                  number        of KD; Algorithm 1 has T rounds
 E_c, E_s           local_epochs, server_epochs  numbers
 
-Algorithm 1, with the paper's numbers of lines:
- 2     in each round
- 3- 5    each client (with --participation: some) trains and uploads H^(k), Z_c^(k) and Y^(k):
-19-22      E_c passes over its samples; the loss is CE plus KL from the server's logits, Eq. (7),
-           or CE alone if it has none, as in its first training
-24-30      one pass in eval mode computes the feature maps and logits of all its samples. With
-           --augment they are cropped and flipped for this upload, and the client's next training is
-           on the same images
- 6       the server waits for all uploads
- 7- 10   it trains on them for E_s passes, client after client; the loss is CE plus KL from that
-         client's logits, Eq. (6)
-11-12    the server computes its logits of all uploaded feature maps
-14-15    each of these clients receives those of its own samples, for its next training. A client
-         whose upload was not finite receives none: its next training is on labels alone. A client
-         that did not take part keeps those that it has
-CE and KL are means over the batch; KL is KL(teacher || student) of logits divided by the
-temperature T, times T². Kept between the rounds: all networks, the states of their optimizers
-(AMSGrad, a kind of Adam), how often each client has trained, and the server's logits; feature maps
-are not.
-At the end of the round all clients are tested, also those that did not take part: `accuracy` is
-their mean (accuracy_min, accuracy_max: the worst, the best) with the server's network behind each
-one's extractor, `edge_accuracy` with its own classifier instead. In fedgkt_async.py the server does
-not wait.
+Algorithm 1, with the paper's line numbers; its client k is i here. CE is cross-entropy. KD is T²
+KL(teacher || student), both softmaxes at temperature T; --no-client-distill drops it from Eq. (7),
+--no-server-distill from Eq. (6). Each network has one optimizer for all rounds: AMSGrad, a kind of
+Adam (--optimizer, --server-optimizer).
+ 3- 5  each client (with --participation: some) trains, then uploads H^(k), Z_c^(k) and Y^(k):
+19-22    E_c passes over its samples: CE + KD from the server's logits, Eq. (7); CE alone if it has
+         none, as in its first training
+24-30    one pass in eval mode: feature maps and logits of all its samples
+ 6-10  the server waits for all uploads, then trains on the valid ones for E_s passes, client after
+       client: CE + KD from the client's logits, Eq. (6)
+11-12  one pass in eval mode: the server's logits of these feature maps
+14-15  each client with a valid upload receives the server's logits of its samples, for its next
+       training. A client that did not take part keeps the logits that it has
+With --augment each upload is of a new random view of the images. The client's next training, all
+E_c passes, is on this view, because the server's logits are of it. The first has a view of its own.
 
-Where the paper is silent or we differ (more: docs/DEPARTURES.md):
-D1  logits are kept by sample row, as in the paper; the public code keeps them by batch number but
-    shuffles the samples, so that its clients learn from the logits of other images
-    [test_two_rounds_against_algorithm_1]
-D2  clients of one architecture start from the same weights, which depend on the seed alone
-    (--no-common-start: each from its own, far worse here); the paper is silent, and the public code
-    starts them from a network that was trained on all data
-    [test_initial_weights_depend_on_the_seed_alone]
-D3  KL has the factor T², as in the public code and not in Eq. (6) and (7); Eq. (6) sums over
-    clients, but each sample belongs to one, so its loss has one KL term [test_eq6_by_hand]
-D4  the server's logits come from one pass in eval mode after its last epoch; in Algorithm 1 they
-    come from the training passes of that epoch [test_server_logits_are_of_the_trained_server]
-D5  the server's batches come client after client, as in Algorithm 1, line 8, so that it learns the
-    last client's samples last. The option --server-order mixed departs from this: it shuffles the
-    batches of all clients, each still of one client [test_two_rounds_against_algorithm_1]
+Kept between rounds: server: network, optimizer. Client: network, optimizer, number of its trainings
+and the server's logits. A network and its optimizer are kept in a snapshot, a dict of state_dicts.
+Scores: at the end of a round, means over all clients, on the test set (--public half halves it: on
+its private half). `accuracy` (also accuracy_min, _max): a client's extractor with the server's
+network behind it. edge_accuracy: the client's own network (_own: each test image weighed by the
+client's own share of its class). Round 0: untrained.
+Bad upload: `collect` leaves out one with nan, infinity or a magnitude of 1e30 or more (bad_uploads
+counts it). Its client keeps its network, but loses the server's logits: next it trains by CE alone.
+Departures (more: docs/DEPARTURES.md):
+D1  a client learns from the logits of its own sample; in the public code, of another sample
+D2  clients of one architecture start from equal weights (--no-common-start); the paper is silent
+D3  KD has the factor T², as in the public code; Eq. (6) sums over clients, but a sample is of one
+D4  lines 11-12 follow the last epoch; in Algorithm 1 they are the training passes of that epoch
 """
 import dataclasses
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-from algorithms.clients import run_clients, sample_clients
+from algorithms.clients import (by_architecture, count_active, in_parallel, run_clients,
+                                run_server, sample_clients, to_server)
 from algorithms.communication import features_ledger
 from algorithms.declaration import Algorithm
 from algorithms.equations import distillation_loss
-from algorithms.evaluation import mean_own
-from algorithms.fedgkt_features import (CHUNK, Upload, announcement, extract, feature_map,
-                                        stacked_scores)
-from algorithms.training import (OPTIMIZERS, Optimizer, batches, forward, predict_logits, restore,
-                                 snapshot, train)
+from algorithms.evaluation import accuracy, mean_own, own_accuracy
+from algorithms.training import (OPTIMIZERS, Optimizer, autocast, batches, forward,
+                                 predict_logits, restore, snapshot, train)
 from algorithms.uploads import Trained, is_usable
 from attacks import attack_samples
 from federation import seeded, stream, timed
 
+CHUNK = 64      # samples of a forward pass without training: limits the memory it takes
 
 
 def server_loss(logits, labels, client_logits, temperature, distill=True):
     """CE plus, if `distill`, T² KL(client || server); no gradient to the client's logits.   Eq. (6)
 
-    logits, labels, client_logits    [B, C], [B], [B, C]. Needs `distillation_loss`.
+    logits, labels, client_logits    [B, C], [B], [B, C]
     """
     ce = F.cross_entropy(logits, labels)
-    return ce + distillation_loss(client_logits, logits, temperature) if distill else ce
+    if not distill:
+        return ce
+    return ce + distillation_loss(client_logits, logits, temperature)                    # D3
 
 
 def client_loss(logits, labels, server_logits, temperature):
     """CE plus T² KL(server || client), without a gradient to the server's logits.   Eq. (7)
 
     logits, labels, server_logits    [B, C], [B], [B, C]; server_logits is None if the client has
-                                     none: then CE alone. Needs `distillation_loss`.
+                                     none: then CE alone
     """
     ce = F.cross_entropy(logits, labels)
     if server_logits is None:
         return ce
-    return ce + distillation_loss(server_logits, logits, temperature)
+    return ce + distillation_loss(server_logits, logits, temperature)                    # D3
 
 
-def view(fed, i, trainings):
-    """The images [n, c, h, w] of client i's upload after so many trainings.
+class Upload(NamedTuple):
+    """What a client sends of its n private samples.
 
-    Its next training is on the same images, because the server's logits are of these. With
-    --augment the samples are cropped and flipped anew for each upload.
+    It sends their labels too; the server of this simulation reads them in fed.private[i].labels.
+    """
+
+    features: torch.Tensor    # [n, 16, h, w], of the type that --features names
+    logits: torch.Tensor      # float32 [n, C]
+
+
+@torch.no_grad()
+def extract(fed, model, images, dtype):
+    """The `Upload` of images [n, c, h, w], in eval mode.   Eq. (3), (9)
+
+    model    an edge network: extract is images -> feature map, classify is feature map -> logits
+    dtype    of the feature maps in the upload
+    """
+    was_training = model.training
+    model.eval()
+    features, logits = [], []
+    for batch in images.split(CHUNK):
+        with autocast(fed):
+            h = model.extract(batch)                                         # Alg. 1, line 26
+            logits.append(model.classify(h).float())                         # Alg. 1, line 27
+        features.append(h.to(dtype))
+    model.train(was_training)
+    return Upload(torch.cat(features), torch.cat(logits))
+
+
+def upload_images(fed, i, number):
+    """The images [n, c, h, w] of client i's upload with this number, from 1.
+
+    With --augment the samples are cropped and flipped anew for each upload. Number 0 is of no
+    upload: its images are those of the client's first training.
     """
     images = fed.private[i].images
-    return fed.augment(images, stream(fed.seed, "view", trainings, i)) if fed.augment else images
+    return fed.augment(images, stream(fed.seed, "view", number, i)) if fed.augment else images
 
 
 def train_client(fed, i, client, server_logits, *, local_epochs, batch_size, new_optimizer,
@@ -126,33 +147,44 @@ def train_client(fed, i, client, server_logits, *, local_epochs, batch_size, new
     labels = fed.private[i].labels
 
     def loss(logits, rows):                                                      # [B, C], [B]
-        teacher_logits = server_logits[rows] if has_teacher else None
+        teacher_logits = server_logits[rows] if has_teacher else None            # D1
         return client_loss(logits, labels[rows], teacher_logits, temperature)
 
     model = fed.client_model(i)
     optimizer = restore(client, model, new_optimizer)
-    trainings = client["trainings"] + 1
-    fed_without_augment = dataclasses.replace(fed, augment=None)    # the view is augmented already
-    train(fed_without_augment, model, optimizer, view(fed, i, trainings - 1), loss,
-          epochs=local_epochs, batch_size=batch_size,
-          keys=("local", trainings, i))                                      # Alg. 1, line 19-22
-    upload = extract(fed, model, view(fed, i, trainings), dtype)             # Alg. 1, line 24-29
-    return Trained(upload, snapshot(model, optimizer) | {"trainings": trainings})  # Alg. 1, line 30
+    number = client["trainings"] + 1                     # of this training and of its upload
+    # The server's logits are of the last upload's images, so the client trains on the same ones.
+    trained_images = upload_images(fed, i, number - 1)
+    fed_without_augment = dataclasses.replace(fed, augment=None)    # they are augmented already
+    train(fed_without_augment, model, optimizer, trained_images, loss, epochs=local_epochs,
+          batch_size=batch_size, keys=("local", number, i))                  # Alg. 1, line 19-22
+    # The new upload is of new images: its server logits are for the next training.
+    upload = extract(fed, model, upload_images(fed, i, number), dtype)       # Alg. 1, line 24-29
+    return Trained(upload, snapshot(model, optimizer) | {"trainings": number})     # Alg. 1, line 30
 
 
 @timed
 def collect(fed, clients, ids, server_logits, attack=None, **training):
-    """({client: valid upload}, all clients), after the clients `ids` have trained in parallel."""
-    trained = run_clients(fed, lambda i: train_client(                       # Alg. 1, line 3-5
-        fed, i, clients[i], server_logits[i], **training), ids)
-    uploads = [result.upload for result in trained]
-    if attack:           # on the features of all clients, then on the logits of all clients
-        parts = [attack_samples(attack, part, ids) for part in zip(*uploads)]
-        uploads = [Upload(features, logits) for features, logits in zip(*parts)]
-    clients = list(clients)
-    for i, result in zip(ids, trained):
-        clients[i] = result.client
-    return {i: upload for i, upload in zip(ids, uploads) if is_usable(upload)}, clients
+    """({client: valid upload}, all clients), after the clients `ids` have trained in parallel.
+
+    Of several processes, only the one that trains the server has the uploads.
+    attack    an `Attack` of attacks.py, which replaces uploads of malicious clients, or None
+    """
+    own = {}                                 # {client: upload}, of those that this process trains
+
+    def train_one(i):                                                        # Alg. 1, line 3-5
+        own[i], client = train_client(fed, i, clients[i], server_logits[i], **training)
+        return client
+
+    trained = dict(zip(ids, run_clients(fed, train_one, ids)))
+    clients = [trained.get(i, client) for i, client in enumerate(clients)]
+    uploads = to_server(fed, own, ids)
+    if attack and uploads:
+        features, logits = zip(*uploads.values())
+        features = attack_samples(attack, features, ids)
+        logits = attack_samples(attack, logits, ids)
+        uploads = {i: Upload(*upload) for i, *upload in zip(ids, features, logits)}
+    return {i: upload for i, upload in uploads.items() if is_usable(upload)}, clients
 
 
 def server_batches(fed, uploads, server_batch_size, server_order, rng):
@@ -161,8 +193,9 @@ def server_batches(fed, uploads, server_batch_size, server_order, rng):
     Client after client in the order of their numbers, or, "mixed", all batches shuffled.
     """
     epoch = [(i, rows) for i in uploads                                      # Alg. 1, line 8-9
-             for rows in batches(len(fed.private[i].labels), server_batch_size, 1, rng, fed.device)]
-    if server_order == "mixed":
+             for rows in batches(len(fed.private[i].labels), server_batch_size, epochs=1, rng=rng,
+                                 device=fed.device)]
+    if server_order == "mixed":                                              # D5
         rng.shuffle(epoch)
     return epoch
 
@@ -179,8 +212,8 @@ def train_server(fed, event, server, uploads, *, server_epochs, server_batch_siz
         return server, {}
     model = fed.server_model()
     optimizer = restore(server, model, new_optimizer)
-    rng = stream(fed.seed, "server", event)
-    with seeded(fed.seed, "server", event):
+    rng = stream(fed.seed, "server", event)                                  # order of batches
+    with seeded(fed.seed, "server", event):                                  # dropout
         for _ in range(server_epochs):                                       # Alg. 1, line 7
             for i, rows in server_batches(fed, uploads, server_batch_size, server_order, rng):
                 features, client_logits = uploads[i]
@@ -191,9 +224,39 @@ def train_server(fed, event, server, uploads, *, server_epochs, server_batch_siz
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()                                             # Alg. 1, line 10
+    # D4: after the last epoch, in eval mode
     answers = {i: predict_logits(fed, model, features.float(), CHUNK)        # Alg. 1, line 11-12
                for i, (features, _) in uploads.items()}                      # z_s* of Eq. (11)
     return snapshot(model, optimizer), answers
+
+
+class ClientScore(NamedTuple):
+    """Accuracies of one client, in [0, 1]."""
+
+    stacked: float     # of its extractor with the server's network behind it
+    edge: float        # of its own network
+    edge_own: float | None     # the same, by `own_accuracy`
+
+
+def stacked_scores(fed, clients, server, data):
+    """The `ClientScore` of each client on `data`; clients, server: snapshots."""
+    server_model = fed.server_model()
+    server_model.load_state_dict(server["model"])
+
+    def client_score(i):
+        model = fed.client_model(i)
+        model.load_state_dict(clients[i]["model"])
+        server_logits, edge_logits = [], []
+        for images in data.images.split(CHUNK):                      # not all feature maps at once
+            features, logits = extract(fed, model, images, torch.float32)
+            server_logits.append(predict_logits(fed, server_model, features))
+            edge_logits.append(logits)
+        return ClientScore(accuracy(torch.cat(server_logits), data.labels),
+                           accuracy(torch.cat(edge_logits), data.labels),
+                           own_accuracy(torch.cat(edge_logits), data.labels,
+                                        fed.private[i].labels))
+
+    return in_parallel(fed, client_score, range(len(clients)))
 
 
 @timed
@@ -208,29 +271,60 @@ def evaluate(fed, state):
 def start(fed, common_start):
     """(the server, the clients, the server's logits) before round 1: snapshots and None."""
     server = snapshot(fed.server_model())
-    clients = [snapshot(fed.client_model(i, init=0 if common_start else i)) | {"trainings": 0}
+    clients = [snapshot(fed.client_model(i, init=0 if common_start else i)) | {"trainings": 0}  # D2
                for i in range(len(fed.private))]
     return server, clients, [None] * len(clients)
 
 
-def ledger(fed, clients, ids, answered, feature_numbers, dtype):
-    """Bytes of a round, number of invalid uploads, fewest and most trainings of a client so far.
+def ledger(fed, clients, ids, valid, values_per_map, dtype):
+    """Bytes of a round, number of bad uploads, fewest and most trainings of a client so far.
 
-    ids, answered      clients that uploaded, and those whose upload was valid
-    feature_numbers    numbers in a feature map, of type dtype
+    ids, valid        clients that uploaded, and those whose upload was valid
+    values_per_map    numbers in a feature map, of type dtype
     """
     trainings = [client["trainings"] for client in clients]
-    num_samples, num_answered = (sum(len(fed.private[i].labels) for i in group)
-                                 for group in (ids, answered))
-    return {"bad_uploads": len(ids) - len(answered),
+    samples_up = sum(len(fed.private[i].labels) for i in ids)
+    samples_down = sum(len(fed.private[i].labels) for i in valid)
+    return {"bad_uploads": len(ids) - len(valid),
             "trainings_min": min(trainings), "trainings_max": max(trainings),
-            **features_ledger(num_samples, num_answered, feature_numbers, fed.num_classes,
+            **features_ledger(samples_up, samples_down, values_per_map, fed.num_classes,
                               dtype.itemsize)}
+
+
+@torch.no_grad()
+def feature_map(fed):
+    """The feature map [1, channels, h, w] of a private image; all clients have this shape.
+
+    raises    ValueError: a client's network has none, or one that the server cannot read
+    """
+    for name, ids in by_architecture(fed).items():
+        edge = fed.client_model(ids[0]).eval()
+        if not hasattr(edge, "extract"):
+            raise ValueError(f"network {name} has no feature map to send: use an edge network such "
+                             "as gkt_edge")
+        features = edge.extract(fed.private[0].images[:1])
+        try:
+            fed.server_model().eval()(features)
+        except (RuntimeError, ValueError):
+            raise ValueError("the server's network cannot read the "
+                             f"{list(features.shape[1:])} feature maps of {name}: gkt_server55 "
+                             "and gkt_server109 go with gkt_edge..., gkt_server_small with "
+                             "gkt_edge_small") from None
+    return features
 
 
 def check_settings(fed, **settings):
     """Raises ValueError if the server's network cannot read the clients' feature maps."""
     feature_map(fed)
+
+
+def announcement(fed, settings):
+    """The line printed before training: the feature maps of a round in MB, 2**20 bytes each."""
+    num_clients = len(fed.private)
+    active = count_active(num_clients, settings.get("participation", 1.0))
+    num_samples = sum(len(private.labels) for private in fed.private) * active / num_clients
+    map_bytes = feature_map(fed).numel() * getattr(torch, settings["features"]).itemsize
+    return f"a round sends about {num_samples * map_bytes / 2**20:.1f} MB of feature maps"
 
 
 def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local_epochs: int = 1,
@@ -244,9 +338,9 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local
 
     server_epochs       passes of the server over the uploads in a round
     server_optimizer    optimizer of the server, kept over the rounds
-    The other keywords are in hyperparameters.py.
+    The other keywords, and attack, are explained in hyperparameters.py.
     """
-    dtype, feature_numbers = getattr(torch, features), feature_map(fed).numel()
+    dtype = getattr(torch, features)
     training = dict(local_epochs=local_epochs, batch_size=batch_size, temperature=temperature,
                     new_optimizer=partial(OPTIMIZERS[optimizer], lr=lr, weight_decay=weight_decay),
                     client_distill=client_distill, dtype=dtype)
@@ -260,26 +354,30 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local
         state = {"round": 0, "server": server, "clients": clients, "server_logits": server_logits}
         yield evaluate(fed, state), state
     server, clients, server_logits = state["server"], state["clients"], state["server_logits"]
+    values_per_map = feature_map(fed).numel()
     for t in range(state["round"] + 1, rounds + 1):                          # Alg. 1, line 2
         # Clients train on their own samples, then upload feature maps and logits of all of them.
         active = sample_clients(len(clients), participation, stream(fed.seed, "active", t))
         uploads, clients = collect(fed, clients, active, server_logits, attack,
                                    **training)                               # Alg. 1, line 3-5
         # The server trains on the uploads; each client receives the server's logits of its samples.
-        server, answers = train_server(fed, t, server, uploads, new_optimizer=new_optimizer,
-                                       **server_training)                    # Alg. 1, line 6-12
-        # No valid upload: None. Not in this round: those that the client has.
+        server, answers = run_server(                                        # Alg. 1, line 6-12
+            fed, train_server, t, server, uploads, new_optimizer=new_optimizer, **server_training)
+        # Its upload was bad: the client has None now. It did not take part: it keeps what it has.
         server_logits = [answers.get(i) if i in active else z                # Alg. 1, line 14-15
                          for i, z in enumerate(server_logits)]
-        del uploads                  # frees all feature maps before the next round makes new ones
+        uploads.clear()              # frees all feature maps before the next round makes new ones
 
         state = {"round": t, "server": server, "clients": clients, "server_logits": server_logits}
         metrics = {**evaluate(fed, state),
-                   **ledger(fed, clients, active, list(answers), feature_numbers, dtype)}
+                   **ledger(fed, clients, active, list(answers), values_per_map, dtype)}
         yield metrics, state
 
 
 ALGORITHM = Algorithm(
-    "fedgkt", run, mixed=True, server="features", check_settings=check_settings,
-    plateau=("server_lr",), evaluate=evaluate, announcement=announcement,
+    "fedgkt", run, mixed_networks=True,
+    server="features",       # the server has a network of its own, which reads feature maps
+    check_settings=check_settings,
+    plateau=("server_lr",), evaluate=evaluate,      # for --lr-patience alone
+    announcement=announcement,
     columns=("accuracy", "accuracy_min", "accuracy_max", "edge_accuracy"))

@@ -1,38 +1,53 @@
 """Asynchronous FedGKT: the server trains on each upload as it arrives, and answers at once.
 
-He, Annavaram and Avestimehr, arXiv:2007.14513, Table 3 ("asynchronous training"), which gives no
-algorithm. Local training, server training and losses are those of fedgkt.py.
-What travels: as in FedGKT. Public data: none.
-Run:   python fedkd_minimal.py --algo fedgkt-async
+He, Annavaram and Avestimehr, "Group Knowledge Transfer: Federated Learning of Large CNNs at the
+Edge", arXiv:2007.14513, Table 3 ("asynchronous training"), which gives no algorithm. Local
+training, upload, server training and losses are those of fedgkt.py, as are the other symbols.
 
-A queue of events: client i's uploads arrive latencies[i] after the server's last answer to it. At
-each event the server trains on the uploads that arrive at that moment, for all its epochs, and
-answers these clients, which train again. A round ends when at least as many uploads have arrived as
-there are clients, so that a round has the work of a synchronous round.
+Run:   python fedkd_minimal.py --algo fedgkt-async
+       (small settings of experiment/presets.py: rounds 10, server_epochs 5, batch_size 32; the
+       defaults of `run` below are the paper's: --paper fedgkt)
+What travels: at each event the clients whose uploads arrive have sent feature maps, logits and
+labels of all their samples; the server sends its logits of these samples back.
+Public data: none. Edge networks may differ; their feature maps have one shape.
 
 Paper              here                         shape         note
-the clients' speed latencies                    [M]           simulated time of a training
+the clients' speed latencies                    [M]           simulated time from the server's
+                                                              answer to client i's next upload
                    clock                        number        simulated time so far
                    group                        client ids    whose uploads arrive at this event
                    event                        number        the server's trainings so far
 
-Where the paper is silent or we differ:
-D1  uploads that arrive at the same moment are trained on together; with equal latencies this
-    is the synchronous algorithm [test_equal_latencies_are_synchronous]
-D2  latencies are drawn uniformly from 1 to 10, one for each client, or given
-    [test_latencies_are_drawn_once_from_the_seed]
+A queue of events:
+ 1  client i's uploads arrive latencies[i] after the server's last answer to client i
+ 2  at each event the server trains, for all its epochs, on the uploads that arrive at that moment
+ 3  the server answers these clients at once, and these clients train again
+ 4  a round ends when at least as many uploads have arrived as there are clients, so that it has the
+    work of a synchronous round
+
+Kept between rounds: server: network, optimizer, clock and number of events. Client: network,
+optimizer, number of its trainings and the server's logits of its samples.
+Scores: as in fedgkt.py, means over all clients at the end of a round, on the test set (--public
+half halves it: on its private half). `accuracy`: a client's extractor with the server's network
+behind it. edge_accuracy: the client's own network. clock: simulated time; clock_if_all_wait: the
+time of as many trainings if each round waited for the slowest client.
+Bad upload: `collect` leaves out one with nan, infinity or a magnitude of 1e30 or more (bad_uploads
+counts it). Its client keeps its trained network, but loses the server's logits: its next training
+is by cross-entropy alone.
+Departures (more: docs/DEPARTURES.md):
+D1  uploads that arrive at the same moment are trained on together, client after client
 """
 from functools import partial
 from typing import Literal
 
 import torch
 
+from algorithms.clients import run_server
 from algorithms.declaration import Algorithm
 from algorithms.fedgkt import (announcement, collect, evaluate, feature_map, ledger, start,
                                train_server)
 from algorithms.training import OPTIMIZERS, Optimizer
 from federation import stream
-
 
 
 def check_settings(fed, *, latencies, **settings):
@@ -52,17 +67,16 @@ def next_arrivals(clients, latencies):
     arrivals = [round((client["trainings"] + 1) * latency, 9)        # makes 3 x 0.1 equal 0.3
                 for client, latency in zip(clients, latencies)]
     clock = min(arrivals)
-    return clock, [i for i, arrival in enumerate(arrivals) if arrival == clock]
+    return clock, [i for i, arrival in enumerate(arrivals) if arrival == clock]          # D1
 
 
 def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, server_epochs: int = 20,
         latencies: tuple[float, ...] | None = None, batch_size: int = 256,
-        server_batch_size: int = 256,
-        lr: float = 1e-3, server_lr: float = 1e-3, optimizer: Optimizer = "amsgrad",
-        server_optimizer: Optimizer = "amsgrad", weight_decay: float = 1e-4,
-        temperature: float = 3.0, server_distill: bool = True, client_distill: bool = True,
-        server_order: Literal["clients", "mixed"] = "clients", common_start: bool = True,
-        features: Literal["float32", "bfloat16"] = "float32"):
+        server_batch_size: int = 256, lr: float = 1e-3, server_lr: float = 1e-3,
+        optimizer: Optimizer = "amsgrad", server_optimizer: Optimizer = "amsgrad",
+        weight_decay: float = 1e-4, temperature: float = 3.0, server_distill: bool = True,
+        client_distill: bool = True, server_order: Literal["clients", "mixed"] = "clients",
+        common_start: bool = True, features: Literal["float32", "bfloat16"] = "float32"):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
     server_epochs       passes of the server over the uploads in a round
@@ -71,7 +85,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, server_epo
                         drawn from 1 to 10
     The other keywords are in hyperparameters.py.
     """
-    dtype, feature_numbers = getattr(torch, features), feature_map(fed).numel()
+    dtype = getattr(torch, features)
     if latencies is None:
         latencies = stream(fed.seed, "latencies").uniform(1, 10, len(fed.private)).tolist()
     training = dict(local_epochs=local_epochs, batch_size=batch_size, temperature=temperature,
@@ -89,32 +103,36 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, server_epo
         yield {**evaluate(fed, state), "clock": 0.0, "clock_if_all_wait": 0.0}, state
     server, clients, server_logits = state["server"], state["clients"], state["server_logits"]
     event, clock = state["event"], state["clock"]
+    values_per_map = feature_map(fed).numel()
     for t in range(state["round"] + 1, rounds + 1):
-        arrived, answered = [], []
+        arrived, valid = [], []
         while len(arrived) < len(clients):
             # The uploads that arrive next, maybe several at one moment.
             clock, group = next_arrivals(clients, latencies)
             event += 1
             uploads, clients = collect(fed, clients, group, server_logits, **training)
             # The server trains on them and answers these clients at once.
-            server, answers = train_server(fed, event, server, uploads,
-                                           new_optimizer=new_optimizer, **server_training)
+            server, answers = run_server(fed, train_server, event, server, uploads,
+                                         new_optimizer=new_optimizer, **server_training)
             server_logits = [answers.get(i) if i in group else z
                              for i, z in enumerate(server_logits)]
-            arrived, answered = arrived + group, answered + list(answers)
-            del uploads              # frees all feature maps before the next event makes new ones
+            arrived, valid = arrived + group, valid + list(answers)
+            uploads.clear()          # frees all feature maps before the next event makes new ones
 
         state = {"round": t, "server": server, "clients": clients, "server_logits": server_logits,
                  "event": event, "clock": clock}
         trainings = sum(client["trainings"] for client in clients) / len(clients)
         metrics = {**evaluate(fed, state), "clock": clock,
                    "clock_if_all_wait": trainings * max(latencies),
-                   **ledger(fed, clients, arrived, answered, feature_numbers, dtype)}
+                   **ledger(fed, clients, arrived, valid, values_per_map, dtype)}
         yield metrics, state
 
 
 ALGORITHM = Algorithm(
-    "fedgkt-async", run, mixed=True, server="features", check_settings=check_settings,
-    plateau=("server_lr",), evaluate=evaluate, announcement=announcement,
+    "fedgkt-async", run, mixed_networks=True,
+    server="features",       # the server has a network of its own, which reads feature maps
+    check_settings=check_settings,
+    plateau=("server_lr",), evaluate=evaluate,      # for --lr-patience alone
+    announcement=announcement,
     columns=("accuracy", "accuracy_min", "accuracy_max", "edge_accuracy", "clock",
              "clock_if_all_wait"))

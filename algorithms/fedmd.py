@@ -1,56 +1,54 @@
 """FedMD: clients with networks of their own design learn from the mean of their logits.
 
 Li and Wang, "FedMD: Heterogenous Federated Learning via Model Distillation", arXiv:1910.03581;
-where the text is silent, the authors' code decides (CIFAR, iid); its settings are the defaults.
-What travels in each round: the indices of some public samples down, all clients' logits of them up,
-the mean of these logits down. No weights travel; the server keeps nothing.
+where the text is silent, the authors' code decides (CIFAR, iid).
+
+Run:   python fedkd_minimal.py --algo fedmd
+       (small settings of experiment/presets.py: rounds 10, subset_size 1000, local_epochs 1,
+       batch_size 5; the defaults of `run` below are the paper's: --paper fedmd)
+What travels: in each round the server sends the positions of some public samples; each client sends
+its logits of these samples; the server sends the mean of these logits. No weights travel.
 Public data: labeled, at every client and at the server. With public data of another task (--joint)
 every network has one output layer: first the public classes, then the classes of the task.
-Run:   python fedkd_minimal.py --algo fedmd --paper fedmd
 
 Paper              here                         shape         note
 D_0                fed.public                   [N, ...], [N] public samples and their labels
 D_k                fed.private[i]               [n_i, ...]    few; client i is the paper's party k
-d_0                rows                         [n]           the public subset of a round
-f_k(x^0)           client_logits                [M, n, C]     before any softmax
+subset of D_0      rows                         [n]           positions in D_0, new in each round
+f_k(x^0), all k    client_logits                [M, n, C]     of M clients, before any softmax
 f~(x^0)            consensus_logits             [n, C]        the mean, or a weighted mean
 c_k                consensus_weights            [M]           equal if not given
 
 Algorithm 1. The paper does not number its steps; these numbers are ours:
- 0  transfer learning: each client trains on D_0 until convergence, then on its own D_k, both with
-    cross-entropy and a new optimizer. A stage ends when the accuracy on held-out samples has not
-    grown for 3 epochs, on D_k for 10; the last weights are kept (fedmd_transfer.py)
+ 0  transfer learning of each client, with cross-entropy (fedmd_transfer.py); the last weights stay.
+    First on D_0 without a tenth that is held out: at most 20 passes, and it stops when the accuracy
+    on this tenth has not grown by min_delta (0.005) for 3. Then on D_k: at most 25 passes, and it
+    stops when the accuracy on the task's validation images, no client's, has not grown by 0.001 for
+    10. --no-early-stopping: all passes, on all of D_0
  then in each round:
- 1  the server draws a public subset d_0
+ 1  the server draws a subset of D_0
  2  communicate: each client sends its logits of the subset
- 3  aggregate: the server sends back the consensus f~ = sum_k c_k f_k. An upload that is not finite
-    is left out (bad_uploads), and the other c_k are scaled to sum to 1. If none is left, or only
-    clients of weight 0, nobody digests
- 4  digest: each client trains on the subset, towards the consensus: the mean of |f_k - f~|
- 5  revisit: each client trains on its own D_k, with cross-entropy
-All losses also have the penalty kernel_l2 |W|² on the last layer's weights W. Between the rounds a
-client keeps its network and the states of two Adam optimizers, one of all digests and one of all
-revisits; those of step 0 end with it.
-Accuracies are means over the clients, on the task's test set: client_accuracy_distilled after step
-4, client_accuracy_private and `accuracy` after step 5, as in the authors' code. In round 0 all
-three are measured after step 0, and client_accuracy_public_stage after its first stage (with
---joint see client_accuracy_public_stage_public_test, on the public classes).
+ 3  aggregate: the server computes the consensus f~ = sum_k c_k f_k; distribute: it sends f~ to all
+ 4  digest: each client trains on the subset for public_epochs; the loss is the mean of |f_k - f~|
+ 5  revisit: each client trains on its own D_k for local_epochs, with cross-entropy
+All training is with Adam (--optimizer). All losses have the penalty kernel_l2 |W|² on the last
+layer's weights W.
 
-Where the paper is silent or we differ (more: docs/DEPARTURES.md):
-D1  digest is the mean absolute error on raw logits, as in the code; the text names no loss, and
-    expects similar results of probabilities with a temperature
-    [test_digest_loss_is_the_mean_absolute_error]
-D2  two optimizers of a client are kept over the rounds; the text is silent, and the code keeps the
-    one of the revisits from step 0 on
-    [test_fedmd_round_by_hand]
+Kept between rounds: client: its network (a state_dict) and the states of two Adams, one of all its
+digests and one of all its revisits; both start in round 1. Server: nothing.
+Scores: means over the clients, on the task's test set (--public half halves it: on its private
+half): client_accuracy_distilled after step 4, client_accuracy_private and `accuracy` after step 5,
+in round 0 all three after step 0; there client_accuracy_public_stage is after its first stage.
+Each also has _min, _max, _own (each test image weighed by the client's own share of its class), and
+_public_test: on the test set of --joint's public task, or on the public half.
+Bad upload: `usable_consensus` leaves out logits with nan, infinity or a magnitude of 1e30 or more
+(bad_uploads counts them) and scales the other c_k to sum to 1; the sender receives f~ like all. If
+no c_k > 0 is left, no client digests, and all revisit: "after step 4" is then before the round.
+Departures (more: docs/DEPARTURES.md):
+D1  the digest's loss is the mean absolute error of raw logits, as in the code; the text names none
+D2  the first revisit starts a new Adam; in the code Adam goes on from step 0's training on D_k
 D3  the public subset has each class in proportion, as in the code; in the text it is random
-    [test_a_public_subset_has_of_each_class_its_share_to_one]
-D4  all clients have the same weight, as in the code; for CIFAR the text weighs networks 0 and 9
-    slightly less, without numbers; for example --consensus-weights .9,1,1,1,1,1,1,1,1,.9
-    [test_a_weighted_consensus_by_hand]
-D5  "until convergence" is early stopping, after at most 20 epochs on D_0 and 25 on D_k, as in the
-    code; we stop by the accuracy on held-out samples, the code by test sets
-    [test_transfer_never_sees_a_test_set]
+D4  all clients have the same weight, as in the code; the text lowers two, without numbers
 """
 from functools import partial
 
@@ -68,24 +66,16 @@ from algorithms.uploads import Trained, collect_rows, is_usable
 from federation import stream, timed
 
 
+def consensus(client_logits, weights):
+    """f~ = sum_k c_k f_k, the weighted mean of the clients' logits: [M, n, C] -> [n, C].
 
-def consensus(client_logits, weights=None):
-    """The weighted mean of the clients' logits: [M, n, C] -> [n, C].   Alg. 1, step 3
-
-    weights    [M], >= 0, normalized here to sum to 1; None: equal
-    raises     ValueError: not one weight per client, a negative or non-finite one, or all 0
+    weights    [M], >= 0 and not all 0; divided here by their sum, they are the c_k
+    source     Alg. 1, step 3
     >>> consensus(torch.tensor([[[3., 0.]], [[0., 6.]]]), weights=[2, 1])
     tensor([[2., 2.]])
     """
-    if weights is None:
-        return client_logits.mean(0)
-    logits = client_logits.to(torch.promote_types(client_logits.dtype, torch.float32))
-    weights = torch.as_tensor(weights, dtype=logits.dtype, device=logits.device)
-    valid = (weights.isfinite() & (weights >= 0)).all() and weights.sum() > 0
-    if weights.shape != client_logits.shape[:1] or not valid:
-        raise ValueError("consensus_weights needs a weight >= 0 for each of "
-                         f"{len(client_logits)} clients, not all 0, not {weights.tolist()}")
-    return torch.tensordot(weights / weights.sum(), logits, dims=1).to(client_logits.dtype)
+    weights = torch.as_tensor(weights, dtype=client_logits.dtype, device=client_logits.device)
+    return torch.tensordot(weights / weights.sum(), client_logits, dims=1)
 
 
 def digest_loss(logits, consensus_logits):
@@ -93,7 +83,7 @@ def digest_loss(logits, consensus_logits):
 
     The consensus gets no gradient.
     """
-    return (logits - consensus_logits.detach()).abs().mean()
+    return (logits - consensus_logits.detach()).abs().mean()                                   # D1
 
 
 def public_subset(labels, size, rng):
@@ -110,40 +100,41 @@ def public_subset(labels, size, rng):
     return np.sort(by_class[places.astype(np.int64)])
 
 
-def valid_consensus(client_logits, weights):
-    """(the consensus [n, C] of the clients whose logits are finite, the number of these clients).
+def usable_consensus(client_logits, weights):
+    """(the consensus [n, C] of the clients with usable logits, the number of these clients).
 
-    weights    one for each client, or None; if those of valid clients sum to 0, consensus is None
+    weights    one for each client; None: equal
+    The consensus is None if no client with usable logits has a weight above 0.
     """
-    valid = [i for i, logits in enumerate(client_logits) if is_usable(logits)]
-    weights = [1.0 if weights is None else weights[i] for i in valid]
-    consensus_logits = consensus(client_logits[valid], weights) if sum(weights) > 0 else None
-    return consensus_logits, len(valid)
+    usable = [i for i, logits in enumerate(client_logits) if is_usable(logits)]
+    weights = [1.0 if weights is None else weights[i] for i in usable]                         # D4
+    consensus_logits = consensus(client_logits[usable], weights) if sum(weights) > 0 else None
+    return consensus_logits, len(usable)
 
 
-def predict_client(fed, i, client, rows):
-    """Client i uploads its logits [n, C] of the public subset `rows` [n].   Alg. 1, step 2"""
+def upload_logits(fed, i, client, images):
+    """Client i's upload: its logits [n, C] of the public subset [n, c, h, w].   Alg. 1, step 2"""
     model = fed.client_model(i)
     model.load_state_dict(client["model"])
-    return Trained(predict_logits(fed, model, fed.public.images[rows]), None)
+    return Trained(upload=predict_logits(fed, model, images), client=None)    # nothing was trained
 
 
-def digest(fed, i, t, client, rows, consensus_logits, *, public_epochs, public_batch_size,
+def digest(fed, i, t, client, images, consensus_logits, *, public_epochs, public_batch_size,
            new_optimizer, kernel_l2):
     """Client i after training on the public subset, towards the consensus.   Alg. 1, step 4
 
     It goes on with the optimizer of its last digest.
-    rows, consensus_logits    [n], [n, C]
+    images, consensus_logits    [n, c, h, w], [n, C]
     """
     model = fed.client_model(i)
 
-    def loss(logits, batch):             # [B, C], and the positions [B] of the batch in the subset
-        return digest_loss(logits, consensus_logits[batch]) + penalty(model, kernel_l2)
+    def loss(logits, rows):                # [B, C], and the positions [B] of the batch in `images`
+        return digest_loss(logits, consensus_logits[rows]) + penalty(model, kernel_l2)
 
     saved = {"model": client["model"], "optimizer": client["digest_optimizer"]}
     optimizer = restore(saved, model, new_optimizer)
-    train(fed, model, optimizer, fed.public.images[rows], loss, epochs=public_epochs,
-          batch_size=public_batch_size, keys=("digest", t, i))
+    train(fed, model, optimizer, images, loss, epochs=public_epochs, batch_size=public_batch_size,
+          keys=("digest", t, i))
     return client | {"model": model.state_dict(), "digest_optimizer": optimizer.state_dict()}
 
 
@@ -155,8 +146,8 @@ def revisit(fed, i, t, client, *, local_epochs, batch_size, new_optimizer, kerne
     images, labels = fed.private[i]                                      # [n_i, c, h, w], [n_i]
     model = fed.client_model(i)
 
-    def loss(logits, batch):               # [B, C], and the positions [B] of the batch in `images`
-        return F.cross_entropy(logits, labels[batch]) + penalty(model, kernel_l2)
+    def loss(logits, rows):                # [B, C], and the positions [B] of the batch in `images`
+        return F.cross_entropy(logits, labels[rows]) + penalty(model, kernel_l2)
 
     saved = {"model": client["model"], "optimizer": client["revisit_optimizer"]}
     optimizer = restore(saved, model, new_optimizer)
@@ -178,9 +169,13 @@ def evaluate(fed, state, digested=None):
 
 
 def check_settings(fed, *, consensus_weights, **settings):
-    """Raises ValueError for weights that `consensus` refuses."""
-    if consensus_weights is not None:
-        consensus(torch.zeros(len(fed.private), 1, 1), consensus_weights)
+    """Raises ValueError unless each client has a weight >= 0, and one of them is above 0."""
+    if consensus_weights is None:
+        return
+    valid = all(0 <= weight < float("inf") for weight in consensus_weights)
+    if not valid or sum(consensus_weights) == 0 or len(consensus_weights) != len(fed.private):
+        raise ValueError("fedmd: consensus_weights needs a weight >= 0 for each of "
+                         f"{len(fed.private)} clients, not all 0, not {[*consensus_weights]}")
 
 
 def run(fed, state=None, *, rounds: int = 20, transfer_public_epochs: int = 20,
@@ -206,8 +201,9 @@ def run(fed, state=None, *, rounds: int = 20, transfer_public_epochs: int = 20,
     lr                            learning rate of all training
     optimizer                     optimizer of all training; those of digest and revisit are kept
     consensus_weights             weight of each client in the consensus; none: equal. The text
-                                  lowers those of CIFAR's networks 0 and 9 but gives no numbers
-    The other keywords are in hyperparameters.py.
+                                  lowers those of CIFAR's networks 0 and 9 but gives no numbers;
+                                  for example .9,1,1,1,1,1,1,1,1,.9
+    The other keywords, and attack, are explained in hyperparameters.py.
     """
     new_optimizer = partial(OPTIMIZERS[optimizer], lr=lr, weight_decay=weight_decay)
     training = dict(new_optimizer=new_optimizer, kernel_l2=kernel_l2)
@@ -215,43 +211,51 @@ def run(fed, state=None, *, rounds: int = 20, transfer_public_epochs: int = 20,
     revisiting = dict(local_epochs=local_epochs, batch_size=batch_size, **training)
     ids = range(len(fed.private))
     if state is None:
-        ALGORITHM.check(fed, early_stopping=early_stopping,
-                        consensus_weights=consensus_weights)
+        ALGORITHM.check(fed, early_stopping=early_stopping, consensus_weights=consensus_weights)
         on_public = dict(epochs=transfer_public_epochs, batch_size=transfer_public_batch_size,
                          min_delta=min_delta)
         on_private = dict(epochs=transfer_local_epochs, batch_size=transfer_batch_size)
         stages = run_clients(fed, lambda i: transfer(                        # Alg. 1, step 0
             fed, i, on_public, on_private, early_stopping=early_stopping, **training), ids)
         clients = [{"model": after_private, "digest_optimizer": None, "revisit_optimizer": None}
-                   for _, after_private in stages]
+                   for _, after_private in stages]                           # D2
         state = {"round": 0, "clients": clients}
         public_scores = client_scores(fed, [{"model": after_public} for after_public, _ in stages])
         yield {**evaluate(fed, state),
                **client_metrics(public_scores, "client_accuracy_public_stage")}, state
-    clients, labels = state["clients"], fed.public.labels.cpu().numpy()
+    clients, public_labels = state["clients"], fed.public.labels.cpu().numpy()
     for t in range(state["round"] + 1, rounds + 1):
         # The server draws a public subset, and each client uploads its logits of it.
-        rows = public_subset(labels, subset_size, stream(fed.seed, "subset", t))
-        rows = torch.from_numpy(rows).to(fed.device)                         # [n], Alg. 1, step 1
-        client_logits, _ = collect_rows(fed, rows, lambda i: predict_client(
-            fed, i, clients[i], rows), attack)                               # Alg. 1, step 2
-        # Each client trains towards the consensus. Without one nobody does.
-        consensus_logits, num_valid = valid_consensus(                       # Alg. 1, step 3
+        subset = public_subset(public_labels, subset_size, stream(fed.seed, "subset", t))      # D3
+        rows = torch.from_numpy(subset).to(fed.device)                       # [n], Alg. 1, step 1
+        images = fed.public.images[rows]                                     # [n, c, h, w]
+        # Results: the logits [M, n, C], of attackers replaced; no clients, since none has trained.
+        client_logits, _ = collect_rows(fed, rows, lambda i: upload_logits(
+            fed, i, clients[i], images), attack)                             # Alg. 1, step 2
+        # The server averages the logits that are usable.
+        consensus_logits, num_usable = usable_consensus(                     # Alg. 1, step 3
             client_logits, consensus_weights)
-        digested = clients if consensus_logits is None else run_clients(     # Alg. 1, step 4
-            fed, lambda i: digest(fed, i, t, clients[i], rows, consensus_logits, **digesting), ids)
+        # Each client trains towards the consensus. Without a consensus clients stay as they are.
+        digested = clients
+        if consensus_logits is not None:
+            digested = run_clients(fed, lambda i: digest(                    # Alg. 1, step 4
+                fed, i, t, clients[i], images, consensus_logits, **digesting), ids)
         # Then each client trains on its own samples.
         clients = run_clients(                                               # Alg. 1, step 5
             fed, lambda i: revisit(fed, i, t, digested[i], **revisiting), ids)
 
         state = {"round": t, "clients": clients}
-        metrics = {**evaluate(fed, state, digested), "bad_uploads": len(ids) - num_valid,
+        metrics = {**evaluate(fed, state, digested), "bad_uploads": len(ids) - num_usable,
                    **logits_ledger(len(ids), fed.num_classes, up=len(rows), down=len(rows),
                                    indices=len(rows))}
         yield metrics, state
 
 
 ALGORITHM = Algorithm(
-    "fedmd", run, public="joint", mixed=True, validation_for=("early_stopping",),
-    check_settings=check_settings, plateau=("lr",), evaluate=evaluate,
+    "fedmd", run,
+    public="joint",          # labeled, of this task or, in one output layer with it, of another
+    mixed_networks=True,
+    validation_for=("early_stopping",),      # the keywords that need validation images
+    check_settings=check_settings,
+    plateau=("lr",), evaluate=evaluate,      # for --lr-patience alone
     columns=("client_accuracy_distilled", "client_accuracy_private"))

@@ -1,21 +1,30 @@
 """FedMD's upper bound: each client's network trains on public samples, then on all private ones.
 
 Li and Wang, arXiv:1910.03581; the bound is in its authors' code.
-What travels: nothing. Public data: labeled.
-Run:   python fedkd_minimal.py --algo fedmd-pooled --paper fedmd
+
+Run:   python fedkd_minimal.py --algo fedmd-pooled
+       (small settings of experiment/presets.py: rounds 20, transfer_public_epochs 5; the defaults
+       of `run` below are the paper's: --paper fedmd)
+What travels: nothing; the private samples of all clients are trained on in one place.
+Public data: labeled.
 
 Paper              here                         shape         note
 D_0                fed.public                   [N, ...], [N] public samples and their labels
 union of D_k       pool                         [n, ...], [n] all private samples
                    learn_public                               step 0's first stage, as in FedMD
-                   clients, optimizer                         one for each network
                    best, best_round             numbers       of a network's validation accuracy
 
-Where the paper is silent or we differ:
-D1  a round is one epoch over the pooled samples; all rounds are run, and a network whose training
-    has stopped keeps its weights [test_pooled_is_public_training_and_then_epochs]
-D2  training stops as in the transfer's second stage, by the task's validation set
-    [test_pooled_training_stops_for_each_network_on_its_own]
+Each client's network, on its own:
+ 0  trains on D_0 until convergence, as in the first stage of FedMD's step 0 (fedmd_transfer.py)
+ then in each round:
+ 1  trains for one epoch on the pooled samples: cross-entropy, the same penalty, an Adam of its own.
+    It stops when the accuracy on the task's validation set has not grown for 10 rounds
+
+Kept between rounds: each network, its Adam, its best validation accuracy and the round of it.
+Scores: `accuracy`, and client_accuracy the same, are the mean over the networks after step 1 (in
+round 0 after step 0), on the task's test set (with --public half, on its private half).
+Departures (more: docs/DEPARTURES.md):
+D1  training stops by the task's validation set, in the code by a test set
 """
 from functools import partial
 
@@ -25,7 +34,6 @@ from algorithms.evaluation import accuracy, by_client, client_metrics, client_sc
 from algorithms.fedmd_transfer import PRIVATE_STAGE, learn_public, train_with_penalty
 from algorithms.training import OPTIMIZERS, Optimizer, predict_logits, restore, snapshot
 from federation import timed, union
-
 
 
 def train_client(fed, i, t, client, pool, *, early_stopping, batch_size, new_optimizer, kernel_l2):
@@ -43,7 +51,7 @@ def train_client(fed, i, t, client, pool, *, early_stopping, batch_size, new_opt
     optimizer = restore(client, model, new_optimizer)
     train_with_penalty(fed, model, optimizer, pool, kernel_l2, epochs=1, batch_size=batch_size,
                        keys=("pooled", t, i))
-    if early_stopping:
+    if early_stopping:                                                                   # D1
         reached = accuracy(predict_logits(fed, model, fed.validation.images), fed.validation.labels)
         if reached > best + PRIVATE_STAGE["min_delta"]:
             best, best_round = reached, t
@@ -98,5 +106,5 @@ def run(fed, state=None, *, rounds: int = 50, transfer_public_epochs: int = 20,
 
 
 ALGORITHM = Algorithm(
-    "fedmd-pooled", run, public="joint", mixed=True, validation_for=("early_stopping",),
+    "fedmd-pooled", run, public="joint", mixed_networks=True, validation_for=("early_stopping",),
     columns=("client_accuracy", "client_accuracy_min", "client_accuracy_max"))

@@ -1,7 +1,10 @@
 """FedMD's transfer learning: a client trains on public samples, then on its own, until convergence.
 
-Li and Wang, arXiv:1910.03581, Algorithm 1, step 0; what the text does not give is as in its
-authors' code. fedmd.py has the notation and the rounds; fedmd_pooled.py has the upper bound.
+Li and Wang, arXiv:1910.03581, Algorithm 1, step 0, which fedmd.py runs; fedmd_pooled.py runs the
+first stage alone. What the text does not give is as in its authors' code.
+
+What travels: nothing.
+Public data: labeled, at every client.
 
 Paper              here                         shape         note
 D_0                fed.public                   [N, ...], [N] public samples and their labels
@@ -9,12 +12,18 @@ D_k                fed.private[i]               [n, ...], [n] the few private sa
                    validation                   [n, ...], [n] decides when to stop
                    min_delta, patience          numbers       of accuracy; in epochs
 
-Where the paper is silent or we differ:
-D1  early stopping uses a tenth of the public samples, then the task's validation set; the code uses
-    test sets [test_transfer_never_sees_a_test_set]
-D2  the last epoch's weights are kept, not the best ones [test_fedmd_round_by_hand]
-D3  the penalty 1e-3 |W|² on the last layer's weights is in all losses, as in the code
-    [test_fedmd_round_by_hand]
+Step 0, at each client:
+ 1  it trains on nine tenths of D_0 until the accuracy on the other tenth, the held-out set, has not
+    grown by min_delta for 3 epochs
+ 2  it trains on D_k until the accuracy on the task's validation set, which no client trains on, has
+    not grown by 0.001 for 10 epochs
+Both stages: cross-entropy, a new optimizer, at most `epochs` passes. Without early stopping stage 1
+trains on all of D_0, and both stages make all passes. The weights of the last epoch are kept, the
+optimizers are not.
+Departures (more: docs/DEPARTURES.md):
+D1  the text trains "until convergence"; here a held-out set decides when to stop, in the code a
+    test set
+D2  all losses have the penalty kernel_l2 |W|² on the last layer's weights W, as in the code
 """
 import torch
 import torch.nn.functional as F
@@ -41,7 +50,7 @@ def transfer(fed, i, on_public, on_private, **training):
 def penalty(model, kernel_l2):
     """kernel_l2 times the squared norm of the last layer's weights: a scalar."""
     last = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
-    return kernel_l2 * last.weight.square().sum()
+    return kernel_l2 * last.weight.square().sum()                                        # D2
 
 
 def train_with_penalty(fed, model, optimizer, data, kernel_l2, **settings):
@@ -65,7 +74,7 @@ def train_until_converged(fed, model, optimizer, data, validation, *, epochs, ba
                            keys=(*keys, epoch))
         if validation is None:
             continue
-        reached = accuracy(predict_logits(fed, model, validation.images), validation.labels)
+        reached = accuracy(predict_logits(fed, model, validation.images), validation.labels)  # D1
         if reached > best + min_delta:
             best, best_epoch = reached, epoch
         elif epoch - best_epoch >= patience:

@@ -3,8 +3,12 @@
 Lee, Jeong, Shin, Bae and Yun, "Preservation of the Global Knowledge by Not-True Distillation in
 Federated Learning", NeurIPS 2022, arXiv:2106.03097. Written from the authors' code, whose settings
 for CIFAR-10 (100 clients) are the defaults; the paper's text was not at hand.
-What travels: weights, down and up. Public data: none.
+
 Run:   python fedkd_minimal.py --algo fedntd
+       (small settings of experiment/presets.py: rounds 20, local_epochs 5, lr 0.1, optimizer sgd;
+       the defaults of `run` below are the paper's)
+What travels: in each round the global model, down to each active client; its trained model, up.
+Public data: none.
 
 Paper              here                         shape         note
 w                  server["model"]              state_dict    the global model
@@ -17,21 +21,21 @@ Algorithm 1, as in the code; the numbers of its lines are ours:
  1  initialize w
  2  in each round the server draws active clients and sends them w
  3  a client's model starts at w; its teacher is w
- 4  for E epochs, for each batch (x, y): z and g are the logits of the same view of x
+ 4  for local_epochs, for each batch (x, y): z and g are the logits of the same view of x
  5  leave out the logit of y: z and g have C - 1 classes, the not-true ones
  6  L_NTD = mean over the batch of KL(softmax(g / tau) || softmax(z / tau))
- 7  step of SGD, with momentum 0.9 from zero in each round, on CE(z, y) + beta tau² L_NTD
+ 7  step on CE(z, y) + beta tau² L_NTD, by --optimizer (SGD with momentum 0.9) and --weight-decay
  8  the client uploads its model; w = their average by numbers of samples
---keep-true leaves out line 5: distillation over all classes, known as FedAvg + KD. Clients keep
-nothing. `accuracy` is of the new global model, on the test set.
+--keep-true leaves out line 5: distillation over all classes, known as FedAvg + KD.
 
-Where the code is not followed (D1, more: docs/DEPARTURES.md), and where it decides (D2, D3):
+Kept between rounds: the global model. A client keeps nothing: its optimizer is new in every round,
+with momentum from zero.
+Scores: `accuracy`, and server_accuracy the same, are of the global model after line 8, on the test
+set (with --public half, on its private half).
+Bad upload: a model with nan, infinity or a number of 1e30 or more is left out of the average and
+counted (bad_uploads). If none is left, the global model stays.
+Departures (more: docs/DEPARTURES.md):
 D1  the learning rate stays the same; the code multiplies it by .99 after each round
-    [test_two_rounds_of_fedntd_against_a_slow_loop]
-D2  the teacher is in eval mode, with BatchNorm's statistics as the server averaged them
-    [test_the_teacher_is_the_servers_model_in_eval_mode_on_the_students_view]
-D3  the server is FedAvg's: BatchNorm's statistics are averaged, weights are numbers of samples; it
-    also leaves out an upload with nan or infinity [test_fedntd_with_beta_0_is_fedavg_bit_for_bit]
 """
 import torch
 import torch.nn.functional as F
@@ -45,7 +49,6 @@ from algorithms.training import (OPTIMIZERS, Optimizer, batches, forward, load_m
                                  predict_logits)
 from algorithms.uploads import collect
 from federation import seeded, stream
-
 
 
 def not_true(logits, labels):
@@ -65,7 +68,7 @@ def not_true_loss(logits, labels, teacher_logits, temperature):
 
     logits, labels, teacher_logits    [B, C], [B], [B, C]; the teacher gets no gradient, and the
                                       label's own logit neither counts nor gets one
-    source    Alg. 1, line 6, with the factor of line 7. Needs `distillation_loss` and `not_true`.
+    source    Alg. 1, line 6, with the factor of line 7
     """
     return distillation_loss(not_true(teacher_logits, labels), not_true(logits, labels),
                              temperature)
@@ -80,11 +83,12 @@ def client_loss(logits, labels, teacher_logits, temperature, beta, keep_true):
 
 
 def train_client(fed, i, t, server, *, local_epochs, local_steps=None, batch_size, lr, temperature,
-                 beta, keep_true, optimizer="momentum", weight_decay=0.0):
+                 beta, keep_true, optimizer, weight_decay):
     """Local training of client i in round t, from what the server sent. Returns its upload."""
     images, labels = fed.private[i]                                          # [n, c, h, w], [n]
     model, teacher = load_model(fed, server), load_model(fed, server)        # line 3
     model.train()
+    # The learning rate is the same in every round (D1).
     local_optimizer = OPTIMIZERS[optimizer](model.parameters(), lr=lr, weight_decay=weight_decay)
     rng = stream(fed.seed, "local", t, i)
     with seeded(fed.seed, "local", t, i):
@@ -123,7 +127,7 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 0.1, local
         active = sample_clients(len(fed.private), participation, stream(fed.seed, "active", t))
         uploads = collect(fed, active,
                           lambda i: train_client(fed, i, t, server, **settings), attack)
-        # The new global model is the average of theirs.
+        # The new global model is the average of theirs, by numbers of samples.
         server = aggregate(fed, server, uploads)                             # line 8
 
         state = {"round": t, "server": server}

@@ -2,8 +2,12 @@
 
 Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020; here as the baseline of
 FedSDD (Kwan and Song, arXiv:2312.17029v1), whose settings are the defaults.
-What travels: weights, down and up. Public data: none.
+
 Run:   python fedkd_minimal.py --algo fedprox
+       (small settings of experiment/presets.py: rounds 20, local_epochs 5, lr 0.1; the defaults of
+       `run` below are FedSDD's: --paper fedsdd)
+What travels: in each round the global model, down to each active client; its trained model, up.
+Public data: none.
 
 Paper              here                         shape         note
 w^t                server["model"]              state_dict    the global model
@@ -12,14 +16,21 @@ mu                 mu (--mu)                    number        0 is FedAvg, bit f
 N_t                len(active)                  number        clients of round t
 |X_{t,n}|          len(fed.private[i].labels)   number        the weight of a client's model
 
-Where the paper is silent or we differ:
-D1  the distance is over the parameters alone, not over BatchNorm's statistics
-    [test_proximal_term_ignores_buffers]
-D2  the server is FedAvg's (its D1-D3): clients are drawn uniformly and weigh by samples. The
-    paper's Algorithm 2 draws them with probability p_k and takes the plain mean
-    [test_fedprox_with_mu_0_is_fedavg_bit_for_bit]
+A round:
+ 1  the server draws active clients and sends them the global model w^t
+ 2  each trains it on its own samples, with --optimizer (plain SGD):
+    cross-entropy + (mu / 2) ||w - w^t||², Eq. (2)
+ 3  the global model is the average of theirs, by numbers of samples
+
+Kept between rounds: the global model. A client keeps nothing: its optimizer is new in every round.
+Scores: `accuracy`, and server_accuracy the same, are of the global model after step 3, on the test
+set (with --public half, on its private half).
+Bad upload: a model with nan, infinity or a number of 1e30 or more is left out of the average and
+counted (bad_uploads). If none is left, the global model stays.
+Departures (more: docs/DEPARTURES.md):
+D2  clients are drawn uniformly and weigh by samples, as in FedAvg; the paper's Algorithm 2 draws
+    client k with probability p_k and takes the plain mean
 """
-import torch
 import torch.nn.functional as F
 
 from algorithms.clients import sample_clients
@@ -31,32 +42,25 @@ from algorithms.uploads import collect
 from federation import seeded, stream
 
 
-
 def proximal_term(model, global_state, mu):
     """(mu / 2) ||w - w^t||²: the penalty on the distance to w^t, a scalar.   FedProx Eq. (2)
 
     model           the client's network; only its parameters count, not its buffers
     global_state    a state_dict that holds at least these parameters; it gets no gradient
-    returns         a scalar of the parameters' type, whose gradient is mu (w - w^t)
+    returns         a scalar, whose gradient is mu (w - w^t)
     >>> model = torch.nn.Linear(1, 1, bias=False); _ = model.weight.data.fill_(3.0)
     >>> global_state = {"weight": torch.tensor([[1.0]])}
     >>> proximal_term(model, global_state, mu=0.5).item()                    # 0.5 / 2 * (3 - 1)²
     1.0
     """
-    squared_distance = 0
-    for name, w in model.named_parameters():
-        wide = torch.promote_types(w.dtype, torch.float32)                   # squares underflow
-        squared_distance += (w.to(wide) - global_state[name].detach()).square().sum()
-    return (mu / 2 * squared_distance).to(w.dtype)                           # Eq. (2)
+    squared_distance = sum((w - global_state[name].detach()).square().sum()
+                           for name, w in model.named_parameters())
+    return mu / 2 * squared_distance                                         # Eq. (2)
 
 
 def train_client(fed, i, t, server, *, local_epochs, local_steps=None, batch_size, lr, mu,
                  optimizer="sgd", weight_decay=0.0):
-    """Local training of client i in round t, from what the server sent. Returns its upload.
-
-    Cross-entropy plus the proximal term, with a new optimizer in every round: the client keeps
-    nothing.
-    """
+    """Local training of client i in round t, from what the server sent. Returns its upload."""
     images, labels = fed.private[i]                                          # [n, c, h, w], [n]
     model = load_model(fed, server)                                          # FedSDD Eq. (1)
     model.train()
@@ -94,7 +98,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4,
         uploads = collect(fed, active,
                           lambda i: train_client(fed, i, t, server, **settings), attack)
         # The new global model is the average of theirs.
-        server = aggregate(fed, server, uploads)                             # FedSDD Eq. (2)
+        server = aggregate(fed, server, uploads)                             # FedSDD Eq. (2), D2
 
         state = {"round": t, "server": server}
         model = network(fed, server["architecture"])

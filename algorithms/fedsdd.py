@@ -2,17 +2,21 @@
 
 Kwan and Song, "FedSDD: Scalable and Diversity-enhanced Distillation for Model Aggregation in
 Federated Learning", arXiv:2312.17029v1.
-What travels: weights. In each round an active client receives the global model of its group, trains
-it and uploads it (SCAFFOLD: with a control). Public data: unlabeled images, on the server alone.
+
 Run:   python fedkd_minimal.py --algo fedsdd --K 4 --R 2
+       (small settings of experiment/presets.py: rounds 20, lr 0.1, distill_steps 100,
+       server_lr 0.0125; the defaults of `run` below are the paper's: --paper fedsdd)
+What travels: in each round the server sends each active client the global model of its group; the
+client sends its trained model back.
+Public data: N unlabeled images, on the server alone; --augment augments them for the student alone.
 
 Paper              here                         shape         note
 K, R, T, tau       K, R, rounds, temperature    numbers       global models, rounds in the ensemble
 w*_{t,k}           global_models[k]["model"]    state_dict    global model k; the main one is k = 0
-N_{t,k}            len(groups[k])               number        clients of model k in round t
+C_{t,k,n}          groups[k]                    client ids    N_{t,k} clients train model k
 w^l*_{t,k,n}       uploads[k][i]["model"]       state_dict    client i's model after local training
 w_{t,k}            averaged[k]["model"]         state_dict    after line 7, before distillation
-F(x|w_{t,k})       member_logits                [K, N, C]     raw logits on the N public images
+F(x|w_{t,k})       member_logits                [M, N, C]     raw logits of M = K models, C classes
 F_ensemble, R = 1  ring[-1]                     [N, C]        Eq. (3): the mean over k in round t
 F_ensemble         teacher_logits               [N, C]        Eq. (5): the mean over R rounds too
 
@@ -23,42 +27,29 @@ Algorithm 1 of the paper, which does not number its lines:
  4      for every client n of group k in parallel
  5        w^l_{t,k,n} <- w*_{t-1,k}
  6        w^l*_{t,k,n} <- LocalTraining(C_{t,k,n}, w^l_{t,k,n})
- 7      w_{t,k} <- Aggregation(w^l*_{t,k,0}, ..., w^l*_{t,k,N-1})
+ 7      w_{t,k} <- Aggregation(w^l*_{t,k,0}, ..., w^l*_{t,k,N_{t,k}-1})
  8    for every k in parallel
  9      if k = 0: w*_{t,0} <- Distillation(w_{t,0}, {w_{t-r,k}: 0 <= k < K, 0 <= r < R})
 10      else: w*_{t,k} <- w_{t,k}
+Before line 3 a share of the clients (--participation) is drawn and dealt at random to K groups.
+Line 6 is cross-entropy with plain SGD; line 7 is the mean, weighed by numbers of samples. (--local
+takes both from fedprox.py or from scaffold.py, which adds control variates to what travels and to
+what is kept.) Line 9 is distill_steps steps of plain SGD on batches of public images, with the loss
+of Eq. (4) as D1 reads it. All optimizers are new in every round.
+If clients have different networks (A.5), each network has K global models: k runs from 0 to M - 1,
+K numbers in a row for each network, the first a main model. All M models are in the ensemble.
 
-Before line 3 a share of the clients (--participation) is drawn and dealt to the K groups at random.
-Line 6 is cross-entropy with SGD, by `train_client` of fedavg.py, fedprox.py or scaffold.py, as
---local says. Line 7 is the mean by numbers of samples (SCAFFOLD: the plain mean). Line 9 is SGD on
-Eq. (4), by `distill`. No optimizer is kept: each training starts a new one.
-
-A state keeps the K global models after lines 9 and 10, and the ring: for each of the last R rounds,
-the mean logits of the K averaged models on the public images. Clients keep nothing. (With SCAFFOLD
-a client keeps its control, and the server one for each global model.)
-
-The ring of logits instead of models is this implementation's, not the paper's: past models and
-public images never change, so K models predict N images in a round, for any R. The paper claims the
-same cost for any number of clients.
-
-Scores of a round, on the test set: `accuracy` of the main model after line 9 (of several main
-models, the mean); `ensemble_accuracy` of the averaged models of line 7, over R rounds (test_ring:
-their mean logits on the test images); `disagreement` of those of this round.
-
-With different networks (section A.5) each network has K global models, one of them a main model.
-k counts over all of them, all are in the ensemble, and K in a shape is the number of all.
---secure-sum (section 3.2): secure_sum.py; Tables 5 and 6: fedsdd_ablations.py.
-
-Where the paper is silent or we differ (more: docs/DEPARTURES.md):
-D1  Eq. (4) reads KL(student || teacher); we take Hinton's temperature² KL(teacher || student)
-    [test_eq4_is_temperature_squared_kl_from_the_teacher]
-D2  --augment: the student sees augmented images, the teachers clean ones; in FedDF's code both see
-    the same [test_augmentation_is_for_what_is_trained_on_alone]
-D3  the student's BatchNorm is in train mode [test_distill_moves_the_students_running_statistics]
-D4  SCAFFOLD: a server control per global model, a client control per (client, global model)
-    [test_rounds_with_R_2_against_algorithm_1]
-D5  `ensemble_accuracy` is of the averaged models, the main one before distillation; Table 6 does
-    not say which [test_ensemble_accuracy_is_of_K_models_of_each_of_the_last_R_rounds]
+Kept between rounds: server: the global models after line 10, and for each of the last R rounds the
+logits of Eq. (3), of public images (ring) and of test images (test_ring). Client: nothing.
+Scores: on the test set (--public half halves it: on its private half). `accuracy`, and
+server_accuracy the same: the main model after line 9 (of several main models the mean; each has its
+server_accuracy_NETWORK), in round 0 untrained. ensemble_accuracy: the models of line 7 of R rounds,
+as Eq. (5). disagreement: how often two models of line 7 of this round predict different classes.
+Bad upload: `collect` leaves out a model with nan, infinity or a number of magnitude 1e30 or more;
+bad_uploads counts it. If a group has no other, w_{t,k} is w*_{t-1,k}. (--secure-sum: secure_sum.py)
+Departures (more: docs/DEPARTURES.md):
+D1  Eq. (4) is printed KL(student || teacher), without temperature. Line 9 takes temperature²
+    KL(teacher || student): Hinton et al., whom the paper cites for distillation
 """
 from collections.abc import Callable
 from functools import partial
@@ -67,7 +58,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from algorithms import fedavg, fedprox, scaffold
-from algorithms.clients import active_clients, by_architecture, count_active
+from algorithms.clients import active_clients, by_architecture, count_active, run_students
 from algorithms.communication import FLOAT_BYTES, weights_ledger
 from algorithms.declaration import Algorithm
 from algorithms.equations import distillation_loss, ensemble_logits
@@ -95,45 +86,22 @@ def group_clients(active, K, rng):
     return [sorted(shuffled[k::K]) for k in range(K)]
 
 
-@timed
-def distill(fed, student, teacher_logits, *, distill_steps, server_batch_size, server_lr,
-            temperature, keys):
-    """The student after SGD steps towards teacher_logits [N, C] on the public images.
-
-    The loss is temperature² KL(teacher || student). The optimizer is new in every call, without
-    momentum; only the model is kept.
-    student    {"architecture", "model", ...}: a global model before distillation
-    keys       name the purpose: the stream that shuffles and augments, and the seed of dropout
-    """
-    model = load_model(fed, student)
-    model.train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=server_lr)
-    rng = stream(fed.seed, *keys)                                          # batches, augmentation
-    images = fed.public.images
-    with seeded(fed.seed, *keys):                                                        # dropout
-        for rows in batches(len(images), server_batch_size, None, rng, fed.device, distill_steps):
-            batch = fed.augment(images[rows], rng) if fed.augment else images[rows]
-            student_logits = forward(fed, model, batch)                                  # [B, C]
-            loss = distillation_loss(teacher_logits[rows], student_logits, temperature)  # Eq. (4)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    return student | {"model": model.state_dict()}
-
-
 class LocalMethod(NamedTuple):
-    """The functions and numbers that FedSDD takes from FedAvg, FedProx or SCAFFOLD."""
+    """What FedSDD takes from FedAvg, FedProx or SCAFFOLD; --secure-sum replaces some of it."""
 
-    start_server: Callable     # (fed, architecture, init) -> global model
-    train_client: Callable     # (fed, i, t, global model) -> upload
-    aggregate: Callable        # (fed, global model, {client: upload}) -> global model
+    start_server: Callable     # Alg. 1, line 1: (fed, architecture, init) -> global model
+    train_client: Callable     # Alg. 1, line 5-6: (fed, i, t, global model) -> upload
+    aggregate: Callable        # Alg. 1, line 7: (fed, global model, {client: upload}) -> the new
+    #                            global model, or the same one without uploads
     copies: int                # a message has so many times the model's parameters
     count_valid: Callable = len            # {client: upload} -> number of valid uploads
     number_bytes: int = FLOAT_BYTES        # of one uploaded number
 
 
-def local_method(local, **settings):
-    """The `LocalMethod` of that name; settings: the hyperparameters of its local training."""
+def local_method(local, mu, **settings):
+    """The `LocalMethod` of that name; mu and settings: of its local training."""
+    if local == "fedprox":
+        settings["mu"] = mu
     module = LOCAL[local]
     return LocalMethod(module.start_server, partial(module.train_client, **settings),
                        module.aggregate, module.COPIES)
@@ -141,8 +109,8 @@ def local_method(local, **settings):
 
 def start_models(fed, method, K):
     """K global models of each network, each from initial weights of its own."""
-    return [method.start_server(fed, architecture, init=k)
-            for architecture in by_architecture(fed) for k in range(K)]
+    return [method.start_server(fed, architecture, init)
+            for architecture in by_architecture(fed) for init in range(K)]
 
 
 def deal_clients(fed, t, participation, K):
@@ -153,11 +121,42 @@ def deal_clients(fed, t, participation, K):
 
 
 def train_groups(fed, t, groups, global_models, method, attack=None):
-    """[{client: upload} of each group]; all clients train in parallel, from their group's model."""
+    """[{client: upload} of each group]; all clients train in parallel, from their group's model.
+
+    `collect` leaves out bad uploads.
+    attack    an `Attack` of attacks.py, which replaces uploads of malicious clients, or None
+    """
     group_of = {i: k for k, group in enumerate(groups) for i in group}
     uploads = collect(fed, sorted(group_of),
                       lambda i: method.train_client(fed, i, t, global_models[group_of[i]]), attack)
     return [{i: uploads[i] for i in group if i in uploads} for group in groups]
+
+
+@timed
+def distill(fed, student, teacher_logits, *, distill_steps, server_batch_size, server_lr,
+            temperature, keys):
+    """The student after SGD steps towards teacher_logits [N, C] on the public images.
+
+    student    {"architecture", "model", ...}: a global model before distillation, w_{t,k}
+    keys       words and numbers that select the random numbers of this training: of batches and
+               augmentation (`stream`), and of dropout (`seeded`). Others give other numbers
+    """
+    model = load_model(fed, student)           # a network with a copy of its weights
+    model.train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=server_lr)
+    rng = stream(fed.seed, *keys)
+    images = fed.public.images
+    with seeded(fed.seed, *keys):
+        for rows in batches(len(images), server_batch_size, epochs=None, rng=rng,
+                            device=fed.device, steps=distill_steps):                     # [B]
+            batch = fed.augment(images[rows], rng) if fed.augment else images[rows]
+            student_logits = forward(fed, model, batch)                                  # [B, C]
+            # temperature² KL(teacher || student) (D1)
+            loss = distillation_loss(teacher_logits[rows], student_logits, temperature)  # Eq. (4)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return student | {"model": model.state_dict()}
 
 
 def is_main(k, K):
@@ -174,11 +173,12 @@ def evaluate(fed, state, K):
 
 @timed
 def evaluate_ensemble(fed, members, test_ring, R):
-    """(accuracy of the ensemble and disagreement of its members in this round, the test ring).
+    """(metrics of the ensemble, the test ring with this round): accuracy on the test images of the
+    members of R rounds, and disagreement of those of this round.
 
-    test_ring    R times [N, C]: the mean logits of each round's members on the test images
+    test_ring    up to R times [N, C]: the mean logits of a round's members on the test images
     """
-    member_logits = predict_members(fed, members, fed.test.images)                       # [K, N, C]
+    member_logits = predict_members(fed, members, fed.test.images)                       # [M, N, C]
     test_ring = [*test_ring, ensemble_logits(member_logits)][-R:]
     logits = ensemble_logits(torch.stack(test_ring))                                     # [N, C]
     return {"ensemble_accuracy": accuracy(logits, fed.test.labels),
@@ -186,8 +186,8 @@ def evaluate_ensemble(fed, members, test_ring, R):
 
 
 def ledger(fed, groups, uploads, global_models, method):
-    """Bytes of the round and the number of uploads that were not valid."""
-    valid = sum(method.count_valid(upload) for upload in uploads)
+    """Bytes of the round and the number of bad uploads; uploads: as from `train_groups`."""
+    valid = sum(method.count_valid(of_group) for of_group in uploads)
     messages = [(network(fed, saved["architecture"]), len(group))
                 for saved, group in zip(global_models, groups)]
     return {"bad_uploads": sum(map(len, groups)) - valid,
@@ -196,7 +196,7 @@ def ledger(fed, groups, uploads, global_models, method):
 
 def check_settings(fed, *, participation, K, local, secure_sum=False, attack=None, **settings):
     """Raises ValueError if a group would have no client, or if options exclude each other."""
-    for ids in by_architecture(fed).values():
+    for ids in by_architecture(fed).values():      # only the sizes matter: any deal has the same
         groups = group_clients(range(count_active(len(ids), participation)), K, stream(fed.seed))
         if secure_sum and len(groups[-1]) < 2:
             raise ValueError("secure_sum needs two clients in each group: the sum of one is its "
@@ -217,14 +217,12 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
     secure_sum    clients upload masked models: the server learns only a group's average
-    The other keywords are in hyperparameters.py.
+    The other keywords, and attack, are explained in hyperparameters.py.
     """
-    training = dict(local_epochs=local_epochs, local_steps=local_steps, batch_size=batch_size,
-                    lr=lr)
-    method = local_method(local, **training, **({"mu": mu} if local == "fedprox" else {}))
+    method = local_method(local, mu, local_epochs=local_epochs, local_steps=local_steps,
+                          batch_size=batch_size, lr=lr)
     if secure_sum:
-        method = with_masks(method, lambda t: deal_clients(fed, t, participation, K),
-                            lambda t, *pair: stream(fed.seed, "mask", t, *pair))
+        method = with_masks(method, partial(deal_clients, participation=participation, K=K))
     distillation = dict(distill_steps=distill_steps, server_batch_size=server_batch_size,
                         server_lr=server_lr, temperature=temperature)
     if state is None:
@@ -241,25 +239,29 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
         averaged = [method.aggregate(fed, global_model, uploads[k])              # Alg. 1, line 7
                     for k, global_model in enumerate(global_models)]
 
-        # The teacher is the ensemble of the averaged models of the last R rounds.
-        member_logits = predict_members(fed, averaged, fed.public.images)        # [K, N, C]
+        # The teacher is the ensemble of the averaged models of the last R rounds. Old models and
+        # public images do not change: so the ring keeps old logits, and only new models predict.
+        member_logits = predict_members(fed, averaged, fed.public.images)        # [M, N, C]
         ring = [*ring, ensemble_logits(member_logits)][-R:]                      # Eq. (3)
         teacher_logits = ensemble_logits(torch.stack(ring))                      # [N, C], Eq. (5)
+        ensemble_metrics, test_ring = evaluate_ensemble(fed, averaged, test_ring, R)
 
         # Only the main model learns from the ensemble, so that the others stay diverse.
-        global_models = [distill(fed, average, teacher_logits,                   # Alg. 1, line 9
-                                 keys=("distil", t, k), **distillation)
-                         if is_main(k, K) else average                           # Alg. 1, line 10
-                         for k, average in enumerate(averaged)]                  # Alg. 1, line 8
+        main_ks = [k for k in range(len(averaged)) if is_main(k, K)]             # Alg. 1, line 8-9
+        distilled = run_students(fed, lambda k: distill(                         # Alg. 1, line 9
+            fed, averaged[k], teacher_logits, keys=("distil", t, k), **distillation), main_ks)
+        main_models = dict(zip(main_ks, distilled))
+        global_models = [main_models.get(k, average)                             # Alg. 1, line 10
+                         for k, average in enumerate(averaged)]
 
-        ensemble, test_ring = evaluate_ensemble(fed, averaged, test_ring, R)
         state = {"round": t, "global_models": global_models, "ring": ring, "test_ring": test_ring}
-        metrics = {**evaluate(fed, state, K), **ensemble,
+        metrics = {**evaluate(fed, state, K), **ensemble_metrics,
                    "teacher_forwards": len(averaged) * len(fed.public.images),
                    **ledger(fed, groups, uploads, averaged, method)}
         yield metrics, state
 
 
 ALGORITHM = Algorithm(
-    "fedsdd", run, public="unlabeled", mixed=True, check_settings=check_settings,
+    "fedsdd", run, public="unlabeled", mixed_networks=True,
+    check_settings=check_settings,
     columns=("accuracy", "ensemble_accuracy", "disagreement", "teacher_forwards"))

@@ -3,9 +3,13 @@
 Kwan and Song, arXiv:2312.17029v1. The loop is that of fedsdd.py except for lines marked with a
 table. With --students none the ensemble of the K models is Fed-ensemble (Shi et al.,
 arXiv:2107.10663): read its `ensemble_accuracy`.
-What travels: weights, down and up, as in the local method (--local). Public data: unlabeled images,
-on the server alone.
+
 Run:   python fedkd_minimal.py --algo fedsdd-ablations --students all
+       (small settings of experiment/presets.py: rounds 20, lr 0.1, distill_steps 100,
+       server_lr 0.0125; the defaults of `run` below are the paper's: --paper fedsdd)
+What travels: as in fedsdd.py. In each round the server sends each active client the global model of
+its group; the client sends its trained model back.
+Public data: unlabeled images, on the server alone.
 
 Paper                       here                         shape         note
 diversity-enhanced          students = "main"            Table 6       FedSDD: the main model learns
@@ -15,22 +19,31 @@ no distillation             students = "none"            Table 6       Fed-ensem
 ensemble of clients         ensemble = "clients"         Table 5       members: all clients' models
 w_{t,k}                     averaged, members            state_dicts   before distillation
 
-Where the paper is silent or we differ:
+Losses and optimizers are those of fedsdd.py: for clients cross-entropy with plain SGD, for students
+temperature² KL(teacher || student) with plain SGD. All optimizers are new in every round.
+
+Kept between rounds: by the server the global models, and for each of the last R rounds the mean
+logits of the members on the public images (ring) and on the test images (test_ring).
+Scores: those of fedsdd.py, on the test set (with --public half, on its private half). `accuracy` is
+the main model's, also where other models learn or none does. ensemble_accuracy and disagreement are
+the members', before distillation.
+Bad upload: `collect` leaves out a model with nan, infinity or a number of magnitude 1e30 or more,
+and bad_uploads counts it. It is no member of an ensemble of clients. If no upload is left at all,
+the averaged models are the members.
+Departures (more: docs/DEPARTURES.md):
 D1  all students learn from the same teacher, the ensemble before any distillation
-    [test_basic_distillation_has_one_fixed_teacher_for_all_students]
-D2  the ring is filled in warm-up rounds too [test_warm_up_rounds_have_no_distillation]
 """
 from typing import Literal
 
 import torch
 
+from algorithms.clients import run_students
 from algorithms.declaration import Algorithm
 from algorithms.equations import ensemble_logits
 from algorithms.fedsdd import (check_settings, deal_clients, distill, evaluate,
                                evaluate_ensemble, is_main, ledger, local_method, start_models,
                                train_groups)
 from algorithms.training import predict_members
-
 
 
 def client_members(averaged, uploads):
@@ -52,11 +65,10 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
     ensemble         members of the ensemble: aggregated global models, or clients' models
     students         global models that learn from the ensemble: the main one, all, or none
     warmup_rounds    rounds at the start without distillation
-    The other keywords are in hyperparameters.py.
+    The other keywords, and attack, are explained in hyperparameters.py.
     """
-    training = dict(local_epochs=local_epochs, local_steps=local_steps, batch_size=batch_size,
-                    lr=lr)
-    method = local_method(local, **training, **({"mu": mu} if local == "fedprox" else {}))
+    method = local_method(local, mu, local_epochs=local_epochs, local_steps=local_steps,
+                          batch_size=batch_size, lr=lr)
     distillation = dict(distill_steps=distill_steps, server_batch_size=server_batch_size,
                         server_lr=server_lr, temperature=temperature)
     if state is None:
@@ -80,16 +92,18 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
             member_logits = predict_members(fed, members, fed.public.images)     # [M, N, C]
             ring = [*ring, ensemble_logits(member_logits)][-R:]                  # Eq. (3)
             teacher_logits = ensemble_logits(torch.stack(ring))                  # [N, C], Eq. (5)
+        ensemble_metrics, test_ring = evaluate_ensemble(fed, members, test_ring, R)
 
-        # Students learn from the ensemble, after the warm-up rounds.
+        # Students learn from the ensemble, after the warm-up rounds; all from the same (D1).
         global_models = averaged
         if students != "none" and t > warmup_rounds:                             # Table 6
-            global_models = [distill(fed, average, teacher_logits, keys=("distil", t, k),
-                                     **distillation)
-                             if is_main(k, K) or students == "all" else average  # Table 6
-                             for k, average in enumerate(averaged)]
+            student_ks = [k for k in range(len(averaged))
+                          if is_main(k, K) or students == "all"]                 # Table 6
+            distilled = dict(zip(student_ks, run_students(fed, lambda k: distill(
+                fed, averaged[k], teacher_logits, keys=("distil", t, k), **distillation),
+                student_ks)))
+            global_models = [distilled.get(k, average) for k, average in enumerate(averaged)]
 
-        ensemble_metrics, test_ring = evaluate_ensemble(fed, members, test_ring, R)
         state = {"round": t, "global_models": global_models, "ring": ring, "test_ring": test_ring}
         teachers = 0 if students == "none" else len(members)
         metrics = {**evaluate(fed, state, K), **ensemble_metrics,
@@ -99,5 +113,6 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
 
 
 ALGORITHM = Algorithm(
-    "fedsdd-ablations", run, public="unlabeled", mixed=True, check_settings=check_settings,
+    "fedsdd-ablations", run, public="unlabeled", mixed_networks=True,
+    check_settings=check_settings,
     columns=("accuracy", "ensemble_accuracy", "disagreement", "teacher_forwards"))

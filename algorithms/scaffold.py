@@ -3,8 +3,13 @@
 Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020,
 Algorithm 1; here as the baseline of FedSDD (Kwan and Song, arXiv:2312.17029v1), whose settings are
 the defaults.
-What travels: weights and a control variate of the same size, down and up. Public data: none.
+
 Run:   python fedkd_minimal.py --algo scaffold
+       (small settings of experiment/presets.py: rounds 20, local_epochs 5, lr 0.1; the defaults of
+       `run` below are FedSDD's: --paper fedsdd)
+What travels: in each round the global model and the server's control c, down to each active client;
+its trained model and the change of its own control c_i, up. A control has the model's size.
+Public data: none.
 
 Paper              here                         shape         note
 x                  server["model"]              state_dict    the global model
@@ -15,17 +20,21 @@ y_i                model, upload["model"]       state_dict    during and after l
 Delta c_i          upload["control_change"]     state_dict    c_i+ - c_i
 K                  steps                        number        optimizer steps of a client in a round
 eta_l, eta_g       lr, global_lr                numbers       local and global learning rate
-|S|, N             len(uploads), num_clients    numbers       clients of the round, all clients
+|S|, N             len(sent), num_clients       numbers       clients of the round, all clients
 
-Where the paper is silent or we differ:
-D1  BatchNorm's buffers are outside c; they are averaged as in FedAvg
-    [test_controls_hold_parameters_only]
-D2  clients count equally in both averages, as in the paper; FedAvg weighs them by sample counts
-    [test_scaffold_round_against_slow_loop]
-D3  plain SGD only: momentum or weight decay would break (x - y) / (K lr)
-    [test_scaffold_offers_no_other_optimizer]
-D4  a client whose upload is not finite keeps its old control
-    [test_bad_upload_keeps_the_clients_control]
+A round, with the lines of the paper's Algorithm 1:
+ 7     an active client starts at y_i = x
+10     K steps of plain SGD on cross-entropy: y_i = y_i - eta_l (g - c_i + c)
+12     its new control is c_i+ = c_i - c + (x - y_i) / (K eta_l)
+13     it uploads y_i and Delta c_i (the paper: y_i - x, which is as large)
+16-17  x = x + eta_g mean(y_i - x), c = c + |S| / N mean(Delta c_i): clients count equally
+
+Kept between rounds: the global model and c on the server, c_i on client i. No optimizer is kept.
+Scores: `accuracy`, and server_accuracy the same, are of the global model after line 17, on the test
+set (with --public half, on its private half).
+Bad upload: if it has nan, infinity or a number of 1e30 or more, it is left out of both means and
+counted (bad_uploads), and the client keeps its old c_i. If none is left, x and c stay.
+Departures (more: docs/DEPARTURES.md): none that changes an equation.
 """
 import torch
 import torch.nn.functional as F
@@ -81,7 +90,7 @@ def updated_client_control(client_control, server_control, global_params, local_
 def train_client(fed, i, t, server, *, local_epochs, local_steps=None, batch_size, lr):
     """Local training of client i in round t, from what the server sent. Returns its upload.
 
-    Cross-entropy with plain SGD on corrected gradients; the client keeps its control alone.
+    The upload also holds "client_control", which stays on the client: no message counts it.
     """
     images, labels = fed.private[i]                                          # [n, c, h, w], [n]
     model = load_model(fed, server)                                          # Alg. 1, line 7
@@ -105,7 +114,7 @@ def train_client(fed, i, t, server, *, local_epochs, local_steps=None, batch_siz
                    for name, w in model.named_parameters()}                  # Alg. 1, line 12
     control_change = {name: new_control[name] - client_control[name] for name in new_control}
     return {"model": model.state_dict(), "control_change": control_change,   # Alg. 1, line 13
-            "client_control": new_control}                                   # stays on the client
+            "client_control": new_control}
 
 
 def aggregate(fed, server, uploads, global_lr=1.0):
@@ -113,19 +122,20 @@ def aggregate(fed, server, uploads, global_lr=1.0):
     c + |S|/N mean(Delta c_i), and buffers averaged as in FedAvg.
 
     N counts the clients that can hold a control of this model: those of its network.
-    Without any upload the server stays as it is.
+    Without uploads the server stays as it is.
     """
     if not uploads:
         return server
     num_clients = fed.architecture.count(server["architecture"])             # N
+    sent = list(uploads.values())                                            # of |S| clients
     model = fedavg.aggregate(fed, server, uploads)["model"]                  # the buffers
     control = {}
     for name, c in server["control"].items():
         x = server["model"][name]
-        change = sum(upload["model"][name] - x for upload in uploads.values()) / len(uploads)
-        model[name] = x + global_lr * change                                 # Alg. 1, line 16-17
-        change = sum(upload["control_change"][name] for upload in uploads.values()) / len(uploads)
-        control[name] = c + len(uploads) / num_clients * change              # Alg. 1, line 16-17
+        model_change = sum(upload["model"][name] - x for upload in sent) / len(sent)
+        control_change = sum(upload["control_change"][name] for upload in sent) / len(sent)
+        model[name] = x + global_lr * model_change                           # Alg. 1, line 16-17
+        control[name] = c + len(sent) / num_clients * control_change         # Alg. 1, line 16-17
     client_controls = server["client_controls"] | {i: upload["client_control"]
                                                    for i, upload in uploads.items()}
     return server | {"model": model, "control": control, "client_controls": client_controls}

@@ -13,12 +13,14 @@ a real number x travels as round(x 2^24) in 64 bits: exact to 2^-25, up to 2^38 
 The average of a group is the sum of n_i w_i over the sum of n_i. A client whose model is not
 finite, or too large for 64 bits, sends zeros and the weight 0, masked like all others: it leaves
 the average intact, and nobody learns which client it was. BatchNorm's counters, which take the
-maximum in fedavg.py, become rounded averages [test_average_of_masked_models_by_hand].
+maximum in fedavg.py, become rounded averages.
 
 A simulation: real clients agree on the masks by a key exchange (Diffie-Hellman in the paper); here
 the masks come from the seed of the run.
 """
 import torch
+
+from federation import stream
 
 FRACTION_BITS = 24
 NUMBER_BYTES = 8         # of a masked number on the wire
@@ -78,19 +80,18 @@ def average_of_masked(messages, like):
     return average
 
 
-def with_masks(method, groups_of, pair_stream):
+def with_masks(method, groups_of):
     """Like `method`, but clients upload masked models, and the server averages from their sum.
 
     method         FedSDD's local method, a NamedTuple with train_client, aggregate, count_valid and
                    number_bytes
-    groups_of      groups_of(t): the groups of clients of round t
-    pair_stream    pair_stream(t, i, j): the Generator that clients i and j share in round t
+    groups_of      groups_of(fed, t): the groups of clients of round t
     """
     def train_client(fed, i, t, server):
-        group = next(group for group in groups_of(t) if i in group)
+        group = next(group for group in groups_of(fed, t) if i in group)
         upload = method.train_client(fed, i, t, server)
         return masked_model(upload["model"], len(fed.private[i].labels), i, group,
-                            lambda *pair: pair_stream(t, *pair))
+                            lambda *pair: stream(fed.seed, "mask", t, *pair))
 
     def aggregate(fed, server, uploads):
         average = average_of_masked(list(uploads.values()), like=server["model"])

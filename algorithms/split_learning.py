@@ -2,25 +2,35 @@
 
 Gupta and Raskar, "Distributed Learning of Deep Neural Network over Multiple Agents", 2018;
 Vepakomma et al., arXiv:1812.00564; here as the baseline of FedGKT's communication (He et al.,
-arXiv:2007.14513, Eq. (12)). The edge's half is the extractor of an edge network, which one client
-sends to the next; the server's half is the server's network. Together they train as one network.
-What travels: feature maps up, gradients down, in every batch; and the edge's half between clients.
-Public data: none.
+arXiv:2007.14513, Eq. (12)).
+
 Run:   python fedkd_minimal.py --algo split-learning
+       (small settings of experiment/presets.py: rounds 10, batch_size 32; the defaults of `run`
+       below are FedGKT's: --paper fedgkt)
+What travels: in every batch the feature map and the labels up, the gradient of the feature map
+down; between clients the edge's half and its optimizer. Bytes are those of maps and gradients.
+Public data: none.
 
 Paper                  here              shape            note
 the split layer        sent              [B, 16, h, w]    the feature map, detached from the graph
 its gradient           sent.grad         [B, 16, h, w]    the edge's half is trained with it
-edge, server           edge, server      networks         W_e and W_s of FedGKT
+edge, server           edge, server      networks         W_e and W_s of FedGKT: the edge's half is
+                                                          the extractor of an edge network
 
-Where the papers are silent or we differ:
-D1  a round is local_epochs passes over each client's data, client after client in the order of
-    their numbers [test_split_learning_is_training_the_stacked_network]
-D2  both halves keep their optimizers; the edge's travels with its half, so that a state has one
-    entry in "clients", the half that all clients train in turn
-    [test_split_learning_is_training_the_stacked_network]
-D3  the edge network's own classifier is not used and not changed
-    [test_the_edges_classifier_is_left_alone]
+In a round, client after client:
+ 1  the client computes the feature map of a batch of its own samples, and sends it
+ 2  the server computes the logits and their cross-entropy, and steps with AMSGrad (--optimizer)
+ 3  it sends back the gradient of the feature map; the client steps with an AMSGrad of its own
+ 4  after local_epochs the edge's half goes to the next client
+Together the two halves train as one network would.
+
+Kept between rounds: both halves, and the states of their optimizers.
+Scores: at the end of a round on the test set (with --public half, on its private half): `accuracy`,
+also server_accuracy, of the two halves together.
+Bad upload: not looked for; nan in a client's features reaches both halves.
+
+Departures (more: docs/DEPARTURES.md):
+D1  a round is local_epochs passes over each client's data, in the order of the clients' numbers
 """
 import copy
 from functools import partial
@@ -29,11 +39,10 @@ import torch.nn.functional as F
 
 from algorithms.communication import FLOAT_BYTES
 from algorithms.declaration import Algorithm
-from algorithms.fedgkt_features import feature_map, stacked_scores
+from algorithms.fedgkt import feature_map, stacked_scores
 from algorithms.training import (OPTIMIZERS, Optimizer, autocast, batches, forward, restore,
                                  snapshot)
 from federation import seeded, stream, timed
-
 
 
 @timed
@@ -97,7 +106,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, batch_size
     edge_optimizer = restore(travelling, edge, new_optimizer)
     server_optimizer = restore(state["server"], server, new_optimizer)
     for t in range(state["round"] + 1, rounds + 1):
-        # The edge's half goes from client to client.
+        # D1: the edge's half goes from client to client.
         sent_bytes = sum(train_split(fed, i, t, edge, server, edge_optimizer, server_optimizer,
                                      local_epochs=local_epochs, batch_size=batch_size)
                          for i in range(len(fed.private)))

@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
+from algorithms.clients import in_parallel
 from federation import seeded, stream
 
 
@@ -29,8 +30,8 @@ def load_model(fed, saved):
 def batches(num_samples, batch_size, epochs, rng, device="cpu", steps=None):
     """Yields `rows` (int64 [B]) of each batch of `epochs` shuffled passes, or of `steps` batches.
 
-    steps    None: all batches of `epochs` passes; otherwise so many, in as many passes as needed
-             (then `epochs` has no effect)
+    steps    None: all batches of `epochs` passes; otherwise so many, in as many passes as needed:
+             then `epochs` has no effect and may be None
     The last batch of a pass may be smaller; none is dropped.
     """
     passes = range(epochs) if steps is None else itertools.count()
@@ -62,14 +63,19 @@ def forward(fed, model, images):
         return model(inputs)[: len(images)].float()
 
 
+def prediction_batch(images):
+    """The images in a batch of prediction: 64 on a CPU, so that a batch fits into memory that
+    training has freed; 500 on a GPU, because starting the kernels of each batch takes time."""
+    return 64 if images.device.type == "cpu" else 500
+
+
 @torch.no_grad()
 def predict_logits(fed, model, images, batch_size=None):
     """Logits, float32 [N, C], in eval mode and without gradient; the model keeps its mode.
 
-    batch_size    None: 64 on a CPU, so that a batch fits into memory that training has freed;
-                  500 on a GPU, because starting the kernels of each batch takes time
+    batch_size    None: see `prediction_batch`
     """
-    batch_size = batch_size or (64 if images.device.type == "cpu" else 500)
+    batch_size = batch_size or prediction_batch(images)
     was_training = model.training
     model.eval()
     logits = [forward(fed, model, batch) for batch in images.split(batch_size) if len(batch)]
@@ -77,9 +83,19 @@ def predict_logits(fed, model, images, batch_size=None):
     return torch.cat(logits) if logits else torch.empty(0, fed.num_classes, device=fed.device)
 
 
+def predict_together(fed, model, images):
+    """`predict_logits` of one network by all processes: each takes some of the batches."""
+    batches_of_images = images.split(prediction_batch(images))
+    logits = in_parallel(fed, lambda j: predict_logits(fed, model, batches_of_images[j]),
+                         range(len(batches_of_images)))
+    return torch.cat(logits)
+
+
 def predict_members(fed, members, images):
     """Logits, float32 [M, N, C], of M members {"architecture": name, "model": state_dict}."""
-    return torch.stack([predict_logits(fed, load_model(fed, member), images) for member in members])
+    return torch.stack(in_parallel(
+        fed, lambda m: predict_logits(fed, load_model(fed, members[m]), images),
+        range(len(members))))
 
 
 Optimizer = Literal["sgd", "momentum", "nesterov", "adam", "amsgrad"]

@@ -9,6 +9,9 @@ from attacks import attack_models, attack_rows
 from federation import timed
 
 
+HUGE = 1e30    # sums of larger numbers, or their quotients by a temperature, overflow in float32
+
+
 def tensors(value):
     """All tensors inside nested dicts, lists and tuples, in order."""
     if isinstance(value, Tensor):
@@ -18,11 +21,8 @@ def tensors(value):
             yield from tensors(x)
 
 
-HUGE = 1e30    # sums of larger numbers, or their quotients by a temperature, overflow in float32
-
-
 def is_usable(upload):
-    """True if no tensor of the (nested) upload holds nan, infinity, or a number beyond HUGE."""
+    """True if every number of every tensor in the (nested) upload is finite and below HUGE."""
     return all(bool((x.abs() < HUGE).all()) for x in tensors(upload))
 
 

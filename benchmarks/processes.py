@@ -1,9 +1,13 @@
-"""Two processes of one thread each against one process of two threads: seconds of local training.
+"""Seconds of a round with one process and with one for each core, and the memory they take.
 
-    python benchmarks/processes.py FILE.npz             (about 3 minutes on two cores)
+    python benchmarks/processes.py                 embedded data: about 6 minutes on two cores
+    python benchmarks/processes.py FILE.npz        ResNet-20 on CIFAR-10: about 10 minutes
+    python benchmarks/processes.py --torchrun      torchrun's processes, too
 
-Both commands run three times, alternately. Of each run the median of `collect_seconds` in
-timing.jsonl counts, without rounds 0 and 1; under torchrun it includes the exchange of the uploads.
+Each algorithm runs with one process and with the default, in turn, --repetitions times; nothing
+else may run. Seconds are means over the rounds after round 1, medians over the repetitions: of the
+whole round, and of the server's own training in it. Memory: of all processes together, the largest
+sum of their proportional set sizes.
 """
 import argparse
 import json
@@ -12,36 +16,81 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-REPETITIONS = 3
+SERVER = ("distill_seconds", "train_server_seconds", "train_generator_seconds")
+EMBEDDED = {
+    "fedavg": "--algo fedavg --rounds 5",
+    "fedsdd": "--algo fedsdd --K 4 --R 2 --rounds 5",
+    "fedmd": "--algo fedmd --rounds 3 --transfer-public-epochs 1 --transfer-local-epochs 1",
+    "fedgems": "--algo fedgems --rounds 3",
+    "fedgkt": "--algo fedgkt --rounds 3",
+}
+CIFAR = "--model resnet20 --clients 8 --participation 1 --partition iid --rounds 3 --lr 0.1"
+RESNET20 = {
+    "fedavg": f"--algo fedavg --local-epochs 1 {CIFAR}",
+    "fedsdd": f"--algo fedsdd --K 4 --local-epochs 1 --distill-steps 40 --public fifth {CIFAR}",
+}
+
+
+def memory(pid):
+    """The proportional set sizes of a process and its children, in MiB."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    total = 0
+    for number in (pid, *children):
+        for line in Path(f"/proc/{number}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                total += int(line.split()[1]) / 1024
+    return total
+
+
+def measure(command, folder):
+    """(seconds of a round, of the server's training in it, MiB of all processes)."""
+    largest = 0
+    with subprocess.Popen([sys.executable, *command, "--out", folder], cwd=ROOT,
+                          stdout=subprocess.DEVNULL) as process:
+        while process.poll() is None:
+            try:
+                largest = max(largest, memory(process.pid))
+            except (FileNotFoundError, ProcessLookupError):       # it has just ended
+                pass
+            time.sleep(1)
+    assert process.returncode == 0, command
+    rows = [json.loads(line) for line in (Path(folder) / "timing.jsonl").read_text().splitlines()]
+    rounds = [row["round_seconds"] for row in rows[2:]]
+    server = [sum(row.get(key, 0) for key in SERVER) for row in rows[2:]]
+    return statistics.mean(rounds), statistics.mean(server), largest
+
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("file", help="a data set as .npz, for example from cifar10_npz.py")
-dataset = Path(parser.parse_args().file).resolve()
-
-run = ["fedkd_minimal.py", "--algo", "fedavg", "--dataset", str(dataset), "--model", "resnet20",
-       "--rounds", "3", "--local-epochs", "1", "--lr", "0.1"]
-torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-commands = {
-    "one process, two threads": [sys.executable, *run, "--threads", "2"],
-    "two processes, one thread each": [sys.executable, *torchrun, *run, "--threads", "1"]}
-
-seconds = {name: [] for name in commands}
-with tempfile.TemporaryDirectory() as folder:
-    for repetition in range(REPETITIONS):
-        for name, command in commands.items():
-            out = Path(folder) / f"{name}{repetition}"
-            subprocess.run([*command, "--out", str(out)], cwd=ROOT, check=True, capture_output=True)
-            lines = (out / "timing.jsonl").read_text().splitlines()
-            of_rounds = [json.loads(line)["collect_seconds"] for line in lines[2:]]
-            seconds[name].append(statistics.median(of_rounds))
-
-print(f"torch {metadata.version('torch')}, {os.cpu_count()} cores, cpu; fedavg, resnet20, 8 of 20 "
-      f"clients, one local epoch each; median of {REPETITIONS} runs, seed 0")
-first = next(iter(seconds.values()))
-for name, values in seconds.items():
-    speed_up = statistics.median(a / b for a, b in zip(first, values))
-    print(f"{name:<32} {statistics.median(values):6.2f} s a round   speed-up {speed_up:.2f}")
+parser.add_argument("file", nargs="?", help="CIFAR-10 as .npz, made by cifar10_npz.py")
+parser.add_argument("--repetitions", type=int, default=3)
+parser.add_argument("--torchrun", action="store_true", help="measure torchrun's processes, too")
+arguments = parser.parse_args()
+commands, data = EMBEDDED, []
+if arguments.file:
+    commands, data = RESNET20, ["--dataset", str(Path(arguments.file).resolve())]
+cores = len(os.sched_getaffinity(0))
+torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(cores)]
+print(f"torch {metadata.version('torch')}, {cores} cores, cpu; seed 0; medians of "
+      f"{arguments.repetitions} runs")
+print(f"{'':8} {'processes':>10} {'round, s':>9} {'server, s':>10} {'memory, MiB':>12} "
+      f"{'times as fast':>14}")
+for algo, flags in commands.items():
+    program = ["fedkd_minimal.py", *flags.split(), *data]
+    ways = {"1": [*program, "--processes", "1"], f"{cores}": program}
+    if arguments.torchrun:
+        ways["torchrun"] = [*torchrun, *program]
+    found = {way: [] for way in ways}
+    for _ in range(arguments.repetitions):
+        for way, command in ways.items():
+            with tempfile.TemporaryDirectory() as folder:
+                found[way].append(measure(command, f"{folder}/run"))
+    for way, results in found.items():
+        seconds, server, mib = (statistics.median(values) for values in zip(*results))
+        faster = statistics.median(one[0] / own[0] for one, own in zip(found["1"], results))
+        print(f"{algo:8} {way:>10} {seconds:9.2f} {server:10.2f} {mib:12.0f} {faster:14.2f}",
+              flush=True)

@@ -131,7 +131,7 @@ def split(flags, task, seed):
     return Split([rows[part] for part in parts], public, validation)
 
 
-def federation(flags, datasets, split, seed, device):
+def federation(flags, datasets, split, seed, device, threads=None):
     """The `Federation` of a seed, on `device`, without networks: see `with_networks`.
 
     All images get the task's shape and are normalized by its training images. Bytes become floats
@@ -172,7 +172,7 @@ def federation(flags, datasets, split, seed, device):
         num_classes=num_classes, client_model=None, architecture=[], seed=seed, device=device,
         public=public, public_test=public_test,
         validation=None if split.validation is None else pick(train, split.validation),
-        augment=crop_and_flip if flags["augment"] else None, amp=flags["amp"])
+        augment=crop_and_flip if flags["augment"] else None, amp=flags["amp"], threads=threads)
 
 
 def with_networks(fed, model, server_model):

@@ -7,6 +7,7 @@ moment can continue after its last finished round, and no row is lost or doubled
 import contextlib
 import io
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -99,8 +100,13 @@ class Run:
     def keep(self, metrics, state):
         """Keeps a finished round: the checkpoint, then a line of metrics.jsonl and timing.jsonl.
 
-        Only the first process writes.
+        Only the first process writes. A metric that is no number ends the program with one line.
         """
+        for name, value in metrics.items():
+            is_number = isinstance(value, (int, float)) and math.isfinite(value)
+            if not is_number and value is not None:
+                fail(f"{self.label}: the metric {name} is {value!r:.60}; a metric is an int, a "
+                     "finite float or None")
         self.state = state
         self.rows.append({"round": state["round"], **metrics})
         self.timings.append({"round": state["round"], **self.clock.seconds_of_round()})
@@ -119,11 +125,11 @@ class Run:
         self.state = None
 
 
-def runs_of(folder, config, choices, is_new, device):
+def runs_of(folder, config, choices):
     """The `Run` of each seed and algorithm, in the order in which they are made.
 
     Each has a folder: `folder` itself, or one inside it for each if there are several. None:
-    nothing is kept. Raises ValueError if a checkpoint of runs that are not new cannot be read.
+    nothing is kept.
     """
     runs = []
     for seed in config["seeds"]:
@@ -133,10 +139,14 @@ def runs_of(folder, config, choices, is_new, device):
                 place = folder / f"{choice.label.replace(':', '-')}-seed{seed}"
             runs.append(Run(choice.label, choice.algorithm, seed,
                             one_run(config, choice.label, seed), place))
-    for run in () if is_new else runs:
+    return runs
+
+
+def check_readable(runs, device):
+    """Raises ValueError if the checkpoint of a run cannot be read."""
+    for run in runs:
         run.read(device)
         run.close()
-    return runs
 
 
 # ------------------------------------------------------------------------------------- the folders
@@ -149,14 +159,14 @@ def check_free(folder):
 
 @contextlib.contextmanager
 def lock(folder):
-    """Keeps other processes from writing to `folder` while the block runs.
+    """Keeps other processes from writing to `folder` while the block runs; yields the open file.
 
     It also removes temporary files that a killed run left there. The lock ends with the process,
     even if that is killed. Nothing is locked or removed on Windows, or on a network file system
     that cannot lock folders. Raises ValueError if another process holds the lock.
     """
     if fcntl is None:
-        yield
+        yield None
         return
     number = os.open(folder, os.O_RDONLY)
     try:
@@ -170,7 +180,7 @@ def lock(folder):
         else:
             for leftover in folder.glob(f"{TEMPORARY}*"):
                 shutil.rmtree(leftover)
-        yield
+        yield number
     finally:
         os.close(number)
 
@@ -180,15 +190,16 @@ def kept_in(folder, config, runs, is_new):
     """Makes the folders of a command, writes its config, and keeps other processes out of them.
 
     The first process locks them. If it cannot, or if a new run's folder holds a run, all processes
-    end with one line and exit status 2. folder may be None: nothing is kept.
+    end with one line and exit status 2. folder may be None: nothing is kept. Yields the open files
+    that hold the locks.
     """
-    problem = None
+    problem, held = None, []
     with contextlib.ExitStack() as locks:
         if folder and rank() == 0:
             try:
                 for place in dict.fromkeys([folder, *(run.folder for run in runs)]):
                     place.mkdir(parents=True, exist_ok=True)
-                    locks.enter_context(lock(place))
+                    held.append(locks.enter_context(lock(place)))
                     if is_new:
                         check_free(place)
             except (ValueError, OSError) as error:
@@ -196,7 +207,7 @@ def kept_in(folder, config, runs, is_new):
         if problem := process.gather(problem)[0]:
             fail(problem)
         write_config(folder, config)
-        yield
+        yield [number for number in held if number is not None]
 
 
 # -------------------------------------------------------------------------------------- the config
@@ -259,7 +270,7 @@ def resumed(given):
         if environment[name] != value:
             say(f"the run was started with {name} {environment[name]} and continues with "
                 f"{value}: the last digits may differ")
-    config["environment"] = environment | now | {"processes": process.count()}
+    config["environment"] = environment | now
     return config, [choose(label) for label in config["algo"]]
 
 

@@ -6,6 +6,7 @@ import torch
 import attacks
 import models
 from algorithms import ALGORITHMS
+from algorithms.clients import count_active
 from algorithms.declaration import is_given
 from data.load import DATASETS, TORCHVISION
 from experiment import process
@@ -31,9 +32,22 @@ def configure(given):
     if config["flags"]["amp"] and device == "cpu" and not process.cpu_has_bfloat16():
         process.say("--amp: this CPU has no bfloat16 arithmetic, so the run uses float32")
         config["flags"]["amp"] = False
-    environment = {"torch": torch.__version__, "processes": process.count(), "device": device,
-                   "threads": given.get("threads", 1)}
+    threads = given.get("threads", default_threads(config))
+    environment = {"torch": torch.__version__, "device": device, "threads": threads}
     return config | {"environment": environment}, given["algo"]
+
+
+def most_clients(config):
+    """The largest number of clients in a round of one of the algorithms."""
+    num_clients = config["flags"]["clients"]
+    return max(count_active(num_clients, settings.get("participation", 1.0))
+               for settings in config["settings"].values())
+
+
+def default_threads(config):
+    """The threads while the server trains: one for small networks, otherwise the cores."""
+    names = {name for networks in config["networks"].values() for name in networks["model"]}
+    return 1 if names <= models.SMALL else process.num_cores()
 
 
 def complete(given):
@@ -68,6 +82,7 @@ def preset_settings(preset, algorithm):
 def complete_settings(choice, given):
     """The hyperparameters of an algorithm: {name: value} for each keyword of its `run`."""
     hyperparameters, found = choice.algorithm.hyperparameters, {}
+    # A later table wins: the preset, the flags, the word of --algo.
     for table in (preset_settings(preset_of(given), choice.algorithm), given, choice.own):
         if "local_epochs" in table:          # it wins over the local_steps of the tables before
             found["local_steps"] = None

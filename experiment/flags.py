@@ -41,11 +41,23 @@ def file(text):
     return Path(text)
 
 
+def flag_name(name):
+    return "--" + name.replace("_", "-")
+
+
+def flag_names(names):
+    """The names of flags as a text: --a, --b and --c."""
+    *others, last = map(flag_name, names)
+    return f"{', '.join(others)} and {last}"
+
+
+RESUME_FLAGS = ("rounds", "device", "processes", "save_model")       # what --resume may change
 NAMES = {"type": lambda text: text.split(","), "metavar": "NAME,..."}
 FOLDER = {"type": folder, "metavar": "DIR"}
 FILE = {"type": file, "metavar": "FILE"}
 SWITCH = {"action": "store_true"}
 SPLIT_SHARE = Range("greater than 0 and less than 1", lambda x: 0 < x < 1)
+PROCESSES = Range("from 1 to 64", lambda x: 1 <= x <= 64)
 THREADS = Range("from 1 to 1024", lambda x: 1 <= x <= 1024)
 
 
@@ -121,13 +133,16 @@ RUN_FLAGS = [               # which runs, where, and what becomes of them
          f"fedsdd:R=1,fedsdd:R=4:K=2; there are {', '.join(ALGORITHMS)}"),
     Flag("seeds", tuple[int, ...], None, AT_LEAST_0, "one run for each seed (default 0)"),
     Flag("device", {}, None, None, "cpu, cuda, cuda:1, ... (default: a GPU if there is one)"),
+    Flag("processes", int, None, PROCESSES,
+         "processes that compute together, with the same numbers for any number of them (default: "
+         "the cores, at most 8 and at most the clients of a round; 1 on a GPU and outside Linux)"),
     Flag("threads", int, None, THREADS,
-         "CPU threads per process (default 1; torchrun uses more cores)"),
+         "CPU threads while the server trains; clients have one (default: the cores, but 1 for the "
+         "small networks of the quick start, whose numbers are then the same on every machine)"),
     Flag("out", FOLDER, None, None,
          "folder for config, metrics, timing and checkpoint (default: none is kept)"),
     Flag("resume", FOLDER, None, None,
-         "continue the run in this folder; only --rounds, --device and --save-model may be given "
-         "as well"),
+         f"continue the run in this folder; only {flag_names(RESUME_FLAGS)} may be given as well"),
     Flag("save_model", FILE, None, None,
          "write the trained models to this file; saved_model.py reads it"),
     Flag("describe", SWITCH, None, None,
@@ -207,10 +222,6 @@ def value_text(value):
 
 # ------------------------------------------------------------------------------------------------
 # From a row of the table to argparse
-
-def flag_name(name):
-    return "--" + name.replace("_", "-")
-
 
 def number(kind, allowed, optional=False, several=False):
     """The type of an int or float in a `Range`; None: a whole number from 0, or any finite number.
@@ -328,14 +339,13 @@ def parse(argv, about=""):
         print_names()
         raise SystemExit(0)
     first = Parser(add_help=False)
-    for name in ("resume", "device", "save_model"):
-        add_flag(first, name, COMMON_FLAGS[name].kind)
-    add_flag(first, "rounds", int)
+    for name in ("resume", *RESUME_FLAGS):
+        row = COMMON_FLAGS.get(name) or HYPERPARAMETERS[name]
+        add_flag(first, name, getattr(row, "kind", int), row.allowed)
     known, others = first.parse_known_args(argv)
     if "resume" in known:
         if others:
-            fail("--resume takes no other flags than --rounds, --device and --save-model, "
-                 f"not {others[0]}")
+            fail(f"--resume takes no other flags than {flag_names(RESUME_FLAGS)}, not {others[0]}")
         return vars(known)
     add_flag(first, "algo", NAMES | {"default": []})
     labels = first.parse_known_args(argv)[0].algo

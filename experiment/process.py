@@ -1,15 +1,23 @@
-"""The program as a process: signals, printed lines, errors, torchrun's processes, the device.
+"""The program as one or several processes: signals, printed lines, errors, forks, the device.
 
 torch is imported only where it is needed, so that Ctrl-C works while it is imported.
 """
 import contextlib
+import ctypes
 import os
 import signal
 import sys
+import tempfile
+import time
+from datetime import timedelta
+
+MOST = 8                             # processes that a program makes by itself
+NEVER = timedelta(days=365)          # processes wait for one another while the server trains
+PR_SET_PDEATHSIG = 1                 # of Linux's prctl
 
 
 def rank():
-    """The number of this process; 0 unless torchrun has started several."""
+    """The number of this process; 0 if there is one."""
     return int(os.environ.get("RANK", 0))
 
 
@@ -20,10 +28,10 @@ def count():
 
 def end_on_signals():
     """Ctrl-C and a closed pipe (`| head`) end the process at once and without a traceback."""
-    for name in ("SIGINT", "SIGPIPE"):                       # Windows has no SIGPIPE
-        number = getattr(signal, name, None)
-        if number and signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:    # ignored in a script's background jobs
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if hasattr(signal, "SIGPIPE"):                           # Windows has none; Python ignores it
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
 def say(text):
@@ -70,16 +78,17 @@ def resumable(folder):
 
 
 def set_up(environment):
-    """Sets the number of threads, joins the processes of torchrun, and returns the device.
+    """Joins the processes of torchrun, and returns the device.
 
-    Raises ValueError if the device cannot be used.
+    A process has one thread, except while the server trains (`run_students` in clients.py): so no
+    number depends on how many processes there are. Raises ValueError if the device cannot be used.
     """
     import torch
     import torch.distributed as dist
 
     if "WORLD_SIZE" in os.environ and not dist.is_initialized():
-        dist.init_process_group("gloo")
-    torch.set_num_threads(environment["threads"])
+        dist.init_process_group("gloo", timeout=NEVER)
+    torch.set_num_threads(1)
     try:
         device = torch.device(environment["device"])
         if environment["device"] == "cuda" and "LOCAL_RANK" in os.environ:
@@ -110,6 +119,101 @@ def import_optimizers():
     torch.optim.SGD([torch.zeros(1)], lr=1.0)
 
 
+# ------------------------------------------------------------------------------ several processes
+
+def num_cores():
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def can_fork(device):
+    """True where a fork is safe: on Linux, on a CPU, and not in a process of torchrun."""
+    return sys.platform == "linux" and device == "cpu" and "WORLD_SIZE" not in os.environ
+
+
+def how_many(given, device, num_clients, may_fork):
+    """The number of processes: torchrun's, or --processes, or one for each core.
+
+    By default at most MOST, and at most one for each client of a round; one for a program that did
+    not start this process itself (may_fork=False). Raises ValueError where a fork is not safe.
+    """
+    if "processes" in given and given["processes"] > count() and not can_fork(device):
+        raise ValueError("--processes needs Linux and a CPU; torchrun starts several elsewhere")
+    if "processes" in given:
+        return max(given["processes"], count())
+    if not may_fork or not can_fork(device):
+        return count()
+    return max(1, min(num_cores(), num_clients, MOST))
+
+
+@contextlib.contextmanager
+def forked(processes, locks):
+    """Makes so many processes of this one; all run the block, and the new ones end with it.
+
+    locks    open files that the new processes must not keep open
+
+    They exchange tensors by gloo over the loopback address; they meet at a file in a folder of this
+    user's own. If one of them is killed, all end: the others together with this process, and this
+    one with a ConnectionError.
+    """
+    if processes <= count():
+        yield
+        return
+    import torch.distributed as dist
+
+    children, number = [], 0
+    with tempfile.TemporaryDirectory() as folder:
+        for number_of_child in range(1, processes):
+            child = os.fork()
+            if child == 0:
+                number = number_of_child
+                end_with_parent()
+                for lock in locks:
+                    os.close(lock)
+                break
+            children.append(child)
+        os.environ.update(RANK=str(number), WORLD_SIZE=str(processes), GLOO_SOCKET_IFNAME="lo")
+        try:
+            if number == 0:
+                signal.signal(signal.SIGCHLD, lambda *_: check_alive(children))
+            dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", timeout=NEVER,
+                                    rank=number, world_size=processes)
+            yield
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            wait_for_all()
+        except RuntimeError:
+            time.sleep(1)            # a process that is killed closes its connections, then it ends
+            check_alive(children)
+            raise
+        finally:
+            if number > 0:
+                os._exit(0)          # nothing that the first process does is done twice
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for child in children:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            del os.environ["RANK"], os.environ["WORLD_SIZE"]
+
+
+def end_with_parent():
+    """Lets the kernel kill this process when its parent ends; Ctrl-C is for the parent alone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:                               # it has ended already
+        os._exit(1)
+
+
+def check_alive(children):
+    """Raises ConnectionError if one of these processes has ended."""
+    for child in children:
+        if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            raise ConnectionError(f"process {child} of this run was ended by something else")
+
+
 def gather(value):
     """[the value of each process], in every process."""
     import torch.distributed as dist
@@ -127,14 +231,14 @@ def wait_for_all():
 
 
 def end_with(main, argv):
-    """Calls main(argv) and ends the process with its exit status.
+    """Calls main(argv), which may fork, and ends the process with its exit status.
 
     os._exit: gloo's threads can abort Python's own exit, and a full disk would make it fail.
     """
     sys.stdout.reconfigure(errors="replace")                 # "?" on a terminal without ±
     status = 0
     try:
-        main(argv)
+        main(argv, may_fork=True)
     except SystemExit as stop:
         status = stop.code or 0
     with contextlib.suppress(OSError):

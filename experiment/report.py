@@ -153,15 +153,15 @@ def print_table(lines, sides):
         say("  ".join(cells).rstrip())
 
 
-def describe(config, choices, datasets, split):
+def describe(config, choices, datasets, split, num_processes):
     """Prints what will run, and what differs from --paper, or from the algorithms' defaults.
 
     choices            the `Choice` of each algorithm
     datasets, split    see `build.load_datasets`, and `build.split` of the first seed
     """
     flags, environment = config["flags"], config["environment"]
-    say(f"torch {environment['torch']}, {environment['device']}, "
-        f"processes: {environment['processes']}, threads in each: {environment['threads']}")
+    say(f"torch {environment['torch']}, {environment['device']}, processes: {num_processes} on "
+        f"{process.num_cores()} cores, threads while the server trains: {environment['threads']}")
     say(f"{flags['dataset']}: {config['data']['dataset']}; {network_text(choices, config)}")
     if datasets.foreign is not None:
         say(f"{flags['public']}: {config['data']['public']}")

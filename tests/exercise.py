@@ -23,8 +23,6 @@ sys.path.insert(0, str(ROOT))
 from functions import EQUATIONS, INPUTS, module_of, own
 
 OF_ALL = "program/test_functions.py"      # tests of every function with an equation
-FLOAT16 = """Inputs may be float16, too small for what is computed on the way. Compute in
-torch.promote_types(the input's type, torch.float32); return the input's type."""
 
 
 def exercises():
@@ -48,7 +46,7 @@ def template(name):
     docstring = ast.parse(source).body[0].body[0]
     head = "\n".join(source.splitlines()[:docstring.end_lineno])
     letters = [part for part in module.__doc__.split("\n\n") if part.startswith("Paper")]
-    comment = "\n".join([name, *letters, *([FLOAT16] if "promote_types" in source else [])])
+    comment = "\n".join([name, *letters])
     return f"""{textwrap.indent(comment, "# ")}
 import torch
 import torch.nn.functional as F

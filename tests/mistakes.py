@@ -13,14 +13,14 @@ TABLE["algorithms/equations.py", "equations"] = [
     ("«teacher_log_probs→student_log_probs».exp() * («teacher_log_probs→student_log_probs» - "
      "«student_log_probs→teacher_log_probs»)", "kl_is_from_teacher_to_student_by_hand",
      "KL(student || teacher)", "AIJack's FedGEMS"),
-    ("teacher_logits«.detach()→».to(wide)", "gradient_of_kl_is_q_minus_p_none_for_teacher",
+    ("teacher_logits«.detach()→» / temperature", "gradient_of_kl_is_q_minus_p_none_for_teacher",
      "the teacher learns too", "AIJack's FedGEMS"),
-    ("detach().to(wide)« / temperature→»", "distillation_is_t_squared_times_mean_kl",
+    ("teacher_logits.detach()« / temperature→»", "distillation_is_t_squared_times_mean_kl",
      "the teacher is not softened", "FedDF's avg_probs"),
-    ("«→(»F.«log_softmax→softmax»(teacher_logits.detach().to(wide) / temperature, dim=-1)«→ "
+    ("«→(»F.«log_softmax→softmax»(teacher_logits.detach() / temperature, dim=-1)«→ "
      "+ 1e-7).log()»", "kl_of_equal_logits_is_exactly_zero", "1e-7 on the teacher",
      "FedML's FedGKT"),
-    ("F.«log_softmax→softmax»(student_logits.to(wide) / temperature, dim=-1)«→.log()»",
+    ("F.«log_softmax→softmax»(student_logits / temperature, dim=-1)«→.log()»",
      "kl_of_huge_logits_is_exact", "softmax underflows", "FedBE's code"),
     ("terms.«sum→mean»(-1)", "kl_is_from_teacher_to_student_by_hand",
      "the mean over classes: C times too small", "FedBE's code, PFLlib's FedKD"),
@@ -34,18 +34,20 @@ TABLE["algorithms/equations.py", "equations"] = [
      "twice the temperature", "flearn"),
     ("kl_divergence(teacher_logits, student_logits, temperature).«mean→sum»()",
      "distillation_is_t_squared_times_mean_kl", "the sum over the batch", "flearn"),
-    ("shares = «[w / sum(weights) for w in weights]→weights»", "eq2_average_by_hand",
+    ("shares = «[float(w) / total for w in weights]→weights»", "eq2_average_by_hand",
      "weights that do not sum to 1", "FedBE's code"),
-    ("shares = [«w / sum→1 / len»(weights) for w in weights]", "eq2_average_by_hand",
+    ("shares = [«float(w) / total→1 / len(weights)» for w in weights]", "eq2_average_by_hand",
      "all models weigh the same", "FedDF's code"),
-    ("= «→values[-1] if 'running' in name else »total.to(first.dtype)",
+    ("average[name] = «→values[-1] if 'running' in name else »sum(",
      "average_weights_averages_running_statistics", "the last client's running statistics",
      "FedDF's code"),
-    ("= «→values[0] if 'running' in name else »total.to(first.dtype)",
+    ("average[name] = «→values[0] if 'running' in name else »sum(",
      "average_weights_averages_running_statistics", "the first client's running statistics",
      "PFLlib's FedNTD"),
-    ("share * value«.to(wide)→»", "functions::in_every_type_the_result_has_this_type_and_is_near_"
-     "float64s[equations.average_weights-float16]", "float16 adds up errors"),
+    ("    «check_models(state_dicts, weights)→pass»",
+     "weights_that_make_no_average_are_refused[weights2]", "a negative weight"),
+    ("return member_logits.«mean(0)→softmax(-1).mean(0).log()»",
+     "fedsdd::eq3_is_the_softmax_of_the_mean_logits", "the mean of the softmaxes"),
     ("if «first.is_floating_point()→True»:", "average_weights_keeps_counters_whole",
      "counters become fractions"),
     ("«torch.stack(values).amax(0)→values[0]»", "the_average_of_one_model_is_a_copy_of_it",
@@ -87,7 +89,7 @@ TABLE["algorithms/training.py", "shared"] = [
      "teachers predict in train mode", "AIJack's FedGEMS and DS-FL, flearn"),
     ("model.train(«was_training→»)", "prediction_is_pure_and_image_by_image", "ends in train mode",
      "FedDF's code"),
-    ("load_model(fed, «member→members[0]»)", "predict_members_is_one_prediction_per_state",
+    ("load_model(fed, members[«m→0»])", "predict_members_is_one_prediction_per_state",
      "every member is the first one"),
     ("    model.«train→eval»()", "contracts::augmentation_is_for_what_is_trained_on_alone[dsfl]",
      "training in eval mode"),
@@ -105,7 +107,9 @@ TABLE["algorithms/training.py", "shared"] = [
     ("«optimizer.step()→pass»", "contracts::it_learns[dsfl]", "nothing is learned")]
 TABLE["algorithms/evaluation.py", "shared"] = [
     ("combinations(predicted«→[:2]», 2)", "disagreement_by_hand",
-     "only the first two members are compared")]
+     "only the first two members are compared"),
+    ("(own_counts« / labels.bincount(minlength=num_classes)→»)[labels]",
+     "baselines::own_accuracy_by_hand", "a class counts more the more test images it has")]
 # ----------------------------------------------------------------------------------- weights travel
 TABLE["algorithms/fedavg.py", "fedavg"] = [
     ("sizes = [len(fed.private[i].labels) for i in «uploads→range(len(uploads))»]",
@@ -126,7 +130,7 @@ TABLE["algorithms/fedprox.py", "fedavg"] = [
     ("mu «/ 2 →»* squared_distance", "proximal_term_is_half_mu_squared_distance", "no half"),
     ("global_state[name].detach()).«square().sum→norm»()",
      "proximal_gradient_is_mu_times_difference", "the distance, not its square", "FedBE's FedProx"),
-    ("(«→('weight' in name) * (»w.to(wide) - global_state[name].detach()«→)»)",
+    ("(«→('weight' in name) * (»w - global_state[name].detach()«→)»)",
      "two_rounds_against_a_slow_loop[run-0.7]", "biases are free", "FedBE's FedProx"),
     ("model.«named_parameters→state_dict().items»()", "proximal_term_ignores_buffers",
      "running statistics are held too"),
@@ -144,12 +148,12 @@ TABLE["algorithms/scaffold.py", "scaffold"] = [
      "computed, not used", "FedLab's SCAFFOLD"),
     ('"client_control": «new_control→client_control»}', "scaffold_round_against_slow_loop",
      "clients' controls stay 0", "FedML's and flearn's SCAFFOLD"),
-    ('change = «sum→list»(«upload→uploads.values())[-1]»["model"][name] - x« for upload in '
-     'uploads.values()) / len(uploads)→»', "opposite_updates_cancel_and_one_is_one_nth",
+    ('model_change = «sum(upload["model"][name] - x for upload in sent) / len(sent)→'
+     'sent[-1]["model"][name] - x»', "opposite_updates_cancel_and_one_is_one_nth",
      "only the last client's update counts", "FedML's SCAFFOLD"),
-    ("«len(uploads) / num_clients * →»change", "opposite_updates_cancel_and_one_is_one_nth",
+    ("«len(sent) / num_clients * →»control_change", "opposite_updates_cancel_and_one_is_one_nth",
      "divided by the active clients, not by all", "flearn's SCAFFOLD"),
-    ("x + «global_lr * →»change", "scaffold_round_against_slow_loop",
+    ("x + «global_lr * →»model_change", "scaffold_round_against_slow_loop",
      "the global learning rate is missing"),
     ("torch.optim.SGD(model.parameters(), lr=lr«→, momentum=0.9»)",
      "scaffold_round_against_slow_loop", "with momentum", "easyFL's SCAFFOLD"),
@@ -172,10 +176,11 @@ TABLE["algorithms/fedntd.py", "fedntd"] = [
      "the_teacher_is_the_servers_model_in_eval_mode_on_the_students_view",
      "the teacher sees another view than the student")]
 TABLE["algorithms/fedgen.py", "fedgen"] = [
-    ("F.cross_entropy(«mean_logits, labels→logits.flatten(0, 1), labels.repeat(len(logits))»)",
-     "eq4_is_the_loss_of_the_mean_logits[None-1.0]", "the mean of the losses", "FedGen's code"),
-    ("tensordot(weights« / weights.sum()→», logits",
-     "eq4_is_the_loss_of_the_mean_logits[weights1-2.5]", "weights that do not sum to 1"),
+    ("F.cross_entropy(«mean_logits, labels→client_logits.flatten(0, 1), "
+     "labels.repeat(len(client_logits))»)", "eq4_is_the_loss_of_the_mean_logits",
+     "the mean of the losses", "FedGen's code"),
+    ("[:, 0, 0], 1« / len(client_logits)→»)", "eq4_is_the_loss_of_the_mean_logits",
+     "the sum of the logits"),
     ('models = [«upload→server»["model"] for', "two_rounds_against_a_slow_loop",
      "the global model is every teacher", "FL-bench's FedGen"),
     ("rng.«standard_normal→random»((count, NOISE))", "two_rounds_against_a_slow_loop",
@@ -215,10 +220,17 @@ TABLE["algorithms/feddf.py", "feddf"] = [
      "the_ensemble_predicts_by_mean_logits[feddf]", "the ensemble is of probabilities"),
     ("            if «→not »cosine:", "the_papers_student_against_a_slow_adam",
      "the rate does not fall")]
+TABLE["algorithms/declaration.py", "feddf"] = [
+    ("return «any→all»(is_given(settings[name]) for name in self.validation_for)",
+     "either_use_of_validation_images_needs_them[drop_worst-True]",
+     "only both uses together need validation images"),
+    ("needs_validation(settings) and «fed.validation is None→False»",
+     "contracts::check_takes_all_settings_and_tells_what_needs_validation_images[fedmd]",
+     "nobody is told that validation images are missing")]
 TABLE["algorithms/fedbe.py", "fedbe"] = [
     ("deviations = (p«→ * 0 + sum(weights) / len(weights)» * (state_dict[name]",
      "gaussian_sample_by_hand", "the variance is not weighted", "FedBE's code"),
-    ("wide + variance«.sqrt()→» * torch", "gaussian_sample_by_hand",
+    ("mean + variance«.sqrt()→» * torch", "gaussian_sample_by_hand",
      "the variance for the standard deviation"),
     ("if «not name.endswith(BUFFERS)→mean.is_floating_point()»:",
      "samples_have_the_averages_buffers[gaussian_sample]",
@@ -232,8 +244,6 @@ TABLE["algorithms/fedbe.py", "fedbe"] = [
     ("members = [«server, →»*(server | ", "the_average_learns_from_the_ensemble_and_goes_on",
      "the average does not vote")]
 TABLE["algorithms/fedsdd.py", "fedsdd"] = [
-    ('stream(fed.seed, "mask", «t, →»*pair)', "secure_sum::uploads_are_masked_anew_in_every_round",
-     "the masks come back every round"),
     ("«rng.permutation(active).tolist()→list(active)»", "groups_change_and_all_meet_the_main_model",
      "the same groups in every round"),
     ("sorted(shuffled[k::K]) for k in «range(K)→reversed(range(K))»",
@@ -247,10 +257,11 @@ TABLE["algorithms/fedsdd.py", "fedsdd"] = [
     ("test_ring = [«*test_ring, →»ensemble_logits(member_logits)]«[-R:]→»",
      "ensemble_accuracy_is_of_K_models_of_each_of_the_last_R_rounds",
      "the ensemble that predicts has one round"),
-    ("init=«k→0»)", "initial_models_differ_and_main_is_fedavgs", "K equal initial models"),
+    ("start_server(fed, architecture, «init→0»)", "initial_models_differ_and_main_is_fedavgs",
+     "K equal initial models"),
     ("group_of[i]]«→ | {x: c for x, c in global_models[0].items() if x == 'client_controls'}»",
      "rounds_with_R_2_against_algorithm_1[scaffold]", "a control of another global model"),
-    ("if «is_main(k, K)→True» else average", "rounds_with_R_2_against_algorithm_1",
+    ("range(len(averaged)) if «is_main(k, K)→True»]", "rounds_with_R_2_against_algorithm_1",
      "all models distilled"),
     ("    model.«train→eval»()", "distill_moves_the_students_running_statistics",
      "the student learns in eval mode")]
@@ -261,9 +272,9 @@ TABLE["algorithms/fedsdd_ablations.py", "fedsdd"] = [
      "an_ensemble_of_clients_has_every_client", "the ring keeps the oldest rounds")]
 # ------------------------------------------------------------------------------------ logits travel
 TABLE["algorithms/fedmd.py", "fedmd"] = [
-    ("        return client_logits.«→softmax(-1).»mean(0)",
+    ("weights / weights.sum(), client_logits«→.softmax(-1)», dims",
      "consensus_is_of_logits_not_of_probabilities", "a consensus of probabilities"),
-    ("weights« / weights.sum()→», logits", "a_weighted_consensus_by_hand",
+    ("weights« / weights.sum()→», client_logits", "a_weighted_consensus_by_hand",
      "weights that do not sum to 1"),
     ("(logits - consensus_logits.detach()).«abs→square»().mean()",
      "digest_loss_is_the_mean_absolute_error", "the squared error"),
@@ -275,7 +286,7 @@ TABLE["algorithms/fedmd.py", "fedmd"] = [
      "the same public subset in every round"),
     ('"optimizer": client["«revisit→digest»_optimizer"]', "fedmd_round_by_hand",
      "one optimizer for digest and revisit"),
-    ("else weights[i] for i in «valid→range(len(valid))»]",
+    ("else weights[i] for i in «usable→range(len(usable))»]",
      "weights_stay_with_clients_if_one_is_not_finite", "weights by place")]
 TABLE["algorithms/fedmd_transfer.py", "fedmd"] = [
     ("fed.«validation→test» if early_stopping else None", "transfer_never_sees_a_test_set",
@@ -289,8 +300,8 @@ TABLE["algorithms/fedmd_transfer.py", "fedmd"] = [
 TABLE["algorithms/fedmd_pooled.py", "fedmd"] = [
     ("t - «1 - →»best_round >=", "pooled_training_stops_for_each_network_on_its_own",
      "a round less than patience"),
-    ("«Data(*(torch.cat(parts) for parts in zip(*→»fed.private«)))→[0]»",
-     "pooled_is_public_training_and_then_epochs", "one client's data for everyone's")]
+    ("pool = «union(*→»fed.private«)→[0]»", "pooled_is_public_training_and_then_epochs",
+     "one client's data for everyone's")]
 TABLE["algorithms/dsfl.py", "dsfl"] = [
     ("(client_probs«.mean(0)→» / temperature).softmax(-1)«→.mean(0)»",
      "era_sharpens_the_mean_and_not_each_client", "each client is sharpened", "Flower's DS-FL"),
@@ -301,9 +312,10 @@ TABLE["algorithms/dsfl.py", "dsfl"] = [
     ("if len(valid_probs)«→ > 1»:", "logits::everyone_learns_from_a_single_valid_upload[dsfl]",
      "one upload teaches nobody")]
 TABLE["algorithms/fd.py", "fd"] = [
-    ("is_other = «1 - torch.eye(→torch.ones(len(means), »len(means)", "others_mean_by_hand",
+    ("is_other = «1 - torch.eye(→torch.ones(len(client_means), »len(client_means))",
+     "others_mean_by_hand",
      "the own row is in the target", "PFLlib's, HtFLlib's and FedGen's FD"),
-    ("has_class = means.«any→isfinite().any»(-1)", "others_mean_by_hand",
+    ("has_class = client_means.«any→isfinite().any»(-1)", "others_mean_by_hand",
      "zeros of who lacks the class are averaged in", "FedGen's FD"),
     ("probs = logits.detach()«.softmax(-1)→»", "rounds_of_fd_against_algorithm_1[None]",
      "raw logits are the target of a cross-entropy", "PFLlib's and HtFLlib's FD"),
@@ -334,22 +346,22 @@ TABLE["algorithms/fedgems.py", "fedgems"] = [
     ("entr(probs).«sum→mean»(-1)", "eq3_by_hand", "the mean over the classes"),
     ("«torch.special.entr→-»(probs«→ * probs.log()»).sum(-1)",
      "eq3_certain_logits_have_entropy_zero", "0 times log 0", "AIJack's FedGEMS"),
-    ("«(client_logits.argmax(-1) == labels) & →»torch",
+    ("return «(client_logits.argmax(-1) == labels) & →»usable",
      "reliable_is_who_predicts_the_label_by_hand", "who is wrong is trusted"),
-    ("« & torch.isfinite(client_logits).all(-1)→»", "a_logit_that_is_not_finite_is_never_right",
+    ("== labels)« & usable→»", "a_logit_that_is_not_usable_is_never_right",
      "infinity can be right"),
+    ("usable = «(client_logits.abs() < 1e30)→torch.isfinite(client_logits)».all(-1)",
+     "a_logit_that_is_not_usable_is_never_right", "any finite number is usable"),
     ('masked_fill(~reliable, «float("-inf")→0.0»)', "eq4_unreliable_client_gets_exactly_zero",
      "masked with 0: the softmax gives it exp(0)", "AIJack's FedGEMS"),
     ('confidence«.masked_fill(~reliable, float("-inf"))→».softmax(0)',
      "eq4_unreliable_client_gets_exactly_zero",
      "softmax over all clients, times the mask: the weights sum to less than 1"),
-    ("client_logits.to(wide))«.clamp(min=1e-6)→»", "eq4_certain_clients_share_equally", "1 / 0",
+    ("entropy(client_logits)«.clamp(min=1e-6)→»", "eq4_certain_clients_share_equally", "1 / 0",
      "AIJack's FedGEMS"),
-    ("client_logits.to(wide)).clamp(min=1e-«6→3»)",
+    ("entropy(client_logits).clamp(min=1e-«6→3»)",
      "eq4_entropies_below_a_millionth_count_the_same", "H is at least a thousandth"),
     ("«1 / →»entropy(client_logits", "eq4_by_hand", "H for 1/H: the least certain counts most"),
-    ("entropy(client_logits«.to(wide)→»)", "functions::in_every_type_the_result_has_this_type_and_"
-     "is_near_float64s[fedgems.entropy_weights-float16]", "1 / H overflows: nan"),
     ("«torch.where(reliable, weights, 0.0)→weights»",
      "eq4_eq5_a_logit_that_is_not_finite_reaches_nothing", "nan if nobody is right"),
     ("«torch.where→»(«weights != 0, →»weights * client_logits«, 0.0→»).sum(0)",
@@ -375,42 +387,41 @@ TABLE["algorithms/fedgems.py", "fedgems"] = [
      "selection_is_in_eval_mode", "judged in train mode", "AIJack's FedGEMS"),
     ("pool.logits[rows«[correct]→»] = checked_logits«[correct]→»",
      "a_round_is_the_papers_algorithm[one epoch]", "wrong logits are pooled"),
-    ("has_teacher = from_pool | «from_clients→requests»", "nobody_right_is_plain_cross_entropy",
-     "the uniform distribution teaches"),
+    ("has_teacher = self_distillation | «ensemble_distillation→requests»",
+     "nobody_right_is_plain_cross_entropy", "the uniform distribution teaches"),
     ("not is_usable(logits«[requested]→»)", "an_upload_is_bad_only_for_what_was_asked",
      "bad for logits that never travel"),
     ("rows = torch.«nonzero(~pool.mask)[:, 0]→arange(len(labels))»",
      "clients_predict_exactly_what_the_pool_lacks", "clients predict all rows")]
 TABLE["algorithms/fedgems_ablations.py", "fedgems"] = [
-    ("~alone & «→(»in_pool «→| correct) »& self_distillation",
+    ("~self_training & «→(»in_pool «→| correct) »& with_self_distillation",
      "ablations_move_samples_between_cases[self_training]", "the pool is filled too early")]
 # ------------------------------------------------------------------------------ feature maps travel
 TABLE["algorithms/fedgkt.py", "fedgkt"] = [
-    ("distillation_loss(«client_logits, logits→logits, client_logits», temperature) if distill",
+    ("return ce + distillation_loss(«client_logits, logits→logits, client_logits», temperature)",
      "eq6_by_hand", "the client learns in the server's loss"),
-    ("temperature)« if distill else ce→»", "eq6_by_hand", "the server always distills"),
+    ("if «not distill→False»:", "eq6_by_hand", "the server always distills"),
     ("return ce + distillation_loss(«server_logits, logits→logits, server_logits», temperature)",
      "eq7_by_hand", "the server learns in the client's loss"),
-    ("distillation_loss(client_logits, logits, temperature) «→/ temperature**2 »if distill",
+    ("distillation_loss(client_logits, logits, temperature)«→ / temperature**2»",
      "eq6_by_hand", "no temperature²"),
-    ("view(fed, i, trainings« - 1→»)", "participation_below_1_against_algorithm_1",
-     "the server's logits are of another view", "FedML's FedGKT"),
-    ("«view(fed, i, trainings)→fed.private[i].images», dtype",
+    ("upload_images(fed, i, number« - 1→»)", "participation_below_1_against_algorithm_1",
+     "the server's logits are of other images", "FedML's FedGKT"),
+    ("«upload_images(fed, i, number)→fed.private[i].images», dtype",
      "extraction_is_in_eval_mode_of_the_next_view", "feature maps of clean images"),
     ("server_logits[«rows→:len(rows)»] if has_teacher", "two_rounds_against_algorithm_1",
      "logits of other images", "FedML's FedGKT"),
     ("«predict_logits(fed, model, features.float(), CHUNK)→forward(fed, model.train(), "
      "features.float()).detach()»", "server_logits_are_of_the_trained_server", "not in eval mode",
-     "FedML's FedGKT")]
-TABLE["algorithms/fedgkt_async.py", "fedgkt"] = [
-    ('«round(→»(client["trainings"] + 1) * latency«, 9)→»',
-     "asynchronous_rounds_against_algorithm_1", "equal arrival times differ")]
-TABLE["algorithms/fedgkt_features.py", "fedgkt"] = [
+     "FedML's FedGKT"),
     ("    model.eval()«→, torch.set_grad_enabled(True)»",
      "b3_b15_extraction_is_by_row_and_holds_no_graph", "maps hold a graph", "FedML's FedGKT"),
     ("«accuracy(torch.cat(server_logits), data.labels)→sum(map(accuracy, server_logits, "
      "data.labels.split(CHUNK))) / len(server_logits)»", "two_rounds_against_algorithm_1",
      "a mean over batches", "FedML's FedGKT")]
+TABLE["algorithms/fedgkt_async.py", "fedgkt"] = [
+    ('«round(→»(client["trainings"] + 1) * latency«, 9)→»',
+     "asynchronous_rounds_against_algorithm_1", "equal arrival times differ")]
 TABLE["algorithms/split_learning.py", "split_learning"] = [
     ("features.backward(sent«.grad→»)", "split_learning_is_training_the_stacked_network",
      "the map itself comes back, not its gradient"),
@@ -499,7 +510,9 @@ TABLE["benchmarks/costs.py", "communication"] = [
     ("max(training, distill_seconds« + group_seconds[0]→»)",
      "fedsdd::a_round_takes_the_longer_of_two_chains", "the main model needs no training"),
     ("module.weight«[0]→».numel()", "network_cost_by_hand_on_a_tiny_convolution",
-     "each output is charged for all kernels")]
+     "each output is charged for all kernels"),
+    ("model.«train(was_training)→eval()»", "network_cost_leaves_the_network_in_its_mode",
+     "a network that trains is in eval mode from then on")]
 TABLE["experiment/plateau.py", "plateau"] = [
     ("«test=fed.validation, →»public_test=None", "the_test_set_does_not_move_a_rate",
      "the rate falls by the test set", "FedML's FedGKT"),
@@ -510,6 +523,8 @@ TABLE["experiment/plateau.py", "plateau"] = [
 TABLE["algorithms/secure_sum.py", "secure_sum"] = [
     ("w.«double().→»cpu() * weight", "a_weighted_model_is_not_rounded_to_float32",
      "n_i w_i is rounded to float32"),
+    ('stream(fed.seed, "mask", «t, →»*pair)', "uploads_are_masked_anew_in_every_round",
+     "the masks come back every round"),
     ('sums["model." + name]«.double()→»', "an_average_is_not_rounded_to_float32",
      "the sum is rounded to float32")]
 # ------------------------------------- the same dropout in every round, or in every client or model

@@ -3,8 +3,8 @@
     python docs/reading/generate.py --open      # writes docs/reading/pages and opens it
 
 docs/READING.md gives the order. docs/EQUATIONS.md gives the equations and lines, with the names of
-their code and their tests. An algorithm's file gives its notation, its rounds, and, with
-docs/DEPARTURES.md, its decisions D1, D2, ... What a text names and the code lacks is an error.
+their code and their tests. An algorithm's file gives its notation and its rounds, and
+docs/DEPARTURES.md its decisions D1, D2, ... What a text names and the code lacks is an error.
 """
 import argparse
 import html
@@ -25,6 +25,7 @@ from docs.reading.mathml import mathml  # noqa: E402
 INLINE = re.compile(
     r"\$`(?P<math>[^`]+)`\$|`(?P<code>[^`]+)`|(?P<image>!?)\[(?P<text>(?:`[^`]*`|[^]`])+)\]"
     r"\((?P<url>[^)]+)\)|(?P<arxiv>arXiv:\d{4}\.\d{5}(?:v\d)?)")
+HEADING = re.compile("Run:|What travels:|Public data:|Kept between rounds:|Scores:|Bad upload:")
 
 
 class Site(NamedTuple):
@@ -84,7 +85,7 @@ def header_text(paragraph, href):
         if item:
             label = (item[1] or item[2]).replace("- ", "-")
             made.append([label, item.end(), line[item.end():]])
-        elif line.startswith(("Run: ", "What travels")) or not made:
+        elif not made or HEADING.match(line) or made[-1][2].startswith("Run:"):
             made.append([None, 0, line.strip()])
         elif line.startswith("  ") or not made[-1][0]:
             made[-1][2] += f" {line.strip()}"
@@ -97,10 +98,10 @@ def header_text(paragraph, href):
         if label:
             shown += (f'<p class="line" style="--depth: {column - left}"><b>{label}</b> '
                       f"<span>{text}</span></p>\n")
-        elif text.startswith("Run: "):
-            shown += f"<p><code>{text.removeprefix('Run: ').strip()}</code></p>\n"
+        elif text.startswith("Run:"):
+            shown += f"<p><code>{text.removeprefix('Run:').strip()}</code></p>\n"
         else:
-            shown += f"<p>{text}</p>\n"
+            shown += "<p>" + HEADING.sub(r"<b>\g<0></b>", text, count=1) + "</p>\n"
     return shown
 
 
@@ -147,7 +148,7 @@ def row_section(row, site, href):
 def decisions(file, site, href):
     """The decisions D1, D2, ... about a file, each with its tests."""
     made, stem = [], Path(file).stem
-    for name, text in (sources.header(file).decisions | sources.departures(file)).items():
+    for name, text in sources.departures(file).items():
         tests = re.findall(r"\btest_\w+", text)
         text = re.sub(r"\s*[\[`]+test_\w+[\]`]+", "", text)
         folded = "".join(folded_test(test, sources.test_file(test, stem), site) for test in tests)
@@ -161,7 +162,7 @@ def algorithm_page(name, introduction, rows, site):
     file = f"algorithms/{name}.py"
     header = sources.header(file)
     others = [file for row in rows for _, file in row.code
-              if sources.header(file).decisions and Path(file).stem not in sources.order()]
+              if sources.departures(file) and Path(file).stem not in sources.order()]
     files = list(dict.fromkeys([file, *others]))
 
     def href(text, url):
@@ -182,7 +183,7 @@ def algorithm_page(name, introduction, rows, site):
         parts.append(f"<h2>Line by line</h2>\n{markdown(introduction, href)}")
         parts += [row_section(row, site, href) for row in rows]
     for each in files:
-        parts.append(f'<h2>Decisions of <a href="{site.link(each)}">{each}</a></h2>\n'
+        parts.append(f'<h2>Departures of <a href="{site.link(each)}">{each}</a></h2>\n'
                      f"{decisions(each, site, href)}")
     return header.title, f"<header>{start}</header>\n" + "\n".join(parts)
 

@@ -126,14 +126,18 @@ class Header(NamedTuple):
     introduction: list     # paragraphs
     notation: list         # rows: the paper's symbol, the code's name, shape, note
     algorithm: list        # paragraphs: the paper's lines in the order of the code, what is kept
-    decisions: dict        # {"D1": text with the names of its tests}
+    decisions: dict        # {"D1": text}: those that change an equation or the order of steps
+
+
+def docstring(file):
+    """The docstring at the top of a file; "" if it has none."""
+    return ast.get_docstring(tree(file)) or ""
 
 
 def header(file):
     """The `Header` of a file."""
-    title, *paragraphs = ast.get_docstring(tree(file)).split("\n\n")
-    decisions = "".join(x for x in paragraphs if "\nD1  " in x)
-    paragraphs = [x for x in paragraphs if "\nD1  " not in x]
+    text, _, decisions = docstring(file).partition("\nDepartures (more: docs/DEPARTURES.md):")
+    title, *paragraphs = text.split("\n\n")
     at = [n for n, x in enumerate(paragraphs) if re.match("Paper.* here .* shape .* note", x)]
     before, table, after = paragraphs, [], []
     if at:
@@ -158,7 +162,7 @@ def notation(table):
 
 
 def departures(file):
-    """{"D6": text}: the decisions of docs/DEPARTURES.md about the file with this name."""
+    """{"D1": text}: all decisions about a file, which docs/DEPARTURES.md has under its name."""
     text = read("docs/DEPARTURES.md")
     section = re.search(rf"^## {re.escape(Path(file).name)}\n(.*?)(?=^## |\Z)", text, re.M | re.S)
     return dict(re.findall(r"^- (D\d+): (.*(?:\n  .*)*)", section[1] if section else "", re.M))

@@ -69,8 +69,9 @@ def test_standalone_trains_each_on_its_own_data():
 def test_networks_trained_separately_have_separate_plateaus():
     """With patience 0 a rate falls when round 2 is not better than 1; also after a resume."""
     after = {"server": (.5, .5, .5), 0: (.1, .2, .3), 1: (.4, .3, .2), 2: (.0, .6, .6)}
-    run = with_plateau(standalone, None, ("lr",), 0, lambda fed, state: {
-        name: reached[state["round"] - 1] for name, reached in after.items()})
+    def each(fed, state):
+        return {name: reached[state["round"] - 1] for name, reached in after.items()}
+    run = with_plateau(baselines.STANDALONE._replace(evaluate_each=each), 0)
     fed = labeled(sizes=SIZES, validation=samples(5))
     expected = {name: one_long_training(
         fed.server_model() if name == "server" else fed.client_model(name, init=name), name,

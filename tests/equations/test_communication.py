@@ -131,6 +131,15 @@ def test_network_cost_by_hand_on_a_tiny_convolution():
         "parameters": 9 + 3, "statistics": 0, "multiply_adds": 2 * 9, "activations": 2 * 4 * 3}
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_network_cost_leaves_the_network_in_its_mode(training):
+    """And computes in eval mode: BatchNorm's counter stays."""
+    model = with_batchnorm().train(training)
+    network_cost(model, (1, 2, 2))
+    assert [module.training for module in model.modules()] == [training] * 4
+    assert model[0].num_batches_tracked.item() == 0
+
+
 def test_fedgkts_edge_is_as_much_smaller_as_the_paper_says():
     """Section 4.3. BatchNorm's statistics count, and the edge is appendix B.3's, not Table 7's.
     Its stem, two Bottlenecks of 1x1, 3x3, 1x1 and a projection multiply for each of 32 x 32

@@ -17,13 +17,13 @@ def test_era_of_a_one_hot_mean_is_near_one_hot_by_hand():
     """Ten classes at temperature .1: e^10 of e^10 + 9 e^0, which is .9996."""
     right = math.exp(1 / .1) / (math.exp(1 / .1) + 9)
     expected = [right if c == 3 else (1 - right) / 9 for c in range(10)]
-    mean = dsfl.entropy_reduction(torch.eye(10).double()[None, [3]])
+    mean = dsfl.entropy_reduction(torch.eye(10).double()[None, [3]], temperature=.1)
     assert mean[0].tolist() == pytest.approx(expected, abs=1e-12) and round(right, 4) == .9996
 
 
 def test_era_sharpens_the_mean_and_not_each_client():
     """(.8, .2) and (.4, .6): e^6 of e^6 + e^4, .88. Each client sharpened, then the mean: .56."""
-    mean = dsfl.entropy_reduction(torch.tensor([[[.8, .2]], [[.4, .6]]]))
+    mean = dsfl.entropy_reduction(torch.tensor([[[.8, .2]], [[.4, .6]]]), temperature=.1)
     assert mean[0, 0].item() == pytest.approx(1 / (1 + math.exp((.4 - .6) / .1)), abs=1e-6)
 
 

@@ -79,9 +79,15 @@ def test_worse_than_a_guess_neither_counts_nor_teaches(teachers_of):
     [(start, teacher_logits, _)] = teachers_of
     kept, old = {0: members[0], 2: members[2]}, fedavg.start_server(fed, "linear")
     assert same(start, fedavg.aggregate(fed, old, kept))
-    expected = predict_members(fed, kept.values(), fed.public.images).mean(0)
+    expected = predict_members(fed, [*kept.values()], fed.public.images).mean(0)
     assert torch.allclose(teacher_logits, expected, atol=1e-6)
     assert metrics["dropped"] == 1 and metrics["teacher_forwards"] == 2 * 8
+
+
+@pytest.mark.parametrize("keyword, value", [("drop_worst", True), ("patience", 5)])
+def test_either_use_of_validation_images_needs_them(keyword, value):
+    with pytest.raises(ValueError, match="feddf needs validation images"):
+        next(feddf.run(federation(), **{**ONCE, keyword: value}))
 
 
 def test_client_accuracy_is_of_the_uploads_that_count():

@@ -12,6 +12,7 @@ from algorithms import fedgems, fedgems_ablations
 from algorithms.fedgems import (client_loss, entropy, entropy_weights, fuse_logits,
                                 reliable_clients, server_loss)
 from algorithms.training import predict_logits
+from algorithms.uploads import HUGE, is_usable
 from reference import fedgems as oracle
 
 CASES = ("self_training", "self_distillation", "ensemble_distillation", "nobody_right")
@@ -52,13 +53,15 @@ def test_reliable_is_who_predicts_the_label_by_hand():
     assert reliable.tolist() == [[True, False], [False, True]]
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, HUGE, -HUGE])
 @pytest.mark.parametrize("where", [0, 1])
-def test_a_logit_that_is_not_finite_is_never_right(bad, where):
-    """Nor is one whose argmax is the label, with the bad number at another class."""
-    logits = torch.tensor([[[2., 1.], [2., 1.]]])
+def test_a_logit_that_is_not_usable_is_never_right(bad, where):
+    """Nor is one whose argmax is the label, with the bad number at another class. The bound is that
+    of all uploads."""
+    logits = torch.tensor([[[2., 1.], [2., 1.], [.9 * HUGE, 1.]]])
     logits[0, 0, where] = bad
-    assert reliable_clients(logits, torch.tensor([0, 0])).tolist() == [[False, True]]
+    assert reliable_clients(logits, torch.tensor([0, 0, 0])).tolist() == [[False, True, True]]
+    assert [is_usable(row) for row in logits[0]] == [False, True, True]
 
 
 def test_eq4_by_hand():
@@ -326,8 +329,9 @@ def test_an_upload_is_bad_only_for_what_was_asked():
     logits, requested = random_logits(3, 3, 3), torch.tensor([False, True, False, True])
     logits[range(3), range(3)] = math.nan
     pool = fedgems.Pool(torch.zeros(4, 3), torch.tensor([True, False, False, False]))
-    fusion = fedgems.Fusion({}, None, pool, torch.zeros(4, 4), requested)
-    metrics = fedgems.fusion_metrics(toy(), torch.arange(1, 4), logits, torch.zeros(3, 3), fusion)
+    result = fedgems.ServerResult({}, None, pool, torch.zeros(4, 4), requested)
+    metrics = fedgems.server_result_metrics(toy(), torch.arange(1, 4), logits, torch.zeros(3, 3),
+                                            result)
     assert metrics["bad_uploads"] == 2
 
 

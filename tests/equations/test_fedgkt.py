@@ -11,12 +11,11 @@ import torch
 from toys import drawn, federation, last, linear, numbers, pixels, same, samples, update_by
 from torch import nn
 
-from algorithms import fedgkt, fedgkt_async, fedgkt_features
+from algorithms import fedgkt, fedgkt_async
 from algorithms.clients import sample_clients
 from algorithms.communication import features_bytes
 from algorithms.evaluation import own_accuracy
-from algorithms.fedgkt import client_loss, server_loss
-from algorithms.fedgkt_features import extract
+from algorithms.fedgkt import client_loss, extract, server_loss
 from algorithms.training import OPTIMIZERS, batches
 from algorithms.uploads import tensors
 from federation import stream
@@ -81,7 +80,7 @@ def shifted(images, rng):
     return images + torch.tensor(rng.normal(size=(len(images), 1, 1, 1)), dtype=torch.float32)
 
 
-def view(fed, i, n):
+def upload_images(fed, i, n):
     """What client i uploads after n trainings and trains on next: all its images at once."""
     images = fed.private[i].images
     return fed.augment(images, stream(fed.seed, "view", n, i)) if fed.augment else images
@@ -123,7 +122,7 @@ def uploads_of(monkeypatch, module=fedgkt):
     """What the server trains on, from now on: [{client: (features, logits)}] of each event."""
     uploads, original = [], module.train_server
     monkeypatch.setattr(module, "train_server", lambda *args, **keywords:
-                        uploads.append(args[3]) or original(*args, **keywords))
+                        uploads.append(dict(args[3])) or original(*args, **keywords))
     return uploads
 
 
@@ -147,7 +146,7 @@ def slow_fedgkt(fed, events, server_distill=True, client_distill=True, **changes
             yield epoch
 
     return list(oracle.run(
-        clients, server, lambda i, n: pixels(view(fed, i, n)), labels, groups=events,
+        clients, server, lambda i, n: pixels(upload_images(fed, i, n)), labels, groups=events,
         batches=lambda i, n: drawn(fed, len(labels[i]), use.batch_size, use.local_epochs,
                                    "local", n, i),
         server_batches=server_batches, updates=updates, server_update=server_update,
@@ -195,7 +194,8 @@ def test_extraction_is_in_eval_mode_of_the_next_view(monkeypatch):
     states = [state for _, state in fedgkt.run(fed, **QUICK)][1:]
     for n, (state, sent) in enumerate(zip(states, uploads, strict=True), start=1):
         for i, (features, logits) in sent.items():
-            model, images = loaded(fed.client_model(i), state["clients"][i]), view(fed, i, n)
+            model = loaded(fed.client_model(i), state["clients"][i])
+            images = upload_images(fed, i, n)
             assert torch.allclose(features, model.extract(images), atol=1e-4)
             assert torch.allclose(logits, model(images), atol=1e-4)
 
@@ -203,11 +203,11 @@ def test_extraction_is_in_eval_mode_of_the_next_view(monkeypatch):
 @pytest.mark.parametrize("training, amp", [(True, False), (False, False), (True, True)])
 def test_b3_b15_extraction_is_by_row_and_holds_no_graph(training, amp, monkeypatch):
     """The network stays as it was; under amp maps are computed in bfloat16, kept in float32."""
-    monkeypatch.setattr(fedgkt_features, "CHUNK", 4)
+    monkeypatch.setattr(fedgkt, "CHUNK", 4)
     model, images = EdgeWithBatchNorm(), samples(7).images
     model(images)                                                   # fills its running statistics
     before, expected = copy.deepcopy(model.state_dict()), copy.deepcopy(model).eval()
-    features, logits = extract(toy(amp=amp), model.train(training), images)
+    features, logits = extract(toy(amp=amp), model.train(training), images, torch.float32)
     atol = .1 if amp else 1e-6
     assert torch.allclose(features, expected.extract(images), atol=atol)
     assert torch.allclose(logits, expected(images), atol=atol)
@@ -252,7 +252,7 @@ def test_two_rounds_against_algorithm_1(settings):
 
 
 def test_participation_below_1_against_algorithm_1():
-    """Who is absent keeps its network, its server logits and its view; batches are of its n-th
+    """Who is absent keeps its network, its server logits and its images; batches are of its n-th
     training."""
     sizes = (5, 3, 4, 2)
     fed = toy(sizes, augment=shifted)

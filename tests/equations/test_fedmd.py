@@ -47,7 +47,8 @@ def rows_of(fed, **settings):
 
 def test_consensus_is_of_logits_not_of_probabilities():
     """Of (4, 0) and (0, 1): (2, .5). The mean of the softmaxes is another one."""
-    assert fedmd.consensus(torch.tensor([[[4., 0.], [1., 1.]], [[0., 1.], [1., 4.]]])).tolist() == [
+    logits = torch.tensor([[[4., 0.], [1., 1.]], [[0., 1.], [1., 4.]]])
+    assert fedmd.consensus(logits, [1, 1]).tolist() == [
         [(4 + 0) / 2, (0 + 1) / 2], [(1 + 1) / 2, (1 + 4) / 2]]
 
 
@@ -60,20 +61,20 @@ def test_a_weighted_consensus_by_hand(weights):
 
 
 @pytest.mark.parametrize("weights", [
-    [1, 1], [1, 1, 1, 1], [0, 0, 0], [1, -1, 1], [1, math.nan, 1], [1, math.inf, 1]])
+    (1, 1), (1, 1, 1, 1), (0, 0, 0), (1, -1, 1), (1, math.nan, 1), (1, math.inf, 1)])
 def test_weights_that_make_no_consensus_are_refused(weights):
     with pytest.raises(ValueError, match="weight >= 0 for each of 3 clients"):
-        fedmd.consensus(torch.randn(3, 5, 4), weights)
+        next(fedmd.run(joint(), **BRIEF, consensus_weights=weights))
 
 
 def test_weights_stay_with_clients_if_one_is_not_finite():
     """If none that is finite has any weight, there is no consensus."""
     logits = torch.tensor([[[math.nan, 0.]], [[0., 8.]], [[-4., 4.]]])
-    consensus, num_valid = fedmd.valid_consensus(logits, (1., 2., 5.))
+    consensus, num_usable = fedmd.usable_consensus(logits, (1., 2., 5.))
     assert torch.allclose(consensus, torch.tensor([[(2 * 0 + 5 * -4) / 7, (2 * 8 + 5 * 4) / 7]]))
-    assert num_valid == 2
-    assert fedmd.valid_consensus(logits, None)[0].tolist() == [[(0 - 4) / 2, (8 + 4) / 2]]
-    assert fedmd.valid_consensus(logits, (1., 0., 0.)) == (None, 2)
+    assert num_usable == 2
+    assert fedmd.usable_consensus(logits, None)[0].tolist() == [[(0 - 4) / 2, (8 + 4) / 2]]
+    assert fedmd.usable_consensus(logits, (1., 0., 0.)) == (None, 2)
 
 
 def test_digest_loss_is_the_mean_absolute_error():

@@ -94,7 +94,8 @@ def test_the_teacher_is_the_servers_model_in_eval_mode_on_the_students_view():
     fed = federation(sizes=(4,), network=watched, augment=lambda images, rng: images + rng.normal())
     server = fedavg.start_server(fed, "watched")
     server["model"]["0.running_mean"].fill_(2.)
-    fedntd.train_client(fed, 0, 1, server, **LOCAL, temperature=1., beta=1., keep_true=False)
+    fedntd.train_client(fed, 0, 1, server, **LOCAL, temperature=1., beta=1., keep_true=False,
+                        optimizer="momentum", weight_decay=0.)
     students, teachers, teacher = calls[1::2], calls[::2], load_model(fed, server).eval()
     assert len(students) == len(teachers) == 3 * 2
     for (training, view, _), (teaching, seen, logits) in zip(students, teachers):

@@ -46,10 +46,10 @@ def test_each_names_a_test_that_exists():
 HAND = "equations/test_equations.py::test_kl_is_from_teacher_to_student_by_hand"
 UNNOTICED = {   # what: (old, new, verdict)
     "a docstring": ("in nats, without the factor", "in nats", "SURVIVED"),
-    "a name that is nowhere": ("student_logits.to(wide)", "student_logits.to(side)",
+    "a name that is nowhere": ("student_logits / temperature", "student_logits / heat",
                                "broken: NameError"),
     "an error of another kind": (
-        "student_logits.to(wide)", "student_logits.reshape(7)",
+        "student_logits / temperature", "student_logits.reshape(7)",
         f"broken: RuntimeError in the call of tests/{HAND}")}
 
 

@@ -1,5 +1,5 @@
-"""Each function that carries an equation works outside this project, with nothing but what its
-docstring names."""
+"""Each function that carries an equation works outside this project, with the functions and
+constants of the project that it calls."""
 import ast
 import builtins
 import contextlib
@@ -9,6 +9,7 @@ import io
 import re
 import symtable
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -29,56 +30,48 @@ def source(module, name):
     return ast.get_source_segment(text, assignment)
 
 
-def needs(thing):
-    """["a", "b"] for a function whose docstring has the sentence "Needs `a` and `b`."."""
-    text = " ".join((thing.__doc__ or "").split()) if inspect.isfunction(thing) else ""
-    pairs = re.findall(r"\bNeeds `([\w.]+)`(?: and `([\w.]+)`)?\.", text)
-    return [name for pair in pairs for name in pair if name]
-
-
-def bound(name):
-    """What a name is bound to in the file that needs it: `statistics.NormalDist` is imported."""
-    return name.split(".")[-1]
-
-
-def carried(module, name):
-    """The thing made from its source alone, beside IMPORTS and what it needs, each made likewise in
-    a place of its own."""
-    if name.split(".")[0] in sys.stdlib_module_names:
-        stem, _, attribute = name.rpartition(".")
-        return (getattr(importlib.import_module(stem), attribute) if stem
-                else importlib.import_module(name))
-    thing = getattr(module, name)
-    module = sys.modules[thing.__module__] if inspect.isfunction(thing) else module
-    helpers = {bound(helper): carried(module, helper) for helper in needs(thing)}
-    namespace = IMPORTS | helpers
-    exec(compile(source(module, name), f"<{name}>", "exec"), namespace)
-    return namespace[name]
-
-
-def away(name):
-    return carried(module_of(name), name.split(".")[1])
-
-
-@every_function
-def test_a_function_carried_away_gives_what_it_gives_here(name):
-    function = away(name)
-    assert function.__globals__ is not own(name).__globals__
-    assert identical(results(function, name), results(own(name), name))
-
-
-@every_function
-def test_a_docstring_names_what_is_used_and_nothing_else(name):
-    """In every branch, also where these inputs do not lead; two names at most."""
+def needs(module, name):
+    """The global names in the source of a function or constant, in every branch, also where no
+    input leads, without Python's own and those of IMPORTS."""
     def names(table):
         here = {symbol.get_name() for symbol in table.get_symbols()
                 if symbol.is_referenced() and symbol.is_global()}
         return here.union(*map(names, table.get_children()))
 
-    table = symtable.symtable(inspect.getsource(own(name)), name, "exec")
-    used = names(table) - set(dir(builtins))
-    assert used - set(IMPORTS) == set(map(bound, needs(own(name))))
-    assert len(needs(own(name))) <= 2
+    found = names(symtable.symtable(source(module, name), name, "exec"))
+    return sorted(found - {*dir(builtins), *IMPORTS, name})
+
+
+def of_the_library(thing):
+    """True for a module of Python's standard library, and for what is imported from one."""
+    home = thing.__name__ if isinstance(thing, types.ModuleType) else getattr(
+        thing, "__module__", "")
+    return home.split(".")[0] in sys.stdlib_module_names
+
+
+def carried(module, name):
+    """The thing made from its source alone, beside IMPORTS and what it needs, each made likewise in
+    a place of its own."""
+    thing = getattr(module, name)
+    if of_the_library(thing):
+        return thing
+    module = sys.modules[thing.__module__] if inspect.isfunction(thing) else module
+    namespace = IMPORTS | {helper: carried(module, helper) for helper in needs(module, name)}
+    exec(compile(source(module, name), f"<{name}>", "exec"), namespace)
+    return namespace[name]
+
+
+@every_function
+def test_a_function_carried_away_gives_what_it_gives_here(name):
+    function = carried(module_of(name), name.split(".")[1])
+    assert function.__globals__ is not own(name).__globals__
+    assert identical(results(function, name), results(own(name), name))
+
+
+@every_function
+def test_a_function_needs_at_most_two_names(name):
+    module = sys.modules[own(name).__module__]
+    assert len(needs(module, name.split(".")[1])) <= 2
 
 
 # -------------------------------------------------------------------------------------- the pages

@@ -126,7 +126,8 @@ EDGES = [   # numbers that are refused, numbers that are allowed, the flags
                               "beta gamma diversity generated_weight"),
     ("0 -0.1 1.01 nan", "0.01 1", "participation comu"), ("-0.1 1.01 nan", "0 1", "epsilon"),
     ("-0.1 0.5 nan", "0 0.49", "malicious_fraction"), ("0 1 nan", "0.01 0.99", "validation"),
-    ("nan inf", "-1 0 1", "attack_z"), ("0 1025 99999999999999999999999", "1 1024", "threads")]
+    ("nan inf", "-1 0 1", "attack_z"), ("0 65", "1 64", "processes"),
+    ("0 1025 99999999999999999999999", "1 1024", "threads")]
 
 
 NUMBERS = [name for name, row in (HYPERPARAMETERS | COMMON_FLAGS).items() if row.allowed]
@@ -146,7 +147,7 @@ def test_a_number_outside_its_range_is_refused(capsys, name):
 
 def test_networks_may_differ_unless_one_model_goes_to_all_clients():
     """These refuse several networks; test_contracts.py runs all others with two."""
-    assert {algo for algo in OF_PAPERS if not ALGORITHMS[algo].mixed} == {
+    assert {algo for algo in OF_PAPERS if not ALGORITHMS[algo].mixed_networks} == {
         "fedavg", "fedprox", "scaffold", "fedntd", "fedgen", "fedbe", "split-learning"}
 
 

@@ -71,7 +71,7 @@ class Server(Net):
 
 def toy(algo, **changes):
     """Six clients, one with a single sample; of two architectures where the algorithm allows it."""
-    network = (Net, Wide) if ALGORITHMS[algo].mixed else Net
+    network = (Net, Wide) if ALGORITHMS[algo].mixed_networks else Net
     changes = {"sizes": (5, 1, 4, 3, 4, 2), "network": network, "server": Server,
                "validation": samples(20, seed=3), "num_public": 10, **changes}
     public = ALGORITHMS[algo].public
@@ -232,6 +232,23 @@ def test_every_keyword_is_described_once(algo):
     assert all(own[name] != meanings.get(name) for name in own)
 
 
+@every_algorithm
+def test_check_takes_all_settings_and_tells_what_needs_validation_images(algo):
+    """As the program calls it. Without these images an algorithm that declares no need runs."""
+    algorithm, fed, without = ALGORITHMS[algo], toy(algo), toy(algo, validation=None)
+    settings = {name: SETTINGS.get(name, parameter.default)
+                for name, parameter in algorithm.hyperparameters.items()}
+    algorithm.check(fed, **settings)
+    if algorithm.needs_validation(settings):
+        with pytest.raises(ValueError, match=f"{algo} needs validation images"):
+            algorithm.check(without, **settings)
+        with pytest.raises(ValueError, match=f"{algo} needs validation images"):
+            run(algo, without, **settings)
+    unused = dict.fromkeys(algorithm.validation_for)
+    algorithm.check(without, **settings | unused)
+    assert len(run(algo, without, **settings | unused | {"rounds": 1})) == 2
+
+
 # ------------------------------------------------------------------------------ uploads gone wrong
 
 def without_client(state, i):
@@ -288,8 +305,12 @@ def test_amp_reaches_training_and_prediction(algo):
 def test_only_the_clients_of_a_round_are_trained(algo, monkeypatch):
     """0.7 of the clients of each architecture, two of three; of all, in FedGKT."""
     trained, in_parallel = [], clients.in_parallel
-    monkeypatch.setattr(clients, "in_parallel", lambda fed, fn, ids:
-                        trained.extend(ids) or in_parallel(fed, fn, ids))
+
+    def watched(fed, fn, ids):
+        if fn.__name__ == "trained":                             # of run_clients, not run_server
+            trained.extend(ids)
+        return in_parallel(fed, fn, ids)
+    monkeypatch.setattr(clients, "in_parallel", watched)
     fed, share = toy(algo), 0.7 if takes(algo, "participation") else 1.0
     for t, state in [(1, whole(algo)[0][1]), (2, whole(algo)[1][1])]:
         trained.clear()

@@ -60,7 +60,8 @@ WRONG = [       # (exercise, what a student may write, the start of the mistake'
     ("fedgems.server_loss", wrong_server_loss, "epsilon on the wrong term"),
     ("fedgkt.server_loss", lambda z, labels, z_c, T, distill=True: F.cross_entropy(z, labels)
      + distillation_loss(z_c, z, T) / T**2, "no temperature²"),
-    ("equations.ensemble_logits", lambda z: z.softmax(-1).mean(0).log(), "mean of the softmaxes"),
+    ("equations.ensemble_logits", lambda z: z.softmax(-1).mean(0).log(),
+     "the mean of the softmaxes"),
     ("fedmd.digest_loss", lambda z, consensus: F.mse_loss(z, consensus), "the squared error"),
     ("attacks.lie", lambda benign, z: benign.mean(0) + z * benign.std(0), "the sample's standard")]
 
@@ -106,7 +107,7 @@ def test_what_is_no_exercise_is_an_error_of_one_line(capsys):
 BODY = "    return temperature**2 * kl_divergence({}, {}, temperature).mean()"
 GRADES = [      # (the arguments of kl_divergence, exit status, what is printed)
     (("teacher_logits", "student_logits"), 0,
-     r".*\n.*\n\n(holds  .*\n){10}\n10 of 10 claims hold\n"),
+     r".*\n.*\n\n(holds  .*\n){5,}\n(\d+) of \2 claims hold\n"),
     (("student_logits", "teacher_logits"), 1,
      r"(.*\n)+    assert loss.item\(\) == .*\n(.*\n)+E     Expected: 0.8041181193982111 .*\n"
      r"(.*\n)+DOES NOT HOLD  distillation is t squared times mean kl\n(.*\n)+"

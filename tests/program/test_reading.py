@@ -26,6 +26,14 @@ def test_every_algorithm_has_a_page(pages):
     assert {*linked} <= {*sources.order()} and {*pages} == {"index", *sources.order()}
 
 
+def test_every_departure_of_a_file_is_on_its_page_with_its_tests(pages):
+    for name in sources.order():
+        tests = {node.get("id"): len(node.findall(".//details"))
+                 for node in pages[name][1].iter("section") if node.get("id")}
+        for departure, text in sources.departures(f"algorithms/{name}.py").items():
+            assert tests[f"{name}-{departure}"] == text.count("`test_") > 0
+
+
 def test_every_link_on_a_page_leads_somewhere(pages):
     ids = {name: {node.get("id") for node in root.iter()} for name, (_, root) in pages.items()}
     for name, (path, root) in pages.items():
@@ -83,8 +91,9 @@ def test_code_is_found_by_its_name_or_by_a_text_that_is_there_once():
     assert [line.split("(")[0] for line in shown("is_main")] == [
         "def is_main", '    """True for the main model: the first of the K global models of a '
         'network."""', "    return k % K == 0"]
-    assert len(shown("if is_main(k, K) else average")) == 5    # a comment and the statement
-    assert len(shown("for rows in batches(")) == 1             # the head of a loop
+    assert len(shown("distilled = run_students(")) == 2        # a statement
+    assert len(shown("main_ks = [k for k in range(")) == 2     # and the comment above it
+    assert len(shown("for rows in batches(")) == 2             # the head of a loop
     for unknown in ("no_such_function", "no such text", "optimizer"):
         with pytest.raises(ValueError, match=unknown):
             shown(unknown)

@@ -1,4 +1,5 @@
 """YOUR_OWN.md: its algorithm, its library program, its prediction of a folder, as printed there."""
+import functools
 import importlib.util
 import json
 import re
@@ -77,6 +78,18 @@ def test_a_hyperparameter_without_a_range_has_one_by_its_type(fedavgm, capsys):
             configured(f"--algo fedavgm --server-momentum {value}")
     assert configured("--algo fedavgm --server-momentum -2")["settings"]["fedavgm"]
     assert all(map(configured, re.findall(r"fedkd_minimal\.py (.*\bfedavgm\b.*)", PAGE)))
+
+
+@pytest.mark.parametrize("value, text", [
+    (torch.tensor(0.5), "tensor(0.5000)"), (float("nan"), "nan"), ("much", "'much'")])
+def test_a_metric_that_is_no_number_is_named(fedavgm, value, text, monkeypatch, npz, capsys):
+    @functools.wraps(fedavgm.run)
+    def run(*arguments, **settings):
+        for metrics, state in fedavgm.run(*arguments, **settings):
+            yield metrics | {"distance": value}, state
+    monkeypatch.setitem(ALGORITHMS, "fedavgm", fedavgm.ALGORITHM._replace(run=run))
+    refused(capsys, f"--algo fedavgm --dataset {npz} --clients 4 --partition iid".split(),
+            f"fedavgm: the metric distance is {text}; a metric is an int")
 
 
 def test_the_pages_program_learns(capsys):
