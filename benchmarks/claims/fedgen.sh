@@ -3,9 +3,9 @@
 # far below all; beside them what the paper does not have: FedNTD, FedBE, SCAFFOLD and FedSDD with
 # K = 4 (R1, R4). FD has no model on the server: its accuracy is the clients' mean, on all classes
 # and (client_accuracy_own) on those that a client holds.
-#   fedgen                the generated features have the weight of the public code, which falls
-#                         from 10 by 2% a round
-#   fedgen-text           they have the text's weight, 1
+#   fedgen                the generated features have the text's weight, 1
+#   fedgen-code           they have that of the public code, as in the preset: from 10 it falls by 2%
+#                         a round
 #   ...-0.05, ...-1.0     alpha 0.05, alpha 1; otherwise 0.1
 #   fd-iid, fedavg-iid    FD, Table 1: ten devices with 2,000 images each, 250 steps of 64 in a
 #                         round, 16 rounds; FedAvg with the same steps. FD's text leaves the split
@@ -19,8 +19,8 @@ paper="--paper fedgen --dataset $dataset"
 devices="--dataset $dataset --model cnn_6_16 --clients 10 --rounds 16 --batch-size 64"
 devices+=" --local-steps 250 --lr 0.001 --optimizer amsgrad --weight-decay 1e-4"
 iid="--partition few_per_class --per-class 200"
-methods="fedavg fedprox feddf fd fedgen fedgen-text fedntd fedbe scaffold R1 R4"
-methods+=" $(echo {fedavg,fedgen,fedgen-text}-{0.05,1.0}) fd-iid fedavg-iid"
+methods="fedavg fedprox feddf fd fedgen fedgen-code fedntd fedbe scaffold R1 R4"
+methods+=" $(echo {fedavg,fedgen,fedgen-code}-{0.05,1.0}) fd-iid fedavg-iid"
 text="--generated-weight 1 --generated-weight-decay 1"
 for method in ${*:-$methods}; do
     alpha=""
@@ -33,7 +33,8 @@ for method in ${*:-$methods}; do
     R[14]) run "$method" fedsdd --K 4 --R "${name:1}" $paper ;;
     fd-iid) run "$method" fd $devices $iid ;;
     fedavg-iid) run "$method" fedavg --participation 1 $devices $iid ;;
-    fedgen-text) run "$method" fedgen $paper $alpha $text ;;
+    fedgen) run "$method" fedgen $paper $alpha $text ;;
+    fedgen-code) run "$method" fedgen $paper $alpha ;;
     *) run "$method" "$name" $paper $alpha ;;
     esac
 done

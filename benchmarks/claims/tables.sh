@@ -126,11 +126,11 @@ for claim in ${*:-$claims}; do
         picture fedgkt-noniid fedgkt accuracy {fedavg,to-edge,ordered,still}-noniid ;;
     fedgen)
         keys=accuracy,ensemble_accuracy,client_accuracy,client_accuracy_own
-        table fedgen $keys fedavg fedprox feddf fd fedgen{,-text} fedntd fedbe scaffold R1 R4
-        table fedgen accuracy feddf fedgen{,-text}
-        table fedgen accuracy fedgen-text fedgen
+        table fedgen $keys fedavg fedprox feddf fd fedgen{,-code} fedntd fedbe scaffold R1 R4
+        table fedgen accuracy feddf fedgen{,-code}
+        table fedgen accuracy fedgen{,-code}
         for alpha in 0.05 1.0; do
-            table fedgen accuracy {fedavg,fedgen-text,fedgen}-$alpha
+            table fedgen accuracy {fedavg,fedgen,fedgen-code}-$alpha
         done
         table fedgen $both R1 R4
         table fedgen accuracy {fedavg,fd}-iid ;;
