@@ -79,10 +79,11 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
     """
     make = partial(OPTIMIZERS[optimizer], weight_decay=weight_decay)
     client_training = dict(batch_size=batch_size, new_optimizer=partial(make, lr=lr))
-    server_training = dict(batch_size=server_batch_size, new_optimizer=partial(make, lr=server_lr))
     rule = partial(who_teaches, with_self_training=self_training,            # Table 5
                    with_self_distillation=self_distillation,
                    with_ensemble_distillation=ensemble_distillation)
+    server_training = dict(batch_size=server_batch_size, new_optimizer=partial(make, lr=server_lr),
+                           rule=rule)
     ids = range(len(fed.private))
     if state is None:
         ALGORITHM.check(fed)
@@ -110,8 +111,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
         # The server learns alone, from its pool or from the clients: Alg. 1, line 3-15.
         result = run_server(
             fed, train_server, t, server, pool, rows, fused_logits, reliable.any(0),
-            server_epochs=server_epochs, epsilon=epsilon, **server_training,
-            rule=rule)                                                       # Table 5
+            server_epochs=server_epochs, epsilon=epsilon, **server_training)
         server, pool = result.server, result.pool
 
         # All clients learn from the server's logits of all public samples.

@@ -71,6 +71,10 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
                           batch_size=batch_size, lr=lr)
     distillation = dict(distill_steps=distill_steps, server_batch_size=server_batch_size,
                         server_lr=server_lr, temperature=temperature)
+
+    def learns(k):                                                               # Table 6
+        return students == "all" or is_main(k, K)
+
     if state is None:
         ALGORITHM.check(fed, participation=participation, K=K, local=local, attack=attack)
         state = {"round": 0, "global_models": start_models(fed, method, K),      # Alg. 1, line 1
@@ -97,8 +101,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
         # Students learn from the ensemble, after the warm-up rounds; all from the same (D1).
         global_models = averaged
         if students != "none" and t > warmup_rounds:                             # Table 6
-            student_ks = [k for k in range(len(averaged))
-                          if is_main(k, K) or students == "all"]                 # Table 6
+            student_ks = [k for k in range(len(averaged)) if learns(k)]
             distilled = dict(zip(student_ks, run_students(fed, lambda k: distill(
                 fed, averaged[k], teacher_logits, keys=("distil", t, k), **distillation),
                 student_ks)))
