@@ -5,8 +5,8 @@ Edge", arXiv:2007.14513. The defaults are those of Table 10 for iid data. The te
 kind of Adam are from its public code of 2020, whose commands have --no-server-distill.
 
 Run:   python fedkd_minimal.py --algo fedgkt
-       (small settings of experiment/presets.py: rounds 10, server_epochs 5, batch_size 32; the
-       defaults of `run` below are the paper's: --paper fedgkt)
+       (small settings of experiment/presets.py, among them rounds 10, server_epochs 5, batch_size
+       32; the defaults of `run` below are the paper's: --paper fedgkt)
 What travels: in each round a client sends feature maps, logits and labels of all its samples; the
 server sends its logits of them back. Feature maps of images to predict would travel too: uncounted.
 Public data: none. Edge networks may differ; their feature maps have one shape.

@@ -4,8 +4,8 @@ Li and Wang, "FedMD: Heterogenous Federated Learning via Model Distillation", ar
 where the text is silent, the authors' code decides (CIFAR, iid).
 
 Run:   python fedkd_minimal.py --algo fedmd
-       (small settings of experiment/presets.py: rounds 10, subset_size 1000, local_epochs 1,
-       batch_size 5; the defaults of `run` below are the paper's: --paper fedmd)
+       (small settings of experiment/presets.py, among them rounds 10, subset_size 1000,
+       local_epochs 1, batch_size 5; the defaults of `run` below are the paper's: --paper fedmd)
 What travels: in each round the server sends the positions of some public samples; each client sends
 its logits of these samples; the server sends the mean of these logits. No weights travel.
 Public data: labeled, at every client and at the server. With public data of another task (--joint)

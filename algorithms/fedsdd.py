@@ -4,7 +4,7 @@ Kwan and Song, "FedSDD: Scalable and Diversity-enhanced Distillation for Model A
 Federated Learning", arXiv:2312.17029v1.
 
 Run:   python fedkd_minimal.py --algo fedsdd --K 4 --R 2
-       (small settings of experiment/presets.py: rounds 20, lr 0.1, distill_steps 100,
+       (small settings of experiment/presets.py, among them rounds 20, lr 0.1, distill_steps 100,
        server_lr 0.0125; the defaults of `run` below are the paper's: --paper fedsdd)
 What travels: in each round the server sends each active client the global model of its group; the
 client sends its trained model back.

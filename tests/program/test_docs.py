@@ -128,7 +128,8 @@ def test_a_run_line_gives_the_values_that_its_command_takes(file):
     """The small settings, and --paper where it takes every default of the signature."""
     text = " ".join(sources.docstring(file).split())
     command, small, paper = re.search(
-        r"Run: python fedkd_minimal\.py (.*?) \(small settings of experiment/presets\.py: (.*?); "
+        r"Run: python fedkd_minimal\.py (.*?) "
+        r"\(small settings of experiment/presets\.py, among them (.*?); "
         r"the defaults of `run` below are .*?(?:: --paper (.*?))?\)", text).groups()
     values = dict(pair.split() for pair in small.split(", "))
     for algo in re.search("--algo (\\S+)", command)[1].split(","):
