@@ -31,7 +31,6 @@ class Claim(NamedTuple):
     metric: str = "accuracy"
     base_metric: str = "accuracy"
     round: int | None = None         # the last round of the runs if None
-    best: bool = False               # the best round instead of the last
     paper: tuple = ()                # the paper's figures: of the base, of the row
     source: str = ""                 # the paper's table
     acts: bool = True                # False: what is claimed to help hardly acts here
@@ -312,7 +311,7 @@ CLAIMS = {                           # {page of docs/results: (title, claims)}
 
 @cache
 def read(file):
-    """{(row, metric, "final" or "best"): {last round: {seed: value}}} of a file of docs/results."""
+    """{(row, metric): {last round: {seed: final value}}} of a file of docs/results."""
     found, heading, header = {}, "", None
     for line in (DOCS / "results" / f"{file}.txt").read_text().splitlines():
         cells = re.split("  +", line.strip())
@@ -325,14 +324,15 @@ def read(file):
             measure, metric = header[0].removesuffix(", %").split()
             seeds = {int(name.removeprefix("seed ")): float(cell) for name, cell in named.items()
                      if name.startswith("seed ") and cell != "-"}
-            rounds = found.setdefault((heading + cells[0], metric, measure), {})
-            rounds[int(named["last round"])] = seeds
+            if measure == "final":
+                rounds = found.setdefault((heading + cells[0], metric), {})
+                rounds[int(named["last round"])] = seeds
     return found
 
 
 def values(claim, row, metric):
     """{seed: accuracy of a row, in percent}, after the rounds that the claim names."""
-    rounds = read(claim.file)[row, metric, "best" if claim.best else "final"]
+    rounds = read(claim.file)[row, metric]
     return rounds[claim.round or max(rounds)]
 
 

@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from datetime import timedelta
 
 MOST = 8                             # processes that a program makes by itself
@@ -154,8 +155,8 @@ def forked(processes, locks):
     locks    open files that the new processes must not keep open
 
     They exchange tensors by gloo over the loopback address; they meet at a file in a folder of this
-    user's own. If one of them is killed, all end: the others together with this process, and this
-    one with a ConnectionError.
+    user's own. If one of them is killed, or meets an error that the others do not meet, all end:
+    this one with a ConnectionError, the others together with it.
     """
     if processes <= count():
         yield
@@ -182,9 +183,13 @@ def forked(processes, locks):
             yield
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             wait_for_all()
-        except RuntimeError:
-            time.sleep(1)            # a process that is killed closes its connections, then it ends
-            check_alive(children)
+        except BaseException as error:
+            if number > 0:
+                time.sleep(2)        # the first process meets most errors too: it ends this one now
+                traceback.print_exc()
+            elif isinstance(error, RuntimeError):
+                time.sleep(1)        # one that is killed closes its connections, then it ends
+                check_alive(children)
             raise
         finally:
             if number > 0:
@@ -213,7 +218,8 @@ def check_alive(children):
     for child in children:
         if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            raise ConnectionError(f"process {child} of this run was ended by something else")
+            raise ConnectionError(f"process {child} of this run has ended: it was killed, or it "
+                                  "met the error above")
 
 
 def gather(value):

@@ -17,6 +17,7 @@ picture() { # picture NAME CLAIM KEYS METHOD ...: each point is the mean of $smo
 both=accuracy,ensemble_accuracy
 claims="fedsdd fedsdd-hetero fedsdd-all fedsdd-all-mnist ensembles ablations fedmd"
 claims+=" fedmd-pooled fedgems fedgems-augmented attacks fedgkt fedgkt-noniid fedgen quick-start"
+claims+=" first-rounds"
 for claim in ${*:-$claims}; do
     case $claim in
     fedsdd)
@@ -140,6 +141,10 @@ for claim in ${*:-$claims}; do
                 echo "$data"
                 python -m experiment.plot "runs/quick-start/$data" --key $both --base $base
             done
+        done ;;
+    first-rounds)
+        for rounds in 3 5; do
+            python -m experiment.plot runs/first-rounds --key accuracy --rounds $rounds
         done ;;
     esac > "docs/results/$claim.new"                     # if a run is missing, the table stays
     mv "docs/results/$claim.new" "docs/results/$claim.txt"

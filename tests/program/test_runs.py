@@ -165,6 +165,20 @@ def test_all_processes_train_clients(kind, elsewhere, finished):
     assert min(counts) > 0 and sum(counts) == total
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="several processes need Linux")
+def test_an_error_in_one_process_alone_is_printed_and_ends_all():
+    lines = """
+from experiment import process
+with process.resumable(None), process.forked(2, []):
+    assert process.rank() == 0, "its client has no samples"
+    process.wait_for_all()
+"""
+    ended = subprocess.run([sys.executable, "-c", lines], cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert "AssertionError: its client has no samples" in ended.stderr
+    assert ended.stderr.splitlines()[-1].endswith("it was killed, or it met the error above")
+
+
 # ------------------------------------------------------------------------------- stops and resumes
 
 def stopped_after(rounds, argv, algo=None):
