@@ -5,9 +5,8 @@ Distillation and Augmentation under Non-IID Private Data", arXiv:1811.11479; wit
 half, the augmentation with generated samples.
 
 Run:   python fedkd_minimal.py --algo fd
-       (small settings of experiment/presets.py, among them rounds 10, local_epochs 5, batch_size
-       64; the defaults of `run` below are the paper's, which does not give gamma, the optimizer and
-       its rate)
+       (small settings of experiment/presets.py; the defaults of `run` are the paper's, which
+       does not give gamma, the optimizer and its rate)
 What travels: in each round every client's mean probabilities of each class (C rows of C), up; the
 mean of the other clients' rows, down.
 Public data: none. The server has no model.

@@ -5,8 +5,7 @@ McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentra
 and whose settings are the defaults.
 
 Run:   python fedkd_minimal.py --algo fedavg
-       (small settings of experiment/presets.py, among them rounds 20, local_epochs 5, lr 0.1; the
-       defaults of `run` below are FedSDD's: --paper fedsdd)
+       (small settings of experiment/presets.py; the defaults of `run`: --paper fedsdd)
 What travels: in each round the global model, down to each active client; its trained model, up.
 Public data: none.
 

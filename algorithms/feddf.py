@@ -6,8 +6,7 @@ Written from FedDF's public code, whose settings are the defaults; --paper fedsd
 FedSDD's comparison.
 
 Run:   python fedkd_minimal.py --algo feddf
-       (small settings of experiment/presets.py, among them rounds 20, local_epochs 5, lr 0.1,
-       distill_steps 100; the defaults of `run` below are the paper's: --paper feddf)
+       (small settings of experiment/presets.py; the defaults of `run`: --paper feddf)
 What travels: in each round a global model, down to each active client; its trained model, up.
 Public data: unlabeled images, on the server alone, which also has labeled images for validation.
 Clients may have different networks: each network has its own average, and all clients teach all.

@@ -4,8 +4,7 @@ Cheng et al., "FedGEMS: Federated Learning of Larger Server Models via Selective
 arXiv:2110.11027, section 3.2.
 
 Run:   python fedkd_minimal.py --algo fedgem
-       (small settings of experiment/presets.py, among them rounds 10, local_epochs 5, batch_size
-       64; the defaults of `run` below are the paper's: --paper fedgems-homogeneous)
+       (small settings of experiment/presets.py; the defaults of `run`: --paper fedgems-homogeneous)
 What travels: in each round each client sends its logits of all N public samples; then the server
 sends its logits of them to each client. No weights.
 Public data: labeled, on the server and on every client. All networks may differ.

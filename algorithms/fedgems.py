@@ -4,10 +4,9 @@ Cheng et al., "FedGEMS: Federated Learning of Larger Server Models via Selective
 arXiv:2110.11027.
 
 Run:   python fedkd_minimal.py --algo fedgems
-       (small settings of experiment/presets.py, among them rounds 10, local_epochs 5, batch_size
-       64; the defaults of `run` below are the paper's: --paper fedgems-homogeneous)
+       (small settings of experiment/presets.py; the defaults of `run`: --paper fedgems-homogeneous)
 What travels: in each round the server sends the indices of the public samples that it requests;
-each client sends its logits of them; the server sends its logits of all N public samples.
+each client sends its logits of them; the server sends its logits of all public samples.
 Public data: labeled, on the server and on every client. All networks may differ.
 
 Paper                      here                     shape         note
@@ -23,11 +22,9 @@ epsilon                    epsilon (--epsilon)      number        weight of CE i
 
 A round, with the lines of the paper's Algorithm 1 in brackets. CE is cross-entropy; with a teacher
 the loss is epsilon CE + (1 - epsilon) KL(teacher || student), at temperature 1. Each network has
-one optimizer for all rounds: AMSGrad, a kind of Adam, whose weight decay is an L2 term of the
-gradient (--optimizer). With --augment students see augmented images; predictions are of clean ones.
+one optimizer for all rounds, AMSGrad (--optimizer). --augment is for students, not for predictions.
  a  Each client trains on its own samples, for local_epochs: CE [25-27]. Then it predicts the n
-    samples that the server may request [31-33]. It may predict ahead, because it does not change
-    in b; only its logits of requested samples count as sent.
+    samples that the server may request in b [31-33]; only what is requested counts as sent.
  b  The server trains on all public samples, for server_epochs [4]. Before each step on a batch's
     mean loss [14] it predicts the batch, in eval mode. So it finds the case of each sample:
       self_training          right: no teacher, CE, Eq. (1) [5-6]; these logits go to the pool [7]
@@ -38,14 +35,13 @@ gradient (--optimizer). With --augment students see augmented images; prediction
  c  The server predicts all public samples and sends these logits L_s to all clients [15, 17].
  d  Each client trains on all public samples, for public_epochs: L_s teaches, Eq. (6) [19-23].
 
-Kept between rounds: server: network, optimizer and pool (it only grows; newer logits of a sample
-replace older ones). Client: network, optimizer; both in a snapshot, a dict of state_dicts.
+Kept between rounds: server: network, optimizer, pool (newer logits of a sample replace older).
+Client: network, optimizer. A network and its optimizer are in a snapshot, a dict of state_dicts.
 Scores: server_accuracy (and `accuracy`) after b; means over clients: client_accuracy_private after
-a, client_accuracy_distilled after d (also _min, _max, and _own, where a test image weighs by the
-client's own share of its class). --public half, the default, halves the test set: the server is
-scored on the public half, clients on the private one (on the other: _private_test, _public_test).
+a, client_accuracy_distilled after d. --public half, the default, halves the test set: the server is
+scored on the public half, clients on the private one. All metrics: docs/METRICS.md.
 Bad upload: `reliable_clients` takes a client for wrong on a sample whose logits hold nan, infinity
-or a magnitude of 1e30 or more. It teaches on other samples, keeps its network and receives L_s.
+or a magnitude of 1e30 or more; nothing else changes for it, and on other samples it teaches.
 bad_uploads counts the clients with such logits of a requested sample.
 Departures (more: docs/DEPARTURES.md):
 D1  private training comes first (section 3.2): last (Algorithm 1), untrained clients would teach

@@ -4,8 +4,7 @@ Zhu, Hong and Zhou, "Data-Free Knowledge Distillation for Heterogeneous Federate
 2021, arXiv:2105.10056; the generator's sizes and its training are those of the public code (MNIST).
 
 Run:   python fedkd_minimal.py --algo fedgen
-       (small settings of experiment/presets.py, among them rounds 20, local_epochs 5, lr 0.1; the
-       defaults of `run` below are the paper's)
+       (small settings of experiment/presets.py; the defaults of `run` are the paper's)
 What travels: in each round the global model, the generator and the label shares p(y), down to each
 active client; its trained model and its label counts, up.
 Public data: none.

@@ -1,12 +1,10 @@
 """FedGKT: small edge networks send feature maps to a large server network; both exchange logits.
 
 He, Annavaram and Avestimehr, "Group Knowledge Transfer: Federated Learning of Large CNNs at the
-Edge", arXiv:2007.14513. The defaults are those of Table 10 for iid data. The temperature and the
-kind of Adam are from its public code of 2020, whose commands have --no-server-distill.
+Edge", arXiv:2007.14513: Table 10, iid. Temperature and kind of Adam: from its public code of 2020.
 
 Run:   python fedkd_minimal.py --algo fedgkt
-       (small settings of experiment/presets.py, among them rounds 10, server_epochs 5, batch_size
-       32; the defaults of `run` below are the paper's: --paper fedgkt)
+       (small settings of experiment/presets.py; the defaults of `run`: --paper fedgkt)
 What travels: in each round a client sends feature maps, logits and labels of all its samples; the
 server sends its logits of them back. Feature maps of images to predict would travel too: uncounted.
 Public data: none. Edge networks may differ; their feature maps have one shape.
@@ -23,8 +21,7 @@ E_c, E_s           local_epochs, server_epochs  numbers
 
 Algorithm 1, with the paper's line numbers; its client k is i here. CE is cross-entropy. KD is T²
 KL(teacher || student), both softmaxes at temperature T; --no-client-distill drops it from Eq. (7),
---no-server-distill from Eq. (6). Each network has one optimizer for all rounds: AMSGrad, a kind of
-Adam (--optimizer, --server-optimizer).
+--no-server-distill from Eq. (6). Each network has one optimizer for all rounds, AMSGrad.
  3- 5  each client (with --participation: some) trains, then uploads H^(k), Z_c^(k) and Y^(k):
 19-22    E_c passes over its samples: CE + KD from the server's logits, Eq. (7); CE alone if it has
          none, as in its first training
@@ -34,15 +31,14 @@ Adam (--optimizer, --server-optimizer).
 11-12  one pass in eval mode: the server's logits of these feature maps
 14-15  each client with a valid upload receives the server's logits of its samples, for its next
        training. A client that did not take part keeps the logits that it has
-With --augment each upload is of a new random view of the images. The client's next training, all
-E_c passes, is on this view, because the server's logits are of it. The first has a view of its own.
+With --augment each upload is of newly augmented images. The client's next training, all E_c passes,
+is on these images, because the server's logits are of them. Its first has images of its own.
 
 Kept between rounds: server: network, optimizer. Client: network, optimizer, number of its trainings
-and the server's logits. A network and its optimizer are kept in a snapshot, a dict of state_dicts.
-Scores: at the end of a round, means over all clients, on the test set (--public half halves it: on
-its private half). `accuracy` (also accuracy_min, _max): a client's extractor with the server's
-network behind it. edge_accuracy: the client's own network (_own: each test image weighed by the
-client's own share of its class). Round 0: untrained.
+and the server's logits. A network and its optimizer are in a snapshot, a dict of state_dicts.
+Scores: at the end of a round, means over all clients, on the test set (--public half: on its
+private half). `accuracy`: a client's extractor with the server's network behind it. edge_accuracy:
+the client's own network. All metrics: docs/METRICS.md.
 Bad upload: `collect` leaves out one with nan, infinity or a magnitude of 1e30 or more (bad_uploads
 counts it). Its client keeps its network, but loses the server's logits: next it trains by CE alone.
 Departures (more: docs/DEPARTURES.md):

@@ -4,8 +4,7 @@ Li and Wang, "FedMD: Heterogenous Federated Learning via Model Distillation", ar
 where the text is silent, the authors' code decides (CIFAR, iid).
 
 Run:   python fedkd_minimal.py --algo fedmd
-       (small settings of experiment/presets.py, among them rounds 10, subset_size 1000,
-       local_epochs 1, batch_size 5; the defaults of `run` below are the paper's: --paper fedmd)
+       (small settings of experiment/presets.py; the defaults of `run`: --paper fedmd)
 What travels: in each round the server sends the positions of some public samples; each client sends
 its logits of these samples; the server sends the mean of these logits. No weights travel.
 Public data: labeled, at every client and at the server. With public data of another task (--joint)
@@ -20,11 +19,9 @@ f~(x^0)            consensus_logits             [n, C]        the mean, or a wei
 c_k                consensus_weights            [M]           equal if not given
 
 Algorithm 1. The paper does not number its steps; these numbers are ours:
- 0  transfer learning of each client, with cross-entropy (fedmd_transfer.py); the last weights stay.
-    First on D_0 without a tenth that is held out: at most 20 passes, and it stops when the accuracy
-    on this tenth has not grown by min_delta (0.005) for 3. Then on D_k: at most 25 passes, and it
-    stops when the accuracy on the task's validation images, no client's, has not grown by 0.001 for
-    10. --no-early-stopping: all passes, on all of D_0
+ 0  transfer learning of each client with cross-entropy, first on D_0, then on D_k; each of the two
+    stops early when the accuracy on held-out images has not grown for some passes: on a tenth of
+    D_0, then on validation images of the task, no client's (fedmd_transfer.py has the numbers)
  then in each round:
  1  the server draws a subset of D_0
  2  communicate: each client sends its logits of the subset
@@ -36,11 +33,9 @@ layer's weights W.
 
 Kept between rounds: client: its network (a state_dict) and the states of two Adams, one of all its
 digests and one of all its revisits; both start in round 1. Server: nothing.
-Scores: means over the clients, on the task's test set (--public half halves it: on its private
-half): client_accuracy_distilled after step 4, client_accuracy_private and `accuracy` after step 5,
-in round 0 all three after step 0; there client_accuracy_public_stage is after its first stage.
-Each also has _min, _max, _own (each test image weighed by the client's own share of its class), and
-_public_test: on the test set of --joint's public task, or on the public half.
+Scores: means over the clients, on the task's test set (--public half: on its private half):
+client_accuracy_distilled after step 4, client_accuracy_private and `accuracy` after step 5, in
+round 0 all three after step 0. All metrics: docs/METRICS.md.
 Bad upload: `usable_consensus` leaves out logits with nan, infinity or a magnitude of 1e30 or more
 (bad_uploads counts them) and scales the other c_k to sum to 1; the sender receives f~ like all. If
 no c_k > 0 is left, no client digests, and all revisit: "after step 4" is then before the round.

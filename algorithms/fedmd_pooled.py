@@ -3,8 +3,7 @@
 Li and Wang, arXiv:1910.03581; the bound is in its authors' code.
 
 Run:   python fedkd_minimal.py --algo fedmd-pooled
-       (small settings of experiment/presets.py, among them rounds 20, transfer_public_epochs 5; the
-       defaults of `run` below are the paper's: --paper fedmd)
+       (small settings of experiment/presets.py; the defaults of `run`: --paper fedmd)
 What travels: nothing; the private samples of all clients are trained on in one place.
 Public data: labeled.
 

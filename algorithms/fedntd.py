@@ -5,8 +5,7 @@ Federated Learning", NeurIPS 2022, arXiv:2106.03097. Written from the authors' c
 for CIFAR-10 (100 clients) are the defaults; the paper's text was not at hand.
 
 Run:   python fedkd_minimal.py --algo fedntd
-       (small settings of experiment/presets.py, among them rounds 20, local_epochs 5, lr 0.1,
-       optimizer sgd; the defaults of `run` below are the paper's)
+       (small settings of experiment/presets.py; the defaults of `run` are the paper's)
 What travels: in each round the global model, down to each active client; its trained model, up.
 Public data: none.
 

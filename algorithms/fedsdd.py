@@ -4,10 +4,9 @@ Kwan and Song, "FedSDD: Scalable and Diversity-enhanced Distillation for Model A
 Federated Learning", arXiv:2312.17029v1.
 
 Run:   python fedkd_minimal.py --algo fedsdd --K 4 --R 2
-       (small settings of experiment/presets.py, among them rounds 20, lr 0.1, distill_steps 100,
-       server_lr 0.0125; the defaults of `run` below are the paper's: --paper fedsdd)
-What travels: in each round the server sends each active client the global model of its group; the
-client sends its trained model back.
+       (small settings of experiment/presets.py; the defaults of `run`: --paper fedsdd)
+What travels: in each round the server sends each active client its group's global model; the client
+sends its trained model back.
 Public data: N unlabeled images, on the server alone; --augment augments them for the student alone.
 
 Paper              here                         shape         note
@@ -32,19 +31,17 @@ Algorithm 1 of the paper, which does not number its lines:
  9      if k = 0: w*_{t,0} <- Distillation(w_{t,0}, {w_{t-r,k}: 0 <= k < K, 0 <= r < R})
 10      else: w*_{t,k} <- w_{t,k}
 Before line 3 a share of the clients (--participation) is drawn and dealt at random to K groups.
-Line 6 is cross-entropy with plain SGD; line 7 is the mean, weighed by numbers of samples. (--local
-takes both from fedprox.py or from scaffold.py, which adds control variates to what travels and to
-what is kept.) Line 9 is distill_steps steps of plain SGD on batches of public images, with the loss
-of Eq. (4) as D1 reads it. All optimizers are new in every round.
-If clients have different networks (A.5), each network has K global models: k runs from 0 to M - 1,
-K numbers in a row for each network, the first a main model. All M models are in the ensemble.
+Line 6 is cross-entropy with plain SGD, line 7 the mean, weighed by numbers of samples (--local: as
+in fedprox.py or scaffold.py, whose controls travel and are kept too). Line 9 is distill_steps steps
+of plain SGD on public images with the loss of Eq. (4) as D1 reads it. All optimizers are new in
+every round. If clients have different networks (A.5), each network has K global models: k runs from
+0 to M - 1, K numbers in a row for each network, the first a main model; all are in the ensemble.
 
 Kept between rounds: server: the global models after line 10, and for each of the last R rounds the
 logits of Eq. (3), of public images (ring) and of test images (test_ring). Client: nothing.
-Scores: on the test set (--public half halves it: on its private half). `accuracy`, and
-server_accuracy the same: the main model after line 9 (of several main models the mean; each has its
-server_accuracy_NETWORK), in round 0 untrained. ensemble_accuracy: the models of line 7 of R rounds,
-as Eq. (5). disagreement: how often two models of line 7 of this round predict different classes.
+Scores: on the test set (--public half: on its private half). `accuracy` and server_accuracy: the
+main model after line 9, of several the mean; in round 0 untrained. ensemble_accuracy: the models of
+line 7 of R rounds, Eq. (5). disagreement: how often two models of line 7 predict different classes.
 Bad upload: `collect` leaves out a model with nan, infinity or a number of magnitude 1e30 or more;
 bad_uploads counts it. If a group has no other, w_{t,k} is w*_{t-1,k}. (--secure-sum: secure_sum.py)
 Departures (more: docs/DEPARTURES.md):
