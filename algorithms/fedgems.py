@@ -4,9 +4,9 @@ Cheng et al., "FedGEMS: Federated Learning of Larger Server Models via Selective
 arXiv:2110.11027.
 
 Run:   python fedkd_minimal.py --algo fedgems
-       (small settings of experiment/presets.py; the defaults of `run`: --paper fedgems-homogeneous)
-What travels: in each round the server sends the indices of the public samples that it requests;
-each client sends its logits of them; the server sends its logits of all public samples.
+       (small settings of experiment/presets.py; --paper fedgems-homogeneous: the defaults of `run`)
+What travels: in each round the server requests public samples by their indices, each client sends
+its logits of these, and the server sends its logits of all public samples.
 Public data: labeled, on the server and on every client. All networks may differ.
 
 Paper                      here                     shape         note
@@ -21,12 +21,13 @@ L_s                        server_logits            [N, C]        the clients le
 epsilon                    epsilon (--epsilon)      number        weight of CE in Eq. (2), (5), (6)
 
 A round, with the lines of the paper's Algorithm 1 in brackets. CE is cross-entropy; with a teacher
-the loss is epsilon CE + (1 - epsilon) KL(teacher || student), at temperature 1. Each network has
-one optimizer for all rounds, AMSGrad (--optimizer). --augment is for students, not for predictions.
- a  Each client trains on its own samples, for local_epochs: CE [25-27]. Then it predicts the n
-    samples that the server may request in b [31-33]; only what is requested counts as sent.
- b  The server trains on all public samples, for server_epochs [4]. Before each step on a batch's
-    mean loss [14] it predicts the batch, in eval mode. So it finds the case of each sample:
+the loss is epsilon CE + (1 - epsilon) KL(teacher || student), at temperature 1. The server and each
+client have one optimizer for all that they train, AMSGrad (--optimizer). With --augment all
+training is on augmented images, all predictions are of clean ones.
+ a  Each client trains on its own samples, for local_epochs: CE [25-27]. Then it predicts all n
+    samples outside the pool [31-33]; of these, only what the server requests in b counts as sent.
+ b  The server trains on all public samples, for server_epochs [4]. Before a batch's step [14] it
+    predicts the batch in eval mode, which gives each sample its case:
       self_training          right: no teacher, CE, Eq. (1) [5-6]; these logits go to the pool [7]
       self_distillation      wrong, in the pool: the pool's logits teach, Eq. (2) [8-9]
       ensemble_distillation  wrong, not in the pool: the server requests the sample, and the fused
@@ -38,17 +39,17 @@ one optimizer for all rounds, AMSGrad (--optimizer). --augment is for students, 
 Kept between rounds: server: network, optimizer, pool (newer logits of a sample replace older).
 Client: network, optimizer. A network and its optimizer are in a snapshot, a dict of state_dicts.
 Scores: server_accuracy (and `accuracy`) after b; means over clients: client_accuracy_private after
-a, client_accuracy_distilled after d. --public half, the default, halves the test set: the server is
-scored on the public half, clients on the private one. All metrics: docs/METRICS.md.
-Bad upload: `reliable_clients` takes a client for wrong on a sample whose logits hold nan, infinity
-or a magnitude of 1e30 or more; nothing else changes for it, and on other samples it teaches.
+a, client_accuracy_distilled after d. --public half, the default, makes half of the test images
+public, too: the server is scored on these, clients on the others. All metrics: docs/METRICS.md.
+Bad upload: where a client's logits of a sample hold nan, infinity or a magnitude of 1e30 or more,
+`reliable_clients` takes the client for wrong. Where not, it may teach; it goes on like all others.
 bad_uploads counts the clients with such logits of a requested sample.
 Departures (more: docs/DEPARTURES.md):
 D1  private training comes first (section 3.2): last (Algorithm 1), untrained clients would teach
 D2  Eq. (4)'s softmax is over the reliable clients alone, so that their weights sum to 1
 D3  epsilon weighs CE, as the equations print it; the text says that it weighs the distillation
-D4  the pool keeps the logits just checked, which are right; line 7 stores those of the last round
-D5  L_s is of one model, that of the last step; line 15 stands inside the loop over the batches
+D4  the pool takes the logits that were just found right; line 7's are of the round before
+D5  L_s is of one model, after b's last step; line 15 stands inside the loop over the batches
 """
 from functools import partial
 from typing import NamedTuple
@@ -211,7 +212,7 @@ def server_result_metrics(fed, rows, client_logits, weights, result):
 def who_teaches(correct, in_pool):
     """(self_training, self_distillation, requests), bool [B]: one of them is True of each sample.
 
-    correct, in_pool    bool [B]: the server is right now; it was in an earlier check
+    correct, in_pool    bool [B]: the server is right in this check; it was in an earlier one
     requests            ensemble_distillation if a client is right, otherwise nobody_right
     """
     self_training = correct                                                  # Alg. 1, line 5
@@ -288,7 +289,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
     labels = fed.public.labels
     for t in range(state["round"] + 1, rounds + 1):                          # Alg. 1, line 2
         # D1: clients train on their own data, and predict the samples that the server may request.
-        # Results: their logits [M, n, C], of attackers replaced; the clients after training.
+        # Results: their logits [M, n, C], after the attack; the clients after training.
         rows = torch.nonzero(~pool.mask)[:, 0]                                           # [n]
         client_logits, trained = collect_rows(fed, rows, lambda i: train_client(
             fed, i, t, clients[i], rows, local_epochs=local_epochs,

@@ -1,12 +1,12 @@
 """FedGKT: small edge networks send feature maps to a large server network; both exchange logits.
 
 He, Annavaram and Avestimehr, "Group Knowledge Transfer: Federated Learning of Large CNNs at the
-Edge", arXiv:2007.14513: Table 10, iid. Temperature and kind of Adam: from its public code of 2020.
+Edge", arXiv:2007.14513, Table 10, iid. T and the kind of Adam are from its public code of 2020.
 
 Run:   python fedkd_minimal.py --algo fedgkt
-       (small settings of experiment/presets.py; the defaults of `run`: --paper fedgkt)
+       (small settings of experiment/presets.py; --paper fedgkt: the defaults of `run`)
 What travels: in each round a client sends feature maps, logits and labels of all its samples; the
-server sends its logits of them back. Feature maps of images to predict would travel too: uncounted.
+server sends its logits of them back. (In use, feature maps of what is to be predicted travel too.)
 Public data: none. Edge networks may differ; their feature maps have one shape.
 
 Paper              here                         shape         note
@@ -14,9 +14,9 @@ W_e^(k), W_c^(k)   model.extract, .classify     networks      client i: images -
 W_s                server                       snapshot      H^(k) -> Z_s^(k)
 H^(k)              uploads[i].features          [n, 16, h, w] feature maps of all its n samples
 Z_c^(k)            uploads[i].logits            [n, C]        by the client's network
-Z_s^(k)            server_logits[i]             [n, C]        by the server's; None: it has none
+Z_s^(k)            server_logits[i]             [n, C]        by the server's; or None
 Y^(k)              fed.private[i].labels        [n]           sent with every upload
-T                  temperature                  number        of KD; Algorithm 1 has T rounds
+T                  temperature                  number        of KD (in Alg. 1 also the rounds)
 E_c, E_s           local_epochs, server_epochs  numbers
 
 Algorithm 1, with the paper's line numbers; its client k is i here. CE is cross-entropy. KD is T²
@@ -32,19 +32,19 @@ KL(teacher || student), both softmaxes at temperature T; --no-client-distill dro
 14-15  each client with a valid upload receives the server's logits of its samples, for its next
        training. A client that did not take part keeps the logits that it has
 With --augment each upload is of newly augmented images. The client's next training, all E_c passes,
-is on these images, because the server's logits are of them. Its first has images of its own.
+is on these images, because the server's logits are of them. The first has its own.
 
-Kept between rounds: server: network, optimizer. Client: network, optimizer, number of its trainings
-and the server's logits. A network and its optimizer are in a snapshot, a dict of state_dicts.
+Kept between rounds: server: network, optimizer. Client: network, optimizer, the server's logits and
+the number of trainings. A network and its optimizer are in a snapshot, a dict of state_dicts.
 Scores: at the end of a round, means over all clients, on the test set (--public half: on its
 private half). `accuracy`: a client's extractor with the server's network behind it. edge_accuracy:
 the client's own network. All metrics: docs/METRICS.md.
 Bad upload: `collect` leaves out one with nan, infinity or a magnitude of 1e30 or more (bad_uploads
-counts it). Its client keeps its network, but loses the server's logits: next it trains by CE alone.
+counts it). Its client goes on from its new network, but without logits of the server: by CE alone.
 Departures (more: docs/DEPARTURES.md):
 D1  a client learns from the logits of its own sample; in the public code, of another sample
 D2  clients of one architecture start from equal weights (--no-common-start); the paper is silent
-D3  KD has the factor T², as in the public code; Eq. (6) sums over clients, but a sample is of one
+D3  KD has the factor T², as in the public code; Eq. (6) sums over clients, a sample has only one
 D4  lines 11-12 follow the last epoch; in Algorithm 1 they are the training passes of that epoch
 """
 import dataclasses
@@ -257,7 +257,7 @@ def stacked_scores(fed, clients, server, data):
 
 @timed
 def evaluate(fed, state):
-    """Test accuracy of the clients, and of their edge networks alone."""
+    """Test accuracy of the clients with the server's network, and of the edge networks alone."""
     stacked, edge, own = zip(*stacked_scores(fed, state["clients"], state["server"], fed.test))
     return {"accuracy": sum(stacked) / len(stacked), "accuracy_min": min(stacked),
             "accuracy_max": max(stacked), "edge_accuracy": sum(edge) / len(edge),

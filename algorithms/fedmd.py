@@ -4,7 +4,7 @@ Li and Wang, "FedMD: Heterogenous Federated Learning via Model Distillation", ar
 where the text is silent, the authors' code decides (CIFAR, iid).
 
 Run:   python fedkd_minimal.py --algo fedmd
-       (small settings of experiment/presets.py; the defaults of `run`: --paper fedmd)
+       (small settings of experiment/presets.py; --paper fedmd: the defaults of `run`)
 What travels: in each round the server sends the positions of some public samples; each client sends
 its logits of these samples; the server sends the mean of these logits. No weights travel.
 Public data: labeled, at every client and at the server. With public data of another task (--joint)
@@ -16,12 +16,12 @@ D_k                fed.private[i]               [n_i, ...]    few; client i is t
 subset of D_0      rows                         [n]           positions in D_0, new in each round
 f_k(x^0), all k    client_logits                [M, n, C]     of M clients, before any softmax
 f~(x^0)            consensus_logits             [n, C]        the mean, or a weighted mean
-c_k                consensus_weights            [M]           equal if not given
+c_k                consensus_weights            [M]           scaled to sum to 1; or all equal
 
 Algorithm 1. The paper does not number its steps; these numbers are ours:
- 0  transfer learning of each client with cross-entropy, first on D_0, then on D_k; each of the two
-    stops early when the accuracy on held-out images has not grown for some passes: on a tenth of
-    D_0, then on validation images of the task, no client's (fedmd_transfer.py has the numbers)
+ 0  transfer learning of each client with cross-entropy, each stage with a new Adam: first on nine
+    tenths of D_0 until the accuracy on the rest no longer grows, then on D_k until the accuracy on
+    the validation images, which no client has, no longer grows (numbers: fedmd_transfer.py)
  then in each round:
  1  the server draws a subset of D_0
  2  communicate: each client sends its logits of the subset
@@ -37,13 +37,13 @@ Scores: means over the clients, on the task's test set (--public half: on its pr
 client_accuracy_distilled after step 4, client_accuracy_private and `accuracy` after step 5, in
 round 0 all three after step 0. All metrics: docs/METRICS.md.
 Bad upload: `usable_consensus` leaves out logits with nan, infinity or a magnitude of 1e30 or more
-(bad_uploads counts them) and scales the other c_k to sum to 1; the sender receives f~ like all. If
-no c_k > 0 is left, no client digests, and all revisit: "after step 4" is then before the round.
+(bad_uploads counts the clients) and scales the other c_k to sum to 1; the sender receives f~, too.
+If no c_k > 0 is left, nobody digests, all revisit, and client_accuracy_distilled stays.
 Departures (more: docs/DEPARTURES.md):
 D1  the digest's loss is the mean absolute error of raw logits, as in the code; the text names none
 D2  the first revisit starts a new Adam; in the code Adam goes on from step 0's training on D_k
-D3  the public subset has each class in proportion, as in the code; in the text it is random
-D4  all clients have the same weight, as in the code; the text lowers two, without numbers
+D3  the subset has each class in proportion, as in the code; in the text any subset may come
+D4  all c_k are equal, as in the code; the text lowers those of two clients, without numbers
 """
 from functools import partial
 
@@ -224,7 +224,7 @@ def run(fed, state=None, *, rounds: int = 20, transfer_public_epochs: int = 20,
         subset = public_subset(public_labels, subset_size, stream(fed.seed, "subset", t))      # D3
         rows = torch.from_numpy(subset).to(fed.device)                       # [n], Alg. 1, step 1
         images = fed.public.images[rows]                                     # [n, c, h, w]
-        # Results: the logits [M, n, C], of attackers replaced; no clients, since none has trained.
+        # client_logits [M, n, C]: after the attack. Nobody has trained, so no clients come back.
         client_logits, _ = collect_rows(fed, rows, lambda i: upload_logits(
             fed, i, clients[i], images), attack)                             # Alg. 1, step 2
         # The server averages the logits that are usable.
@@ -249,7 +249,7 @@ def run(fed, state=None, *, rounds: int = 20, transfer_public_epochs: int = 20,
 
 ALGORITHM = Algorithm(
     "fedmd", run,
-    public="joint",          # labeled, of this task or, in one output layer with it, of another
+    public="joint",          # labeled; with --joint of another task
     mixed_networks=True,
     validation_for=("early_stopping",),      # the keywords that need validation images
     check_settings=check_settings,

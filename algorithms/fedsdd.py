@@ -4,7 +4,7 @@ Kwan and Song, "FedSDD: Scalable and Diversity-enhanced Distillation for Model A
 Federated Learning", arXiv:2312.17029v1.
 
 Run:   python fedkd_minimal.py --algo fedsdd --K 4 --R 2
-       (small settings of experiment/presets.py; the defaults of `run`: --paper fedsdd)
+       (small settings of experiment/presets.py; --paper fedsdd: the defaults of `run`)
 What travels: in each round the server sends each active client its group's global model; the client
 sends its trained model back.
 Public data: N unlabeled images, on the server alone; --augment augments them for the student alone.
@@ -15,7 +15,7 @@ w*_{t,k}           global_models[k]["model"]    state_dict    global model k; th
 C_{t,k,n}          groups[k]                    client ids    N_{t,k} clients train model k
 w^l*_{t,k,n}       uploads[k][i]["model"]       state_dict    client i's model after local training
 w_{t,k}            averaged[k]["model"]         state_dict    after line 7, before distillation
-F(x|w_{t,k})       member_logits                [M, N, C]     raw logits of M = K models, C classes
+F(x|w_{t,k})       member_logits                [M, N, C]     raw logits of all M models, C classes
 F_ensemble, R = 1  ring[-1]                     [N, C]        Eq. (3): the mean over k in round t
 F_ensemble         teacher_logits               [N, C]        Eq. (5): the mean over R rounds too
 
@@ -32,18 +32,19 @@ Algorithm 1 of the paper, which does not number its lines:
 10      else: w*_{t,k} <- w_{t,k}
 Before line 3 a share of the clients (--participation) is drawn and dealt at random to K groups.
 Line 6 is cross-entropy with plain SGD, line 7 the mean, weighed by numbers of samples (--local: as
-in fedprox.py or scaffold.py, whose controls travel and are kept too). Line 9 is distill_steps steps
-of plain SGD on public images with the loss of Eq. (4) as D1 reads it. All optimizers are new in
-every round. If clients have different networks (A.5), each network has K global models: k runs from
-0 to M - 1, K numbers in a row for each network, the first a main model; all are in the ensemble.
+in fedprox.py or scaffold.py). Line 9 is distill_steps steps of plain SGD on public images with the
+loss of Eq. (4) as D1 reads it. All optimizers are new in every round.
+With one architecture for all clients M = K. With several (A.5) each has K models, the first of them
+a main model; k counts through all M, and all M are in the ensemble.
 
 Kept between rounds: server: the global models after line 10, and for each of the last R rounds the
-logits of Eq. (3), of public images (ring) and of test images (test_ring). Client: nothing.
-Scores: on the test set (--public half: on its private half). `accuracy` and server_accuracy: the
+logits of Eq. (3), of public images (ring) and of test images (test_ring). Client: nothing. (With
+--local scaffold both also send and keep controls.)
+Scores: on the test set (--public half: its private half). `accuracy` and server_accuracy: the
 main model after line 9, of several the mean; in round 0 untrained. ensemble_accuracy: the models of
 line 7 of R rounds, Eq. (5). disagreement: how often two models of line 7 predict different classes.
 Bad upload: `collect` leaves out a model with nan, infinity or a number of magnitude 1e30 or more;
-bad_uploads counts it. If a group has no other, w_{t,k} is w*_{t-1,k}. (--secure-sum: secure_sum.py)
+bad_uploads counts it. Without any upload w_{t,k} is w*_{t-1,k}. (--secure-sum: secure_sum.py)
 Departures (more: docs/DEPARTURES.md):
 D1  Eq. (4) is printed KL(student || teacher), without temperature. Line 9 takes temperature²
     KL(teacher || student): Hinton et al., whom the paper cites for distillation
@@ -118,7 +119,7 @@ def deal_clients(fed, t, participation, K):
 
 
 def train_groups(fed, t, groups, global_models, method, attack=None):
-    """[{client: upload} of each group]; all clients train in parallel, from their group's model.
+    """[{client: upload} of each group]; active clients train in parallel, from their group's model.
 
     `collect` leaves out bad uploads.
     attack    an `Attack` of attacks.py, which replaces uploads of malicious clients, or None
@@ -136,7 +137,7 @@ def distill(fed, student, teacher_logits, *, distill_steps, server_batch_size, s
 
     student    {"architecture", "model", ...}: a global model before distillation, w_{t,k}
     keys       words and numbers that select the random numbers of this training: of batches and
-               augmentation (`stream`), and of dropout (`seeded`). Others give other numbers
+               augmentation (`stream`), and of dropout (`seeded`)
     """
     model = load_model(fed, student)           # a network with a copy of its weights
     model.train()
@@ -170,8 +171,8 @@ def evaluate(fed, state, K):
 
 @timed
 def evaluate_ensemble(fed, members, test_ring, R):
-    """(metrics of the ensemble, the test ring with this round): accuracy on the test images of the
-    members of R rounds, and disagreement of those of this round.
+    """(metrics, the test ring with this round): the ensemble's accuracy on the test images, and the
+    disagreement of this round's members.
 
     test_ring    up to R times [N, C]: the mean logits of a round's members on the test images
     """
@@ -182,18 +183,18 @@ def evaluate_ensemble(fed, members, test_ring, R):
             "disagreement": disagreement(member_logits)}, test_ring
 
 
-def ledger(fed, groups, uploads, global_models, method):
+def ledger(fed, groups, uploads, models, method):
     """Bytes of the round and the number of bad uploads; uploads: as from `train_groups`."""
     valid = sum(method.count_valid(of_group) for of_group in uploads)
     messages = [(network(fed, saved["architecture"]), len(group))
-                for saved, group in zip(global_models, groups)]
+                for saved, group in zip(models, groups)]
     return {"bad_uploads": sum(map(len, groups)) - valid,
             **weights_ledger(messages, method.copies, method.number_bytes)}
 
 
 def check_settings(fed, *, participation, K, local, secure_sum=False, attack=None, **settings):
     """Raises ValueError if a group would have no client, or if options exclude each other."""
-    for ids in by_architecture(fed).values():      # only the sizes matter: any deal has the same
+    for ids in by_architecture(fed).values():      # every deal has groups of these sizes
         groups = group_clients(range(count_active(len(ids), participation)), K, stream(fed.seed))
         if secure_sum and len(groups[-1]) < 2:
             raise ValueError("secure_sum needs two clients in each group: the sum of one is its "
