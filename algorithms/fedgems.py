@@ -4,7 +4,7 @@ Cheng et al., "FedGEMS: Federated Learning of Larger Server Models via Selective
 arXiv:2110.11027.
 
 Run:   python fedkd_minimal.py --algo fedgems
-       (small settings of experiment/presets.py; --paper fedgems-homogeneous: the defaults of `run`)
+       (small settings of experiment/presets.py; with --paper fedgems-homogeneous `run`'s defaults)
 What travels: in each round the server requests public samples by their indices, each client sends
 its logits of these, and the server sends its logits of all public samples.
 Public data: labeled, on the server and on every client. All networks may differ.
@@ -39,17 +39,17 @@ training is on augmented images, all predictions are of clean ones.
 Kept between rounds: server: network, optimizer, pool (newer logits of a sample replace older).
 Client: network, optimizer. A network and its optimizer are in a snapshot, a dict of state_dicts.
 Scores: server_accuracy (and `accuracy`) after b; means over clients: client_accuracy_private after
-a, client_accuracy_distilled after d. --public half, the default, makes half of the test images
-public, too: the server is scored on these, clients on the others. All metrics: docs/METRICS.md.
+a, client_accuracy_distilled after d. --public half, the default, halves the test set, too: on one
+half the server is scored, on the other the clients; nobody trains on them. More: docs/METRICS.md.
 Bad upload: where a client's logits of a sample hold nan, infinity or a magnitude of 1e30 or more,
-`reliable_clients` takes the client for wrong. Where not, it may teach; it goes on like all others.
+`reliable_clients` takes the client for wrong. Elsewhere it may teach; it goes on like all others.
 bad_uploads counts the clients with such logits of a requested sample.
 Departures (more: docs/DEPARTURES.md):
-D1  private training comes first (section 3.2): last (Algorithm 1), untrained clients would teach
+D1  private training is first, as in section 3.2; last, as in Algorithm 1, untrained clients teach
 D2  Eq. (4)'s softmax is over the reliable clients alone, so that their weights sum to 1
 D3  epsilon weighs CE, as the equations print it; the text says that it weighs the distillation
 D4  the pool takes the logits that were just found right; line 7's are of the round before
-D5  L_s is of one model, after b's last step; line 15 stands inside the loop over the batches
+D5  L_s is of one model, after b's last step; the paper's line 15 is inside the loop over batches
 """
 from functools import partial
 from typing import NamedTuple
@@ -212,7 +212,7 @@ def server_result_metrics(fed, rows, client_logits, weights, result):
 def who_teaches(correct, in_pool):
     """(self_training, self_distillation, requests), bool [B]: one of them is True of each sample.
 
-    correct, in_pool    bool [B]: the server is right in this check; it was in an earlier one
+    correct, in_pool    bool [B]: the server is right in this check; it was right before
     requests            ensemble_distillation if a client is right, otherwise nobody_right
     """
     self_training = correct                                                  # Alg. 1, line 5

@@ -4,7 +4,7 @@ He, Annavaram and Avestimehr, "Group Knowledge Transfer: Federated Learning of L
 Edge", arXiv:2007.14513, Table 10, iid. T and the kind of Adam are from its public code of 2020.
 
 Run:   python fedkd_minimal.py --algo fedgkt
-       (small settings of experiment/presets.py; --paper fedgkt: the defaults of `run`)
+       (small settings of experiment/presets.py; with --paper fedgkt `run`'s defaults)
 What travels: in each round a client sends feature maps, logits and labels of all its samples; the
 server sends its logits of them back. (In use, feature maps of what is to be predicted travel too.)
 Public data: none. Edge networks may differ; their feature maps have one shape.
@@ -32,17 +32,17 @@ KL(teacher || student), both softmaxes at temperature T; --no-client-distill dro
 14-15  each client with a valid upload receives the server's logits of its samples, for its next
        training. A client that did not take part keeps the logits that it has
 With --augment each upload is of newly augmented images. The client's next training, all E_c passes,
-is on these images, because the server's logits are of them. The first has its own.
+is on these images, because the server's logits are of them. Training 1 has a draw of its own.
 
 Kept between rounds: server: network, optimizer. Client: network, optimizer, the server's logits and
 the number of trainings. A network and its optimizer are in a snapshot, a dict of state_dicts.
-Scores: at the end of a round, means over all clients, on the test set (--public half: on its
-private half). `accuracy`: a client's extractor with the server's network behind it. edge_accuracy:
+Scores: at the end of a round, means over all clients, on the test set (--public half: on half
+of it). `accuracy`: a client's extractor with the server's network behind it. edge_accuracy:
 the client's own network. All metrics: docs/METRICS.md.
 Bad upload: `collect` leaves out one with nan, infinity or a magnitude of 1e30 or more (bad_uploads
 counts it). Its client goes on from its new network, but without logits of the server: by CE alone.
 Departures (more: docs/DEPARTURES.md):
-D1  a client learns from the logits of its own sample; in the public code, of another sample
+D1  as printed, a client learns from the logits of its own sample; in the code, of another one
 D2  clients of one architecture start from equal weights (--no-common-start); the paper is silent
 D3  KD has the factor T², as in the public code; Eq. (6) sums over clients, a sample has only one
 D4  lines 11-12 follow the last epoch; in Algorithm 1 they are the training passes of that epoch
@@ -191,7 +191,7 @@ def server_batches(fed, uploads, server_batch_size, server_order, rng):
     epoch = [(i, rows) for i in uploads                                      # Alg. 1, line 8-9
              for rows in batches(len(fed.private[i].labels), server_batch_size, epochs=1, rng=rng,
                                  device=fed.device)]
-    if server_order == "mixed":                                              # D5
+    if server_order == "mixed":                                      # not in the paper
         rng.shuffle(epoch)
     return epoch
 
@@ -359,7 +359,7 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local
         # The server trains on the uploads; each client receives the server's logits of its samples.
         server, answers = run_server(                                        # Alg. 1, line 6-12
             fed, train_server, t, server, uploads, new_optimizer=new_optimizer, **server_training)
-        # Its upload was bad: the client has None now. It did not take part: it keeps what it has.
+        # After a bad upload a client has None. Who did not take part keeps the logits of before.
         server_logits = [answers.get(i) if i in active else z                # Alg. 1, line 14-15
                          for i, z in enumerate(server_logits)]
         uploads.clear()              # frees all feature maps before the next round makes new ones

@@ -366,8 +366,8 @@ def table():
     for page, (title, claims) in CLAIMS.items():
         verdicts = [verdict(claim, differences(claim)) for claim in claims]
         counts = ", ".join(f"{x}: {verdicts.count(x)}" for x in LOOK if x in verdicts)
-        lines += ["<details>", f"<summary><b>{title}</b> ({counts})</summary>", "",
-                  f"Settings, curves, figures and findings: [{page}.md](results/{page}.md).", "",
+        lines += ["<details>",
+                  f'<summary><b><a href="results/{page}.md">{title}</a></b> ({counts})</summary>', "",
                   "| claim | where | difference | verdict | the paper |", "|---|---|---|---|---|"]
         before = ""
         for claim, found in zip(claims, verdicts):

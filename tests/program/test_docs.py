@@ -129,7 +129,7 @@ def test_the_paper_of_a_run_line_takes_every_default(file):
     text = " ".join(sources.docstring(file).split())
     algos, paper = re.search(
         r"Run: python fedkd_minimal\.py --algo (\S+).*? \(small settings of experiment/presets\.py; "
-        r"(?:--paper (\S+): the defaults of `run`|the defaults of `run` are .*?)\)", text).groups()
+        r"(?:with --paper (\S+) `run`'s defaults|the defaults of `run` are .*?)\)", text).groups()
     for algo in algos.split(","):
         assert {*QUICK_START[algo]} - {"data"}
         assert not paper or not {*PAPER[paper][algo]} - {"data"}
