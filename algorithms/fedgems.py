@@ -22,7 +22,7 @@ epsilon                    epsilon (--epsilon)      number        weight of CE i
 
 A round, with the lines of the paper's Algorithm 1 in brackets. CE is cross-entropy; with a teacher
 the loss is epsilon CE + (1 - epsilon) KL(teacher || student), at temperature 1. The server and each
-client have one optimizer for all that they train, AMSGrad (--optimizer). With --augment all
+client keep an optimizer of their own for all training, AMSGrad (--optimizer). With --augment all
 training is on augmented images, all predictions are of clean ones.
  a  Each client trains on its own samples, for local_epochs: CE [25-27]. Then it predicts all n
     samples outside the pool [31-33]; of these, only what the server requests in b counts as sent.
@@ -39,10 +39,10 @@ training is on augmented images, all predictions are of clean ones.
 Kept between rounds: server: network, optimizer, pool (newer logits of a sample replace older).
 Client: network, optimizer. A network and its optimizer are in a snapshot, a dict of state_dicts.
 Scores: server_accuracy (and `accuracy`) after b; means over clients: client_accuracy_private after
-a, client_accuracy_distilled after d. --public half, the default, halves the test set, too: on one
-half the server is scored, on the other the clients; nobody trains on them. More: docs/METRICS.md.
+a, client_accuracy_distilled after d. --public half, the default, halves training and test set: the
+public test half scores the server, the private one the clients. More: docs/METRICS.md.
 Bad upload: where a client's logits of a sample hold nan, infinity or a magnitude of 1e30 or more,
-`reliable_clients` takes the client for wrong. Elsewhere it may teach; it goes on like all others.
+`reliable_clients` takes the client for wrong. On other samples it may teach; it trains as always.
 bad_uploads counts the clients with such logits of a requested sample.
 Departures (more: docs/DEPARTURES.md):
 D1  private training is first, as in section 3.2; last, as in Algorithm 1, untrained clients teach
@@ -212,7 +212,7 @@ def server_result_metrics(fed, rows, client_logits, weights, result):
 def who_teaches(correct, in_pool):
     """(self_training, self_distillation, requests), bool [B]: one of them is True of each sample.
 
-    correct, in_pool    bool [B]: the server is right in this check; it was right before
+    correct, in_pool    bool [B]: the server is right in this check; it was right in an earlier one
     requests            ensemble_distillation if a client is right, otherwise nobody_right
     """
     self_training = correct                                                  # Alg. 1, line 5

@@ -1,12 +1,12 @@
 """FedGKT: small edge networks send feature maps to a large server network; both exchange logits.
 
 He, Annavaram and Avestimehr, "Group Knowledge Transfer: Federated Learning of Large CNNs at the
-Edge", arXiv:2007.14513, Table 10, iid. T and the kind of Adam are from its public code of 2020.
+Edge", arXiv:2007.14513. Defaults: Table 10, iid; temperature and kind of Adam: its code of 2020.
 
 Run:   python fedkd_minimal.py --algo fedgkt
        (small settings of experiment/presets.py; with --paper fedgkt `run`'s defaults)
 What travels: in each round a client sends feature maps, logits and labels of all its samples; the
-server sends its logits of them back. (In use, feature maps of what is to be predicted travel too.)
+server sends its logits of them back. (At prediction each input's feature map travels too.)
 Public data: none. Edge networks may differ; their feature maps have one shape.
 
 Paper              here                         shape         note
@@ -31,8 +31,8 @@ KL(teacher || student), both softmaxes at temperature T; --no-client-distill dro
 11-12  one pass in eval mode: the server's logits of these feature maps
 14-15  each client with a valid upload receives the server's logits of its samples, for its next
        training. A client that did not take part keeps the logits that it has
-With --augment each upload is of newly augmented images. The client's next training, all E_c passes,
-is on these images, because the server's logits are of them. Training 1 has a draw of its own.
+With --augment each upload is of newly augmented images. All E_c passes of the client's next
+training are on the same ones, because the server's logits are of them; training 1 has its own.
 
 Kept between rounds: server: network, optimizer. Client: network, optimizer, the server's logits and
 the number of trainings. A network and its optimizer are in a snapshot, a dict of state_dicts.
@@ -42,9 +42,9 @@ the client's own network. All metrics: docs/METRICS.md.
 Bad upload: `collect` leaves out one with nan, infinity or a magnitude of 1e30 or more (bad_uploads
 counts it). Its client goes on from its new network, but without logits of the server: by CE alone.
 Departures (more: docs/DEPARTURES.md):
-D1  as printed, a client learns from the logits of its own sample; in the code, of another one
-D2  clients of one architecture start from equal weights (--no-common-start); the paper is silent
-D3  KD has the factor T², as in the public code; Eq. (6) sums over clients, a sample has only one
+D1  as printed, the server's logits are of the client's own sample; in the public code, of another
+D2  clients of one architecture start equal (unless --no-common-start); the paper is silent
+D3  KD has the factor T², as in the public code; of Eq. (6)'s sum, only the sample's own client
 D4  lines 11-12 follow the last epoch; in Algorithm 1 they are the training passes of that epoch
 """
 import dataclasses

@@ -1,7 +1,7 @@
 """FedMD: clients with networks of their own design learn from the mean of their logits.
 
 Li and Wang, "FedMD: Heterogenous Federated Learning via Model Distillation", arXiv:1910.03581;
-where the text is silent, the authors' code for CIFAR, iid, decides.
+where the text is silent or vague, the authors' code for CIFAR, iid, decides.
 
 Run:   python fedkd_minimal.py --algo fedmd
        (small settings of experiment/presets.py; with --paper fedmd `run`'s defaults)
@@ -19,9 +19,9 @@ f~(x^0)            consensus_logits             [n, C]        the mean, or a wei
 c_k                consensus_weights            [M]           scaled to sum to 1; or all equal
 
 Algorithm 1. The paper does not number its steps; these numbers are ours:
- 0  transfer learning of each client with cross-entropy, each stage with a new Adam: on nine tenths
-    of D_0 until the accuracy on the rest no longer grows, then on D_k until the accuracy on the
-    validation images, which no client has, no longer grows, or `run`'s number of passes is reached
+ 0  transfer learning of each client with cross-entropy, each stage with a new Adam and at most
+    `run`'s number of passes: on nine tenths of D_0 until the accuracy on the rest no longer grows,
+    then on D_k until the accuracy on the validation images, which no client has, no longer grows
  then in each round:
  1  the server draws a subset of D_0
  2  communicate: each client sends its logits of the subset
@@ -36,9 +36,9 @@ digests and one of all its revisits; both start in round 1. Server: nothing.
 Scores: means over the clients, on the task's test set (--public half: on its private half):
 client_accuracy_distilled after step 4, client_accuracy_private and `accuracy` after step 5, in
 round 0 all three after step 0. All metrics: docs/METRICS.md.
-Bad upload: `usable_consensus` leaves out logits with nan, infinity or a magnitude of 1e30 or more
+Bad upload: `usable_consensus` leaves out uploads with nan, infinity or a magnitude of 1e30 or more
 (bad_uploads counts the clients) and scales the other c_k to sum to 1; the sender receives f~, too.
-If no c_k > 0 is left, nobody digests, all revisit; client_accuracy_distilled: as before step 4.
+If no c_k > 0 is left, step 4 is skipped; client_accuracy_distilled is last round's `accuracy`.
 Departures (more: docs/DEPARTURES.md):
 D1  the digest's loss is the mean absolute error of raw logits, as in the code; the text names none
 D2  the first revisit starts a new Adam; in the code Adam goes on from step 0's training on D_k

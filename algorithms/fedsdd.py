@@ -31,11 +31,11 @@ Algorithm 1 of the paper, which does not number its lines:
  9      if k = 0: w*_{t,0} <- Distillation(w_{t,0}, {w_{t-r,k}: 0 <= k < K, 0 <= r < R})
 10      else: w*_{t,k} <- w_{t,k}
 Before line 3 a share of the clients (--participation) is drawn and dealt at random to K groups.
-Line 6 is cross-entropy with plain SGD, line 7 the mean, weighed by numbers of samples (--local: 6
-and 7 of fedprox.py or scaffold.py). Line 9 is distill_steps steps of plain SGD on public images
+Line 6 is cross-entropy with plain SGD, line 7 the mean, weighed by numbers of samples (--local:
+both as in fedprox.py or scaffold.py). Line 9 is distill_steps steps of plain SGD on public images
 with the loss of Eq. (4) as D1 reads it. All optimizers are new in every round.
-With one architecture for all clients M = K. With several (A.5) each architecture has K models, the
-first of them a main model; k counts through all M, and all M are in the ensemble.
+With one architecture for all clients M = K. With several (A.5) each architecture has K models; k
+counts through all M of them, k = 0, K, 2K, ... are main models, and all M are in the ensemble.
 
 Kept between rounds: server: the global models after line 10, and for each of the last R rounds the
 logits of Eq. (3), of public images (ring) and of test images (test_ring). Client: nothing. (With
@@ -44,7 +44,7 @@ Scores: on the test set (--public half: its private half). `accuracy` and server
 model after line 9 (mean over several main models), in round 0 untrained. ensemble_accuracy: the
 models of line 7 of R rounds, Eq. (5). disagreement: how often two models of line 7 differ in class.
 Bad upload: `collect` leaves out a model with nan, infinity or a number of magnitude 1e30 or more;
-bad_uploads counts it. Without any upload w_{t,k} is w*_{t-1,k}. (--secure-sum: secure_sum.py)
+bad_uploads counts it. If k has none left, w_{t,k} is w*_{t-1,k}. (--secure-sum: secure_sum.py)
 Departures (more: docs/DEPARTURES.md):
 D1  Eq. (4) is printed KL(student || teacher), without temperature. Line 9 takes temperature²
     KL(teacher || student): Hinton et al., whom the paper cites for distillation
