@@ -19,12 +19,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import torch
 
 from algorithms import feddf, fedsdd
-from benchmarks.costs import round_seconds
 from algorithms.training import forward
+from benchmarks.commands import federation_of
+from benchmarks.costs import round_seconds
 from federation import seconds
-from experiment import build
-from experiment.config import configure
-from experiment.flags import parse
 
 ROUNDS, WARM_UP = 8, 4       # rounds, and how many at the start do not count: after 4 the ensemble
                              # has R rounds for every R below
@@ -41,16 +39,12 @@ parser.add_argument("--recompute", action="store_true",
                     help="also measure teachers that predict the batch of every step")
 recompute = parser.parse_args().recompute
 
-config = configure(parse([
+fed, settings = federation_of([
     "--algo", "feddf,fedsdd", "--clients", str(CLIENTS), "--rounds", str(ROUNDS),
     "--local-epochs", "1", "--K", str(K), "--distill-steps", str(STEPS),
     "--server-batch-size", str(BATCH), "--server-lr", "0.1", "--server-optimizer", "sgd",
     "--no-cosine", "--max-grad-norm", "none", "--temperature", "4", "--no-drop-worst",
-    "--patience", "none"]))
-flags, settings = config["flags"], config["settings"]
-datasets = build.load(flags)
-fed = build.federation(flags, datasets, build.split(flags, datasets.task, 0), 0,
-                       torch.device("cpu"))
+    "--patience", "none"])
 
 
 def start(algo, active, R):

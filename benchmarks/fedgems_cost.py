@@ -19,9 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from algorithms import fedgems
-from experiment import build
-from experiment.config import configure
-from experiment.flags import parse
+from benchmarks.commands import federation_of
 
 BATCH, PREDICTION_BATCH = 64, 64
 WARM_UP = 2                                              # rounds that are not in the medians
@@ -30,14 +28,10 @@ parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("rounds", nargs="?", type=int, default=12, help="more than 2; default 12")
 num_rounds = parser.parse_args().rounds
 
-config = configure(parse([
+fed, settings = federation_of([
     "--algo", "fedgems", "--clients", "16", "--partition", "dirichlet_balanced", "--alpha", "0.5",
     "--public", "half", "--public-size", "1500", "--rounds", str(num_rounds),
-    "--local-epochs", "1", "--batch-size", str(BATCH), "--server-batch-size", str(BATCH)]))
-flags = config["flags"]
-datasets = build.load(flags)
-fed = build.federation(flags, datasets, build.split(flags, datasets.task, 0), 0,
-                       torch.device("cpu"))
+    "--local-epochs", "1", "--batch-size", str(BATCH), "--server-batch-size", str(BATCH)])
 
 
 def with_optimizer(model):
@@ -86,7 +80,7 @@ def passes_seconds(num_requested):
 
 
 fedgems_seconds, bare_seconds, pool = [], [], 0.0
-run = fedgems.run(fed, **config["settings"]["fedgems"])
+run = fedgems.run(fed, **settings["fedgems"])
 next(run)                                                # round 0, the untrained start
 for _ in range(num_rounds):
     num_requested = round((1 - pool) * len(public_labels))

@@ -12,16 +12,17 @@ What the code does and the paper's text does not say:
 "none" is `fedkd_minimal.py --algo fedavg --paper fedgen`. 15 minutes on one core.
 """
 import sys
+from functools import partial
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
 import numpy as np
 import torch
 
 from algorithms import fedavg
 from algorithms.clients import sample_clients
 from algorithms.training import load_model, predict_logits
-from experiment import build
-from experiment.config import configure
-from experiment.flags import parse
+from benchmarks.commands import federation_of
 from federation import stream
 
 HABITS = ("split", "rate", "statistics", "test")
@@ -42,13 +43,10 @@ def codes_split(labels, rng):
 
 
 def build_federation(dataset, seed, habits):
-    flags = configure(parse(f"--algo fedavg --paper fedgen --dataset {dataset}".split()))["flags"]
-    datasets = build.load(flags)
-    split = build.split(flags, datasets.task, seed)
-    if "split" in habits:
-        labels = datasets.task.train.labels.numpy()
-        split = split._replace(clients=codes_split(labels, stream(seed, "habits")))
-    return build.federation(flags, datasets, split, seed, torch.device("cpu"))
+    """The federation of --paper fedgen, or with the code's split."""
+    split = partial(codes_split, rng=stream(seed, "habits")) if "split" in habits else None
+    return federation_of(["--algo", "fedavg", "--paper", "fedgen", "--dataset", dataset], seed,
+                         split)[0]
 
 
 def test_rows(fed, i, habits):

@@ -37,7 +37,8 @@ def settings_of(paper, algo):
     argv = ["--algo", algo, "--paper", paper]
     if paper == "fedsdd":
         argv += ["--public", "glyphs-letters"]           # embedded; here only settings are read
-    return configure(parse(argv))["settings"][algo]
+    config, _ = configure(parse(argv))
+    return config["settings"][algo]
 
 
 def samples_a_second(name, batch_size):

@@ -28,9 +28,7 @@ import models
 from algorithms import fedavg
 from algorithms.evaluation import accuracy
 from algorithms.training import batches, load_model, predict_logits
-from experiment import build
-from experiment.config import configure
-from experiment.flags import parse
+from benchmarks.commands import federation_of
 from federation import seeded, stream
 
 EPOCHS, BATCH, LR = 5, 64, 0.1
@@ -44,14 +42,12 @@ parser.add_argument("--prediction-only", action="store_true", help="do not measu
 args = parser.parse_args()
 
 
-def federation_of(name, dataset_flag, amp):
+def one_client(name, dataset_flag, amp):
     """A federation of one client that holds all training images."""
-    flags = configure(parse([
-        "--algo", "fedavg", "--dataset", dataset_flag, "--model", name, "--clients", "1",
-        "--partition", "iid", "--amp" if amp else "--no-amp"]))["flags"]
-    datasets = build.load(flags)
-    return build.federation(flags, datasets, build.split(flags, datasets.task, 0), 0,
-                            torch.device("cpu"))
+    fed, _ = federation_of(["--algo", "fedavg", "--dataset", dataset_flag, "--model", name,
+                            "--clients", "1", "--partition", "iid",
+                            "--amp" if amp else "--no-amp"])
+    return fed
 
 
 def plain_epoch(model, images, labels, t):
@@ -66,7 +62,7 @@ def plain_epoch(model, images, labels, t):
 
 def measure_training(name):
     """Prints the speed of local training, and the accuracy that it reaches."""
-    feds = [federation_of(name, args.file, amp) for amp in (False, True)]
+    feds = [one_client(name, args.file, amp) for amp in (False, True)]
     images, labels = feds[0].private[0].images.contiguous(), feds[0].private[0].labels
     with seeded(0, "init", 0):                           # the same initial weights
         plain = models.build(name, images.shape[1:], feds[0].num_classes)
@@ -101,7 +97,7 @@ def plain_prediction(model, images, batch_size):
 def start_worker(name, loop, size):
     """Makes `predict_in_turn` of this process: the seconds of one prediction."""
     global predict_in_turn
-    fed = federation_of(name, args.file, amp=False)
+    fed = one_client(name, args.file, amp=False)
     model, (train_images, labels), images = fed.client_model(0), fed.private[0], fed.test.images
     predict = partial(predict_logits, fed, model, images[:PREDICTED], size)
     if loop == LOOPS[0]:

@@ -366,8 +366,8 @@ def table():
     for page, (title, claims) in CLAIMS.items():
         verdicts = [verdict(claim, differences(claim)) for claim in claims]
         counts = ", ".join(f"{x}: {verdicts.count(x)}" for x in LOOK if x in verdicts)
-        lines += ["<details>",
-                  f'<summary><b><a href="results/{page}.md">{title}</a></b> ({counts})</summary>', "",
+        link = f'<a href="results/{page}.md">{title}</a>'
+        lines += ["<details>", f"<summary><b>{link}</b> ({counts})</summary>", "",
                   "| claim | where | difference | verdict | the paper |", "|---|---|---|---|---|"]
         before = ""
         for claim, found in zip(claims, verdicts):

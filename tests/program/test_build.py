@@ -4,6 +4,7 @@ import pytest
 import torch
 from test_data import SUPERCLASS, TOY, refused, toy_set
 
+from benchmarks.commands import federation_of
 from data.images import adapt, crop_and_flip, normalize, statistics
 from experiment import build
 from federation import Data, restrict_public
@@ -233,3 +234,14 @@ def test_each_public_class_needs_training_images_if_labels_are_used(sets):
     refused("^--public foreign: no training image has label 1; expected some of each label from 0 "
             "to 3$", built, public="foreign", joint=True)
     assert built(public="foreign")[0].public.labels is None
+
+
+def test_a_benchmark_has_the_federation_and_the_settings_of_its_command():
+    fed, settings = federation_of("--algo fedsdd,fedavg --dataset ten --model mlp --clients 4 "
+                                  "--participation 1".split(), 3)
+    assert fed.seed == 3 and len(fed.private) == 4 and fed.public.labels is None
+    assert fed.architecture == ["mlp"] * 4 and settings["fedsdd"]["distill_steps"] == 100
+    dealt = [np.array([0]), np.array([1, 2]), np.array([3]), np.array([4])]
+    fed, _ = federation_of("--algo fedavg --dataset ten --model mlp --clients 4".split(), 3,
+                           lambda labels: dealt)
+    assert [len(private.labels) for private in fed.private] == [1, 2, 1, 1]

@@ -78,6 +78,22 @@ def test_imports_go_downwards(layer):
         assert used <= {*LAYERS[layer].split()}, file
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda p: p.stem)
+def test_what_a_benchmark_takes_from_the_project_exists(path):
+    """Its imports, and the attributes of modules that it imports."""
+    project = {name.removesuffix(".py") for name in LAYERS} | {"benchmarks"}
+    tree, names = ast.parse(path.read_text()), {}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            module = getattr(node, "module", None) or node.names[0].name
+            if module.split(".")[0] in project:
+                exec(ast.unparse(node), names)
+    modules = {name for name, found in names.items() if inspect.ismodule(found)}
+    taken = {(node.value.id, node.attr) for node in ast.walk(tree)
+             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
+    assert [x for x in taken if x[0] in modules and not hasattr(names[x[0]], x[1])] == []
+
+
 def test_what_algorithms_share_imports_no_papers_file():
     of_papers = [file for file in WITH_DECISIONS if file.startswith("algorithms/")]
     for file in {*FILES["algorithms"]} - {*of_papers}:
@@ -128,7 +144,8 @@ def test_the_paper_of_a_run_line_takes_every_default(file):
     """And without --paper the command takes settings of its own."""
     text = " ".join(sources.docstring(file).split())
     algos, paper = re.search(
-        r"Run: python fedkd_minimal\.py --algo (\S+).*? \(small settings of experiment/presets\.py; "
+        r"Run: python fedkd_minimal\.py --algo (\S+).*? "
+        r"\(small settings of experiment/presets\.py; "
         r"(?:with --paper (\S+) `run`'s defaults|the defaults of `run` are .*?)\)", text).groups()
     for algo in algos.split(","):
         assert {*QUICK_START[algo]} - {"data"}
