@@ -20,7 +20,7 @@ devices="--dataset $dataset --model cnn_6_16 --clients 10 --rounds 16 --batch-si
 devices+=" --local-steps 250 --lr 0.001 --optimizer amsgrad --weight-decay 1e-4"
 iid="--partition few_per_class --per-class 200"
 methods="fedavg fedprox feddf fd fedgen fedgen-code fedntd fedbe scaffold R1 R4"
-methods+=" $(echo {fedavg,fedgen,fedgen-code}-{0.05,1.0}) fd-iid fedavg-iid"
+methods+=" $(echo {fedavg,fedgen-code}-{0.05,1.0}) fd-iid fedavg-iid"
 text="--generated-weight 1 --generated-weight-decay 1"
 for method in ${*:-$methods}; do
     alpha=""

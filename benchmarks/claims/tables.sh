@@ -131,7 +131,7 @@ for claim in ${*:-$claims}; do
         table fedgen accuracy feddf fedgen{,-code}
         table fedgen accuracy fedgen{,-code}
         for alpha in 0.05 1.0; do
-            table fedgen accuracy {fedavg,fedgen,fedgen-code}-$alpha
+            table fedgen accuracy {fedavg,fedgen-code}-$alpha
         done
         table fedgen $both R1 R4
         table fedgen accuracy {fedavg,fd}-iid ;;
