@@ -1,6 +1,7 @@
 """The pages of results say what the files in docs/results say."""
 import html
 import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,22 @@ def test_tables_are_made_of_every_script_of_a_claim():
     scripts = {path.stem for path in (DOCS.parent / "benchmarks" / "claims").glob("*.sh")}
     made = set(" ".join(re.findall(r'^claims\+?="(.*)"$', TABLES, re.M)).split())
     assert made - {"fedgkt-noniid"} == scripts - {"common", "tables"}
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.glob("results/*.txt")), ids=lambda path: path.stem)
+def test_the_differences_of_a_table_are_those_of_its_seeds(path):
+    """To within the rounding of the seeds' columns."""
+    for table in re.findall(r"^(?:final|best) .*\n(?:.+\n)+", path.read_text(), re.M):
+        head, *rows = (re.split("  +", line) for line in table.splitlines())
+        rows = [dict(zip(head, row)) for row in rows]
+        seeds = [name for name in head if name.startswith("seed ")]
+        columns = [name for name in head if name.startswith("minus ")]
+        for column, base in ((x, row) for x in columns for row in rows if row[x] == "reference"):
+            for row in rows:
+                found = re.match(r"([+-][\d.]+) \+- ([\d.]+)", row[column])
+                points = [float(row[seed]) - float(base[seed]) for seed in seeds
+                          if "-" not in (row[seed], base[seed])]
+                if found:
+                    shown = float(found[1]), float(found[2])
+                    assert shown == pytest.approx(
+                        (statistics.mean(points), statistics.stdev(points)), abs=0.015), row
