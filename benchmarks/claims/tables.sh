@@ -145,6 +145,7 @@ for claim in ${*:-$claims}; do
     first-rounds)
         for rounds in 3 5; do
             python -m experiment.plot runs/first-rounds --key accuracy --rounds $rounds
+            echo
         done ;;
     esac > "docs/results/$claim.new"                     # if a run is missing, the table stays
     mv "docs/results/$claim.new" "docs/results/$claim.txt"
