@@ -4,7 +4,7 @@ Cheng et al., "FedGEMS: Federated Learning of Larger Server Models via Selective
 arXiv:2110.11027, section 4.
 
 Run:   python fedkd_minimal.py --algo standalone,centralized,centralized-all,public-private
-       (small settings of experiment/presets.py; with --paper fedgems-homogeneous `run`'s defaults)
+       (small settings of experiment/presets.py; with --paper fedgems-homogeneous: `run`'s defaults)
 What travels: nothing.
 Public data: X_0, with labels; `centralized` has none.
 

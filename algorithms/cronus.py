@@ -6,7 +6,7 @@ Dimensions) Can Be Practical", ICML 2017; here as a baseline of FedGEMS (Cheng e
 arXiv:2110.11027), whose settings (Table 13) are the defaults.
 
 Run:   python fedkd_minimal.py --algo cronus
-       (small settings of experiment/presets.py; with --paper fedgems-homogeneous `run`'s defaults)
+       (small settings of experiment/presets.py; with --paper fedgems-homogeneous: `run`'s defaults)
 What travels: in each round every client's probabilities of all public samples, up; their robust
 mean, down.
 Public data: unlabeled, at every client. The server has no model.

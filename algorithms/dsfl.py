@@ -5,7 +5,7 @@ Collaborative Training with Non-IID Private Data", arXiv:2008.06180; here as a b
 (Cheng et al., arXiv:2110.11027), whose settings (Table 13) are the defaults.
 
 Run:   python fedkd_minimal.py --algo dsfl
-       (small settings of experiment/presets.py; with --paper fedgems-homogeneous `run`'s defaults)
+       (small settings of experiment/presets.py; with --paper fedgems-homogeneous: `run`'s defaults)
 What travels: in each round every client's probabilities of all public samples, up; their sharpened
 mean, down.
 Public data: unlabeled, at the server and at every client.

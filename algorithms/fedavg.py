@@ -5,7 +5,7 @@ McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentra
 and whose settings are the defaults.
 
 Run:   python fedkd_minimal.py --algo fedavg
-       (small settings of experiment/presets.py; with --paper fedsdd `run`'s defaults)
+       (small settings of experiment/presets.py; with --paper fedsdd: `run`'s defaults)
 What travels: in each round the global model, down to each active client; its trained model, up.
 Public data: none.
 

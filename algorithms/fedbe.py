@@ -5,7 +5,7 @@ written from its formulas, without its text to read; here as the baseline of Fed
 arXiv:2312.17029v1), section 5.2 and Table 5, whose settings are the defaults.
 
 Run:   python fedkd_minimal.py --algo fedbe --posterior dirichlet
-       (small settings of experiment/presets.py; with --paper fedsdd `run`'s defaults)
+       (small settings of experiment/presets.py; with --paper fedsdd: `run`'s defaults)
 What travels: in each round the global model, down to each active client; its trained model, up.
 Public data: none; with --distill, unlabeled images on the server alone.
 

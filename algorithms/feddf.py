@@ -6,7 +6,7 @@ Written from FedDF's public code, whose settings are the defaults; --paper fedsd
 FedSDD's comparison.
 
 Run:   python fedkd_minimal.py --algo feddf
-       (small settings of experiment/presets.py; with --paper feddf `run`'s defaults)
+       (small settings of experiment/presets.py; with --paper feddf: `run`'s defaults)
 What travels: in each round a global model, down to each active client; its trained model, up.
 Public data: unlabeled images, on the server alone, which also has labeled images for validation.
 Clients may have different networks: each network has its own average, and all clients teach all.

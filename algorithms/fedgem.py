@@ -4,7 +4,7 @@ Cheng et al., "FedGEMS: Federated Learning of Larger Server Models via Selective
 arXiv:2110.11027, section 3.2.
 
 Run:   python fedkd_minimal.py --algo fedgem
-       (small settings of experiment/presets.py; with --paper fedgems-homogeneous `run`'s defaults)
+       (small settings of experiment/presets.py; with --paper fedgems-homogeneous: `run`'s defaults)
 What travels: in each round each client sends its logits of all N public samples; then the server
 sends its logits of them to each client. No weights.
 Public data: labeled, on the server and on every client. All networks may differ.

@@ -4,7 +4,7 @@ Cheng et al., "FedGEMS: Federated Learning of Larger Server Models via Selective
 arXiv:2110.11027.
 
 Run:   python fedkd_minimal.py --algo fedgems
-       (small settings of experiment/presets.py; with --paper fedgems-homogeneous `run`'s defaults)
+       (small settings of experiment/presets.py; with --paper fedgems-homogeneous: `run`'s defaults)
 What travels: in each round the server requests public samples by their indices, each client sends
 its logits of these, and the server sends its logits of all public samples.
 Public data: labeled, on the server and on every client. All networks may differ.

@@ -4,7 +4,7 @@ Cheng et al., "FedGEMS: Federated Learning of Larger Server Models via Selective
 arXiv:2110.11027. fedgems.py explains the four cases, Algorithm 1 and the other symbols.
 
 Run:   python fedkd_minimal.py --algo fedgems-ablations --no-self-distillation
-       (small settings of experiment/presets.py; with --paper fedgems-homogeneous `run`'s defaults)
+       (small settings of experiment/presets.py; with --paper fedgems-homogeneous: `run`'s defaults)
 What travels: as in fedgems.py. In each round the server sends the indices of the public samples
 that it requests; each client sends its logits of them; the server sends its logits of all public
 samples.

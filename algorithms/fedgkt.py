@@ -4,7 +4,7 @@ He, Annavaram and Avestimehr, "Group Knowledge Transfer: Federated Learning of L
 Edge", arXiv:2007.14513. Defaults: Table 10, iid; temperature and kind of Adam: its code of 2020.
 
 Run:   python fedkd_minimal.py --algo fedgkt
-       (small settings of experiment/presets.py; with --paper fedgkt `run`'s defaults)
+       (small settings of experiment/presets.py; with --paper fedgkt: `run`'s defaults)
 What travels: in each round a client sends feature maps, logits and labels of all its samples; the
 server sends its logits of them back. (At prediction each input's feature map travels too.)
 Public data: none. Edge networks may differ; their feature maps have one shape.

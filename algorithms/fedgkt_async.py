@@ -5,7 +5,7 @@ Edge", arXiv:2007.14513, Table 3 ("asynchronous training"), which gives no algor
 training, upload, server training and losses are those of fedgkt.py, as are the other symbols.
 
 Run:   python fedkd_minimal.py --algo fedgkt-async
-       (small settings of experiment/presets.py; with --paper fedgkt `run`'s defaults)
+       (small settings of experiment/presets.py; with --paper fedgkt: `run`'s defaults)
 What travels: at each event the clients whose uploads arrive have sent feature maps, logits and
 labels of all their samples; the server sends its logits of these samples back.
 Public data: none. Edge networks may differ; their feature maps have one shape.

@@ -4,7 +4,7 @@ Li and Wang, "FedMD: Heterogenous Federated Learning via Model Distillation", ar
 where the text is silent or vague, the authors' code for CIFAR, iid, decides.
 
 Run:   python fedkd_minimal.py --algo fedmd
-       (small settings of experiment/presets.py; with --paper fedmd `run`'s defaults)
+       (small settings of experiment/presets.py; with --paper fedmd: `run`'s defaults)
 What travels: in each round the server sends the positions of some public samples; each client sends
 its logits of these samples; the server sends the mean of these logits. No weights travel.
 Public data: labeled, at every client and at the server. With public data of another task (--joint)
@@ -19,7 +19,7 @@ f~(x^0)            consensus_logits             [n, C]        the mean, or a wei
 c_k                consensus_weights            [M]           scaled to sum to 1; or all equal
 
 Algorithm 1. The paper does not number its steps; these numbers are ours:
- 0  transfer learning of each client with cross-entropy, each stage with a new Adam and at most
+ 0  transfer learning (fedmd_transfer.py) with cross-entropy, each stage with a new Adam and at most
     `run`'s number of passes: on nine tenths of D_0 until the accuracy on the rest no longer grows,
     then on D_k until the accuracy on the validation images, which no client has, no longer grows
  then in each round:

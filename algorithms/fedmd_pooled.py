@@ -3,7 +3,7 @@
 Li and Wang, arXiv:1910.03581; the bound is in its authors' code.
 
 Run:   python fedkd_minimal.py --algo fedmd-pooled
-       (small settings of experiment/presets.py; with --paper fedmd `run`'s defaults)
+       (small settings of experiment/presets.py; with --paper fedmd: `run`'s defaults)
 What travels: nothing; the private samples of all clients are trained on in one place.
 Public data: labeled.
 

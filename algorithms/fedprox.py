@@ -4,7 +4,7 @@ Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020; here 
 FedSDD (Kwan and Song, arXiv:2312.17029v1), whose settings are the defaults.
 
 Run:   python fedkd_minimal.py --algo fedprox
-       (small settings of experiment/presets.py; with --paper fedsdd `run`'s defaults)
+       (small settings of experiment/presets.py; with --paper fedsdd: `run`'s defaults)
 What travels: in each round the global model, down to each active client; its trained model, up.
 Public data: none.
 

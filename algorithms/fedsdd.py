@@ -4,7 +4,7 @@ Kwan and Song, "FedSDD: Scalable and Diversity-enhanced Distillation for Model A
 Federated Learning", arXiv:2312.17029v1.
 
 Run:   python fedkd_minimal.py --algo fedsdd --K 4 --R 2
-       (small settings of experiment/presets.py; with --paper fedsdd `run`'s defaults)
+       (small settings of experiment/presets.py; with --paper fedsdd: `run`'s defaults)
 What travels: in each round the server sends each active client its group's global model; the client
 sends its trained model back.
 Public data: N unlabeled images, on the server alone; --augment is for the student, not the teacher.
@@ -44,7 +44,7 @@ Scores: on the test set (--public half: its private half). `accuracy` and server
 model after line 9 (mean over several main models), in round 0 untrained. ensemble_accuracy: the
 models of line 7 of R rounds, Eq. (5). disagreement: how often two models of line 7 differ in class.
 Bad upload: `collect` leaves out a model with nan, infinity or a number of magnitude 1e30 or more;
-bad_uploads counts it. If k has none left, w_{t,k} is w*_{t-1,k}. (--secure-sum: secure_sum.py)
+bad_uploads counts it. If a group has none left, w_{t,k} = w*_{t-1,k} (--secure-sum: secure_sum.py)
 Departures (more: docs/DEPARTURES.md):
 D1  Eq. (4) is printed KL(student || teacher), without temperature. Line 9 takes temperature²
     KL(teacher || student): Hinton et al., whom the paper cites for distillation

@@ -5,7 +5,7 @@ table. With --students none the ensemble of the K models is Fed-ensemble (Shi et
 arXiv:2107.10663): read its `ensemble_accuracy`.
 
 Run:   python fedkd_minimal.py --algo fedsdd-ablations --students all
-       (small settings of experiment/presets.py; with --paper fedsdd `run`'s defaults)
+       (small settings of experiment/presets.py; with --paper fedsdd: `run`'s defaults)
 What travels: as in fedsdd.py. In each round the server sends each active client the global model of
 its group; the client sends its trained model back.
 Public data: unlabeled images, on the server alone.

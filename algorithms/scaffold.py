@@ -5,7 +5,7 @@ Algorithm 1; here as the baseline of FedSDD (Kwan and Song, arXiv:2312.17029v1),
 the defaults.
 
 Run:   python fedkd_minimal.py --algo scaffold
-       (small settings of experiment/presets.py; with --paper fedsdd `run`'s defaults)
+       (small settings of experiment/presets.py; with --paper fedsdd: `run`'s defaults)
 What travels: in each round the global model and the server's control c, down to each active client;
 its trained model and the change of its own control c_i, up. A control has the model's size.
 Public data: none.

@@ -5,7 +5,7 @@ Vepakomma et al., arXiv:1812.00564; here as the baseline of FedGKT's communicati
 arXiv:2007.14513, Eq. (12)).
 
 Run:   python fedkd_minimal.py --algo split-learning
-       (small settings of experiment/presets.py; with --paper fedgkt `run`'s defaults)
+       (small settings of experiment/presets.py; with --paper fedgkt: `run`'s defaults)
 What travels: in every batch the feature map and the labels up, the gradient of the feature map
 down; between clients the edge's half and its optimizer. Bytes are those of maps and gradients.
 Public data: none.

@@ -21,7 +21,6 @@ import torch.nn.functional as F
 from algorithms import fedgen
 from benchmarks.commands import federation_of
 
-VARIANTS = ("none", "noise", "labels", "first", "eq4")
 ORIGINAL = {name: getattr(fedgen, name)
             for name in ("draw_features", "generator_loss", "train_client", "train_generator")}
 
@@ -80,6 +79,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else 10
     print(f"FedGen, seed {seed}, test accuracy in %")
-    for variant in sys.argv[3:] or VARIANTS:
+    for variant in sys.argv[3:] or REPLACED:
         found = [f"round {t} {100 * x:.2f}" for t, x in accuracies(sys.argv[1], seed, variant)]
         print(f"{variant:8}", *found, sep="  ", flush=True)

@@ -146,7 +146,7 @@ def test_the_paper_of_a_run_line_takes_every_default(file):
     algos, paper = re.search(
         r"Run: python fedkd_minimal\.py --algo (\S+).*? "
         r"\(small settings of experiment/presets\.py; "
-        r"(?:with --paper (\S+) `run`'s defaults|the defaults of `run` are .*?)\)", text).groups()
+        r"(?:with --paper (\S+): `run`'s defaults|the defaults of `run` are .*?)\)", text).groups()
     for algo in algos.split(","):
         assert {*QUICK_START[algo]} - {"data"}
         assert not paper or not {*PAPER[paper][algo]} - {"data"}
