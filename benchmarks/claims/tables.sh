@@ -35,8 +35,7 @@ for claim in ${*:-$claims}; do
         for kind in "" -digits; do
             table fedsdd-all $both,disagreement {none,{one,all}-{10,26}}$kind
             for passes in 10 26; do table fedsdd-all $both {one,all}-$passes$kind; done
-        done
-        smooth=3 picture fedsdd-all fedsdd-all ensemble_accuracy {none,one-26,all-26}-digits ;;
+        done ;;
     fedsdd-all-mnist)
         for kind in "" -fashion; do
             table fedsdd-all-mnist $both,disagreement {none,one,all}$kind
@@ -57,8 +56,7 @@ for claim in ${*:-$claims}; do
         table ablations $both plain feddf config R1
         table ablations $both config feddf R1
         table ablations accuracy fedavg fedavg-amp
-        table ablations $both R1 R1-amp
-        smooth=3 picture ablations ablations accuracy fedavg none R1 all feddf ;;
+        table ablations $both R1 R1-amp ;;
     fedmd)
         each=$(echo client_accuracy_private_{0..9} | tr ' ' ,)
         for split in iid writer; do
