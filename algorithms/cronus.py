@@ -16,7 +16,7 @@ Y_k                client_probs                 [M, N, C]     of M clients on al
 epsilon            malicious_fraction           number        assumed share of malicious clients
 v                  scores                       [M, N]        squared projections on the direction
                                                               of largest variance
-                   kept                         bool [M, N]   clients left, sample by sample
+                   kept                         bool [M, N]   clients kept, sample by sample
 Y bar              target_probs                 [N, C]        the clients' target
 
 In each round:
@@ -29,16 +29,17 @@ In each round:
 
 Kept between rounds: by each client its network and one optimizer, which makes the steps of 1 and 4.
 The server keeps nothing.
-Scores: means over the clients, on the test set (with --public half, on its private half; names with
-_public_test: on its public half): `accuracy`, and client_accuracy_distilled the same, after step 4,
-client_accuracy_private after step 1. In round 0 all are of untrained networks.
-Bad upload: probabilities with nan, infinity or a number of 1e30 or more are left out of the mean
+Scores: means over the clients, on the test set (--public half halves it: on the half that is not
+public; names with _public_test: on the public half): `accuracy`, and client_accuracy_distilled the
+same, after step 4, client_accuracy_private after step 1. In round 0 all are of untrained networks.
+Bad upload: probabilities with nan, infinity or a magnitude of 1e30 or more are left out of the mean
 and counted (bad_uploads); their client still learns towards it. If none is left, the round has no
 step 4.
 Departures (more: docs/DEPARTURES.md):
 D1  the filter is ours, from FedGEMS and the filter's idea, without Cronus's text to read: for each
-    sample two passes; each leaves out the ceil(epsilon M / 2) clients farthest along the direction
-    of largest variance; a pass that would leave fewer than M / 2 + 1 clients is not made
+    sample at most two passes over the M usable uploads; each leaves out the ceil(epsilon M / 2)
+    clients farthest along the direction of largest variance; a pass that would keep fewer than
+    M / 2 + 1 clients is not made, so that 3 clients or fewer give the plain mean
 D2  the robust mean is not projected onto the simplex
 """
 import math
@@ -58,11 +59,11 @@ evaluate = partial(evaluation.evaluate, main_metric="client_accuracy_distilled")
 
 
 def robust_mean(client_probs, malicious_fraction):
-    """The mean of the clients left after two passes of the filter, sample by sample.
+    """The mean of the clients that the filter keeps, sample by sample.
 
     client_probs         [M, N, C], finite
     malicious_fraction   in [0, 0.5): the share of clients that may be malicious; 0 gives the mean
-    returns              [N, C], computed in float64, because squares of large float32 overflow
+    returns              [N, C]
     A pass projects the clients' deviations from their mean on the top eigenvector of their
     covariance, and leaves out the ceil(malicious_fraction * M / 2) largest squares.
     >>> probs = torch.tensor([[[.8, .2]], [[.8, .2]], [[.7, .3]], [[.7, .3]], [[0., 1.]]])
@@ -70,16 +71,16 @@ def robust_mean(client_probs, malicious_fraction):
     tensor([[0.7500, 0.2500]])
     """
     num_clients, _, num_classes = client_probs.shape
-    dropped = math.ceil(round(malicious_fraction * num_clients / 2, 9))      # .28 x 50 / 2 is 7
+    dropped = math.ceil(round(malicious_fraction * num_clients / 2, 9))      # 7.000...01 is 7
     if dropped == 0:
         return client_probs.mean(0)
-    probs = client_probs.double()
+    probs = client_probs.double()            # squares of large float32 numbers overflow
     kept = torch.ones_like(probs[..., 0], dtype=torch.bool)                              # [M, N]
-    for left in (num_clients - dropped, num_clients - 2 * dropped):                      # D1
-        if left < num_clients / 2 + 1:
+    for remaining in (num_clients - dropped, num_clients - 2 * dropped):                 # D1
+        if remaining < num_clients / 2 + 1:
             break
         deviation = torch.where(kept[..., None], probs - mean_of_kept(probs, kept), 0.0)
-        deviation = deviation.movedim(1, 0)                                              # [N, M, C]
+        deviation = deviation.movedim(0, 1)                                              # [N, M, C]
         if num_classes <= num_clients:
             _, vectors = torch.linalg.eigh(deviation.mT @ deviation)                     # [N, C, C]
             scores = (deviation @ vectors[..., -1:]).squeeze(-1).square().T              # [M, N]

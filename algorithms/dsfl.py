@@ -12,9 +12,10 @@ Public data: unlabeled, at the server and at every client.
 
 Paper              here                         shape         note
 p_k                client_probs                 [M, N, C]     of M clients on all N public samples
-T                  temperature                  number        0.1 makes the mean sharper
-ERA                entropy_reduction            [N, C]        softmax(mean over the clients / T)
-SA                 aggregation = "mean"         [N, C]        the mean itself, for comparison
+T                  temperature                  number        a smaller one sharpens more
+ERA                entropy_reduction            [N, C]        "entropy reduction aggregation":
+                                                              softmax(mean over the clients / T)
+SA                 aggregation = "mean"         [N, C]        "simple aggregation": the mean itself
 y                  target_probs                 [N, C]        the target of server and clients
 
 In each round:
@@ -22,16 +23,16 @@ In each round:
  2  it sends p_k, its probabilities of the public samples
  3  the server takes the mean of the p_k, sharpens it, and sends the result y to the clients
  4  the server trains its own model on the public samples: soft cross-entropy towards y, --optimizer
- 5  each client does the same with its model
+ 5  each client trains its model on them, towards y
 
 Kept between rounds: by each client its network and one optimizer, which makes the steps of 1 and 5;
 by the server its network and its optimizer.
 Scores: `accuracy`, and client_accuracy_distilled the same, are the mean over the clients after step
 5, client_accuracy_private after step 1; server_accuracy is of the server's model after step 4. All
-are on the test set. With --public half it is halved: clients are scored on the private half (names
-with _public_test: on the public half), the server on the public half. In round 0 all are of
-untrained networks.
-Bad upload: probabilities with nan, infinity or a number of 1e30 or more are left out of the mean
+are on the test set. --public half halves it: the server is scored on the public half, on which it
+does not train, clients on the other (names with _public_test: on the public one). In round 0 all
+are of untrained networks.
+Bad upload: probabilities with nan, infinity or a magnitude of 1e30 or more are left out of the mean
 and counted (bad_uploads); their client still learns towards y. If none is left, the round has no
 steps 4 and 5.
 Departures (more: docs/DEPARTURES.md):
@@ -82,10 +83,10 @@ def train_client(fed, i, t, client, *, local_epochs, batch_size, new_optimizer):
 
 @timed
 def distill(fed, saved, model, target_probs, *, epochs, batch_size, new_optimizer, keys):
-    """The snapshot of a client or the server, `saved`, after training towards target_probs [N, C].
+    """The snapshot of a client or the server after training towards target_probs [N, C].
 
-    Soft cross-entropy, with the optimizer that `saved` holds; both are kept.
-    model    a network of its architecture
+    saved    its snapshot before: weights and optimizer
+    model    a network for these weights
     """
     def loss(logits, rows):
         return soft_cross_entropy(logits, target_probs[rows]).mean()

@@ -1,4 +1,4 @@
-"""FD: each client learns from the mean prediction that the other clients have for a label's class.
+"""FD: each client also learns from the other clients' mean prediction for the label's class.
 
 Jeong, Oh, Kim, Park, Bennis and Kim, "Communication-Efficient On-Device Machine Learning: Federated
 Distillation and Augmentation under Non-IID Private Data", arXiv:1811.11479; without its second
@@ -30,14 +30,15 @@ In round 1 there is no hat F_i, so the second term of line 5 is 0.
 
 Kept between rounds: by each client its network, optimizer and hat F_i. The server keeps nothing.
 Scores: `accuracy`, and client_accuracy the same, are the mean over the clients at the end of a
-round, on the test set (with --public half, on its private half); in round 0 of untrained networks.
-Bad upload: one with nan, infinity or a number of 1e30 or more is counted (bad_uploads) and taken
-for rows of zeros, those of a client that has drawn no class; this client still receives hat F_i.
+round, on the test set (with --public half: on the half that is not public); in round 0 of untrained
+networks.
+Bad upload: one with nan, infinity or a magnitude of 1e30 or more is counted (bad_uploads) and
+replaced by zeros, as if its client had drawn no class; this client still receives hat F_i.
 Departures (more: docs/DEPARTURES.md):
 D1  a step is on the mean over a batch, and line 6 takes the F(b) from before this step
 D2  line 10-15: the mean is over the other clients that have drawn the class; as printed, over all
-    M - 1, a target would sum to less than 1. If no other client has drawn it, the target is a row
-    of zeros, and the second term of line 5 is 0
+    M - 1, a target would sum to less than 1 where one of them has not. If no other client has drawn
+    it, the target is a row of zeros, and the second term of line 5 is 0
 """
 from functools import partial
 
@@ -55,14 +56,14 @@ from federation import seeded, stream, timed
 
 
 def others_mean(client_means):
-    """For client i and class l the mean of row l over the OTHER clients that have the class.
+    """For client i and class l the mean of row l over the OTHER clients that drew the class.
 
     client_means    [M, C, C]: row l has a client's mean probabilities on class l, or zeros: it has
                     drawn no sample of the class in this round
-    returns         [M, C, C]; a row of zeros: no other client has the class
+    returns         [M, C, C]; a row of zeros: no other client drew the class
     source          Alg. 1, line 10-15
     >>> client_means = torch.tensor([[[.9, .1], [.2, .8]], [[.5, .5], [0., 0.]]])
-    >>> others_mean(client_means)[0]    # client 1 lacks class 1
+    >>> others_mean(client_means)[0]    # client 1 drew no sample of class 1
     tensor([[0.5000, 0.5000],
             [0.0000, 0.0000]])
     """

@@ -14,24 +14,26 @@ w_i                client_states                M state_dicts the clients' model
 w-bar              server["model"]              state_dict    their average by numbers of samples
 p_i                sizes                        [M]           clients' numbers of samples: p_i, when
                                                               normalized
-w^(m)              samples                      state_dicts   drawn from the posterior
+w^(m)              sampled                      state_dicts   drawn from the posterior
 gamma              gamma                        [M]           one draw of a Dirichlet distribution
-p_i-bar            teacher_logits               [N, C]        ln of the sharpened probabilities
+p_i-bar            teacher_logits               [N, C]        whose softmax is the sharpened mean
 
 A round:
  1  active clients train the global model on their own samples: cross-entropy, plain SGD
  2  w-bar is the average of their models, by numbers of samples: FedAvg's global model
  3  the ensemble is w-bar, the clients' models and --samples draws of the posterior of --posterior
- 4  FedSDD's Table 5: the ensemble only predicts, and the next round starts at w-bar
-    --distill, as in FedBE: w-bar first makes distill_steps of plain SGD on public images, on
-    KL(teacher || student), with the sharpened mean of the ensemble's probabilities as the teacher
+ 4  by default, as in FedSDD's Table 5, the ensemble only predicts; the next round starts at w-bar.
+    With --distill, as in FedBE, w-bar first makes distill_steps steps of plain SGD on N public
+    images, on KL(teacher || student): the teacher is the sharpened mean of the probabilities of
+    all E models of the ensemble. The student sees --augment's images, the teacher clean ones
 
 Kept between rounds: the global model. No optimizer, no sample and no client's model is kept.
-Scores, on the test set (with --public half, on its private half): `accuracy`, and server_accuracy
-the same, of the global model after step 4; ensemble_accuracy of the ensemble of step 3, and the
-disagreement of its members.
-Bad upload: a model with nan, infinity or a number of 1e30 or more is left out of the average and of
-the ensemble and counted (bad_uploads). If none is left, the ensemble is the old global model alone.
+Scores, on the test set (with --public half: on the half that is not public): `accuracy`, and
+server_accuracy the same, of the global model after step 4; ensemble_accuracy of the ensemble of
+step 3, and the disagreement of its members.
+Bad upload: a model with nan, infinity or a magnitude of 1e30 or more is left out of the average and
+of the ensemble and counted (bad_uploads). If none is left, the ensemble is the old global model
+alone.
 Departures (more: docs/DEPARTURES.md):
 D3  the ensemble predicts by the mean of its logits, as FedSDD's does
 D4  a teacher's probabilities are the mean ones, squared and normalized: FedBE sharpens, the power
@@ -96,7 +98,7 @@ def dirichlet_sample(state_dicts, weights, rng, concentration=1.0):
 def sharpened_teacher(member_logits):
     """Logits whose softmax is the squared, normalized mean of the members' probabilities.
 
-    member_logits    [M, N, C]
+    member_logits    [E, N, C]
     returns          [N, C]
     >>> member_logits = torch.tensor([[[.8, .2]], [[.4, .6]]]).log()
     >>> sharpened_teacher(member_logits).softmax(-1)             # means .6, .4; squares .36, .16
@@ -124,7 +126,7 @@ def evaluate(fed, state, members=None):
     metrics = global_metrics(fed, [state["server"]])
     if members is None:
         return metrics
-    member_logits = predict_members(fed, members, fed.test.images)                       # [M, N, C]
+    member_logits = predict_members(fed, members, fed.test.images)                       # [E, N, C]
     logits = ensemble_logits(member_logits)                                          # [N, C], D3
     return metrics | {"ensemble_accuracy": accuracy(logits, fed.test.labels),
                       "disagreement": disagreement(member_logits)}
@@ -140,7 +142,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
     posterior        distribution from which the samples are drawn
     samples          models drawn in a round; 0: only the average and the clients' models
     concentration    parameter of --posterior dirichlet
-    distill          the global model learns from the ensemble; otherwise it only predicts
+    distill          the global model learns from the ensemble; otherwise the ensemble only predicts
     The other keywords are in hyperparameters.py.
     """
     training = dict(local_epochs=local_epochs, local_steps=local_steps, batch_size=batch_size,
@@ -166,7 +168,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
 
         # FedBE's own distillation: the average learns from the ensemble.
         if distill:
-            member_logits = predict_members(fed, members, fed.public.images)             # [M, N, C]
+            member_logits = predict_members(fed, members, fed.public.images)             # [E, N, C]
             teacher_logits = sharpened_teacher(member_logits)                            # [N, C]
             server = run_server(fed, fedsdd.distill, server, teacher_logits,             # D5
                                 temperature=1.0, keys=("distil", t), **distillation)

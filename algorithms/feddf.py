@@ -15,29 +15,32 @@ Paper              here                         shape         note
 x_k                uploads[i]["model"]          state_dict    client i's model after local training
 x_{t,0}            averaged                     state_dicts   the average of each network's clients:
                                                               where its student starts
-f(x_k)             client_logits                [M, N, C]     raw logits on the public images
+f(x_k)             client_logits                [M, N, C]     of M clients on N public images
 AVGLOGITS          teacher_logits               [N, C]        their mean
 v                  accuracies                   [M]           of clients, on the validation set
 
 A round:
  1  active clients train their network's global model on their own samples: cross-entropy,
     --optimizer (plain SGD)
- 2  --drop-worst leaves out clients whose accuracy on the validation set is below 1.2 / C, if any
-    other client is not
- 3  a student is the average of its network's other clients, by numbers of samples, FedSDD Eq. (2)
+ 2  --drop-worst leaves out clients whose accuracy on the validation set is below 1.2 / C, unless
+    all are
+ 3  a student is the average of its network's remaining clients, by numbers of samples, FedSDD
+    Eq. (2)
  4  the teacher is the mean of these clients' logits on the public images: each predicts once
  5  each student makes steps towards the teacher, on batches of public images: Adam with cosine
     annealing and clipped gradients, on temperature² KL(teacher || student). With --patience the
-    steps end early, and the student with the best accuracy on the validation set is taken
+    steps end early, and the student with the best accuracy on the validation set is taken. With
+    --augment students see augmented images, teachers clean ones
 
 Kept between rounds: one global model for each network. No optimizer is kept.
-Scores, on the test set (with --public half, on its private half): `accuracy`, and server_accuracy
-the same, of the students after step 5, in the mean over the networks; client_accuracy of the
-uploads that count in step 3; ensemble_accuracy of their mean logits; disagreement among them.
-Bad upload: a model with nan, infinity or a number of 1e30 or more is left out of steps 2 to 5 and
-counted (bad_uploads). A network without any other upload keeps its model, which still learns from
-the clients of other networks. If none is left at all, step 5 is left out, and the scores of clients
-and of their ensemble are null.
+Scores, on the test set (with --public half: on the half that is not public): `accuracy`, and
+server_accuracy the same, of the students after step 5, in the mean over the networks;
+client_accuracy of the uploads that count in step 3; ensemble_accuracy of their mean logits;
+disagreement among them.
+Bad upload: a model with nan, infinity or a magnitude of 1e30 or more is left out of steps 2 to 5
+and counted (bad_uploads). A network without a remaining upload keeps its model, which still learns
+from the clients of other networks. If none is left at all, step 5 is left out, and the scores of
+clients and of their ensemble are null.
 Departures (more: docs/DEPARTURES.md):
 D2  models are averaged by numbers of samples; the public code weighs them equally, which is the
     same in its equal partition
@@ -94,7 +97,7 @@ def client_members(fed, uploads):
 
 
 def average_networks(fed, global_models, uploads):
-    """The average of each network's clients; its global model, if no client of it has uploaded."""
+    """The average of each network's uploads; its global model, if it has none."""
     averaged = []
     for global_model in global_models:
         own = {i: upload for i, upload in uploads.items()
@@ -104,9 +107,9 @@ def average_networks(fed, global_models, uploads):
 
 
 class Distilled(NamedTuple):
-    """A student after distillation, and the steps that it took."""
+    """A student after distillation, and the number of steps of the distillation."""
 
-    student: dict      # {"architecture", "model"}
+    student: dict      # {"architecture", "model"}; with patience of the best step, not of the last
     steps: int
 
 
@@ -213,7 +216,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
         uploads = collect(fed, active, lambda i: fedavg.train_client(            # FedSDD Eq. (1)
             fed, i, t, model_of[fed.architecture[i]], **training), attack)
 
-        # Clients near chance accuracy are excluded; each network's other models are averaged.
+        # Clients near chance accuracy are excluded; each network's remaining models are averaged.
         kept = without_worst(fed, uploads) if drop_worst else uploads
         averaged = average_networks(fed, global_models, kept)
 

@@ -84,7 +84,7 @@ def entropy(logits):
 def reliable_clients(client_logits, labels):
     """True where a client is right, by usable logits: [M, n, C], [n] -> bool [M, n].
 
-    Not usable, as in uploads.py: nan, infinity, a number of magnitude 1e30 or more.
+    Not usable, as in uploads.py: nan, infinity, a magnitude of 1e30 or more.
     source    section 3.3.2
     """
     usable = (client_logits.abs() < 1e30).all(-1)                                        # [M, n]

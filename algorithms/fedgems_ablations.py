@@ -29,7 +29,7 @@ optimizer.
 Scores: as in fedgems.py. With --public half, the default, the test set is halved: the server
 (server_accuracy, `accuracy`) is scored on the public half, the clients on the private half.
 Bad upload: as in fedgems.py. A client is taken for wrong on a sample of which its logits hold nan,
-infinity or a number of magnitude 1e30 or more; bad_uploads counts such clients.
+infinity or a magnitude of 1e30 or more; bad_uploads counts such clients.
 
 Departures (more: docs/DEPARTURES.md):
 D1  the paper does not define the three rows; the table above is our reading

@@ -1,7 +1,7 @@
 """FedGen: FedAvg whose clients also train their last layer on features that a generator draws.
 
 Zhu, Hong and Zhou, "Data-Free Knowledge Distillation for Heterogeneous Federated Learning", ICML
-2021, arXiv:2105.10056; the generator's sizes and its training are those of the public code (MNIST).
+2021, arXiv:2105.10056; the generator's sizes and its Adam are those of the public code (MNIST).
 
 Run:   python fedkd_minimal.py --algo fedgen
        (small settings of experiment/presets.py; the defaults of `run` are the paper's)
@@ -15,7 +15,7 @@ theta_k            upload["model"]              state_dict    client k's model a
 h_k                model.classifier             d -> C        the last layer: features to logits
 w, G_w             server["generator"]          snapshot      the generator and its Adam
 p(y)               label_shares                 C numbers     shares of the labels trained on
-c_k                label_counts                 [C]           client k's labels in local training
+c_k                label_counts                 [C]           labels of client k in local training
 y', z'             drawn, features              [B'], [B', d] labels from p(y), features for them
 T, B, B'           local_steps, batch_size,     numbers       B' = B in the paper
                    generated
@@ -27,7 +27,7 @@ Algorithm 1, by the paper's line numbers:
          z' ~ G_w(z | y') for them
 8        it counts the labels y in c_k
 9        theta_k <- a step of SGD on Eq. (5): mean CE(h_k(f_k(x)), y) + mean CE(h_k(z'), y'), the
-         second with --generated-weight, 1 in the paper
+         second with --generated-weight, 1 in the paper. After T steps it sends theta_k and c_k
 13     theta <- the mean of theta_k; p(y) <- the shares of the labels in all c_k
 14     w <- steps of Adam on Eq. (4): CE of the mean over k of h_k(z) against y, for labels
        y ~ p(y) and features z ~ G_w(z | y)
@@ -35,9 +35,9 @@ f_k, the layers below h_k, learns from real images alone. The generator's noise 
 
 Kept between rounds: by the server theta, p(y), the generator and its Adam. Clients keep nothing.
 Scores: `accuracy`, and server_accuracy the same, are of theta after line 13, on the test set (with
---public half, on its private half).
-Bad upload: a model with nan, infinity or a number of 1e30 or more is left out of lines 13 and 14,
-with its counts, and counted (bad_uploads). If none is left, the server stays as it is.
+--public half: on the half that is not public).
+Bad upload: a model with nan, infinity or a magnitude of 1e30 or more is left out of lines 13 and
+14, with its counts, and counted (bad_uploads). If none is left, the server stays as it is.
 Departures (more: docs/DEPARTURES.md):
 D1  line 13: models are averaged by numbers of samples, as in FedAvg; the paper's mean is plain
 D2  in round 1 p(y) is uniform, and the generator that is sent is untrained
@@ -71,7 +71,7 @@ def generator_loss(client_logits, labels):
     client_logits    [M, B, C]: what the last layers of M clients make of B generated features
     labels           int64 [B]: what the features were generated for
     >>> logits = torch.tensor([[[4., 0.]], [[-2., 0.]]])     # of the mean logits [1, 0]
-    >>> generator_loss(logits, torch.tensor([0]))            # the mean of both losses: 1.0725
+    >>> generator_loss(logits, torch.tensor([0]))            # not the mean of both losses, 1.0725
     tensor(0.3133)
     """
     shares = torch.full_like(client_logits[:, 0, 0], 1 / len(client_logits))             # [M]
@@ -98,7 +98,7 @@ def new_generator(fed, num_features):
 
 
 def draw_features(fed, generator, label_shares, count, rng):
-    """B = count labels y ~ p(y) [B], noise N(0, I) [B, NOISE], features z ~ G_w(z | y) [B, d]."""
+    """`count` (B) labels y ~ p(y) [B], noise N(0, I) [B, NOISE], features z ~ G_w(z | y) [B, d]."""
     labels = torch.from_numpy(rng.choice(fed.num_classes, count, p=label_shares)).to(fed.device)
     noise = torch.from_numpy(rng.standard_normal((count, NOISE))).float().to(fed.device)
     inputs = torch.cat([noise, F.one_hot(labels, fed.num_classes)], dim=1)     # [B, NOISE + C]
@@ -154,8 +154,8 @@ def train_generator(fed, t, server, uploads, *, batch_size, generator_steps, gen
                     diversity):
     """The server with the label shares of the uploads, and with a generator trained on Eq. (4).
 
-    Its teachers are the last layers of the uploaded models. Its Adam is kept over the rounds.
-    Without a generator or without any upload the server stays as it is.
+    The generator's teachers are the last layers of the uploaded models. Without a generator or
+    without any upload the server stays as it is.
     """
     if "generator" not in server or not uploads:
         return server
@@ -225,9 +225,9 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 0.5, local
         state = {"round": 0, "server": start_server(fed, fed.architecture[0], generated)}
         yield evaluate(fed, state), state
     server = state["server"]
-    for t in range(state["round"] + 1, rounds + 1):                          # line 2-3
-        # A share of the clients takes part. Each also trains its last layer on what the generator,
-        # trained in the round before, draws.
+    for t in range(state["round"] + 1, rounds + 1):
+        # A share of the clients takes part. Each also trains its last layer on features that the
+        # generator of the round before draws.
         active = sample_clients(len(fed.private), participation,
                                 stream(fed.seed, "active", t))               # line 2-3
         uploads = collect(fed, active, lambda i: train_client(

@@ -21,7 +21,7 @@ Each client's network, on its own:
 
 Kept between rounds: each network, its Adam, its best validation accuracy and the round of it.
 Scores: `accuracy`, and client_accuracy the same, are the mean over the networks after step 1 (in
-round 0 after step 0), on the task's test set (with --public half, on its private half).
+round 0 after step 0), on the task's test set (with --public half: on the half that is not public).
 Departures (more: docs/DEPARTURES.md):
 D1  training stops by the task's validation set, in the code by a test set
 """

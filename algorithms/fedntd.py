@@ -2,7 +2,7 @@
 
 Lee, Jeong, Shin, Bae and Yun, "Preservation of the Global Knowledge by Not-True Distillation in
 Federated Learning", NeurIPS 2022, arXiv:2106.03097. Written from the authors' code, whose settings
-for CIFAR-10 (100 clients) are the defaults; the paper's text was not at hand.
+for CIFAR-10 (100 clients) are the defaults of `run`, without the paper's text to read.
 
 Run:   python fedkd_minimal.py --algo fedntd
        (small settings of experiment/presets.py; the defaults of `run` are the paper's)
@@ -20,18 +20,18 @@ Algorithm 1, as in the code; the numbers of its lines are ours:
  1  initialize w
  2  in each round the server draws active clients and sends them w
  3  a client's model starts at w; its teacher is w
- 4  for local_epochs, for each batch (x, y): z and g are the logits of the same view of x
+ 4  for local_epochs, for each batch (x, y): z and g are logits of the same, augmented x
  5  leave out the logit of y: z and g have C - 1 classes, the not-true ones
- 6  L_NTD = mean over the batch of KL(softmax(g / tau) || softmax(z / tau))
- 7  step on CE(z, y) + beta tau² L_NTD, by --optimizer (SGD with momentum 0.9) and --weight-decay
+ 6  L_NTD = tau² times the mean over the batch of KL(softmax(g / tau) || softmax(z / tau))
+ 7  step on CE(z, y) + beta L_NTD, by --optimizer (SGD with momentum 0.9) and --weight-decay
  8  the client uploads its model; w = their average by numbers of samples
 --keep-true leaves out line 5: distillation over all classes, known as FedAvg + KD.
 
 Kept between rounds: the global model. A client keeps nothing: its optimizer is new in every round,
 with momentum from zero.
 Scores: `accuracy`, and server_accuracy the same, are of the global model after line 8, on the test
-set (with --public half, on its private half).
-Bad upload: a model with nan, infinity or a number of 1e30 or more is left out of the average and
+set (with --public half: on the half that is not public).
+Bad upload: a model with nan, infinity or a magnitude of 1e30 or more is left out of the average and
 counted (bad_uploads). If none is left, the global model stays.
 Departures (more: docs/DEPARTURES.md):
 D1  the learning rate stays the same; the code multiplies it by .99 after each round
@@ -65,9 +65,8 @@ def not_true(logits, labels):
 def not_true_loss(logits, labels, teacher_logits, temperature):
     """tau² times the mean of KL(teacher || student) over the C - 1 not-true classes: a scalar.
 
-    logits, labels, teacher_logits    [B, C], [B], [B, C]; the teacher gets no gradient, and the
-                                      label's own logit neither counts nor gets one
-    source    Alg. 1, line 6, with the factor of line 7
+    logits, labels, teacher_logits    [B, C], [B], [B, C]; the teacher gets no gradient
+    source                            Alg. 1, line 6
     """
     return distillation_loss(not_true(teacher_logits, labels), not_true(logits, labels),
                              temperature)
@@ -121,8 +120,7 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 0.1, local
         yield evaluate(fed, state), state
     server = state["server"]
     for t in range(state["round"] + 1, rounds + 1):                          # line 2
-        # A share of the clients takes part: each learns from its labels and from the global model,
-        # which knows more about the classes that the client lacks.
+        # A share of the clients takes part: each learns from its labels and from the global model.
         active = sample_clients(len(fed.private), participation, stream(fed.seed, "active", t))
         uploads = collect(fed, active,
                           lambda i: train_client(fed, i, t, server, **settings), attack)

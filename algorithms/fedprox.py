@@ -23,8 +23,8 @@ A round:
 
 Kept between rounds: the global model. A client keeps nothing: its optimizer is new in every round.
 Scores: `accuracy`, and server_accuracy the same, are of the global model after step 3, on the test
-set (with --public half, on its private half).
-Bad upload: a model with nan, infinity or a number of 1e30 or more is left out of the average and
+set (with --public half: on the half that is not public).
+Bad upload: a model with nan, infinity or a magnitude of 1e30 or more is left out of the average and
 counted (bad_uploads). If none is left, the global model stays.
 Departures (more: docs/DEPARTURES.md):
 D2  clients are drawn uniformly and weigh by samples, as in FedAvg; the paper's Algorithm 2 draws

@@ -43,7 +43,7 @@ logits of Eq. (3), of public images (ring) and of test images (test_ring). Clien
 Scores: on the test set (--public half: its private half). `accuracy` and server_accuracy: the main
 model after line 9 (mean over several main models), in round 0 untrained. ensemble_accuracy: the
 models of line 7 of R rounds, Eq. (5). disagreement: how often two models of line 7 differ in class.
-Bad upload: `collect` leaves out a model with nan, infinity or a number of magnitude 1e30 or more;
+Bad upload: `collect` leaves out a model with nan, infinity or a magnitude of 1e30 or more;
 bad_uploads counts it. If a group has none left, w_{t,k} = w*_{t-1,k} (--secure-sum: secure_sum.py)
 Departures (more: docs/DEPARTURES.md):
 D1  Eq. (4) is printed KL(student || teacher), without temperature. Line 9 takes temperature²

@@ -23,12 +23,12 @@ temperature² KL(teacher || student) with plain SGD. All optimizers are new in e
 
 Kept between rounds: by the server the global models, and for each of the last R rounds the mean
 logits of the members on the public images (ring) and on the test images (test_ring).
-Scores: those of fedsdd.py, on the test set (with --public half, on its private half). `accuracy` is
-the main model's, also where other models learn or none does. ensemble_accuracy and disagreement are
-the members', before distillation.
-Bad upload: `collect` leaves out a model with nan, infinity or a number of magnitude 1e30 or more,
-and bad_uploads counts it. It is no member of an ensemble of clients. If no upload is left at all,
-the averaged models are the members.
+Scores: those of fedsdd.py, on the test set (with --public half: on the half that is not public).
+`accuracy` is the main model's, also where other models learn or none does. ensemble_accuracy and
+disagreement are the members', before distillation.
+Bad upload: `collect` leaves out a model with nan, infinity or a magnitude of 1e30 or more, and
+bad_uploads counts it. It is no member of an ensemble of clients. If no upload is left at all, the
+averaged models are the members.
 Departures (more: docs/DEPARTURES.md):
 D1  all students learn from the same teacher, the ensemble before any distillation
 """

@@ -7,31 +7,32 @@ the defaults.
 Run:   python fedkd_minimal.py --algo scaffold
        (small settings of experiment/presets.py; with --paper fedsdd: `run`'s defaults)
 What travels: in each round the global model and the server's control c, down to each active client;
-its trained model and the change of its own control c_i, up. A control has the model's size.
+its trained model and the change of its own control c_i, up. A control: the parameters alone.
 Public data: none.
 
 Paper              here                         shape         note
 x                  server["model"]              state_dict    the global model
 c                  server["control"]            state_dict    parameters only; zeros at the start
 c_i                client_control               state_dict    zeros until client i's first round;
-                   server["client_controls"]    {i: c_i}      client i keeps it, no message holds it
+                   server["client_controls"]    {i: c_i}      client i's own, in no message
 y_i                model, upload["model"]       state_dict    during and after local training
 Delta c_i          upload["control_change"]     state_dict    c_i+ - c_i
 K                  steps                        number        optimizer steps of a client in a round
 eta_l, eta_g       lr, global_lr                numbers       local and global learning rate
-|S|, N             len(sent), num_clients       numbers       clients of the round, all clients
+|S|, N             len(sent), num_clients       numbers       clients that upload, all clients
 
 A round, with the lines of the paper's Algorithm 1:
  7     an active client starts at y_i = x
-10     K steps of plain SGD on cross-entropy: y_i = y_i - eta_l (g - c_i + c)
+10     K steps of plain SGD on cross-entropy: y_i = y_i - eta_l (g - c_i + c), g a batch's gradient
 12     its new control is c_i+ = c_i - c + (x - y_i) / (K eta_l)
 13     it uploads y_i and Delta c_i (the paper: y_i - x, which is as large)
-16-17  x = x + eta_g mean(y_i - x), c = c + |S| / N mean(Delta c_i): clients count equally
+16-17  x = x + eta_g mean(y_i - x), c = c + |S| / N mean(Delta c_i): clients count equally; buffers
+       of BatchNorm are averaged as in fedavg.py
 
 Kept between rounds: the global model and c on the server, c_i on client i. No optimizer is kept.
 Scores: `accuracy`, and server_accuracy the same, are of the global model after line 17, on the test
-set (with --public half, on its private half).
-Bad upload: if it has nan, infinity or a number of 1e30 or more, it is left out of both means and
+set (with --public half: on the half that is not public).
+Bad upload: if it has nan, infinity or a magnitude of 1e30 or more, it is left out of both means and
 counted (bad_uploads), and the client keeps its old c_i. If none is left, x and c stay.
 Departures (more: docs/DEPARTURES.md): none that changes an equation.
 """
@@ -61,7 +62,7 @@ def zero_control(model):
 
 
 def corrected_gradient(grad, client_control, server_control):
-    """g - c_i + c: the mini-batch gradient without the client's drift.      Alg. 1, line 10
+    """g - c_i + c: the batch's gradient, corrected for the client's drift.   Alg. 1, line 10
 
     returns    a tensor of grad's shape
     >>> g, c_i, c = torch.tensor(2.0), torch.tensor(0.5), torch.tensor(0.1)

@@ -14,18 +14,19 @@ Paper                  here              shape            note
 the split layer        sent              [B, 16, h, w]    the feature map, detached from the graph
 its gradient           sent.grad         [B, 16, h, w]    the edge's half is trained with it
 edge, server           edge, server      networks         W_e and W_s of FedGKT: the edge's half is
-                                                          the extractor of an edge network
+                                                          the extractor of an edge network, whose
+                                                          own classifier is not trained
 
-In a round, client after client:
+In a round, client after client; 1 to 3 for each batch, for local_epochs:
  1  the client computes the feature map of a batch of its own samples, and sends it
  2  the server computes the logits and their cross-entropy, and steps with AMSGrad (--optimizer)
- 3  it sends back the gradient of the feature map; the client steps with an AMSGrad of its own
- 4  after local_epochs the edge's half goes to the next client
+ 3  it sends back the gradient of the feature map; the client steps with the edge half's AMSGrad
+ 4  then the edge's half and its AMSGrad go to the next client
 Together the two halves train as one network would.
 
 Kept between rounds: both halves, and the states of their optimizers.
-Scores: at the end of a round on the test set (with --public half, on its private half): `accuracy`,
-also server_accuracy, of the two halves together.
+Scores: at the end of a round on the test set (with --public half: on the half that is not public):
+`accuracy`, also server_accuracy, of the two halves together.
 Bad upload: not looked for; nan in a client's features reaches both halves.
 
 Departures (more: docs/DEPARTURES.md):
@@ -49,7 +50,7 @@ def train_split(fed, i, t, edge, server, edge_optimizer, server_optimizer, *, lo
                 batch_size):
     """Trains both halves in place on client i's data; returns the bytes that go up (and down).
 
-    Cross-entropy; each half has its own optimizer, and keeps it over clients and rounds.
+    Each half keeps its optimizer over clients and rounds.
     """
     edge.train()
     server.train()
@@ -112,8 +113,8 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, batch_size
 
         state = copy.deepcopy({"round": t, "clients": [snapshot(edge, edge_optimizer)],
                                "server": snapshot(server, server_optimizer)})
-        metrics = {**evaluate(fed, state),                                 # FedGKT Eq. (12)
-                   "bytes_up": sent_bytes, "bytes_down": sent_bytes}
+        metrics = {**evaluate(fed, state),
+                   "bytes_up": sent_bytes, "bytes_down": sent_bytes}       # FedGKT Eq. (12)
         yield metrics, state
 
 

@@ -333,7 +333,7 @@ TABLE["algorithms/cronus.py", "cronus"] = [
      "a_liar_is_left_out_on_each_sample_it_lies_on", "the filter leaves nobody out"),
     ("(num_clients - dropped,« num_clients - 2 * dropped→»)", "two_passes_by_hand",
      "one pass of two"),
-    ("if left < num_clients / 2« + 1→»:", "no_pass_leaves_fewer_than_half_plus_one",
+    ("if remaining < num_clients / 2« + 1→»:", "no_pass_leaves_fewer_than_half_plus_one",
      "too few clients are left"),
     ("(deviation @ vectors[..., «-1:→:1»])", "robust_mean_by_slow_loop[8-3]",
      "the direction of the smallest variance"),
