@@ -56,7 +56,7 @@ def inline(text, href):
 
 
 def markdown(text, href):
-    """Paragraphs, headings, lists and formulas as HTML."""
+    """Paragraphs, headings, lists, formulas and commands as HTML."""
     made = []
     for block in re.split(r"\n\s*\n", text.strip()):
         heading = re.match("(#+) (.*)", block)
@@ -64,6 +64,8 @@ def markdown(text, href):
         if block.startswith("```math"):
             formula = mathml(block.removeprefix("```math").removesuffix("```"), display=True)
             made.append(f'<div class="formula">{formula}</div>')
+        elif block.startswith("```"):
+            made.append(f"<pre>{html.escape(block.strip('`').strip())}</pre>")
         elif heading:
             level = len(heading[1])
             made.append(f"<h{level}>{inline(heading[2], href)}</h{level}>")
