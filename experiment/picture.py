@@ -2,7 +2,8 @@
 from typing import NamedTuple
 from zlib import crc32
 
-# An algorithm, or a label, has the same color in every picture; the colors are Okabe and Ito's.
+# An algorithm, a label or a metric has the same color in every picture; the colors are Okabe and
+# Ito's.
 BLACK, BLUE, VERMILION, GREEN, ORANGE, SKY, PURPLE, GRAY = (
     "#000000", "#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#999999")
 COLORS = {"fedavg": BLACK, "fedprox": GRAY, "scaffold": SKY, "feddf": ORANGE, "fedbe": PURPLE,
@@ -11,7 +12,10 @@ COLORS = {"fedavg": BLACK, "fedprox": GRAY, "scaffold": SKY, "feddf": ORANGE, "f
           "fedgem": ORANGE, "fedgems": GREEN, "fedgems-ablations": SKY,
           "fedgkt": PURPLE, "fedgkt-async": SKY, "centralized": GRAY, "standalone": GRAY,
           "fedntd": SKY, "fd": VERMILION, "fedgen": GREEN,
-          "control": BLACK}                              # FedGEMS's: FedGEM with labels alone
+          "control": BLACK,                              # FedGEMS's: FedGEM with labels alone
+          "alone-iid": GRAY, "alone-writer": GRAY,       # FedMD's: without digest
+          "self_training": BLACK, "self_distillation": BLUE,
+          "ensemble_distillation": VERMILION, "nobody_right": GRAY}
 STYLES = ("solid", "dashed", "dotted", "dashdot")        # of the lines that share a color
 MAX_NAMED = 5                                            # more lines than these have a legend
 
@@ -22,9 +26,9 @@ class Line(NamedTuple):
     points: list             # [(x, mean, standard deviation or None, number of seeds)]
 
 
-def color_of(label, algo):
-    """The color of a label that has one, otherwise of its algorithm; of a new one by its name."""
-    known = COLORS.get(label) or COLORS.get(algo)
+def color_of(metric, label, algo):
+    """The color of the first of these names that has one; of a new algorithm by its name."""
+    known = COLORS.get(metric) or COLORS.get(label) or COLORS.get(algo)
     return known or [*COLORS.values()][crc32(algo.encode()) % len(COLORS)]
 
 
@@ -51,7 +55,9 @@ def draw(lines, path, *, xlabel, ylabel, percent):
         x, mean, std, _ = np.array(line.points, float).T     # None becomes nan: no band
         ax.plot(x, mean, color=line.color, linestyle=style, label=line.name)
         ax.fill_between(x, mean - std, mean + std, color=line.color, alpha=0.15, linewidth=0)
-    ax.set(xlabel=xlabel, ylabel=ylabel, title="mean ± std over seeds")
+    seeds = max(number for line in lines for *_, number in line.points)
+    ax.set(xlabel=xlabel, ylabel=ylabel,
+           title=f"mean ± standard deviation of {seeds} seeds" if seeds > 1 else "one seed")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.grid(color="0.9")
     if percent:

@@ -126,19 +126,24 @@ def is_share(key):
     return "accuracy" in key or key in SHARES
 
 
-def draw_curves(curves, lines, axis, path):
+def draw_curves(curves, lines, axis, path, names=None):
     """Writes a picture of {(label, metric): curve}, see `picture.draw`.
 
-    A line's name says whose accuracy it is, where that is not the same for all.
+    names    of the lines; by default the labels and, where it is not the same for all, whose
+             accuracy it is
     """
     meanings = {(label, key): whose(curves[label], key) or key.replace("_", " ")
                 for label, key in lines}
     same_meaning = len({*meanings.values()}) == 1
+    names = names or [label if same_meaning else f"{label}: {meanings[label, key]}"
+                      for label, key in lines]
+    if len(names) != len(lines):
+        raise ValueError(f"--names has {len(names)} names for these {len(lines)} lines: "
+                         + ", ".join(f"{key} of {label}" for label, key in lines))
     named = []
-    for (label, key), points in lines.items():
+    for name, ((label, key), points) in zip(names, lines.items()):
         algo = next(iter(curves[label].values()))["algo"].split(":")[0]
-        name = label if same_meaning else f"{label}: {meanings[label, key]}"
-        named.append(picture.Line(name, picture.color_of(label, algo), points))
+        named.append(picture.Line(name, picture.color_of(key, label, algo), points))
     is_accuracy = all("accuracy" in key for _, key in lines)
     described = ["accuracy"] * is_accuracy + [meanings[next(iter(lines))]] * same_meaning
     picture.draw(named, path, xlabel=AXES[axis], ylabel=" of ".join(described),
@@ -246,6 +251,8 @@ def main(argv):
     parser.add_argument("--x", choices=AXES, default="round", help="x axis of --out")
     parser.add_argument("--smooth", type=int, default=1, metavar="N",
                         help="curves of the mean of the last N rounds")
+    parser.add_argument("--names", nargs="+", metavar="NAME",
+                        help="what --out writes at the lines, in their order")
     parser.error = lambda message: parser.exit(2, f"plot: error: {message}\n")    # one line
     args = parser.parse_args(argv)
     keys = [*dict.fromkeys(args.key.split(","))]
@@ -271,7 +278,7 @@ def main(argv):
             if args.out.suffix == ".csv":
                 write_csv(lines, args.x, args.out)
             else:
-                draw_curves(curves, lines, args.x, args.out)
+                draw_curves(curves, lines, args.x, args.out, args.names)
         else:
             print_settings(curves)
             print("\nminus ...: differences, paired by seed: mean +- std, and how many of the "

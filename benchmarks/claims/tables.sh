@@ -10,9 +10,9 @@ table() {   # table CLAIM KEYS METHOD ...: the first method is the reference; af
         $(printf "runs/$1/%s " "${@:3}")
     echo
 }
-picture() { # picture NAME CLAIM KEYS METHOD ...: each point is the mean of $smooth rounds
+picture() { # picture NAME CLAIM KEYS METHOD ...: $names at the lines, means of $smooth rounds
     python -m experiment.plot --key "$3" --smooth "${smooth:-1}" --out "docs/pictures/$1.svg" \
-        $(printf "runs/$2/%s " "${@:4}")
+        $(printf "runs/$2/%s " "${@:4}") --names "${names[@]}"
 }
 both=accuracy,ensemble_accuracy
 claims="fedsdd fedsdd-hetero fedsdd-all fedsdd-all-mnist ensembles ablations fedmd"
@@ -23,6 +23,7 @@ for claim in ${*:-$claims}; do
     fedsdd)
         table fedsdd $both fedavg R4 none-R4
         table fedsdd $both none-R4 R4
+        names=(FedAvg "FedSDD, R = 4" "its ensemble")
         smooth=3 picture curves fedsdd $both fedavg R4 ;;
     fedsdd-hetero)
         for rounds in 25 50 ""; do
@@ -30,7 +31,8 @@ for claim in ${*:-$claims}; do
             table fedsdd-hetero $both none-R4 R1 R4
             table fedsdd-hetero $both R1 R4
         done
-        smooth=5 picture fedsdd-hetero fedsdd-hetero $both fedavg none-R4 R4 ;;
+        names=(FedAvg "FedSDD, R = 4" "its ensemble")
+        smooth=5 picture fedsdd-hetero fedsdd-hetero $both fedavg R4 ;;
     fedsdd-all)
         for kind in "" -digits; do
             table fedsdd-all $both,disagreement {none,{one,all}-{10,26}}$kind
@@ -64,12 +66,14 @@ for claim in ${*:-$claims}; do
             table fedmd accuracy {fedmd,pooled}-$split
             table fedmd "$each" {alone,fedmd}-$split
         done
+        names=("alone, iid" "alone, by writer" "FedMD, iid" "FedMD, by writer")
         picture fedmd fedmd client_accuracy_distilled {alone,fedmd}-{iid,writer} ;;
     fedmd-pooled)
         keys=client_accuracy_private,client_accuracy_distilled
         for private in 3 12; do table fedmd-pooled accuracy {pooled,fedmd}-$private; done
         for rounds in 12 20 40 ""; do table fedmd-pooled $keys fedmd-3; done
         for rounds in 12 ""; do table fedmd-pooled $keys fedmd-12; done
+        names=("FedMD, 18 private images" "FedMD, 72 private images")
         smooth=3 picture fedmd-pooled fedmd-pooled client_accuracy_private fedmd-{3,12} ;;
     fedgems)
         keys=server_accuracy,client_accuracy_distilled,client_accuracy_private
@@ -88,8 +92,11 @@ for claim in ${*:-$claims}; do
         echo
         python benchmarks/comu.py 0.3,0.35,0.4 \
             runs/fedgems/{fedmd,cronus,dsfl,fedgems-0.75}-networks
+        names=("labels alone, iid" "FedGEM, iid" "FedGEM, alpha 0.1" "FedGEMS, iid")
+        names+=("FedGEMS, alpha 0.1")
         picture fedgems fedgems server_accuracy control fedgem{,s}-0.1{,-hetero}
         cases=self_training,self_distillation,ensemble_distillation,nobody_right
+        names=(self-training self-distillation "ensemble distillation" "nobody right")
         picture fedgems_cases fedgems $cases fedgems-0.75 ;;
     fedgems-augmented)
         keys=server_accuracy,client_accuracy_distilled,client_accuracy_private
@@ -100,6 +107,8 @@ for claim in ${*:-$claims}; do
             {fedgems,no-self-training,no-self-distillation,no-ensemble-distillation}-hetero
         keys=self_training,self_distillation,ensemble_distillation
         for rounds in 1 5 10 ""; do table fedgems-augmented $keys fedgems{,-hetero}; done
+        names=("labels alone, iid" "FedGEM, iid" "FedGEMS, iid" "FedGEMS, alpha 0.1")
+        names+=("without self-training")
         picture fedgems-augmented fedgems-augmented server_accuracy \
             control fedgem fedgems fedgems-hetero no-self-training-hetero ;;
     attacks)
@@ -108,6 +117,7 @@ for claim in ${*:-$claims}; do
         keys=server_accuracy,$keys
         for algo in dsfl fedgem fedgems; do table attacks $keys $algo-{none,paf,lie,ofom}; done
         for algo in fedgem fedgems; do table attacks $keys $algo-0.1-{none,paf}; done
+        names=(FedMD "FedMD, PAF" FedGEM "FedGEM, PAF" "FedGEMS, PAF")
         picture attacks attacks client_accuracy_distilled \
             fedmd-{none,paf} fedgem-0.1-{none,paf} fedgems-0.1-paf ;;
     fedgkt)
@@ -115,6 +125,7 @@ for claim in ${*:-$claims}; do
         table fedgkt accuracy,edge_accuracy none to-edge both none-own
         table fedgkt accuracy,edge_accuracy to-edge ordered both
         table fedgkt accuracy,edge_accuracy ordered async-work async-time
+        names=(FedAvg FedGKT "no distillation" "nor common start" centralized)
         picture fedgkt fedgkt accuracy fedavg to-edge none none-own centralized ;;
     fedgkt-noniid)
         table fedgkt accuracy,edge_accuracy {fedavg,to-edge,ordered,none,slow,still}-noniid
@@ -122,6 +133,7 @@ for claim in ${*:-$claims}; do
         table fedgkt accuracy,edge_accuracy {fedavg,to-edge,still}-skewed
         table fedgkt accuracy,edge_accuracy {to-edge,still}-skewed
         table fedgkt accuracy,edge_accuracy to-edge still
+        names=(FedAvg FedGKT "Algorithm 1's order" "extractors at rest")
         picture fedgkt-noniid fedgkt accuracy {fedavg,to-edge,ordered,still}-noniid ;;
     fedgen)
         keys=accuracy,ensemble_accuracy,client_accuracy,client_accuracy_own

@@ -94,13 +94,16 @@ def test_names_at_the_ends_of_lines_do_not_overlap():
     assert picture.spread([0.5, 0.9, 0.52], gap=0.1) == pytest.approx([0.5, 0.9, 0.6])
 
 
-def test_a_picture_names_each_line_and_whose_accuracy_it_is(tmp_path):
+@pytest.mark.parametrize("flags, names", [([], [": model<", ": ensemble<"]),
+                                          (["--names", "A", "B C"], [">A<", ">B C<"])])
+def test_a_picture_names_each_line_and_whose_accuracy_it_is(tmp_path, flags, names):
     matplotlib = pytest.importorskip("matplotlib")
     write(tmp_path, "a", {0: [0.4]}, ensemble_accuracy=0.5)
     with matplotlib.rc_context({"svg.fonttype": "none"}):
-        plot.main(f"{tmp_path} --key accuracy,ensemble_accuracy --out {tmp_path}/x.svg".split())
+        plot.main([str(tmp_path), "--key", "accuracy,ensemble_accuracy",
+                   "--out", f"{tmp_path}/x.svg", *flags])
     picture = (tmp_path / "x.svg").read_text()
-    assert ": model<" in picture and ": ensemble<" in picture
+    assert all(name in picture for name in names)
 
 
 def test_rounds_leaves_out_the_later_ones(tmp_path, capsys):
@@ -135,7 +138,7 @@ def test_a_label_is_the_folder_or_the_algorithm_below_what_all_share(tmp_path):
 
 @pytest.mark.parametrize("flags, rows, words", [
     ("--key acc", ROW, "there are accuracy, loss"), ("--base a,c", ROW, "the labels are"),
-    ("--smooth 0", ROW, "1 or more"),
+    ("--smooth 0", ROW, "1 or more"), ("--out x.png --names a b", ROW, "2 names for these 1 lines"),
     ("", "", "no finished round"), ("", ROW[:9], "damaged"), ("--x week", ROW, "invalid choice"),
     ("--out x.png", ROW, "pip install matplotlib, or"), ("--out no/x.csv", ROW, "no/x.csv")])
 def test_bad_input_ends_in_one_line(tmp_path, monkeypatch, capsys, flags, rows, words):
