@@ -30,8 +30,8 @@ In each round:
 Kept between rounds: by each client its network and one optimizer, which makes the steps of 1 and 4.
 The server keeps nothing.
 Scores: means over the clients, on the test set (--public half halves it: on the half that is not
-public; names with _public_test: on the public half): `accuracy`, and client_accuracy_distilled the
-same, after step 4, client_accuracy_private after step 1. In round 0 all are of untrained networks.
+public; names with _public_test: on the public half): `accuracy` and client_accuracy_distilled after
+step 4, client_accuracy_private after step 1. In round 0 all are of untrained networks.
 Bad upload: probabilities with nan, infinity or a magnitude of 1e30 or more are left out of the mean
 and counted (bad_uploads); their client still learns towards it. If none is left, the round has no
 step 4.

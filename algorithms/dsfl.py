@@ -27,11 +27,11 @@ In each round:
 
 Kept between rounds: by each client its network and one optimizer, which makes the steps of 1 and 5;
 by the server its network and its optimizer.
-Scores: `accuracy`, and client_accuracy_distilled the same, are the mean over the clients after step
-5, client_accuracy_private after step 1; server_accuracy is of the server's model after step 4. All
-are on the test set. --public half halves it: the server is scored on the public half, on which it
-does not train, clients on the other (names with _public_test: on the public one). In round 0 all
-are of untrained networks.
+Scores: `accuracy` and client_accuracy_distilled: the mean over the clients after step 5,
+client_accuracy_private after step 1; server_accuracy is of the server's model after step 4. All are
+on the test set. --public half halves it: the server is scored on the public half, on which it does
+not train, clients on the other (names with _public_test: on the public one). In round 0 all are of
+untrained networks.
 Bad upload: probabilities with nan, infinity or a magnitude of 1e30 or more are left out of the mean
 and counted (bad_uploads); their client still learns towards y. If none is left, the round has no
 steps 4 and 5.

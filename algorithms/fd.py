@@ -29,9 +29,8 @@ Algorithm 1, by the paper's line numbers; phi is the cross-entropy:
 In round 1 there is no hat F_i, so the second term of line 5 is 0.
 
 Kept between rounds: by each client its network, optimizer and hat F_i. The server keeps nothing.
-Scores: `accuracy`, and client_accuracy the same, are the mean over the clients at the end of a
-round, on the test set (with --public half: on the half that is not public); in round 0 of untrained
-networks.
+Scores: `accuracy` and client_accuracy: the mean over the clients at the end of a round, on the test
+set (with --public half: on the half that is not public); in round 0 of untrained networks.
 Bad upload: one with nan, infinity or a magnitude of 1e30 or more is counted (bad_uploads) and
 replaced by zeros, as if its client had drawn no class; this client still receives hat F_i.
 Departures (more: docs/DEPARTURES.md):

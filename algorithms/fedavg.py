@@ -21,8 +21,8 @@ A round:
  3  the global model is the average of theirs, by numbers of samples, FedSDD Eq. (2)
 
 Kept between rounds: the global model. A client keeps nothing: its optimizer is new in every round.
-Scores: `accuracy`, and server_accuracy the same, are of the global model after step 3, on the test
-set (with --public half: on the half that is not public).
+Scores: `accuracy` and server_accuracy: the global model after step 3, on the test set (with
+--public half: on the half that is not public).
 Bad upload: a model with nan, infinity or a magnitude of 1e30 or more is left out of the average and
 counted (bad_uploads). If none is left, the global model stays.
 Departures (more: docs/DEPARTURES.md): none that changes an equation.

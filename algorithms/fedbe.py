@@ -28,9 +28,9 @@ A round:
     all E models of the ensemble. The student sees --augment's images, the teacher clean ones
 
 Kept between rounds: the global model. No optimizer, no sample and no client's model is kept.
-Scores, on the test set (with --public half: on the half that is not public): `accuracy`, and
-server_accuracy the same, of the global model after step 4; ensemble_accuracy of the ensemble of
-step 3, and the disagreement of its members.
+Scores, on the test set (with --public half: on the half that is not public): `accuracy` and
+server_accuracy: the global model after step 4; ensemble_accuracy of the ensemble of step 3, and the
+disagreement of its members.
 Bad upload: a model with nan, infinity or a magnitude of 1e30 or more is left out of the average and
 of the ensemble and counted (bad_uploads). If none is left, the ensemble is the old global model
 alone.

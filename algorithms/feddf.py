@@ -33,10 +33,9 @@ A round:
     --augment students see augmented images, teachers clean ones
 
 Kept between rounds: one global model for each network. No optimizer is kept.
-Scores, on the test set (with --public half: on the half that is not public): `accuracy`, and
-server_accuracy the same, of the students after step 5, in the mean over the networks;
-client_accuracy of the uploads that count in step 3; ensemble_accuracy of their mean logits;
-disagreement among them.
+Scores, on the test set (with --public half: on the half that is not public): `accuracy` and
+server_accuracy: the students after step 5, in the mean over the networks; client_accuracy of the
+uploads that count in step 3; ensemble_accuracy of their mean logits; disagreement among them.
 Bad upload: a model with nan, infinity or a magnitude of 1e30 or more is left out of steps 2 to 5
 and counted (bad_uploads). A network without a remaining upload keeps its model, which still learns
 from the clients of other networks. If none is left at all, step 5 is left out, and the scores of

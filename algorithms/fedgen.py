@@ -34,8 +34,8 @@ Algorithm 1, by the paper's line numbers:
 f_k, the layers below h_k, learns from real images alone. The generator's noise is N(0, I).
 
 Kept between rounds: by the server theta, p(y), the generator and its Adam. Clients keep nothing.
-Scores: `accuracy`, and server_accuracy the same, are of theta after line 13, on the test set (with
---public half: on the half that is not public).
+Scores: `accuracy` and server_accuracy: theta after line 13, on the test set (with --public half: on
+the half that is not public).
 Bad upload: a model with nan, infinity or a magnitude of 1e30 or more is left out of lines 13 and
 14, with its counts, and counted (bad_uploads). If none is left, the server stays as it is.
 Departures (more: docs/DEPARTURES.md):

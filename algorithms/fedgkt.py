@@ -36,9 +36,9 @@ training are on the same ones, because the server's logits are of them; training
 
 Kept between rounds: server: network, optimizer. Client: network, optimizer, the server's logits and
 the number of trainings. A network and its optimizer are in a snapshot, a dict of state_dicts.
-Scores: at the end of a round, means over all clients, on the test set (--public half: on half
-of it). `accuracy`: a client's extractor with the server's network behind it. edge_accuracy:
-the client's own network. All metrics: docs/METRICS.md.
+Scores: at the end of a round, means over all clients, on the test set (--public half: on the half
+that is not public). `accuracy`: a client's extractor with the server's network behind it.
+edge_accuracy: the client's own network. All metrics: docs/METRICS.md.
 Bad upload: `collect` leaves out one with nan, infinity or a magnitude of 1e30 or more (bad_uploads
 counts it). Its client goes on from its new network, but without logits of the server: by CE alone.
 Departures (more: docs/DEPARTURES.md):

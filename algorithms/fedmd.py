@@ -33,9 +33,9 @@ layer's weights W.
 
 Kept between rounds: client: its network (a state_dict) and the states of two Adams, one of all its
 digests and one of all its revisits; both start in round 1. Server: nothing.
-Scores: means over the clients, on the task's test set (--public half: on its private half):
-client_accuracy_distilled after step 4, client_accuracy_private and `accuracy` after step 5, in
-round 0 all three after step 0. All metrics: docs/METRICS.md.
+Scores: means over the clients, on the task's test set (--public half: on the half that is not
+public): client_accuracy_distilled after step 4, client_accuracy_private and `accuracy` after step
+5, in round 0 all three after step 0. All metrics: docs/METRICS.md.
 Bad upload: `usable_consensus` leaves out uploads with nan, infinity or a magnitude of 1e30 or more
 (bad_uploads counts the clients) and scales the other c_k to sum to 1; the sender receives f~, too.
 If no c_k > 0 is left, step 4 is skipped; client_accuracy_distilled is last round's `accuracy`.

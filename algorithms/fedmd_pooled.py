@@ -20,8 +20,8 @@ Each client's network, on its own:
     It stops when the accuracy on the task's validation set has not grown for 10 rounds
 
 Kept between rounds: each network, its Adam, its best validation accuracy and the round of it.
-Scores: `accuracy`, and client_accuracy the same, are the mean over the networks after step 1 (in
-round 0 after step 0), on the task's test set (with --public half: on the half that is not public).
+Scores: `accuracy` and client_accuracy: the mean over the networks after step 1 (in round 0 after
+step 0), on the task's test set (with --public half: on the half that is not public).
 Departures (more: docs/DEPARTURES.md):
 D1  training stops by the task's validation set, in the code by a test set
 """

@@ -29,8 +29,8 @@ Algorithm 1, as in the code; the numbers of its lines are ours:
 
 Kept between rounds: the global model. A client keeps nothing: its optimizer is new in every round,
 with momentum from zero.
-Scores: `accuracy`, and server_accuracy the same, are of the global model after line 8, on the test
-set (with --public half: on the half that is not public).
+Scores: `accuracy` and server_accuracy: the global model after line 8, on the test set (with
+--public half: on the half that is not public).
 Bad upload: a model with nan, infinity or a magnitude of 1e30 or more is left out of the average and
 counted (bad_uploads). If none is left, the global model stays.
 Departures (more: docs/DEPARTURES.md):

@@ -40,8 +40,8 @@ counts through all M of them, k = 0, K, 2K, ... are main models, and all M are i
 Kept between rounds: server: the global models after line 10, and for each of the last R rounds the
 logits of Eq. (3), of public images (ring) and of test images (test_ring). Client: nothing. (With
 --local scaffold both also send and keep controls.)
-Scores: on the test set (--public half: its private half). `accuracy` and server_accuracy: the main
-model after line 9 (mean over several main models), in round 0 untrained. ensemble_accuracy: the
+Scores: on the test set (--public half: on the half that is not public). `accuracy` and
+server_accuracy: the main model after line 9 (mean over several main models). ensemble_accuracy: the
 models of line 7 of R rounds, Eq. (5). disagreement: how often two models of line 7 differ in class.
 Bad upload: `collect` leaves out a model with nan, infinity or a magnitude of 1e30 or more;
 bad_uploads counts it. If a group has none left, w_{t,k} = w*_{t-1,k} (--secure-sum: secure_sum.py)

@@ -30,8 +30,8 @@ A round, with the lines of the paper's Algorithm 1:
        of BatchNorm are averaged as in fedavg.py
 
 Kept between rounds: the global model and c on the server, c_i on client i. No optimizer is kept.
-Scores: `accuracy`, and server_accuracy the same, are of the global model after line 17, on the test
-set (with --public half: on the half that is not public).
+Scores: `accuracy` and server_accuracy: the global model after line 17, on the test set (with
+--public half: on the half that is not public).
 Bad upload: if it has nan, infinity or a magnitude of 1e30 or more, it is left out of both means and
 counted (bad_uploads), and the client keeps its old c_i. If none is left, x and c stay.
 Departures (more: docs/DEPARTURES.md): none that changes an equation.
