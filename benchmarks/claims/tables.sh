@@ -125,7 +125,7 @@ for claim in ${*:-$claims}; do
         table fedgkt accuracy,edge_accuracy none to-edge both none-own
         table fedgkt accuracy,edge_accuracy to-edge ordered both
         table fedgkt accuracy,edge_accuracy ordered async-work async-time
-        names=(FedAvg FedGKT "no distillation" "nor common start" centralized)
+        names=(FedAvg FedGKT None "None, own weights" centralized)
         picture fedgkt fedgkt accuracy fedavg to-edge none none-own centralized ;;
     fedgkt-noniid)
         table fedgkt accuracy,edge_accuracy {fedavg,to-edge,ordered,none,slow,still}-noniid
