@@ -32,7 +32,7 @@ The server keeps nothing.
 Scores: means over the clients, on the test set (--public half halves it: on the half that is not
 public; names with _public_test: on the public half): `accuracy` and client_accuracy_distilled after
 step 4, client_accuracy_private after step 1. In round 0 all are of untrained networks.
-Bad upload: probabilities with nan, infinity or a magnitude of 1e30 or more are left out of the mean
+Bad upload: one with nan, infinity or a magnitude of 1e30 or more is left out of the mean as a whole
 and counted (bad_uploads); their client still learns towards it. If none is left, the round has no
 step 4.
 Departures (more: docs/DEPARTURES.md):
@@ -40,7 +40,7 @@ D1  the filter is ours, from FedGEMS and the filter's idea, without Cronus's tex
     sample at most two passes over the M usable uploads; each leaves out the ceil(epsilon M / 2)
     clients farthest along the direction of largest variance; a pass that would keep fewer than
     M / 2 + 1 clients is not made, so that 3 clients or fewer give the plain mean
-D2  the robust mean is not projected onto the simplex
+D2  the robust mean is not projected onto the simplex, outside which only an attacker's upload lies
 """
 import math
 from functools import partial

@@ -32,7 +32,7 @@ client_accuracy_private after step 1; server_accuracy is of the server's model a
 on the test set. --public half halves it: the server is scored on the public half, on which it does
 not train, clients on the other (names with _public_test: on the public one). In round 0 all are of
 untrained networks.
-Bad upload: probabilities with nan, infinity or a magnitude of 1e30 or more are left out of the mean
+Bad upload: one with nan, infinity or a magnitude of 1e30 or more is left out of the mean as a whole
 and counted (bad_uploads); their client still learns towards y. If none is left, the round has no
 steps 4 and 5.
 Departures (more: docs/DEPARTURES.md):

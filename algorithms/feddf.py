@@ -1,7 +1,7 @@
 """FedDF: the server averages the clients' models, and the clients' ensemble teaches the average.
 
 Lin et al., "Ensemble Distillation for Robust Model Fusion in Federated Learning", NeurIPS 2020;
-here as the baseline of FedSDD (Kwan and Song, arXiv:2312.17029v1), whose equations are quoted.
+here as the baseline of FedSDD (Kwan and Song, arXiv:2312.17029v1): equation numbers are FedSDD's.
 Written from FedDF's public code, whose settings are the defaults; --paper fedsdd has those of
 FedSDD's comparison.
 
@@ -13,7 +13,7 @@ Clients may have different networks: each network has its own average, and all c
 
 Paper              here                         shape         note
 x_k                uploads[i]["model"]          state_dict    client i's model after local training
-x_{t,0}            averaged                     state_dicts   the average of each network's clients:
+x_{t,0}            averaged                     models        the average of each network's clients:
                                                               where its student starts
 f(x_k)             client_logits                [M, N, C]     of M clients on N public images
 AVGLOGITS          teacher_logits               [N, C]        their mean
@@ -28,8 +28,8 @@ A round:
     Eq. (2)
  4  the teacher is the mean of these clients' logits on the public images: each predicts once
  5  each student makes steps towards the teacher, on batches of public images: Adam with cosine
-    annealing and clipped gradients, on temperature² KL(teacher || student). With --patience the
-    steps end early, and the student with the best accuracy on the validation set is taken. With
+    annealing and clipped gradients, on temperature² KL(teacher || student). With --patience,
+    the default, they may end early: the student with the best validation accuracy is taken. With
     --augment students see augmented images, teachers clean ones
 
 Kept between rounds: one global model for each network. No optimizer is kept.
@@ -96,7 +96,7 @@ def client_members(fed, uploads):
 
 
 def average_networks(fed, global_models, uploads):
-    """The average of each network's uploads; its global model, if it has none."""
+    """The average of each network's uploads; a network without any keeps its global model."""
     averaged = []
     for global_model in global_models:
         own = {i: upload for i, upload in uploads.items()
@@ -125,7 +125,7 @@ def distill(fed, t, student, teacher_logits, *, distill_steps, server_batch_size
     model.train()
     optimizer = OPTIMIZERS[server_optimizer](model.parameters(), lr=server_lr)
     annealing = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, distill_steps)
-    first_client = fed.architecture.index(student["architecture"])       # one for each network
+    first_client = fed.architecture.index(student["architecture"])       # stands for the network
     rng = stream(fed.seed, "distil", t, first_client)
     images = fed.public.images
     best_accuracy, best_state, best_step = -1.0, None, 0

@@ -13,7 +13,7 @@ Paper              here                         shape         note
 theta              server["model"]              state_dict    the global model
 theta_k            upload["model"]              state_dict    client k's model after local training
 h_k                model.classifier             d -> C        the last layer: features to logits
-w, G_w             server["generator"]          snapshot      the generator and its Adam
+w, G_w             server["generator"]          snapshot      the generator; its Adam is not sent
 p(y)               label_shares                 C numbers     shares of the labels trained on
 c_k                label_counts                 [C]           labels of client k in local training
 y', z'             drawn, features              [B'], [B', d] labels from p(y), features for them
@@ -70,7 +70,7 @@ def generator_loss(client_logits, labels):
 
     client_logits    [M, B, C]: what the last layers of M clients make of B generated features
     labels           int64 [B]: what the features were generated for
-    >>> logits = torch.tensor([[[4., 0.]], [[-2., 0.]]])     # of the mean logits [1, 0]
+    >>> logits = torch.tensor([[[4., 0.]], [[-2., 0.]]])     # mean logits: [1, 0]
     >>> generator_loss(logits, torch.tensor([0]))            # not the mean of both losses, 1.0725
     tensor(0.3133)
     """

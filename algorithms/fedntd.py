@@ -1,18 +1,18 @@
 """FedNTD: FedAvg whose clients also learn from the global model, on all classes but the label's.
 
 Lee, Jeong, Shin, Bae and Yun, "Preservation of the Global Knowledge by Not-True Distillation in
-Federated Learning", NeurIPS 2022, arXiv:2106.03097. Written from the authors' code, whose settings
-for CIFAR-10 (100 clients) are the defaults of `run`, without the paper's text to read.
+Federated Learning", NeurIPS 2022, arXiv:2106.03097. Written from the authors' code, here its
+settings for CIFAR-10 (100 clients), without the paper's text to read.
 
 Run:   python fedkd_minimal.py --algo fedntd
-       (small settings of experiment/presets.py; the defaults of `run` are the paper's)
+       (small settings of experiment/presets.py; the defaults of `run` are the code's)
 What travels: in each round the global model, down to each active client; its trained model, up.
 Public data: none.
 
 Paper              here                         shape         note
 w                  server["model"]              state_dict    the global model
 z                  logits                       [B, C]        of the client's model
-g                  teacher_logits               [B, C]        of the global model, which is fixed
+g                  teacher_logits               [B, C]        of the global model, in eval mode
 tau                temperature                  number        of both softmaxes
 beta               beta (--beta)                number        0 is FedAvg with these settings
 
@@ -27,8 +27,7 @@ Algorithm 1, as in the code; the numbers of its lines are ours:
  8  the client uploads its model; w = their average by numbers of samples
 --keep-true leaves out line 5: distillation over all classes, known as FedAvg + KD.
 
-Kept between rounds: the global model. A client keeps nothing: its optimizer is new in every round,
-with momentum from zero.
+Kept between rounds: the global model. A client keeps nothing; its optimizer is new in every round.
 Scores: `accuracy` and server_accuracy: the global model after line 8, on the test set (with
 --public half: on the half that is not public).
 Bad upload: a model with nan, infinity or a magnitude of 1e30 or more is left out of the average and
@@ -124,7 +123,7 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 0.1, local
         active = sample_clients(len(fed.private), participation, stream(fed.seed, "active", t))
         uploads = collect(fed, active,
                           lambda i: train_client(fed, i, t, server, **settings), attack)
-        # The new global model is the average of theirs, by numbers of samples.
+        # The new global model is the average of theirs.
         server = aggregate(fed, server, uploads)                             # line 8
 
         state = {"round": t, "server": server}
