@@ -72,9 +72,7 @@ for claim in ${*:-$claims}; do
         keys=client_accuracy_private,client_accuracy_distilled
         for private in 3 12; do table fedmd-pooled accuracy {pooled,fedmd}-$private; done
         for rounds in 12 20 40 ""; do table fedmd-pooled $keys fedmd-3; done
-        for rounds in 12 ""; do table fedmd-pooled $keys fedmd-12; done
-        names=("FedMD, 18 private images" "FedMD, 72 private images")
-        smooth=3 picture fedmd-pooled fedmd-pooled client_accuracy_private fedmd-{3,12} ;;
+        for rounds in 12 ""; do table fedmd-pooled $keys fedmd-12; done ;;
     fedgems)
         keys=server_accuracy,client_accuracy_distilled,client_accuracy_private
         table fedgems $keys control fedgem-{0.75,0.1} fedgems-{0.75,0.1} fedmd dsfl cronus
