@@ -33,7 +33,7 @@ Scores: means over the clients, on the test set (--public half halves it: on the
 public; names with _public_test: on the public half): `accuracy` and client_accuracy_distilled after
 step 4, client_accuracy_private after step 1. In round 0 all are of untrained networks.
 Bad upload: one with nan, infinity or a magnitude of 1e30 or more is left out of the mean as a whole
-and counted (bad_uploads); their client still learns towards it. If none is left, the round has no
+and counted (bad_uploads); its client still learns towards it. If none is left, the round has no
 step 4.
 Departures (more: docs/DEPARTURES.md):
 D1  the filter is ours, from FedGEMS and the filter's idea, without Cronus's text to read: for each
@@ -71,7 +71,8 @@ def robust_mean(client_probs, malicious_fraction):
     tensor([[0.7500, 0.2500]])
     """
     num_clients, _, num_classes = client_probs.shape
-    dropped = math.ceil(round(malicious_fraction * num_clients / 2, 9))      # 7.000...01 is 7
+    # Rounded first: .28 x 50 / 2 is 7.000000000000001, of which ceil would make 8.
+    dropped = math.ceil(round(malicious_fraction * num_clients / 2, 9))
     if dropped == 0:
         return client_probs.mean(0)
     probs = client_probs.double()            # squares of large float32 numbers overflow

@@ -33,7 +33,7 @@ on the test set. --public half halves it: the server is scored on the public hal
 not train, clients on the other (names with _public_test: on the public one). In round 0 all are of
 untrained networks.
 Bad upload: one with nan, infinity or a magnitude of 1e30 or more is left out of the mean as a whole
-and counted (bad_uploads); their client still learns towards y. If none is left, the round has no
+and counted (bad_uploads); its client still learns towards y. If none is left, the round has no
 steps 4 and 5.
 Departures (more: docs/DEPARTURES.md):
 D1  all public samples take part in every round, as FedGEMS's cost table implies. This file was

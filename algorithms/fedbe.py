@@ -25,7 +25,8 @@ A round:
  4  by default, as in FedSDD's Table 5, the ensemble only predicts; the next round starts at w-bar.
     With --distill, as in FedBE, w-bar first makes distill_steps steps of plain SGD on N public
     images, on KL(teacher || student): the teacher is the sharpened mean of the probabilities of
-    all E models of the ensemble. The student sees --augment's images, the teacher clean ones
+    all E models of the ensemble. With --augment the student sees augmented images, the teacher
+    clean ones
 
 Kept between rounds: the global model. No optimizer, no sample and no client's model is kept.
 Scores, on the test set (with --public half: on the half that is not public): `accuracy` and

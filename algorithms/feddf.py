@@ -22,8 +22,8 @@ v                  accuracies                   [M]           of clients, on the
 A round:
  1  active clients train their network's global model on their own samples: cross-entropy,
     --optimizer (plain SGD)
- 2  --drop-worst leaves out clients whose accuracy on the validation set is below 1.2 / C, unless
-    all are
+ 2  --drop-worst leaves out clients whose accuracy on the validation set is below 1.2 / C; if all
+    are, it leaves out none
  3  a student is the average of its network's remaining clients, by numbers of samples, FedSDD
     Eq. (2)
  4  the teacher is the mean of these clients' logits on the public images: each predicts once

@@ -1,8 +1,8 @@
 """FedNTD: FedAvg whose clients also learn from the global model, on all classes but the label's.
 
 Lee, Jeong, Shin, Bae and Yun, "Preservation of the Global Knowledge by Not-True Distillation in
-Federated Learning", NeurIPS 2022, arXiv:2106.03097. Written from the authors' code, here its
-settings for CIFAR-10 (100 clients), without the paper's text to read.
+Federated Learning", NeurIPS 2022, arXiv:2106.03097. Written from the authors' code for
+CIFAR-10 (100 clients), without the paper's text to read.
 
 Run:   python fedkd_minimal.py --algo fedntd
        (small settings of experiment/presets.py; the defaults of `run` are the code's)
@@ -20,7 +20,8 @@ Algorithm 1, as in the code; the numbers of its lines are ours:
  1  initialize w
  2  in each round the server draws active clients and sends them w
  3  a client's model starts at w; its teacher is w
- 4  for local_epochs, for each batch (x, y): z and g are logits of the same, augmented x
+ 4  for local_epochs, for each batch (x, y): z and g are the logits of the same x (with
+    --augment of the same augmented x)
  5  leave out the logit of y: z and g have C - 1 classes, the not-true ones
  6  L_NTD = tau² times the mean over the batch of KL(softmax(g / tau) || softmax(z / tau))
  7  step on CE(z, y) + beta L_NTD, by --optimizer (SGD with momentum 0.9) and --weight-decay

@@ -7,7 +7,8 @@ the defaults.
 Run:   python fedkd_minimal.py --algo scaffold
        (small settings of experiment/presets.py; with --paper fedsdd: `run`'s defaults)
 What travels: in each round the global model and the server's control c, down to each active client;
-its trained model and the change of its own control c_i, up. A control: the parameters alone.
+its trained model and the change of its own control c_i, up. A control has one number for each
+parameter.
 Public data: none.
 
 Paper              here                         shape         note

@@ -1,8 +1,7 @@
 """FedGen's gain with what its public code does otherwise, one difference at a time.
 
-    python benchmarks/fedgen_variants.py DATASET [SEED [VARIANT ...]]
+    python benchmarks/fedgen_variants.py DATASET [SEED]     DATASET: mnist, or MNIST as an .npz file
 
-DATASET: mnist, or MNIST as an .npz file. Without a VARIANT all run:
     none      `fedkd_minimal.py --algo fedgen --paper fedgen`
     noise     the generator's noise is from U[0, 1)
     labels    all labels are equally likely, at the clients and on the server
@@ -79,6 +78,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else 10
     print(f"FedGen, seed {seed}, test accuracy in %")
-    for variant in sys.argv[3:] or REPLACED:
+    for variant in REPLACED:
         found = [f"round {t} {100 * x:.2f}" for t, x in accuracies(sys.argv[1], seed, variant)]
         print(f"{variant:8}", *found, sep="  ", flush=True)
