@@ -22,9 +22,7 @@ for claim in ${*:-$claims}; do
     case $claim in
     fedsdd)
         table fedsdd $both fedavg R4 none-R4
-        table fedsdd $both none-R4 R4
-        names=(FedAvg "FedSDD, R = 4" "its ensemble")
-        smooth=3 picture curves fedsdd $both fedavg R4 ;;
+        table fedsdd $both none-R4 R4 ;;
     fedsdd-hetero)
         for rounds in 25 50 ""; do
             table fedsdd-hetero $both fedavg none-R4 R1 R4
@@ -104,11 +102,7 @@ for claim in ${*:-$claims}; do
         table fedgems-augmented $keys \
             {fedgems,no-self-training,no-self-distillation,no-ensemble-distillation}-hetero
         keys=self_training,self_distillation,ensemble_distillation
-        for rounds in 1 5 10 ""; do table fedgems-augmented $keys fedgems{,-hetero}; done
-        names=("labels alone, iid" "FedGEM, iid" "FedGEMS, iid" "FedGEMS, alpha 0.1")
-        names+=("without self-training")
-        picture fedgems-augmented fedgems-augmented server_accuracy \
-            control fedgem fedgems fedgems-hetero no-self-training-hetero ;;
+        for rounds in 1 5 10 ""; do table fedgems-augmented $keys fedgems{,-hetero}; done ;;
     attacks)
         keys=client_accuracy_distilled,client_accuracy_private
         for algo in fedmd cronus; do table attacks $keys $algo-{none,paf,lie,ofom}; done
