@@ -59,6 +59,7 @@ REACHES = "FedGKT is not below FedAvg of the network"
 LOGITS = "The server's logits help the edges"
 ASYNC = "Asynchronous is level with synchronous"
 
+SHORT = "CIFAR-10, alpha 1.0, 30 rounds"
 SERVER = ("server_accuracy",) * 2
 DISTILLED = ("client_accuracy_distilled",) * 2
 PRIVATE = ("client_accuracy_private",) * 2
@@ -96,9 +97,11 @@ CLAIMS = {                           # {page of docs/results: (title, claims)}
               "fedsdd", "R4", "R4", *ENSEMBLE_MODEL, paper=(89.06, 90.31), source="Table 6"),
         Claim(DISTILLATION, "CIFAR-10, alpha 1.0", "greater", "fedsdd", "R4", "none-R4",
               paper=(86.69, 89.06), source="Table 6"),
+        Claim(DISTILLATION, f"{SHORT}, R = 1", "greater", "ablations", "R1",
+              "none", paper=(86.69, 89.06), source="Table 6"),
         Claim(DISTILLATION, "CIFAR-10, alpha 0.1, round 100", "greater", "fedsdd-hetero", "R4",
               "none-R4", paper=(70.74, 80.18), source="Table 6"),
-        Claim(KEEPS, "CIFAR-10, alpha 1.0, R = 1", "level", "ablations", "R1", "none",
+        Claim(KEEPS, f"{SHORT}, R = 1", "level", "ablations", "R1", "none",
               *ENSEMBLES, paper=(90.58, 90.31), source="Table 6"),
         Claim(KEEPS, "CIFAR-10, alpha 1.0", "level", "fedsdd", "R4", "none-R4",
               *ENSEMBLES, paper=(90.58, 90.31), source="Table 6"),
@@ -112,7 +115,7 @@ CLAIMS = {                           # {page of docs/results: (title, claims)}
               *ENSEMBLES, paper=(90.31, 89.23), source="Table 6"),
         Claim(SPOILS, "MNIST, public Fashion-MNIST", "lower", "fedsdd-all-mnist", "all-fashion",
               "one-fashion", *ENSEMBLES, paper=(90.31, 89.23), source="Table 6"),
-        Claim(R_MODEL, "CIFAR-10, alpha 1.0", "level", "ablations", "R4", "R1",
+        Claim("R = 4's model is level with R = 1's", SHORT, "level", "ablations", "R4", "R1",
               paper=(89.06, 89.01), source="Table 2"),
         Claim(R_MODEL, "CIFAR-10, alpha 0.1, round 100", "greater", "fedsdd-hetero", "R4", "R1",
               paper=(80.18, 82.21), source="Table 2"),
@@ -122,7 +125,7 @@ CLAIMS = {                           # {page of docs/results: (title, claims)}
               "fifth/fedsdd:R=1", paper=(80.18, 82.21), source="Table 2"),
         Claim(R_MODEL, "digits, alpha 0.5", "greater", "quick-start", "default/fedsdd:R=4",
               "default/fedsdd:R=1"),
-        Claim(R_ENSEMBLE, "CIFAR-10, alpha 1.0", "greater", "ablations", "R4", "R1",
+        Claim(R_ENSEMBLE, SHORT, "greater", "ablations", "R4", "R1",
               *ENSEMBLES, paper=(90.58, 90.69), source="Table 5"),
         Claim(R_ENSEMBLE, "digits, alpha 1.0, not distilled", "greater", "ensembles", "R4", "R1",
               *ENSEMBLES, paper=(90.58, 90.69), source="Table 5"),
@@ -147,24 +150,24 @@ CLAIMS = {                           # {page of docs/results: (title, claims)}
               "clients-K1-hetero", *ENSEMBLES, paper=(80.22, 79.60), source="Table 5"),
         Claim(SAMPLES, "Dirichlet, digits, alpha 0.1", "level", "ensembles", "dirichlet-hetero",
               "clients-K1-hetero", *ENSEMBLES, paper=(80.22, 80.25), source="Table 5"),
-        Claim("SCAFFOLD is above FedAvg", "CIFAR-10, alpha 1.0", "greater", "ablations",
-              "scaffold", "fedavg", paper=(88.53, 89.85), source="Table 2"),
+        Claim("SCAFFOLD is above FedAvg", SHORT, "greater", "ablations", "scaffold", "fedavg",
+              paper=(88.53, 89.85), source="Table 2"),
         Claim("SCAFFOLD is above FedAvg", "MNIST, alpha 0.1", "greater", "fedgen",
               "scaffold", "fedavg", paper=(78.72, 80.08), source="Table 2"),
-        Claim("FedSDD improves SCAFFOLD", "CIFAR-10, alpha 1.0, R = 1", "greater", "ablations",
-              "R1-scaffold", "scaffold", paper=(89.85, 88.80), source="Table 4"),
-        Claim("FedSDD improves FedProx", "CIFAR-10, alpha 1.0, R = 1", "greater", "ablations",
-              "R1-fedprox", "fedprox", paper=(88.36, 88.98), source="Table 4"),
-        Claim("FedSDD's SGD, temperature improve FedDF", "CIFAR-10, alpha 1.0", "greater",
+        Claim("FedSDD improves SCAFFOLD", f"{SHORT}, R = 1", "greater",
+              "ablations", "R1-scaffold", "scaffold", paper=(89.85, 88.80), source="Table 4"),
+        Claim("FedSDD improves FedProx", f"{SHORT}, R = 1", "greater",
+              "ablations", "R1-fedprox", "fedprox", paper=(88.36, 88.98), source="Table 4"),
+        Claim("FedSDD's SGD, temperature improve FedDF", SHORT, "greater",
               "ablations", "config", "feddf", paper=(82.53, 87.93), source="Table 10"),
-        Claim("Drop-worst, early stopping help FedDF", "CIFAR-10, alpha 1.0", "greater",
+        Claim("Drop-worst, early stopping help FedDF", SHORT, "greater",
               "ablations", "config", "plain", paper=(87.42, 87.93), source="Table 10", acts=False),
-        Claim("FedSDD is above FedDF without them", "CIFAR-10, alpha 1.0, R = 1", "greater",
+        Claim("FedSDD is above FedDF without them", f"{SHORT}, R = 1", "greater",
               "ablations", "R1", "plain", paper=(87.42, 88.35), source="Table 10"),
-        Claim("--amp costs no accuracy (our claim)", "FedAvg, CIFAR-10, alpha 1.0", "not lower",
-              "ablations", "fedavg-amp", "fedavg"),
-        Claim("--amp costs no accuracy (our claim)", "FedSDD, CIFAR-10, alpha 1.0", "not lower",
-              "ablations", "R1-amp", "R1"),
+        Claim("--amp costs no accuracy (our claim)", "FedAvg, alpha 1.0, 30 rounds",
+              "not lower", "ablations", "fedavg-amp", "fedavg"),
+        Claim("--amp costs no accuracy (our claim)", "FedSDD, alpha 1.0, 30 rounds, R = 1",
+              "not lower", "ablations", "R1-amp", "R1"),
     ]),
     "fedmd": ("FedMD", [
         Claim("FedMD's clients are above training alone", "letters A to F, iid", "greater",
@@ -214,18 +217,21 @@ CLAIMS = {                           # {page of docs/results: (title, claims)}
               "fedgems", "control", *PRIVATE),
         Claim(GEMS_CLIENTS, "distilled, alpha 0.1", "greater", "fedgems", "fedgems-0.1-hetero",
               "control-hetero", *DISTILLED),
-        Claim(OTHERS, "FedMD, four networks", "greater", "fedgems", "fedgems-0.75-networks",
-              "fedmd-networks", *DISTILLED, paper=(51.11, 84.18), source="Table 2"),
-        Claim(OTHERS, "Cronus, four networks", "greater", "fedgems", "fedgems-0.75-networks",
-              "cronus-networks", *DISTILLED, paper=(53.47, 84.18), source="Table 2"),
-        Claim(OTHERS, "DS-FL, four networks", "greater", "fedgems", "fedgems-0.75-networks",
-              "dsfl-networks", *DISTILLED, paper=(43.83, 84.18), source="Table 2"),
-        Claim(OTHERS, "FedMD, iid", "greater", "fedgems", "fedgems-0.75", "fedmd", *DISTILLED,
-              paper=(58.47, 81.86), source="Table 2"),
-        Claim(OTHERS, "Cronus, iid", "greater", "fedgems", "fedgems-0.75", "cronus", *DISTILLED,
-              paper=(57.73, 81.86), source="Table 2"),
-        Claim(OTHERS, "DS-FL, iid", "greater", "fedgems", "fedgems-0.75", "dsfl", *DISTILLED,
-              paper=(50.78, 81.86), source="Table 2"),
+        Claim(OTHERS, "FedMD, four networks, epsilon 0.75", "greater", "fedgems",
+              "fedgems-0.75-networks", "fedmd-networks", *DISTILLED,
+              paper=(51.11, 84.18), source="Table 2"),
+        Claim(OTHERS, "Cronus, four networks, epsilon 0.75", "greater", "fedgems",
+              "fedgems-0.75-networks", "cronus-networks", *DISTILLED,
+              paper=(53.47, 84.18), source="Table 2"),
+        Claim(OTHERS, "DS-FL, four networks, epsilon 0.75", "greater", "fedgems",
+              "fedgems-0.75-networks", "dsfl-networks", *DISTILLED,
+              paper=(43.83, 84.18), source="Table 2"),
+        Claim(OTHERS, "FedMD, iid, epsilon 0.75", "greater", "fedgems", "fedgems-0.75", "fedmd",
+              *DISTILLED, paper=(58.47, 81.86), source="Table 2"),
+        Claim(OTHERS, "Cronus, iid, epsilon 0.75", "greater", "fedgems", "fedgems-0.75", "cronus",
+              *DISTILLED, paper=(57.73, 81.86), source="Table 2"),
+        Claim(OTHERS, "DS-FL, iid, epsilon 0.75", "greater", "fedgems", "fedgems-0.75", "dsfl",
+              *DISTILLED, paper=(50.78, 81.86), source="Table 2"),
         Claim(PARTS, "self-training, iid", "lower", "fedgems", "no-self-training",
               "fedgems-0.1", *SERVER, paper=(88.08, 85.73), source="Table 5"),
         Claim(PARTS, "self-distillation, iid", "lower", "fedgems", "no-self-distillation",
@@ -315,7 +321,7 @@ CLAIMS = {                           # {page of docs/results: (title, claims)}
 
 @cache
 def read(file):
-    """{(row, metric): {last round: {seed: final value}}} of a file of docs/results."""
+    """{(row, metric): {last round: {header: cell}}} of the final values in docs/results."""
     found, heading, header = {}, "", None
     for line in (DOCS / "results" / f"{file}.txt").read_text().splitlines():
         cells = re.split("  +", line.strip())
@@ -326,25 +332,36 @@ def read(file):
         elif header and len(cells) == len(header):
             named = dict(zip(header, cells))
             measure, metric = header[0].removesuffix(", %").split()
-            seeds = {int(name.removeprefix("seed ")): float(cell) for name, cell in named.items()
-                     if name.startswith("seed ") and cell != "-"}
             if measure == "final":
                 rounds = found.setdefault((heading + cells[0], metric), {})
-                rounds[int(named["last round"])] = seeds
+                rounds.setdefault(int(named["last round"]), {}).update(named)
     return found
 
 
-def values(claim, row, metric):
-    """{seed: accuracy of a row, in percent}, after the rounds that the claim names."""
+def row_of(claim, row, metric):
+    """{header: cell} of a row, after the rounds that the claim names."""
     rounds = read(claim.file)[row, metric]
     return rounds[claim.round or max(rounds)]
 
 
 def differences(claim):
-    """[the row's accuracy minus the base's], a difference for each seed that both have."""
-    ours = values(claim, claim.row, claim.metric)
-    base = values(claim, claim.base, claim.base_metric)
+    """[the row's accuracy minus the base's, in points], for each seed that both have."""
+    ours, base = (
+        {name: float(cell) for name, cell in row_of(claim, row, metric).items()
+         if name.startswith("seed ") and cell != "-"}
+        for row, metric in ((claim.row, claim.metric), (claim.base, claim.base_metric)))
     return [ours[seed] - base[seed] for seed in sorted(ours.keys() & base.keys())]
+
+
+def difference_text(claim):
+    """"+1.00 ± 0.50, 4 of 5", as in the file; if no table there subtracts the base, from seeds."""
+    base = claim.base.rpartition("/")[2]
+    text = row_of(claim, claim.row, claim.metric).get(f"minus {base} {claim.base_metric}")
+    if text is None:
+        points = differences(claim)
+        text = (f"{statistics.mean(points):+.2f} +- {statistics.stdev(points):.2f}, "
+                f"{agreeing(points)} of {len(points)}")
+    return text.replace("+-", "±").removesuffix(", 5 of 5")
 
 
 def agreeing(points):
@@ -375,14 +392,11 @@ def table():
                   "| claim | where | difference | verdict | the paper |", "|---|---|---|---|---|"]
         before = ""
         for claim, found in zip(claims, verdicts):
-            points = differences(claim)
-            ours = f"{statistics.mean(points):+.2f} ± {statistics.stdev(points):.2f}"
-            if agreeing(points) < len(points):
-                ours += f", {agreeing(points)} of {len(points)}"
             theirs = (f"*{claim.paper[1] - claim.paper[0]:+.2f}*, {claim.source}"
                       if claim.paper else "")
             name = "" if claim.claim == before else claim.claim
-            lines.append(f"| {name} | {claim.regime} | {ours} | {found} | {theirs} |")
+            lines.append(f"| {name} | {claim.regime} | {difference_text(claim)} | "
+                         f"{found} | {theirs} |")
             before = claim.claim
         lines += ["", "</details>", ""]
     return "\n".join(lines)

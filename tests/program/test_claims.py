@@ -51,18 +51,21 @@ def test_differences_are_paired_by_seed_and_of_the_round_that_is_named(tmp_path,
 fifth
 settings: rounds=9
 
-final accuracy, %  accuracy of    mean +- std  minus b  last round  seed 10  seed 11  seed 12
-a                  server       50.00 +- 1.00        -           5    51.00    49.00    50.00
-b                  server       10.00 +- 1.00  reference          5    10.00    20.00        -
+final accuracy, %  mean +- std     minus b accuracy  last round  seed 10  seed 11  seed 12
+a                  50.00 +- 1.00                  -           5    51.00    49.00    50.00
+b                  10.00 +- 1.00          reference           5    10.00    20.00        -
 
-final accuracy, %  accuracy of    mean +- std  minus b  last round  seed 10  seed 11  seed 12
-a                  server       60.00 +- 1.00        -           9    61.00    59.00    60.00
-b                  server       10.00 +- 1.00  reference          9    10.00    20.00        -
+final accuracy, %  mean +- std     minus b accuracy  last round  seed 10  seed 11  seed 12
+a                  60.00 +- 1.00  +45.01 +- 8.48, 2 of 2       9    61.00    59.00    60.00
+b                  10.00 +- 1.00          reference           9    10.00    20.00        -
 """)
     monkeypatch.setattr(verdicts, "DOCS", tmp_path)
     claim = CLAIM._replace(file="x", row="fifth/a", base="fifth/b")
     assert verdicts.differences(claim) == [61 - 10, 59 - 20]
     assert verdicts.differences(claim._replace(round=5)) == [51 - 10, 49 - 20]
+    assert verdicts.difference_text(claim) == "+45.01 ± 8.48, 2 of 2"        # as the table has it
+    other = claim._replace(row="fifth/b", base="fifth/a")           # no table subtracts the row a
+    assert verdicts.difference_text(other) == "-45.00 ± 8.49, 2 of 2"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
