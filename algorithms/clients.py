@@ -137,7 +137,9 @@ def unpacked(value, device):
     def unpack(x):
         if not isinstance(x, Packed):
             return x
-        return torch.from_numpy(x.numbers).view(x.dtype).view(x.shape).to(device)
+        filled = torch.empty(x.shape, dtype=x.dtype)
+        filled.view(-1).view(torch.uint8).numpy()[:] = x.numbers     # of any size, also 0
+        return filled.to(device)
 
     return mapped(unpack, value)
 

@@ -2,6 +2,7 @@
 runs of every algorithm have the same bytes."""
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from test_command_line import contents, kept
 from toys import refused
 
 from algorithms import ALGORITHMS
+from algorithms.clients import packed, unpacked
 from experiment import checkpoint, report
 from fedkd_minimal import main
 
@@ -163,6 +165,17 @@ def test_all_processes_train_clients(kind, elsewhere, finished):
     total = sum(n for algo, n in finished[1].items() if (algo in EDGES) == (kind == "edges"))
     assert len(counts) == (2 if kind == "edges" else 3)
     assert min(counts) > 0 and sum(counts) == total
+
+
+@pytest.mark.parametrize("sent", [
+    torch.ones(2, 3), torch.ones(()), torch.ones(2, dtype=torch.bfloat16), torch.ones(2, 3)[:0],
+    torch.tensor([True])], ids=["matrix", "scalar", "bfloat16", "no rows", "mask"])
+@pytest.mark.parametrize("through", [lambda message: message, lambda message: pickle.loads(
+    pickle.dumps(message))], ids=["its sender", "another process"])
+def test_a_message_is_read_as_it_was_sent(sent, through):
+    """No rows are sent once FedGEMS's server gets all public images right by itself."""
+    [(name, got)] = unpacked(through(packed([("logits", sent)])), "cpu")
+    assert (name, got.dtype) == ("logits", sent.dtype) and torch.equal(got, sent)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="several processes need Linux")
