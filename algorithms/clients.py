@@ -137,9 +137,9 @@ def unpacked(value, device):
     def unpack(x):
         if not isinstance(x, Packed):
             return x
-        filled = torch.empty(x.shape, dtype=x.dtype)
-        filled.view(-1).view(torch.uint8).numpy()[:] = x.numbers     # of any size, also 0
-        return filled.to(device)
+        tensor = torch.empty(x.shape, dtype=x.dtype)         # an empty array has no view as x.dtype
+        tensor.view(-1).view(torch.uint8).numpy()[:] = x.numbers
+        return tensor.to(device)
 
     return mapped(unpack, value)
 
