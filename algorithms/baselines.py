@@ -35,12 +35,19 @@ D1  the paper counts epochs; here a round is local_epochs passes over the data o
 """
 from functools import partial
 
-from algorithms.clients import by_architecture, in_parallel, run_clients
-from algorithms.declaration import Algorithm
-from algorithms.evaluation import client_metrics, client_scores, score, server_metrics
-from algorithms.training import (OPTIMIZERS, Optimizer, load_model, network, restore,
-                                 snapshot, train_with_labels)
+from algorithms import Algorithm
 from federation import timed, union
+from federation.evaluation import client_metrics, client_scores, score, server_metrics
+from federation.parallel import by_architecture, in_parallel
+from federation.training import (
+    OPTIMIZERS,
+    Optimizer,
+    load_model,
+    network,
+    restore,
+    snapshot,
+    train_with_labels,
+)
 
 
 def new_network(fed, name):
@@ -130,7 +137,7 @@ def train_alone(fed, state, data, *, rounds, batch_size, lr, optimizer, weight_d
     networks = networks_of(state)
     factors = state.get("rate_factors", {})            # of --lr-patience: experiment/plateau.py
     for t in range(state["round"] + 1, rounds + 1):                                      # D1
-        trained = run_clients(fed, lambda name: train_network(
+        trained = in_parallel(fed, lambda name: train_network(
             fed, t, name, networks[name], data[name], batch_size=batch_size,
             new_optimizer=partial(new_optimizer, lr=lr * factors.get(name, 1))), list(data))
         networks = dict(zip(data, trained))
@@ -204,15 +211,19 @@ def centralized_all(fed, state=None, *, rounds: int = 200, local_epochs: int = 1
 
 CLIENTS = ("client_accuracy", "client_accuracy_min", "client_accuracy_max")
 CLIENTS_AND_SERVER = ("server_accuracy", *CLIENTS)
+OF_CLIENTS = {"client_accuracy": "clients"}
+OF_SERVER_AND_CLIENTS = {"server_accuracy": "server", **OF_CLIENTS}
 STANDALONE = Algorithm(
-    "standalone", standalone, public="labeled", mixed_networks=True, server="images",
+    "standalone", standalone, scores=OF_SERVER_AND_CLIENTS, public="labeled",
+    mixed_networks=True, server="images",
     plateau=("lr",), evaluate=evaluate, evaluate_each=evaluate_each, columns=CLIENTS_AND_SERVER)
 PUBLIC_PRIVATE = Algorithm(
-    "public-private", public_private, public="labeled", mixed_networks=True,
+    "public-private", public_private, scores=OF_CLIENTS, public="labeled", mixed_networks=True,
     plateau=("lr",), evaluate=evaluate, evaluate_each=evaluate_each, columns=CLIENTS)
 CENTRALIZED = Algorithm(
-    "centralized", centralized, mixed_networks=True,
+    "centralized", centralized, scores=OF_CLIENTS, mixed_networks=True,
     plateau=("lr",), evaluate=evaluate, evaluate_each=evaluate_each, columns=CLIENTS)
 CENTRALIZED_ALL = Algorithm(
-    "centralized-all", centralized_all, public="labeled", mixed_networks=True, server="images",
+    "centralized-all", centralized_all, scores=OF_SERVER_AND_CLIENTS, public="labeled",
+    mixed_networks=True, server="images",
     plateau=("lr",), evaluate=evaluate, evaluate_each=evaluate_each, columns=CLIENTS_AND_SERVER)

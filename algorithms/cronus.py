@@ -47,13 +47,13 @@ from functools import partial
 
 import torch
 
-from algorithms import evaluation
-from algorithms.clients import run_clients, run_server
-from algorithms.communication import logits_ledger
-from algorithms.declaration import Algorithm
+from algorithms import Algorithm
 from algorithms.dsfl import distill, train_client
-from algorithms.training import OPTIMIZERS, Optimizer, snapshot
-from algorithms.uploads import collect_rows, usable
+from federation import evaluation
+from federation.communication import logits_ledger
+from federation.parallel import in_parallel, run_server
+from federation.training import OPTIMIZERS, Optimizer, snapshot
+from federation.uploads import collect_rows, usable
 
 evaluate = partial(evaluation.evaluate, main_metric="client_accuracy_distilled")
 
@@ -125,7 +125,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
         if len(valid_probs):
             target_probs = run_server(fed, lambda fed: robust_mean(                      # [N, C]
                 valid_probs, malicious_fraction))
-            clients = run_clients(fed, lambda i: distill(
+            clients = in_parallel(fed, lambda i: distill(
                 fed, trained[i], fed.client_model(i), target_probs, epochs=public_epochs,
                 keys=("public", t, i), **client_training), ids)
 
@@ -137,5 +137,8 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
 
 
 ALGORITHM = Algorithm(
-    "cronus", run, public="unlabeled", mixed_networks=True, plateau=("lr",), evaluate=evaluate,
+    "cronus", run,
+    scores={"client_accuracy_distilled": "clients, after distillation",
+            "client_accuracy_private": "clients, after private training"},
+    public="unlabeled", mixed_networks=True, plateau=("lr",), evaluate=evaluate,
     columns=("client_accuracy_distilled", "client_accuracy_private"))

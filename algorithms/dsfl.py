@@ -44,15 +44,21 @@ from typing import Literal
 
 import torch
 
-from algorithms import evaluation
-from algorithms.clients import run_clients, run_server
-from algorithms.communication import logits_ledger
-from algorithms.declaration import Algorithm
+from algorithms import Algorithm
 from algorithms.equations import soft_cross_entropy
-from algorithms.training import (OPTIMIZERS, Optimizer, predict_logits, restore, snapshot, train,
-                                 train_with_labels)
-from algorithms.uploads import Trained, collect_rows, usable
-from federation import timed
+from federation import evaluation, timed
+from federation.communication import logits_ledger
+from federation.parallel import in_parallel, run_server
+from federation.training import (
+    OPTIMIZERS,
+    Optimizer,
+    predict_logits,
+    restore,
+    snapshot,
+    train,
+    train_with_labels,
+)
+from federation.uploads import Trained, collect_rows, usable
 
 evaluate = partial(evaluation.evaluate, main_metric="client_accuracy_distilled")
 
@@ -134,7 +140,7 @@ def run(fed, state=None, *, rounds: int = 300, local_epochs: int = 1, public_epo
                 target_probs = entropy_reduction(valid_probs, temperature)
             server = run_server(fed, distill, server, fed.server_model(), target_probs,
                                 epochs=server_epochs, keys=("server", t), **server_training)
-            clients = run_clients(fed, lambda i: distill(
+            clients = in_parallel(fed, lambda i: distill(
                 fed, trained[i], fed.client_model(i), target_probs, epochs=public_epochs,
                 keys=("public", t, i), **client_training), ids)
 
@@ -146,6 +152,10 @@ def run(fed, state=None, *, rounds: int = 300, local_epochs: int = 1, public_epo
 
 
 ALGORITHM = Algorithm(
-    "dsfl", run, public="unlabeled", mixed_networks=True, server="images",
+    "dsfl", run,
+    scores={"client_accuracy_distilled": "clients, after distillation",
+            "client_accuracy_private": "clients, after private training",
+            "server_accuracy": "server"},
+    public="unlabeled", mixed_networks=True, server="images",
     plateau=("lr", "server_lr"), evaluate=evaluate,
     columns=("client_accuracy_distilled", "client_accuracy_private", "server_accuracy"))

@@ -44,14 +44,21 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from algorithms.communication import logits_ledger
-from algorithms.declaration import Algorithm
+from algorithms import Algorithm
 from algorithms.equations import soft_cross_entropy
-from algorithms.evaluation import client_metrics, client_scores
-from algorithms.training import (OPTIMIZERS, Optimizer, batches, forward, in_float32, restore,
-                                 snapshot)
-from algorithms.uploads import Trained, collect_rows, is_usable
 from federation import seeded, stream, timed
+from federation.communication import logits_ledger
+from federation.evaluation import client_metrics, client_scores
+from federation.training import (
+    OPTIMIZERS,
+    Optimizer,
+    batches,
+    forward,
+    in_float32,
+    restore,
+    snapshot,
+)
+from federation.uploads import Trained, collect_rows, is_usable
 
 
 def others_mean(client_means):
@@ -149,5 +156,7 @@ def run(fed, state=None, *, rounds: int = 16, local_epochs: int = 1,
 
 
 ALGORITHM = Algorithm(
-    "fd", run, mixed_networks=True, plateau=("lr",), evaluate=evaluate,
+    "fd", run,
+    scores={"client_accuracy": "clients"},
+    mixed_networks=True, plateau=("lr",), evaluate=evaluate,
     columns=("client_accuracy", "client_accuracy_min", "client_accuracy_max"))

@@ -29,14 +29,14 @@ Departures (more: docs/DEPARTURES.md): none that changes an equation.
 """
 import torch.nn.functional as F
 
-from algorithms.clients import sample_clients
-from algorithms.communication import weights_ledger
-from algorithms.declaration import Algorithm
+from algorithms import Algorithm
 from algorithms.equations import average_weights
-from algorithms.evaluation import global_metrics
-from algorithms.training import OPTIMIZERS, Optimizer, batches, forward, load_model, network
-from algorithms.uploads import collect
 from federation import seeded, stream, timed
+from federation.communication import weights_ledger
+from federation.evaluation import global_metrics
+from federation.parallel import sample_clients
+from federation.training import OPTIMIZERS, Optimizer, batches, forward, load_model, network
+from federation.uploads import collect
 
 COPIES = 1      # a message has as many numbers as the model has parameters
 
@@ -112,4 +112,5 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4,
         yield metrics, state
 
 
-ALGORITHM = Algorithm("fedavg", run, plateau=("lr",), evaluate=evaluate)
+ALGORITHM = Algorithm("fedavg", run, scores={"server_accuracy": "server"}, plateau=("lr",),
+                      evaluate=evaluate)

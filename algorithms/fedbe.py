@@ -47,15 +47,14 @@ from typing import Literal
 
 import torch
 
-from algorithms import fedavg, fedsdd
-from algorithms.clients import run_server, sample_clients
-from algorithms.communication import weights_ledger
-from algorithms.declaration import Algorithm
+from algorithms import Algorithm, fedavg, fedsdd
 from algorithms.equations import average_weights, ensemble_logits
-from algorithms.evaluation import accuracy, disagreement, global_metrics
-from algorithms.training import network, predict_members
-from algorithms.uploads import collect
 from federation import stream, timed
+from federation.communication import weights_ledger
+from federation.evaluation import accuracy, disagreement, global_metrics
+from federation.parallel import run_server, sample_clients
+from federation.training import network, predict_members
+from federation.uploads import collect
 
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")     # BatchNorm's: never drawn
 
@@ -182,5 +181,8 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
         yield metrics, state
 
 
-ALGORITHM = Algorithm("fedbe", run, public="unlabeled", public_for=("distill",),
-                      columns=("accuracy", "ensemble_accuracy", "disagreement"))
+ALGORITHM = Algorithm(
+    "fedbe", run,
+    scores={"server_accuracy": "server", "ensemble_accuracy": "ensemble"},
+    public="unlabeled", public_for=("distill",),
+    columns=("accuracy", "ensemble_accuracy", "disagreement"))

@@ -52,16 +52,23 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from algorithms import fedavg
-from algorithms.clients import active_clients, by_architecture, run_students
-from algorithms.communication import weights_ledger
-from algorithms.declaration import Algorithm
+from algorithms import Algorithm, fedavg
 from algorithms.equations import distillation_loss, ensemble_logits
-from algorithms.evaluation import Score, accuracy, client_metrics, disagreement, global_metrics
-from algorithms.training import (OPTIMIZERS, Optimizer, batches, forward, load_model, network,
-                                 predict_logits, predict_members)
-from algorithms.uploads import collect
 from federation import seeded, stream, timed
+from federation.communication import weights_ledger
+from federation.evaluation import Score, accuracy, client_metrics, disagreement, global_metrics
+from federation.parallel import active_clients, by_architecture, run_students
+from federation.training import (
+    OPTIMIZERS,
+    Optimizer,
+    batches,
+    forward,
+    load_model,
+    network,
+    predict_logits,
+    predict_members,
+)
+from federation.uploads import collect
 
 
 def drop_worst(accuracies, num_classes):
@@ -239,7 +246,10 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
 
 
 ALGORITHM = Algorithm(
-    "feddf", run, public="unlabeled", mixed_networks=True, check_settings=check_settings,
+    "feddf", run,
+    scores={"server_accuracy": "server", "ensemble_accuracy": "ensemble",
+            "client_accuracy": "clients"},
+    public="unlabeled", mixed_networks=True, check_settings=check_settings,
     validation_for=("drop_worst", "patience"), plateau=("lr", "server_lr"), evaluate=evaluate,
     columns=("accuracy", "client_accuracy", "ensemble_accuracy", "disagreement",
              "teacher_forwards", "dropped", "steps"))

@@ -44,15 +44,14 @@ from functools import partial
 
 import torch
 
-from algorithms import evaluation
-from algorithms.clients import run_clients, run_server
-from algorithms.communication import logits_ledger
-from algorithms.declaration import Algorithm
+from algorithms import Algorithm
 from algorithms.equations import ensemble_logits
 from algorithms.fedgems import distill_client, server_loss, train_client
-from algorithms.training import OPTIMIZERS, Optimizer, predict_logits, restore, snapshot, train
-from algorithms.uploads import collect_rows, usable
-from federation import timed
+from federation import evaluation, timed
+from federation.communication import logits_ledger
+from federation.parallel import in_parallel, run_server
+from federation.training import OPTIMIZERS, Optimizer, predict_logits, restore, snapshot, train
+from federation.uploads import collect_rows, usable
 
 evaluate = partial(evaluation.evaluate, main_metric="server_accuracy")
 
@@ -110,7 +109,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
             fed, train_server, t, server, teacher_logits, has_teacher, server_epochs=server_epochs,
             epsilon=epsilon, **server_training)
         # All clients learn from the server's logits of all public samples.
-        clients = run_clients(fed, lambda i: distill_client(
+        clients = in_parallel(fed, lambda i: distill_client(
             fed, i, t, trained[i], server_logits, public_epochs=public_epochs, epsilon=epsilon,
             **client_training), ids)
 
@@ -122,7 +121,11 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
 
 
 ALGORITHM = Algorithm(
-    "fedgem", run, public="labeled", mixed_networks=True,
+    "fedgem", run,
+    scores={"server_accuracy": "server",
+            "client_accuracy_distilled": "clients, after distillation",
+            "client_accuracy_private": "clients, after private training"},
+    public="labeled", mixed_networks=True,
     server="images",         # the server has a network of its own, which reads images
     plateau=("lr", "server_lr"), evaluate=evaluate,         # for --lr-patience alone
     columns=("server_accuracy", "client_accuracy_distilled"))

@@ -57,15 +57,23 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from algorithms import evaluation
-from algorithms.clients import run_clients, run_server
-from algorithms.communication import logits_ledger
-from algorithms.declaration import Algorithm
+from algorithms import Algorithm
 from algorithms.equations import kl_divergence
-from algorithms.training import (OPTIMIZERS, Optimizer, batches, forward, predict_logits, restore,
-                                 snapshot, train, train_with_labels)
-from algorithms.uploads import Trained, collect_rows, is_usable
-from federation import seeded, stream, timed
+from federation import evaluation, seeded, stream, timed
+from federation.communication import logits_ledger
+from federation.parallel import in_parallel, run_server
+from federation.training import (
+    OPTIMIZERS,
+    Optimizer,
+    batches,
+    forward,
+    predict_logits,
+    restore,
+    snapshot,
+    train,
+    train_with_labels,
+)
+from federation.uploads import Trained, collect_rows, is_usable
 
 CASES = ("self_training", "self_distillation", "ensemble_distillation", "nobody_right")
 evaluate = partial(evaluation.evaluate, main_metric="server_accuracy")
@@ -307,7 +315,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
         server, pool = result.server, result.pool
 
         # All clients learn from the server's logits of all public samples.
-        clients = run_clients(fed, lambda i: distill_client(                 # Alg. 1, line 17, 19
+        clients = in_parallel(fed, lambda i: distill_client(                 # Alg. 1, line 17, 19
             fed, i, t, trained[i], result.server_logits, public_epochs=public_epochs,
             epsilon=epsilon, **client_training), ids)
 
@@ -318,7 +326,11 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
 
 
 ALGORITHM = Algorithm(
-    "fedgems", run, public="labeled", mixed_networks=True,
+    "fedgems", run,
+    scores={"server_accuracy": "server",
+            "client_accuracy_distilled": "clients, after distillation",
+            "client_accuracy_private": "clients, after private training"},
+    public="labeled", mixed_networks=True,
     server="images",         # the server has a network of its own, which reads images
     plateau=("lr", "server_lr"), evaluate=evaluate,         # for --lr-patience alone
     columns=("server_accuracy", "client_accuracy_distilled", *CASES))

@@ -38,14 +38,23 @@ from functools import partial
 
 import torch
 
-from algorithms import evaluation
-from algorithms.clients import run_clients, run_server
-from algorithms.declaration import Algorithm
-from algorithms.fedgems import (CASES, Pool, distill_client, empty_pool, entropy_weights,
-                                fuse_logits, reliable_clients, server_result_metrics,
-                                train_client, train_server)
-from algorithms.training import OPTIMIZERS, Optimizer, snapshot
-from algorithms.uploads import collect_rows
+from algorithms import Algorithm
+from algorithms.fedgems import (
+    CASES,
+    Pool,
+    distill_client,
+    empty_pool,
+    entropy_weights,
+    fuse_logits,
+    reliable_clients,
+    server_result_metrics,
+    train_client,
+    train_server,
+)
+from federation import evaluation
+from federation.parallel import in_parallel, run_server
+from federation.training import OPTIMIZERS, Optimizer, snapshot
+from federation.uploads import collect_rows
 
 evaluate = partial(evaluation.evaluate, main_metric="server_accuracy")
 
@@ -114,7 +123,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
         server, pool = result.server, result.pool
 
         # All clients learn from the server's logits of all public samples.
-        clients = run_clients(fed, lambda i: distill_client(                 # Alg. 1, line 17, 19
+        clients = in_parallel(fed, lambda i: distill_client(                 # Alg. 1, line 17, 19
             fed, i, t, trained[i], result.server_logits, public_epochs=public_epochs,
             epsilon=epsilon, **client_training), ids)
 
@@ -125,7 +134,11 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
 
 
 ALGORITHM = Algorithm(
-    "fedgems-ablations", run, public="labeled", mixed_networks=True,
+    "fedgems-ablations", run,
+    scores={"server_accuracy": "server",
+            "client_accuracy_distilled": "clients, after distillation",
+            "client_accuracy_private": "clients, after private training"},
+    public="labeled", mixed_networks=True,
     server="images",         # the server has a network of its own, which reads images
     plateau=("lr", "server_lr"), evaluate=evaluate,         # for --lr-patience alone
     columns=("server_accuracy", "client_accuracy_distilled", *CASES))

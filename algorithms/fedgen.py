@@ -49,15 +49,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from algorithms import fedavg
-from algorithms.clients import run_server, sample_clients
-from algorithms.communication import FLOAT_BYTES, INDEX_BYTES, weights_ledger
-from algorithms.declaration import Algorithm
+from algorithms import Algorithm, fedavg
 from algorithms.fedavg import aggregate, evaluate
-from algorithms.training import (batches, forward, in_float32, load_model, network, restore,
-                                 snapshot)
-from algorithms.uploads import collect
 from federation import seeded, stream, timed
+from federation.communication import FLOAT_BYTES, INDEX_BYTES, weights_ledger
+from federation.parallel import run_server, sample_clients
+from federation.training import batches, forward, in_float32, load_model, network, restore, snapshot
+from federation.uploads import collect
 
 # The generator, in the public code for MNIST:
 NOISE, HIDDEN = 32, 256      # inputs of noise, hidden units
@@ -244,5 +242,7 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 0.5, local
         yield metrics, state
 
 
-ALGORITHM = Algorithm("fedgen", run, check_settings=check_settings,
-                      plateau=("lr",), evaluate=evaluate)
+ALGORITHM = Algorithm(
+    "fedgen", run,
+    scores={"server_accuracy": "server"},
+    check_settings=check_settings, plateau=("lr",), evaluate=evaluate)

@@ -54,17 +54,32 @@ from typing import Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from algorithms.clients import (by_architecture, count_active, in_parallel, run_clients,
-                                run_server, sample_clients, to_server)
-from algorithms.communication import features_ledger
-from algorithms.declaration import Algorithm
+from algorithms import Algorithm
 from algorithms.equations import distillation_loss
-from algorithms.evaluation import accuracy, mean_own, own_accuracy
-from algorithms.training import (OPTIMIZERS, Optimizer, autocast, batches, forward,
-                                 predict_logits, restore, snapshot, train)
-from algorithms.uploads import Trained, is_usable
 from attacks import attack_samples
 from federation import seeded, stream, timed
+from federation.communication import features_ledger
+from federation.evaluation import accuracy, mean_own, own_accuracy
+from federation.parallel import (
+    by_architecture,
+    count_active,
+    in_parallel,
+    run_server,
+    sample_clients,
+    to_server,
+)
+from federation.training import (
+    OPTIMIZERS,
+    Optimizer,
+    autocast,
+    batches,
+    forward,
+    predict_logits,
+    restore,
+    snapshot,
+    train,
+)
+from federation.uploads import Trained, is_usable
 
 CHUNK = 64      # samples of a forward pass without training: limits the memory it takes
 
@@ -172,7 +187,7 @@ def collect(fed, clients, ids, server_logits, attack=None, **training):
         own[i], client = train_client(fed, i, clients[i], server_logits[i], **training)
         return client
 
-    trained = dict(zip(ids, run_clients(fed, train_one, ids)))
+    trained = dict(zip(ids, in_parallel(fed, train_one, ids)))
     clients = [trained.get(i, client) for i, client in enumerate(clients)]
     uploads = to_server(fed, own, ids)
     if attack and uploads:
@@ -371,7 +386,9 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local
 
 
 ALGORITHM = Algorithm(
-    "fedgkt", run, mixed_networks=True,
+    "fedgkt", run,
+    scores={"accuracy": "edges with the server", "edge_accuracy": "edges alone"},
+    mixed_networks=True,
     server="features",       # the server has a network of its own, which reads feature maps
     check_settings=check_settings,
     plateau=("server_lr",), evaluate=evaluate,      # for --lr-patience alone

@@ -41,12 +41,19 @@ from typing import Literal
 
 import torch
 
-from algorithms.clients import run_server
-from algorithms.declaration import Algorithm
-from algorithms.fedgkt import (announcement, collect, evaluate, feature_map, ledger, start,
-                               train_server)
-from algorithms.training import OPTIMIZERS, Optimizer
+from algorithms import Algorithm
+from algorithms.fedgkt import (
+    announcement,
+    collect,
+    evaluate,
+    feature_map,
+    ledger,
+    start,
+    train_server,
+)
 from federation import stream
+from federation.parallel import run_server
+from federation.training import OPTIMIZERS, Optimizer
 
 
 def check_settings(fed, *, latencies, **settings):
@@ -128,7 +135,9 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, server_epo
 
 
 ALGORITHM = Algorithm(
-    "fedgkt-async", run, mixed_networks=True,
+    "fedgkt-async", run,
+    scores={"accuracy": "edges with the server", "edge_accuracy": "edges alone"},
+    mixed_networks=True,
     server="features",       # the server has a network of its own, which reads feature maps
     check_settings=check_settings,
     plateau=("server_lr",), evaluate=evaluate,      # for --lr-patience alone

@@ -51,14 +51,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from algorithms.clients import run_clients
-from algorithms.communication import logits_ledger
-from algorithms.declaration import Algorithm
-from algorithms.evaluation import by_client, client_metrics, client_scores, two_phase_metrics
+from algorithms import Algorithm
 from algorithms.fedmd_transfer import penalty, transfer
-from algorithms.training import OPTIMIZERS, Optimizer, in_float32, predict_logits, restore, train
-from algorithms.uploads import Trained, collect_rows, is_usable
 from federation import stream, timed
+from federation.communication import logits_ledger
+from federation.evaluation import by_client, client_metrics, client_scores, two_phase_metrics
+from federation.parallel import in_parallel
+from federation.training import OPTIMIZERS, Optimizer, in_float32, predict_logits, restore, train
+from federation.uploads import Trained, collect_rows, is_usable
 
 
 def consensus(client_logits, weights):
@@ -210,7 +210,7 @@ def run(fed, state=None, *, rounds: int = 20, transfer_public_epochs: int = 20,
         on_public = dict(epochs=transfer_public_epochs, batch_size=transfer_public_batch_size,
                          min_delta=min_delta)
         on_private = dict(epochs=transfer_local_epochs, batch_size=transfer_batch_size)
-        stages = run_clients(fed, lambda i: transfer(                        # Alg. 1, step 0
+        stages = in_parallel(fed, lambda i: transfer(                        # Alg. 1, step 0
             fed, i, on_public, on_private, early_stopping=early_stopping, **training), ids)
         clients = [{"model": after_private, "digest_optimizer": None, "revisit_optimizer": None}
                    for _, after_private in stages]                           # D2
@@ -234,10 +234,10 @@ def run(fed, state=None, *, rounds: int = 20, transfer_public_epochs: int = 20,
         # Each client trains towards the consensus. Without a consensus clients stay as they are.
         digested = clients
         if consensus_logits is not None:
-            digested = run_clients(fed, lambda i: digest(                    # Alg. 1, step 4
+            digested = in_parallel(fed, lambda i: digest(                    # Alg. 1, step 4
                 fed, i, t, clients[i], images, consensus_logits, **digesting), ids)
         # Then each client trains on its own samples.
-        clients = run_clients(                                               # Alg. 1, step 5
+        clients = in_parallel(                                               # Alg. 1, step 5
             fed, lambda i: revisit(fed, i, t, digested[i], **revisiting), ids)
 
         state = {"round": t, "clients": clients}
@@ -249,6 +249,8 @@ def run(fed, state=None, *, rounds: int = 20, transfer_public_epochs: int = 20,
 
 ALGORITHM = Algorithm(
     "fedmd", run,
+    scores={"client_accuracy_private": "clients, after private training",
+            "client_accuracy_distilled": "clients, after distillation"},
     public="joint",          # labeled; with --joint of another task
     mixed_networks=True,
     validation_for=("early_stopping",),      # the keywords that need validation images

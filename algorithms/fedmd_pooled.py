@@ -27,12 +27,12 @@ D1  training stops by the task's validation set, in the code by a test set
 """
 from functools import partial
 
-from algorithms.clients import run_clients
-from algorithms.declaration import Algorithm
-from algorithms.evaluation import accuracy, by_client, client_metrics, client_scores
+from algorithms import Algorithm
 from algorithms.fedmd_transfer import PRIVATE_STAGE, learn_public, train_with_penalty
-from algorithms.training import OPTIMIZERS, Optimizer, predict_logits, restore, snapshot
 from federation import timed, union
+from federation.evaluation import accuracy, by_client, client_metrics, client_scores
+from federation.parallel import in_parallel
+from federation.training import OPTIMIZERS, Optimizer, predict_logits, restore, snapshot
 
 
 def train_client(fed, i, t, client, pool, *, early_stopping, batch_size, new_optimizer, kernel_l2):
@@ -87,7 +87,7 @@ def run(fed, state=None, *, rounds: int = 50, transfer_public_epochs: int = 20,
     ids = range(len(fed.private))
     if state is None:
         ALGORITHM.check(fed, early_stopping=early_stopping)
-        models = run_clients(fed, lambda i: learn_public(
+        models = in_parallel(fed, lambda i: learn_public(
             fed, i, epochs=transfer_public_epochs, batch_size=transfer_public_batch_size,
             min_delta=min_delta, **training), ids)
         clients = [{"model": model_state, "optimizer": None, "best": float("-inf"),
@@ -97,7 +97,7 @@ def run(fed, state=None, *, rounds: int = 50, transfer_public_epochs: int = 20,
     clients = state["clients"]
     pool = union(*fed.private)
     for t in range(state["round"] + 1, rounds + 1):
-        clients = run_clients(fed, lambda i: train_client(
+        clients = in_parallel(fed, lambda i: train_client(
             fed, i, t, clients[i], pool, batch_size=batch_size, **training), ids)
 
         metrics = evaluate(fed, clients)
@@ -105,5 +105,7 @@ def run(fed, state=None, *, rounds: int = 50, transfer_public_epochs: int = 20,
 
 
 ALGORITHM = Algorithm(
-    "fedmd-pooled", run, public="joint", mixed_networks=True, validation_for=("early_stopping",),
+    "fedmd-pooled", run,
+    scores={"client_accuracy": "clients"},
+    public="joint", mixed_networks=True, validation_for=("early_stopping",),
     columns=("client_accuracy", "client_accuracy_min", "client_accuracy_max"))

@@ -29,9 +29,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from algorithms.evaluation import accuracy
-from algorithms.training import predict_logits, train
 from federation import pick, stream
+from federation.evaluation import accuracy
+from federation.training import predict_logits, train
 
 PUBLIC_STAGE = dict(patience=3)         # early stopping, in epochs; `run` sets its min_delta
 PRIVATE_STAGE = dict(min_delta=0.001, patience=10)

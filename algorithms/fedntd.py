@@ -39,15 +39,22 @@ D1  the learning rate stays the same; the code multiplies it by .99 after each r
 import torch
 import torch.nn.functional as F
 
-from algorithms.clients import sample_clients
-from algorithms.communication import weights_ledger
-from algorithms.declaration import Algorithm
+from algorithms import Algorithm
 from algorithms.equations import distillation_loss
 from algorithms.fedavg import COPIES, aggregate, evaluate, start_server
-from algorithms.training import (OPTIMIZERS, Optimizer, batches, forward, load_model, network,
-                                 predict_logits)
-from algorithms.uploads import collect
 from federation import seeded, stream
+from federation.communication import weights_ledger
+from federation.parallel import sample_clients
+from federation.training import (
+    OPTIMIZERS,
+    Optimizer,
+    batches,
+    forward,
+    load_model,
+    network,
+    predict_logits,
+)
+from federation.uploads import collect
 
 
 def not_true(logits, labels):
@@ -134,4 +141,5 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 0.1, local
         yield metrics, state
 
 
-ALGORITHM = Algorithm("fedntd", run, plateau=("lr",), evaluate=evaluate)
+ALGORITHM = Algorithm("fedntd", run, scores={"server_accuracy": "server"}, plateau=("lr",),
+                      evaluate=evaluate)

@@ -32,13 +32,13 @@ D2  clients are drawn uniformly and weigh by samples, as in FedAvg; the paper's 
 """
 import torch.nn.functional as F
 
-from algorithms.clients import sample_clients
-from algorithms.communication import weights_ledger
-from algorithms.declaration import Algorithm
+from algorithms import Algorithm
 from algorithms.fedavg import COPIES, aggregate, evaluate, start_server
-from algorithms.training import OPTIMIZERS, Optimizer, batches, forward, load_model, network
-from algorithms.uploads import collect
 from federation import seeded, stream
+from federation.communication import weights_ledger
+from federation.parallel import sample_clients
+from federation.training import OPTIMIZERS, Optimizer, batches, forward, load_model, network
+from federation.uploads import collect
 
 
 def proximal_term(model, global_state, mu):
@@ -106,4 +106,4 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4,
         yield metrics, state
 
 
-ALGORITHM = Algorithm("fedprox", run)
+ALGORITHM = Algorithm("fedprox", run, scores={"server_accuracy": "server"})

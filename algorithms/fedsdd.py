@@ -55,16 +55,15 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from algorithms import fedavg, fedprox, scaffold
-from algorithms.clients import active_clients, by_architecture, count_active, run_students
-from algorithms.communication import FLOAT_BYTES, weights_ledger
-from algorithms.declaration import Algorithm
+from algorithms import Algorithm, fedavg, fedprox, scaffold
 from algorithms.equations import distillation_loss, ensemble_logits
-from algorithms.evaluation import accuracy, disagreement, global_metrics
 from algorithms.secure_sum import with_masks
-from algorithms.training import batches, forward, load_model, network, predict_members
-from algorithms.uploads import collect
 from federation import seeded, stream, timed
+from federation.communication import FLOAT_BYTES, weights_ledger
+from federation.evaluation import accuracy, disagreement, global_metrics
+from federation.parallel import active_clients, by_architecture, count_active, run_students
+from federation.training import batches, forward, load_model, network, predict_members
+from federation.uploads import collect
 
 LOCAL = {"fedavg": fedavg, "fedprox": fedprox, "scaffold": scaffold}
 
@@ -260,6 +259,8 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
 
 
 ALGORITHM = Algorithm(
-    "fedsdd", run, public="unlabeled", mixed_networks=True,
+    "fedsdd", run,
+    scores={"server_accuracy": "server", "ensemble_accuracy": "ensemble"},
+    public="unlabeled", mixed_networks=True,
     check_settings=check_settings,
     columns=("accuracy", "ensemble_accuracy", "disagreement", "teacher_forwards"))

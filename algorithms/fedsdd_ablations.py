@@ -36,13 +36,22 @@ from typing import Literal
 
 import torch
 
-from algorithms.clients import run_students
-from algorithms.declaration import Algorithm
+from algorithms import Algorithm
 from algorithms.equations import ensemble_logits
-from algorithms.fedsdd import (check_settings, deal_clients, distill, evaluate,
-                               evaluate_ensemble, is_main, ledger, local_method, start_models,
-                               train_groups)
-from algorithms.training import predict_members
+from algorithms.fedsdd import (
+    check_settings,
+    deal_clients,
+    distill,
+    evaluate,
+    evaluate_ensemble,
+    is_main,
+    ledger,
+    local_method,
+    start_models,
+    train_groups,
+)
+from federation.parallel import run_students
+from federation.training import predict_members
 
 
 def client_members(averaged, uploads):
@@ -115,6 +124,8 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
 
 
 ALGORITHM = Algorithm(
-    "fedsdd-ablations", run, public="unlabeled", mixed_networks=True,
+    "fedsdd-ablations", run,
+    scores={"server_accuracy": "server", "ensemble_accuracy": "ensemble"},
+    public="unlabeled", mixed_networks=True,
     check_settings=check_settings,
     columns=("accuracy", "ensemble_accuracy", "disagreement", "teacher_forwards"))

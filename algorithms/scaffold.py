@@ -40,13 +40,12 @@ Departures (more: docs/DEPARTURES.md): none that changes an equation.
 import torch
 import torch.nn.functional as F
 
-from algorithms import fedavg
-from algorithms.clients import sample_clients
-from algorithms.communication import weights_ledger
-from algorithms.declaration import Algorithm
-from algorithms.training import batches, forward, load_model, network
-from algorithms.uploads import collect
+from algorithms import Algorithm, fedavg
 from federation import seeded, stream
+from federation.communication import weights_ledger
+from federation.parallel import sample_clients
+from federation.training import batches, forward, load_model, network
+from federation.uploads import collect
 
 COPIES = 2      # a message has twice the model's parameters: the model and a control
 
@@ -172,4 +171,4 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4,
         yield metrics, state
 
 
-ALGORITHM = Algorithm("scaffold", run)
+ALGORITHM = Algorithm("scaffold", run, scores={"server_accuracy": "server"})

@@ -37,12 +37,11 @@ from functools import partial
 
 import torch.nn.functional as F
 
-from algorithms.communication import FLOAT_BYTES
-from algorithms.declaration import Algorithm
+from algorithms import Algorithm
 from algorithms.fedgkt import feature_map, stacked_scores
-from algorithms.training import (OPTIMIZERS, Optimizer, autocast, batches, forward, restore,
-                                 snapshot)
 from federation import seeded, stream, timed
+from federation.communication import FLOAT_BYTES
+from federation.training import OPTIMIZERS, Optimizer, autocast, batches, forward, restore, snapshot
 
 
 @timed
@@ -118,4 +117,6 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, batch_size
         yield metrics, state
 
 
-ALGORITHM = Algorithm("split-learning", run, server="features", check_settings=check_settings)
+ALGORITHM = Algorithm(
+    "split-learning", run, scores={"server_accuracy": "server"},
+    server="features", check_settings=check_settings)

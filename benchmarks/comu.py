@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from algorithms.communication import bytes_until, clients_accuracy
+from federation.communication import bytes_until, clients_accuracy
 from experiment.plot import read_runs
 
 

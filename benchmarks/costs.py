@@ -2,7 +2,7 @@
 import torch
 from torch import nn
 
-from algorithms.communication import FLOAT_BYTES
+from federation.communication import FLOAT_BYTES
 
 
 def round_seconds(group_seconds, distill_seconds):

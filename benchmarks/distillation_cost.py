@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import torch
 
 from algorithms import feddf, fedsdd
-from algorithms.training import forward
+from federation.training import forward
 from benchmarks.commands import federation_of
 from benchmarks.costs import round_seconds
 from federation import seconds

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from algorithms import fedavg
-from algorithms.clients import sample_clients
-from algorithms.training import load_model, predict_logits
+from federation.parallel import sample_clients
+from federation.training import load_model, predict_logits
 from benchmarks.commands import federation_of
 from federation import stream
 

@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 
 import models
-from algorithms.communication import FLOAT_BYTES
+from federation.communication import FLOAT_BYTES
 from benchmarks.costs import network_cost
 
 ROOT = Path(__file__).parent.parent

@@ -26,8 +26,8 @@ import torch.nn.functional as F
 
 import models
 from algorithms import fedavg
-from algorithms.evaluation import accuracy
-from algorithms.training import batches, load_model, predict_logits
+from federation.evaluation import accuracy
+from federation.training import batches, load_model, predict_logits
 from benchmarks.commands import federation_of
 from federation import seeded, stream
 

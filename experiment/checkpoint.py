@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from algorithms.declaration import Algorithm
+from algorithms import Algorithm
 from experiment import process
 from experiment.flags import choose
 from experiment.process import fail, rank, say

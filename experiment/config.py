@@ -6,7 +6,7 @@ import torch
 import attacks
 import models
 from algorithms import ALGORITHMS
-from algorithms.clients import count_active
+from federation.parallel import count_active
 from data.load import DATASETS, TORCHVISION
 from experiment import process
 from experiment.build import HELD_OUT, has_foreign_public

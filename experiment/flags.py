@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 import models
 from algorithms import ALGORITHMS
-from algorithms.declaration import Algorithm
+from algorithms import Algorithm
 from algorithms.hyperparameters import (AT_LEAST_0, AT_LEAST_1, FINITE, HYPERPARAMETERS, POSITIVE,
                                         SHARE, Hyperparameter, Range)
 from attacks import ATTACKS

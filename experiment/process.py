@@ -82,7 +82,7 @@ def resumable(folder):
 def set_up(environment):
     """Joins the processes of torchrun, and returns the device.
 
-    A process has one thread, except while the server trains (`run_students` in clients.py): so no
+    A process has one thread, except while the server trains (`run_students` in parallel.py): so no
     number depends on how many processes there are. Raises ValueError if the device cannot be used.
     """
     import torch

@@ -2,42 +2,21 @@
 import statistics
 import time
 
-from algorithms.communication import bytes_until
+from federation.communication import bytes_until
 from attacks import lie_z
 from experiment import process
 from experiment.accuracies import whose_accuracy
 from experiment.config import reference_settings
-from experiment.flags import flag_name, value_text
+from experiment.flags import value_text
 from experiment.process import say
-
-# The hyperparameters that say how long a client trains.
-LENGTHS = ("transfer_public_epochs", "transfer_local_epochs", "local_epochs", "local_steps")
 
 
 class Clock:
-    """A run's clock, and the number of clients that this process has trained.
-
-    The federation calls it after each trained client.
-    """
+    """A run's clock."""
 
     def __init__(self, run, fed):
         self.run, self.fed = run, fed
         self.round_start = time.perf_counter()
-        self.num_trained, self.num_before, self.told = 0, 0, False
-        fed.on_trained = self.count
-
-    def count(self, num_clients):
-        """Counts a client; once, after 5 seconds, tells how long all num_clients take."""
-        self.num_trained += 1
-        seconds = time.perf_counter() - self.round_start
-        if seconds > 5 and not self.told:
-            self.told = True
-            each = seconds / (self.num_trained - self.num_before)
-            total = each * num_clients / process.count()
-            if total > 15:
-                lengths = [flag_name(name) for name in LENGTHS if self.run.settings.get(name)]
-                say(f"{num_clients} networks train for about {duration(total)}; a smaller --model "
-                    f"or --train-size, fewer {' or '.join(lengths)}, or more cores take less")
 
     def seconds_of_round(self):
         """{"round_seconds": since the last round, and "NAME_seconds" of each @timed function}."""
@@ -45,7 +24,7 @@ class Clock:
         seconds = {"round_seconds": now - self.round_start}
         seconds |= {f"{name}_seconds": x for name, x in self.fed.seconds.items()}
         self.fed.seconds.clear()
-        self.round_start, self.num_before = now, self.num_trained
+        self.round_start = now
         return seconds
 
 
@@ -107,9 +86,6 @@ def summary(runs):
     print_table(lines, [str.ljust, str.ljust, str.rjust, str.ljust, str.ljust, *3 * [str.rjust]])
     for note in notes:
         say(note)
-    if process.count() > 1:
-        counts = process.gather(sum(run.clock.num_trained for run in runs))
-        say(f"clients trained by each process: {' '.join(map(str, counts))}")
 
 
 def summary_lines(label, seeds):

@@ -36,7 +36,8 @@ import pytest
 from mistakes import TABLE
 
 ROOT = Path(__file__).resolve().parent.parent
-COPIED = "algorithms benchmarks data docs experiment reference tests *.py pyproject.toml".split()
+COPIED = ("algorithms benchmarks data docs experiment federation reference tests *.py "
+          "pyproject.toml").split()
 WORKERS = 2
 LIMIT = 300                          # seconds for a test, so that a mistake that never ends does
 

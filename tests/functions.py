@@ -14,10 +14,11 @@ ROOT = Path(__file__).parent.parent
 
 
 def module_of(name):
-    """"fedsdd.group_clients" -> the module fedsdd, which is in algorithms/ or at the top."""
+    """"fedsdd.group_clients" -> the module fedsdd, in algorithms/ or federation/, or at the top."""
     stem = name.split(".")[0]
-    is_algorithm = (ROOT / "algorithms" / f"{stem}.py").exists()
-    return importlib.import_module(f"algorithms.{stem}" if is_algorithm else stem)
+    folder = [f"{folder}." for folder in ("algorithms", "federation")
+              if (ROOT / folder / f"{stem}.py").exists()]
+    return importlib.import_module("".join(folder) + stem)
 
 
 def own(name):

@@ -56,7 +56,7 @@ TABLE["algorithms/equations.py", "equations"] = [
      "soft_cross_entropy_by_hand", "the target is a log-softmax", "AIJack's DS-FL"),
     ("-(target_probs.detach()«→.softmax(-1)»", "soft_cross_entropy_by_hand",
      "a softmax over probabilities", "AIJack's DS-FL")]
-TABLE["federation.py", "shared"] = [
+TABLE["federation/__init__.py", "shared"] = [
     ("np.random.default_rng(np.random.SeedSequence(«seed→10», ",
      "only_equal_keys_give_equal_numbers", "the seed is always 10", "FedML's partition_data"),
     ("with «torch.random.fork_rng(devices=gpus)→contextlib.nullcontext()»:",
@@ -65,10 +65,10 @@ TABLE["federation.py", "shared"] = [
     ("«torch.default_generator.manual_seed(number)→pass»",
      "contracts::the_order_of_the_clients_does_not_matter[fedavg]",
      "initial weights depend on what was drawn before")]
-TABLE["algorithms/clients.py", "shared"] = [
+TABLE["federation/parallel.py", "shared"] = [
     ("max(1, «round→int»(participation * num_clients))",
      "participation_is_a_share_at_least_one_client", "the share is rounded down")]
-TABLE["algorithms/uploads.py", "shared"] = [
+TABLE["federation/uploads.py", "shared"] = [
     ("bool((x.abs() < HUGE).«all→any»())", "logits::an_upload_with_one_bad_number_is_left_out[inf]",
      "one good number is enough"),
     ("if «is_usable(upload)→True»}", "fedavg::non_finite_upload_is_left_out",
@@ -76,7 +76,7 @@ TABLE["algorithms/uploads.py", "shared"] = [
     ("«attack_models(attack, uploads, ids)→uploads»",
      "contracts::an_attack_sees_every_round_and_what_it_returns_arrives[fedavg]",
      "attackers upload what they trained")]
-TABLE["algorithms/training.py", "shared"] = [
+TABLE["federation/training.py", "shared"] = [
     ('        «optimizer.param_groups[0]["lr"] = lr→pass»',
      "plateau::a_kept_optimizer_takes_the_rate_of_the_round",
      "the fallen rate does not reach the optimizer"),
@@ -105,7 +105,7 @@ TABLE["algorithms/training.py", "shared"] = [
      "library::a_run_inside_an_autocast_is_one_with_amp[False-fedavg]",
      "inside a user's autocast, the weights of the first batch"),
     ("«optimizer.step()→pass»", "contracts::it_learns[dsfl]", "nothing is learned")]
-TABLE["algorithms/evaluation.py", "shared"] = [
+TABLE["federation/evaluation.py", "shared"] = [
     ("combinations(predicted«→[:2]», 2)", "disagreement_by_hand",
      "only the first two members are compared"),
     ("(own_counts« / labels.bincount(minlength=num_classes)→»)[labels]",
@@ -220,7 +220,7 @@ TABLE["algorithms/feddf.py", "feddf"] = [
      "the_ensemble_predicts_by_mean_logits[feddf]", "the ensemble is of probabilities"),
     ("            if «→not »cosine:", "the_papers_student_against_a_slow_adam",
      "the rate does not fall")]
-TABLE["algorithms/declaration.py", "feddf"] = [
+TABLE["algorithms/__init__.py", "feddf"] = [
     ("return «any→all»(settings[name] is not None and",
      "either_use_of_validation_images_needs_them[drop_worst-True]",
      "only both uses together need validation images"),
@@ -491,7 +491,7 @@ TABLE["partition.py", "partition"] = [
     ("* len(«rows→labels») / FEDGKT_TABLE_6«[:, c]→».sum()",
      "fedgkt_table6_scales_with_class_sizes", "all classes are equally large")]
 # ------------------------------------------------------------------------ communication, secure sum
-TABLE["algorithms/communication.py", "communication"] = [
+TABLE["federation/communication.py", "communication"] = [
     ("model.parameters()) * «copies * →»num_clients",
      "bytes_are_proportional_to_clients_and_copies", "controls travel free"),
     ("return number_bytes * sum(p.numel() for p in model.«parameters→state_dict().values»())",

@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from algorithms import ALGORITHMS, uploads
-from algorithms.training import batches
+from algorithms import ALGORITHMS
+from federation import uploads
+from federation.training import batches
 from docs.reading.sources import order
 from federation import Data, Federation, seeded, stream
 from fedkd_minimal import main

@@ -7,8 +7,8 @@ from toys import (federation, labeled, last, linear, same, samples, through_a_fi
 
 from algorithms import baselines
 from algorithms.baselines import centralized, centralized_all, public_private, standalone
-from algorithms.evaluation import Score, client_metrics, own_accuracy, score, server_metrics
-from algorithms.training import OPTIMIZERS, batches
+from federation.evaluation import Score, client_metrics, own_accuracy, score, server_metrics
+from federation.training import OPTIMIZERS, batches
 from experiment.plateau import with_plateau
 from federation import stream
 

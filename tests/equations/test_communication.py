@@ -5,7 +5,7 @@ from torch import nn
 from toys import labeled, last, linear, with_batchnorm
 
 from algorithms import ALGORITHMS
-from algorithms.communication import (bytes_until, clients_accuracy, features_bytes,
+from federation.communication import (bytes_until, clients_accuracy, features_bytes,
                                       features_ledger, logits_bytes, logits_ledger,
                                       split_learning_bytes, weights_bytes, weights_ledger)
 from benchmarks.costs import network_cost

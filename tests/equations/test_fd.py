@@ -7,7 +7,7 @@ from toys import (close, cross_entropy_slope, federation, last, linear, same, sl
                   with_batchnorm, with_dropout, with_hidden_layer)
 
 from algorithms import fd
-from algorithms.training import snapshot, train_with_labels
+from federation.training import snapshot, train_with_labels
 from attacks import Attack
 from federation import stream
 

@@ -8,7 +8,7 @@ from toys import (close, constant, federation, last, linear, same, samples, slow
                   slow_training, towards_labels, with_batchnorm, with_dropout)
 
 from algorithms import fedavg, fedbe, feddf, fedprox, fedsdd, scaffold
-from algorithms.clients import sample_clients
+from federation.parallel import sample_clients
 from algorithms.equations import average_weights
 from federation import stream
 

@@ -8,8 +8,8 @@ from toys import federation, last, same, with_batchnorm
 
 from algorithms import fedavg, fedbe, fedsdd
 from algorithms.equations import average_weights
-from algorithms.evaluation import accuracy
-from algorithms.training import predict_members
+from federation.evaluation import accuracy
+from federation.training import predict_members
 from federation import stream
 
 LOCAL = {"local_epochs": 1, "batch_size": 2, "lr": 0.1}

@@ -9,9 +9,9 @@ from toys import (close, constant, federation, last, linear, same, samples, slow
                   slow_logits, slow_slopes, slow_training, with_batchnorm, with_hidden_layer)
 
 from algorithms import fedavg, fedbe, feddf
-from algorithms.clients import active_clients, sample_clients
-from algorithms.evaluation import accuracy, disagreement
-from algorithms.training import batches, predict_members
+from federation.parallel import active_clients, sample_clients
+from federation.evaluation import accuracy, disagreement
+from federation.training import batches, predict_members
 from federation import stream
 from reference.linear import kl_slope
 

@@ -11,8 +11,8 @@ from toys import (SHAPE, close, drawn, labeled, last, linear, numbers, pixels, r
 from algorithms import fedgems, fedgems_ablations
 from algorithms.fedgems import (client_loss, entropy, entropy_weights, fuse_logits,
                                 reliable_clients, server_loss)
-from algorithms.training import predict_logits
-from algorithms.uploads import HUGE, is_usable
+from federation.training import predict_logits
+from federation.uploads import HUGE, is_usable
 from reference import fedgems as oracle
 
 CASES = ("self_training", "self_distillation", "ensemble_distillation", "nobody_right")

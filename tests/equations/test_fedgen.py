@@ -8,8 +8,8 @@ from toys import federation, last, linear, same
 from torch import nn
 
 from algorithms import fedavg, fedgen
-from algorithms.clients import sample_clients
-from algorithms.training import batches
+from federation.parallel import sample_clients
+from federation.training import batches
 from attacks import Attack
 from federation import stream
 

@@ -12,12 +12,12 @@ from toys import drawn, federation, last, linear, numbers, pixels, same, samples
 from torch import nn
 
 from algorithms import fedgkt, fedgkt_async
-from algorithms.clients import sample_clients
-from algorithms.communication import features_bytes
-from algorithms.evaluation import own_accuracy
+from federation.parallel import sample_clients
+from federation.communication import features_bytes
+from federation.evaluation import own_accuracy
 from algorithms.fedgkt import client_loss, extract, server_loss
-from algorithms.training import OPTIMIZERS, batches
-from algorithms.uploads import tensors
+from federation.training import OPTIMIZERS, batches
+from federation.uploads import tensors
 from federation import stream
 from reference import fedgkt as oracle
 

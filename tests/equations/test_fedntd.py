@@ -8,9 +8,9 @@ from toys import (close, cross_entropy_slope, federation, last, same, slow_learn
                   slow_training, with_batchnorm, with_dropout)
 
 from algorithms import fedavg, fedntd
-from algorithms.clients import sample_clients
+from federation.parallel import sample_clients
 from algorithms.equations import average_weights, distillation_loss
-from algorithms.training import load_model
+from federation.training import load_model
 from federation import stream
 
 LOCAL = {"local_epochs": 3, "batch_size": 2, "lr": 0.1}

@@ -11,8 +11,8 @@ from toys import (SHAPE, close, constant, drawn, federation, last, linear, numbe
 
 from algorithms import fedavg, fedsdd, fedsdd_ablations
 from algorithms.equations import ensemble_logits
-from algorithms.evaluation import accuracy, disagreement
-from algorithms.training import predict_members
+from federation.evaluation import accuracy, disagreement
+from federation.training import predict_members
 from benchmarks.costs import round_seconds
 from federation import Data, stream
 from reference import fedsdd as oracle

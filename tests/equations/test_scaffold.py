@@ -8,9 +8,9 @@ from toys import (close, federation, last, linear, same, slow_learner, slow_slop
                   towards_labels, with_batchnorm, with_hidden_layer)
 
 from algorithms import scaffold
-from algorithms.clients import sample_clients
-from algorithms.training import batches
-from algorithms.uploads import tensors
+from federation.parallel import sample_clients
+from federation.training import batches
+from federation.uploads import tensors
 from federation import stream
 
 LOCAL = {"local_epochs": 3, "batch_size": 2, "lr": 0.1}

@@ -7,8 +7,8 @@ from toys import last
 from torch import nn
 
 from algorithms import split_learning
-from algorithms.communication import split_learning_bytes
-from algorithms.training import OPTIMIZERS, batches
+from federation.communication import split_learning_bytes
+from federation.training import OPTIMIZERS, batches
 from federation import stream
 
 QUICK = {"rounds": 2, "local_epochs": 2, "batch_size": 2, "lr": 0.1, "optimizer": "sgd",

@@ -16,8 +16,9 @@ from toys import (OF_PAPERS, federation, labeled, linear, main, same, samples, s
                   through_a_file, without_seconds)
 from torch import nn
 
-from algorithms import ALGORITHMS, clients, evaluation
-from algorithms.clients import active_clients, sample_clients
+from algorithms import ALGORITHMS
+from federation import evaluation, parallel
+from federation.parallel import active_clients, sample_clients
 from algorithms.hyperparameters import HYPERPARAMETERS
 from attacks import Attack
 from experiment import checkpoint
@@ -150,7 +151,7 @@ def test_the_order_of_the_clients_does_not_matter(algo, monkeypatch):
     def backwards(fed, fn, ids):
         return [fn(i) for i in ids[::-1]][::-1]
     expected = whole(algo)
-    for module in (clients, evaluation):
+    for module in (parallel, evaluation):
         monkeypatch.setattr(module, "in_parallel", backwards)
     torch.rand(3)
     assert same(run(algo), expected)
@@ -305,13 +306,13 @@ def test_amp_reaches_training_and_prediction(algo):
 @every_algorithm
 def test_only_the_clients_of_a_round_are_trained(algo, monkeypatch):
     """0.7 of the clients of each architecture, two of three; of all, in FedGKT."""
-    trained, in_parallel = [], clients.in_parallel
+    trained, in_parallel = [], parallel.in_parallel
 
     def watched(fed, fn, ids):
         if fn.__name__ == "trained":                             # of run_clients, not run_server
             trained.extend(ids)
         return in_parallel(fed, fn, ids)
-    monkeypatch.setattr(clients, "in_parallel", watched)
+    monkeypatch.setattr(parallel, "in_parallel", watched)
     fed, share = toy(algo), 0.7 if takes(algo, "participation") else 1.0
     for t, state in [(1, whole(algo)[0][1]), (2, whole(algo)[1][1])]:
         trained.clear()

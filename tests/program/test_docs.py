@@ -34,7 +34,8 @@ LAYERS = {       # what of the project the files of a folder, or one file, may i
     "experiment": "experiment data algorithms federation attacks partition models",
     "algorithms": "algorithms federation attacks",
     "data": "data federation",
-    "federation.py": "", "attacks.py": "", "partition.py": "", "models.py": "",
+    "federation": "federation attacks",
+    "attacks.py": "", "partition.py": "", "models.py": "",
     "reference": "math reference"}
 FILES = {layer: [layer] if layer.endswith(".py") else
          [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / layer).glob("[!_]*.py"))]

@@ -12,9 +12,9 @@ from toys import (constant, federation, labeled, last, linear, receives, same, s
 from torch import nn
 
 from algorithms import ALGORITHMS
-from algorithms.evaluation import client_scores, server_metrics
-from algorithms.training import OPTIMIZERS, restore, snapshot, train, train_with_labels
-from algorithms.uploads import is_usable, usable
+from federation.evaluation import client_scores, server_metrics
+from federation.training import OPTIMIZERS, restore, snapshot, train, train_with_labels
+from federation.uploads import is_usable, usable
 from experiment.checkpoint import Run
 from experiment.report import summary
 from federation import Data

@@ -6,8 +6,8 @@ from test_contracts import SETTINGS, takes, toy, whole
 from toys import federation, linear, same, samples, through_a_file, without_seconds
 
 from algorithms import ALGORITHMS
-from algorithms.declaration import Algorithm
-from algorithms.training import OPTIMIZERS, restore, snapshot, train_with_labels
+from algorithms import Algorithm
+from federation.training import OPTIMIZERS, restore, snapshot, train_with_labels
 from experiment.plateau import with_plateau
 
 REACHED = [.5, .5, .5, .6, .6, .5, .6, .6]      # the accuracy after rounds 1, 2, ...
@@ -28,7 +28,7 @@ def reached(fed, state):
     return {"accuracy": REACHED[state["round"] - 1]}
 
 
-SCRIPTED = Algorithm("scripted", scripted, plateau=("lr",), evaluate=reached)
+SCRIPTED = Algorithm("scripted", scripted, {}, plateau=("lr",), evaluate=reached)
 FED = federation(validation=samples(20, seed=3))
 
 
@@ -77,7 +77,7 @@ def test_the_test_set_does_not_move_a_rate():
         seen.append((fed.test, fed.public_test))
         return reached(fed, state)
     fed = federation(validation=samples(20, seed=3), public_test=samples(5))
-    algorithm = Algorithm("", scripted, plateau=("lr",), evaluate=evaluate)
+    algorithm = Algorithm("", scripted, {}, plateau=("lr",), evaluate=evaluate)
     rounds_of(with_plateau(algorithm, 1), fed, rounds=3, lr=0.8)
     assert len(seen) == 3 and all(same(given, (fed.validation, None)) for given in seen)
 

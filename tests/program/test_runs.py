@@ -15,7 +15,7 @@ from test_command_line import contents, kept
 from toys import refused
 
 from algorithms import ALGORITHMS
-from algorithms.clients import packed, unpacked
+from federation.parallel import packed, unpacked
 from experiment import checkpoint, report
 from fedkd_minimal import main
 

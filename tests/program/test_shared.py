@@ -9,9 +9,9 @@ from torch import nn
 
 import federation as federation_module
 from algorithms import ALGORITHMS
-from algorithms.clients import count_active, sample_clients
-from algorithms.evaluation import accuracy, disagreement
-from algorithms.training import batches, forward, predict_logits, predict_members
+from federation.parallel import count_active, sample_clients
+from federation.evaluation import accuracy, disagreement
+from federation.training import batches, forward, predict_logits, predict_members
 from federation import seeded, stream, timed
 
 

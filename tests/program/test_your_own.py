@@ -1,4 +1,5 @@
 """YOUR_OWN.md: its algorithm, its library program, its prediction of a folder, as printed there."""
+import dataclasses
 import functools
 import importlib.util
 import json
@@ -13,7 +14,8 @@ from PIL import Image
 from test_command_line import configured
 from toys import refused
 
-from algorithms import ALGORITHMS, evaluation
+from algorithms import ALGORITHMS
+from federation import evaluation
 from data.load import load_dataset
 from experiment import saved_model
 from fedkd_minimal import main
@@ -87,7 +89,7 @@ def test_a_metric_that_is_no_number_is_named(fedavgm, value, text, monkeypatch, 
     def run(*arguments, **settings):
         for metrics, state in fedavgm.run(*arguments, **settings):
             yield metrics | {"distance": value}, state
-    monkeypatch.setitem(ALGORITHMS, "fedavgm", fedavgm.ALGORITHM._replace(run=run))
+    monkeypatch.setitem(ALGORITHMS, "fedavgm", dataclasses.replace(fedavgm.ALGORITHM, run=run))
     refused(capsys, f"--algo fedavgm --dataset {npz} --clients 4 --partition iid".split(),
             f"fedavgm: the metric distance is {text}; a metric is an int")
 

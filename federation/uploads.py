@@ -4,10 +4,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from algorithms.clients import run_clients
 from attacks import attack_models, attack_rows
 from federation import timed
-
+from federation.parallel import in_parallel
 
 HUGE = 1e30    # sums of larger numbers, or their quotients by a temperature, overflow in float32
 
@@ -37,7 +36,7 @@ def collect(fed, ids, train, attack=None):
 
     Attackers replace what they upload. Then an upload that is not usable is left out.
     """
-    uploads = run_clients(fed, train, ids)
+    uploads = in_parallel(fed, train, ids)
     if attack:
         uploads = attack_models(attack, uploads, ids)
     return {i: upload for i, upload in zip(ids, uploads) if is_usable(upload)}
@@ -57,7 +56,7 @@ def collect_rows(fed, rows, train, attack=None):
     All clients train in parallel; train(i) -> Trained. Attackers replace what they upload.
     """
     ids = range(len(fed.private))
-    trained = run_clients(fed, train, ids)
+    trained = in_parallel(fed, train, ids)
     uploads = torch.stack([result.upload for result in trained])
     if attack:
         uploads = attack_rows(attack, uploads, ids, rows)

@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from algorithms.clients import in_parallel
 from federation import seeded, stream
+from federation.parallel import in_parallel
 
 
 def network(fed, architecture, init=0):

@@ -2,9 +2,9 @@
 import itertools
 from typing import NamedTuple
 
-from algorithms.clients import in_parallel
-from algorithms.training import load_model, predict_logits, predict_together
 from federation import timed
+from federation.parallel import in_parallel
+from federation.training import load_model, predict_logits, predict_together
 
 
 class Score(NamedTuple):

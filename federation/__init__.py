@@ -60,8 +60,6 @@ class Federation:
     augment: Callable[[Tensor, np.random.Generator], Tensor] | None = None   # training images
     amp: bool = False                            # bfloat16 autocast in every forward pass
     threads: int | None = None                   # CPU threads while the server trains; None: as now
-    on_trained: Callable[[int], None] | None = None    # called with the number of clients that
-    #                                              train, after each one that this process trained
     seconds: Counter = field(default_factory=Counter)  # {function: seconds} of what is @timed
 
 
@@ -129,6 +127,16 @@ def restrict_public(fed, public_use):
     if public_use == "unlabeled" and fed.public is not None:
         return dataclasses.replace(fed, public=Data(fed.public.images, None))
     return fed
+
+
+@torch.no_grad()
+def can_read(model, inputs):
+    """True if the network gives an output for these inputs [n, ...]."""
+    try:
+        model.eval()(inputs)
+    except (RuntimeError, ValueError):
+        return False
+    return True
 
 
 @torch.no_grad()

@@ -49,7 +49,7 @@ def active_clients(fed, participation, t):
 
 
 def in_parallel(fed, fn, ids):
-    """[fn(i) for i in ids], in this order, computed by all processes together.
+    """The papers' "for each client i in parallel do": [fn(i) for i in ids], by all processes.
 
     fn(i) is pure: it returns tensors (in tuples, lists, dicts) and changes nothing outside.
     Of several processes, number j % world_size computes fn(ids[j]); then every process gets all
@@ -65,17 +65,6 @@ def in_parallel(fed, fn, ids):
         dist.broadcast_object_list(message, src=source)
         results[source::world_size] = unpacked(message[0], fed.device)
     return results
-
-
-def run_clients(fed, train, ids):
-    """The papers' "for each client in parallel do": `in_parallel`, and fed.on_trained is told."""
-    def trained(i):
-        result = train(i)
-        if fed.on_trained:
-            fed.on_trained(len(ids))
-        return result
-
-    return in_parallel(fed, trained, ids)
 
 
 def run_server(fed, train, *arguments, **settings):
