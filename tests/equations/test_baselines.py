@@ -2,8 +2,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from toys import (federation, labeled, last, linear, same, samples, through_a_file,
-                  with_hidden_layer)
+from toys import federation, labeled, last, linear, same, samples, through_a_file, with_hidden_layer
 
 from algorithms import baselines
 from algorithms.baselines import centralized, centralized_all, public_private, standalone

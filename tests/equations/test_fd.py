@@ -2,9 +2,9 @@
 import numpy as np
 import pytest
 import torch
-from toys import (close, cross_entropy_slope, federation, last, linear, same, slow_accuracy,
-                  slow_learner, slow_own_accuracy, slow_softmax, slow_training,
-                  with_batchnorm, with_dropout, with_hidden_layer)
+from slow import (close, cross_entropy_slope, slow_accuracy, slow_learner, slow_own_accuracy,
+                  slow_softmax, slow_training)
+from toys import federation, last, linear, same, with_batchnorm, with_dropout, with_hidden_layer
 
 from algorithms import fd
 from federation.training import snapshot, train_with_labels

@@ -3,9 +3,9 @@ import math
 
 import pytest
 import torch
+from slow import close, slow_learner, slow_training, towards_labels
 from torch.nn import ParameterDict
-from toys import (close, constant, federation, last, linear, same, samples, slow_learner,
-                  slow_training, towards_labels, with_batchnorm, with_dropout)
+from toys import constant, federation, last, linear, same, samples, with_batchnorm, with_dropout
 
 from algorithms import fedavg, fedbe, feddf, fedprox, fedsdd, scaffold
 from federation.parallel import sample_clients

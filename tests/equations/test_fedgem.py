@@ -1,8 +1,8 @@
 """FedGEM: whole rounds, sample by sample."""
 import pytest
 import torch
+from slow import close, slow_accuracy, slow_learner, slow_logits, slow_training, towards_labels
 from test_fedgems import QUICK, TWICE, toy
-from toys import close, slow_accuracy, slow_learner, slow_logits, slow_training, towards_labels
 
 from algorithms import fedgem
 from federation import stream

@@ -5,8 +5,8 @@ from itertools import product
 
 import pytest
 import torch
-from toys import (SHAPE, close, drawn, labeled, last, linear, numbers, pixels, receives, same,
-                  slow_accuracy, update_by, with_batchnorm)
+from slow import close, drawn, numbers, pixels, slow_accuracy, update_by
+from toys import SHAPE, labeled, last, linear, receives, same, with_batchnorm
 
 from algorithms import fedgems, fedgems_ablations
 from algorithms.fedgems import (client_loss, entropy, entropy_weights, fuse_logits,

@@ -8,8 +8,9 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from toys import drawn, federation, last, linear, numbers, pixels, same, samples, update_by
+from slow import drawn, numbers, pixels, update_by
 from torch import nn
+from toys import federation, last, linear, same, samples
 
 from algorithms import fedgkt, fedgkt_async
 from federation.parallel import sample_clients

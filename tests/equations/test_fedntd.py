@@ -4,8 +4,8 @@ import math
 import pytest
 import torch
 from reference.linear import kl_slope
-from toys import (close, cross_entropy_slope, federation, last, same, slow_learner, slow_logits,
-                  slow_training, with_batchnorm, with_dropout)
+from slow import close, cross_entropy_slope, slow_learner, slow_logits, slow_training
+from toys import federation, last, same, with_batchnorm, with_dropout
 
 from algorithms import fedavg, fedntd
 from federation.parallel import sample_clients

@@ -4,8 +4,8 @@ import math
 
 import torch
 from pytest import approx
-from toys import (close, federation, last, linear, same, slow_learner, slow_slopes,
-                  towards_labels, with_batchnorm, with_hidden_layer)
+from slow import close, slow_learner, slow_slopes, towards_labels
+from toys import federation, last, linear, same, with_batchnorm, with_hidden_layer
 
 from algorithms import scaffold
 from federation.parallel import sample_clients

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from break_it import MUTANTS, ROOT, mutated, place_of
+from commands import shipped
 from functions import EQUATIONS
-from toys import shipped
 
 
 def test_every_file_of_algorithms_and_every_function_with_an_equation_has_one():

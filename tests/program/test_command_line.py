@@ -10,7 +10,8 @@ import statistics
 
 import pytest
 import torch
-from toys import OF_PAPERS, federation, refused, same
+from commands import OF_PAPERS, refused
+from toys import federation, same
 
 import fedkd_minimal
 import models

@@ -4,8 +4,9 @@ import re
 
 import numpy as np
 import pytest
+from commands import refused
 from test_command_line import configured, kept
-from toys import arrays, refused
+from toys import arrays
 
 from algorithms import ALGORITHMS
 from experiment import process

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from toys import (OF_PAPERS, federation, labeled, linear, main, same, samples, shipped,
-                  through_a_file, without_seconds)
+from commands import OF_PAPERS, main, shipped
 from torch import nn
+from toys import federation, labeled, linear, same, samples, through_a_file, without_seconds
 
 from algorithms import ALGORITHMS
 from federation import evaluation, parallel

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from toys import shipped
+from commands import shipped
 
 from algorithms import ALGORITHMS
 from docs.reading import sources

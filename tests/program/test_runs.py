@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import refused
 from test_command_line import contents, kept
-from toys import refused
 
 from algorithms import ALGORITHMS
 from federation.parallel import packed, unpacked

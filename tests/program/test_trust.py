@@ -9,9 +9,10 @@ import sys
 
 import pytest
 import torch
+from commands import refused
 from test_runs import bytes_of, command, stopped_after
 from toys import federation as toy
-from toys import labeled, refused
+from toys import labeled
 
 from algorithms import ALGORITHMS
 from experiment import checkpoint, process

@@ -11,8 +11,8 @@ import pytest
 import test_contracts
 import torch
 from PIL import Image
+from commands import refused
 from test_command_line import configured
-from toys import refused
 
 from algorithms import ALGORITHMS
 from federation import evaluation
