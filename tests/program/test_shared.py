@@ -35,7 +35,7 @@ def test_no_two_trainings_share_dropout(algo, monkeypatch):
     generator is new in every training, and its weights are loaded.)"""
     seeds = []
     for name, module in list(sys.modules.items()):
-        if name.startswith("algorithms.") and hasattr(module, "seeded"):
+        if name.startswith(("algorithms.", "federation.")) and hasattr(module, "seeded"):
             monkeypatch.setattr(module, "seeded", lambda *keys: seeds.append(keys) or seeded(*keys))
     run(algo)
     trainings = [keys for keys in seeds if keys[1] != "generator"]
