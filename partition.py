@@ -276,6 +276,8 @@ def _checked(labels, rng, num_clients=None, min_size=1):
     if labels.ndim != 1:
         raise ValueError(f"labels have shape {list(labels.shape)}: one number per sample, [N], is "
                          "needed, not one-hot rows")
+    if labels.dtype.kind == "f" and not np.isfinite(labels).all():
+        raise ValueError("labels have nan or infinity: each sample needs a whole number")
     if not isinstance(rng, np.random.Generator):
         raise ValueError(f"rng is {rng!r}: a numpy Generator is needed, such as "
                          "np.random.default_rng(0)")

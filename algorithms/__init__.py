@@ -1,10 +1,14 @@
 """The registry: what an algorithm's file declares, and every algorithm that `--algo` may name."""
+import functools
 import inspect
+import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Literal
 
-from federation import can_read, no_server_model
+from algorithms.hyperparameters import allowed_numbers
+from federation import no_server_model, output_shape
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,6 +21,7 @@ class Algorithm:
     name: str                # on the command line
     run: Callable            # run(fed, state=None, *, rounds, ...) yields (metrics, state)
     scores: dict             # {accuracy metric: whose accuracy it is}; `accuracy` repeats the first
+    keeps: tuple             # what its state has besides "round", such as "server", "clients"
     public: str = "none"     # the public images that it sees: "none", "unlabeled", "labeled", or
     #                          "joint", as in FedMD: images and labels of another task too, whose
     #                          classes stand in one output layer with the task's own
@@ -37,44 +42,45 @@ class Algorithm:
     evaluate_each: Callable | None = None    # evaluate_each(fed, state) -> {network: accuracy}, if
     #                          its networks are trained separately and each has rates of its own
 
+    def __post_init__(self):
+        self.run.algorithm = self            # for `checked`
+
+    @property
+    def keywords(self):
+        """{name: inspect.Parameter} of the keyword-only arguments of `run`."""
+        parameters = inspect.signature(self.run).parameters.items()
+        return {name: x for name, x in parameters if x.kind is x.KEYWORD_ONLY}
+
     @property
     def hyperparameters(self):
-        """{name: inspect.Parameter} of the keyword-only arguments of `run` that are flags.
-
-        They have an annotation; `attack` has none.
-        """
-        parameters = inspect.signature(self.run).parameters
-        return {name: parameter for name, parameter in parameters.items()
-                if parameter.kind is parameter.KEYWORD_ONLY
-                and parameter.annotation is not parameter.empty}
+        """Those of the keywords that are flags: they have an annotation; `attack` has none."""
+        return {name: x for name, x in self.keywords.items() if x.annotation is not x.empty}
 
     @property
     def can_be_attacked(self):
         """True if `run` has the keyword `attack`: clients upload something that can be poisoned."""
-        return "attack" in inspect.signature(self.run).parameters
+        return "attack" in self.keywords
 
     def needs_public(self, settings):
         """True if it needs public images with these settings of `run`."""
         always = self.public != "none" and not self.public_for
-        return always or self.is_given(self.public_for, settings)
+        return always or is_given(self.public_for, settings)
 
     def needs_validation(self, settings):
         """True if it needs validation images with these settings of `run`."""
-        return self.validation or self.is_given(self.validation_for, settings)
+        return self.validation or is_given(self.validation_for, settings)
 
-    def is_given(self, names, settings):
-        """True if one of these keywords is neither False nor None: 0 is given."""
-        for name in names:
-            if name not in settings:
-                raise ValueError(f"{self.name}: ALGORITHM.check needs {name}={name}")
-        return any(settings[name] is not None and settings[name] is not False
-                   for name in names)
+    def check(self, fed, state=None, **settings):
+        """Raises ValueError if the algorithm cannot run with this federation, state and settings.
 
-    def check(self, fed, **settings):
-        """Raises ValueError if the federation lacks what the algorithm needs.
-
-        settings    the keywords of `run` on which a need depends, or that check_settings reads
+        settings    keywords of `run`; the others have their defaults
         """
+        settings = {name: x.default for name, x in self.keywords.items()} | settings
+        for name, parameter in self.hyperparameters.items():
+            check_value(f"{self.name}: {name}", settings[name], parameter.annotation, name)
+        if state is not None and not {"round", *self.keeps} <= state.keys():
+            raise ValueError(f"{self.name}: the state is another algorithm's: it has "
+                             f"{', '.join(state)}, not {', '.join(('round', *self.keeps))}")
         networks = list(dict.fromkeys(fed.architecture))
         if not self.mixed_networks and len(networks) > 1:
             raise ValueError(f"{self.name}: every client needs the same network, "
@@ -91,12 +97,43 @@ class Algorithm:
         if self.server != "none" and fed.server_model is no_server_model:
             raise ValueError(f"{self.name} needs a network of the server: "
                              "from_tensors(..., server_network=Network)")
-        image = fed.private[0].images[:1]
-        if self.server == "images" and not can_read(fed.server_model(), image):
-            raise ValueError(f"{self.name}: the server's network cannot read images "
-                             f"{list(image.shape[1:])}")
+        if self.server == "images":
+            image = fed.private[0].images[:1]
+            shape = output_shape(fed.server_model(), image)
+            if shape != (1, fed.num_classes):
+                raise ValueError(f"{self.name}: the server's network must make logits "
+                                 f"[B, {fed.num_classes}] of images {list(image.shape[1:])}")
         if self.check_settings:
             self.check_settings(fed, **settings)
+
+
+def is_given(names, settings):
+    """True if one of these keywords is neither False nor None: 0 is given."""
+    return any(settings[name] is not None and settings[name] is not False for name in names)
+
+
+def check_value(what, value, annotation, name):
+    """Raises ValueError unless a keyword's value is one that its annotation and its row allow."""
+    if value is None and type(None) in typing.get_args(annotation):
+        return
+    if typing.get_origin(annotation) is Literal:
+        if value not in typing.get_args(annotation):
+            raise ValueError(f"{what} is {value!r}: choose from "
+                             f"{', '.join(map(str, typing.get_args(annotation)))}")
+        return
+    allowed = allowed_numbers(name, annotation)
+    for number in value if isinstance(value, (tuple, list)) else [value]:
+        if allowed and not (isinstance(number, (int, float)) and allowed.holds(number)):
+            raise ValueError(f"{what} is {number!r}: it must be {allowed.words}")
+
+
+def checked(run):
+    """Decorator of an algorithm's `run`: `Algorithm.check` with its arguments, before all else."""
+    @functools.wraps(run)
+    def wrapper(fed, state=None, **keywords):
+        wrapper.algorithm.check(fed, state, **keywords)
+        return run(fed, state, **keywords)
+    return wrapper
 
 
 FILES = (       # each of these files ends in `ALGORITHM = Algorithm(...)`

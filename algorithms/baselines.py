@@ -1,10 +1,9 @@
 """Baselines for federated learning: training without any exchange.
 
 Cheng et al., "FedGEMS: Federated Learning of Larger Server Models via Selective Knowledge Fusion",
-arXiv:2110.11027, section 4.
+arXiv:2110.11027, section 4, whose settings are the defaults.
 
 Run:   python fedkd_minimal.py --algo standalone,centralized,centralized-all,public-private
-       (small settings of experiment/presets.py; with --paper fedgems-homogeneous: `run`'s defaults)
 What travels: nothing.
 Public data: X_0, with labels; `centralized` has none.
 
@@ -24,30 +23,25 @@ On a union one network of each kind is trained, which counts for all clients tha
 
 Kept between rounds: all networks and the states of their optimizers, so that all rounds together
 are one long training.
+Modes: training is in train mode, with --augment on augmented images; the loss is the mean over the
+batch. The test images are predicted in eval mode.
 Scores: at the end of a round. server_accuracy is of the server's network, client_accuracy the mean
-over the clients; `accuracy` repeats the first, where there is one, or the second. With --public
-half, the default if public data are needed, the test set is halved, too: the server's network is
-scored on the public half, the clients' on the private half.
+over the clients; `accuracy` repeats the first, where there is one, or the second. evaluation.py
+says on which test images.
 Bad upload: there is no upload.
-
-Departures (more: docs/DEPARTURES.md):
+Departures (all are in docs/DEPARTURES.md):
 D1  the paper counts epochs; here a round is local_epochs passes over the data of each network
 """
 from functools import partial
 
-from algorithms import Algorithm
+import torch.nn.functional as F
+
+from algorithms import Algorithm, checked
 from federation import timed, union
 from federation.evaluation import client_metrics, client_scores, score, server_metrics
 from federation.parallel import by_architecture, in_parallel
-from federation.training import (
-    OPTIMIZERS,
-    Optimizer,
-    load_model,
-    network,
-    restore,
-    snapshot,
-    train_with_labels,
-)
+from federation.training import (OPTIMIZERS, Optimizer, forward, load_model, network, restore,
+                                 shuffled, snapshot)
 
 
 def new_network(fed, name):
@@ -64,9 +58,14 @@ def train_network(fed, t, name, saved, data, *, batch_size, new_optimizer):
     """
     model = new_network(fed, name)
     optimizer = restore(saved, model, new_optimizer)
-    for part, (samples, epochs) in enumerate(data):
-        train_with_labels(fed, model, optimizer, samples, epochs=epochs, batch_size=batch_size,
-                          keys=("alone", t, name, part))
+    model.train()
+    for part, ((images, labels), epochs) in enumerate(data):
+        for rows, batch in shuffled(fed, images, ("alone", t, name, part), epochs=epochs,
+                                    batch_size=batch_size):
+            loss = F.cross_entropy(forward(fed, model, batch), labels[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
     return snapshot(model, optimizer)
 
 
@@ -147,15 +146,14 @@ def train_alone(fed, state, data, *, rounds, batch_size, lr, optimizer, weight_d
         yield metrics, state
 
 
+@checked
 def standalone(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, batch_size: int = 256,
                lr: float = 1e-3, optimizer: Optimizer = "amsgrad", weight_decay: float = 1e-4):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
     local_epochs    passes over a network's data in a round
-    The other keywords are in hyperparameters.py.
+    hyperparameters.py explains the other keywords.
     """
-    if state is None:
-        STANDALONE.check(fed)
     data = {"server": [(fed.public, local_epochs)]}
     for i, private in enumerate(fed.private):
         data[i] = [(private, local_epochs)]
@@ -163,46 +161,43 @@ def standalone(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, bat
                            optimizer=optimizer, weight_decay=weight_decay)
 
 
+@checked
 def public_private(fed, state=None, *, rounds: int = 200, local_epochs: int = 1,
                    public_epochs: int = 1, batch_size: int = 256, lr: float = 1e-3,
                    optimizer: Optimizer = "amsgrad", weight_decay: float = 1e-4):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
-    The keywords are in hyperparameters.py.
+    hyperparameters.py explains the keywords.
     """
-    if state is None:
-        PUBLIC_PRIVATE.check(fed)
     data = {i: [(private, local_epochs), (fed.public, public_epochs)]
             for i, private in enumerate(fed.private)}
     yield from train_alone(fed, state, data, rounds=rounds, batch_size=batch_size, lr=lr,
                            optimizer=optimizer, weight_decay=weight_decay)
 
 
+@checked
 def centralized(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, batch_size: int = 256,
                 lr: float = 1e-3, optimizer: Optimizer = "amsgrad", weight_decay: float = 1e-4):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
     local_epochs    passes over all private data in a round
-    The other keywords are in hyperparameters.py.
+    hyperparameters.py explains the other keywords.
     """
-    if state is None:
-        CENTRALIZED.check(fed)
     samples = union(*fed.private)
     data = {name: [(samples, local_epochs)] for name in by_architecture(fed)}
     yield from train_alone(fed, state, data, rounds=rounds, batch_size=batch_size, lr=lr,
                            optimizer=optimizer, weight_decay=weight_decay)
 
 
+@checked
 def centralized_all(fed, state=None, *, rounds: int = 200, local_epochs: int = 1,
                     batch_size: int = 256, lr: float = 1e-3, optimizer: Optimizer = "amsgrad",
                     weight_decay: float = 1e-4):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
     local_epochs    passes over the public and all private data in a round
-    The other keywords are in hyperparameters.py.
+    hyperparameters.py explains the other keywords.
     """
-    if state is None:
-        CENTRALIZED_ALL.check(fed)
     samples = union(fed.public, *fed.private)
     data = {name: [(samples, local_epochs)] for name in ["server", *by_architecture(fed)]}
     yield from train_alone(fed, state, data, rounds=rounds, batch_size=batch_size, lr=lr,
@@ -210,20 +205,14 @@ def centralized_all(fed, state=None, *, rounds: int = 200, local_epochs: int = 1
 
 
 CLIENTS = ("client_accuracy", "client_accuracy_min", "client_accuracy_max")
-CLIENTS_AND_SERVER = ("server_accuracy", *CLIENTS)
-OF_CLIENTS = {"client_accuracy": "clients"}
-OF_SERVER_AND_CLIENTS = {"server_accuracy": "server", **OF_CLIENTS}
-STANDALONE = Algorithm(
-    "standalone", standalone, scores=OF_SERVER_AND_CLIENTS, public="labeled",
-    mixed_networks=True, server="images",
-    plateau=("lr",), evaluate=evaluate, evaluate_each=evaluate_each, columns=CLIENTS_AND_SERVER)
-PUBLIC_PRIVATE = Algorithm(
-    "public-private", public_private, scores=OF_CLIENTS, public="labeled", mixed_networks=True,
-    plateau=("lr",), evaluate=evaluate, evaluate_each=evaluate_each, columns=CLIENTS)
-CENTRALIZED = Algorithm(
-    "centralized", centralized, scores=OF_CLIENTS, mixed_networks=True,
-    plateau=("lr",), evaluate=evaluate, evaluate_each=evaluate_each, columns=CLIENTS)
-CENTRALIZED_ALL = Algorithm(
-    "centralized-all", centralized_all, scores=OF_SERVER_AND_CLIENTS, public="labeled",
-    mixed_networks=True, server="images",
-    plateau=("lr",), evaluate=evaluate, evaluate_each=evaluate_each, columns=CLIENTS_AND_SERVER)
+OF_CLIENTS = dict(scores={"client_accuracy": "clients"}, mixed_networks=True, plateau=("lr",),
+                  evaluate=evaluate, evaluate_each=evaluate_each, columns=CLIENTS)
+OF_SERVER_TOO = OF_CLIENTS | dict(
+    scores={"server_accuracy": "server", "client_accuracy": "clients"}, public="labeled",
+    server="images", columns=("server_accuracy", *CLIENTS))
+STANDALONE = Algorithm("standalone", standalone, keeps=("server", "clients"), **OF_SERVER_TOO)
+PUBLIC_PRIVATE = Algorithm("public-private", public_private, keeps=("clients",), public="labeled",
+                           **OF_CLIENTS)
+CENTRALIZED = Algorithm("centralized", centralized, keeps=("global_models",), **OF_CLIENTS)
+CENTRALIZED_ALL = Algorithm("centralized-all", centralized_all, keeps=("server", "global_models"),
+                            **OF_SERVER_TOO)

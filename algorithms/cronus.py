@@ -6,7 +6,6 @@ Dimensions) Can Be Practical", ICML 2017; here as a baseline of FedGEMS (Cheng e
 arXiv:2110.11027), whose settings (Table 13) are the defaults.
 
 Run:   python fedkd_minimal.py --algo cronus
-       (small settings of experiment/presets.py; with --paper fedgems-homogeneous: `run`'s defaults)
 What travels: in each round every client's probabilities of all public samples, up; their robust
 mean, down.
 Public data: unlabeled, at every client. The server has no model.
@@ -29,13 +28,13 @@ In each round:
 
 Kept between rounds: by each client its network and one optimizer, which makes the steps of 1 and 4.
 The server keeps nothing.
-Scores: means over the clients, on the test set (--public half halves it: on the half that is not
-public; names with _public_test: on the public half): `accuracy` and client_accuracy_distilled after
-step 4, client_accuracy_private after step 1. In round 0 all are of untrained networks.
-Bad upload: one with nan, infinity or a magnitude of 1e30 or more is left out of the mean as a whole
-and counted (bad_uploads); its client still learns towards it. If none is left, the round has no
-step 4.
-Departures (more: docs/DEPARTURES.md):
+Modes: all training (steps 1, 4) is in train mode, with --augment on augmented images; each loss is
+the mean over the batch. Step 2 predicts clean images in eval mode.
+Scores: means over the clients: `accuracy` and client_accuracy_distilled after step 4,
+client_accuracy_private after step 1.
+Bad upload: `usable` leaves it out of the mean as a whole; its client still learns towards it. If
+none is left, the round has no step 4.
+Departures (all are in docs/DEPARTURES.md):
 D1  the filter is ours, from FedGEMS and the filter's idea, without Cronus's text to read: for each
     sample at most two passes over the M usable uploads; each leaves out the ceil(epsilon M / 2)
     clients farthest along the direction of largest variance; a pass that would keep fewer than
@@ -47,11 +46,11 @@ from functools import partial
 
 import torch
 
-from algorithms import Algorithm
+from algorithms import Algorithm, checked
 from algorithms.dsfl import distill, train_client
 from federation import evaluation
 from federation.communication import logits_ledger
-from federation.parallel import in_parallel, run_server
+from federation.parallel import in_parallel, on_server
 from federation.training import OPTIMIZERS, Optimizer, snapshot
 from federation.uploads import collect_rows, usable
 
@@ -66,10 +65,13 @@ def robust_mean(client_probs, malicious_fraction):
     returns              [N, C]
     A pass projects the clients' deviations from their mean on the top eigenvector of their
     covariance, and leaves out the ceil(malicious_fraction * M / 2) largest squares.
+    raises               ValueError: malicious_fraction is not in [0, 0.5)
     >>> probs = torch.tensor([[[.8, .2]], [[.8, .2]], [[.7, .3]], [[.7, .3]], [[0., 1.]]])
     >>> robust_mean(probs, 0.2)
     tensor([[0.7500, 0.2500]])
     """
+    if not 0 <= malicious_fraction < 0.5:
+        raise ValueError(f"malicious_fraction is {malicious_fraction}: it must be in [0, 0.5)")
     num_clients, _, num_classes = client_probs.shape
     # Rounded first: .28 x 50 / 2 is 7.000000000000001, of which ceil would make 8.
     dropped = math.ceil(round(malicious_fraction * num_clients / 2, 9))
@@ -98,19 +100,24 @@ def mean_of_kept(probs, kept):
     return torch.where(kept[..., None], probs, 0.0).sum(0) / kept.sum(0)[:, None]
 
 
+@on_server
+def robust_target(fed, client_probs, malicious_fraction):
+    """`robust_mean`, computed by one process for all."""
+    return robust_mean(client_probs, malicious_fraction)
+
+
+@checked
 def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epochs: int = 1,
         batch_size: int = 64, lr: float = 1e-3, optimizer: Optimizer = "amsgrad",
         weight_decay: float = 1e-4, malicious_fraction: float = 0.1, attack=None):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
-    malicious_fraction    share of malicious clients that the robust mean assumes
-    The other keywords are in hyperparameters.py.
+    hyperparameters.py explains the keywords.
     """
     make = partial(OPTIMIZERS[optimizer], weight_decay=weight_decay)
     client_training = dict(batch_size=batch_size, new_optimizer=partial(make, lr=lr))
     ids = range(len(fed.private))
     if state is None:
-        ALGORITHM.check(fed)
         state = {"round": 0, "clients": [snapshot(fed.client_model(i, init=i)) for i in ids]}
         yield evaluate(fed, state), state
     clients, num_public = state["clients"], len(fed.public.images)
@@ -123,8 +130,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
         # Clients learn from the robust mean; without a usable upload nobody does.
         valid_probs = usable(client_probs)                                               # [m, N, C]
         if len(valid_probs):
-            target_probs = run_server(fed, lambda fed: robust_mean(                      # [N, C]
-                valid_probs, malicious_fraction))
+            target_probs = robust_target(fed, valid_probs, malicious_fraction)           # [N, C]
             clients = in_parallel(fed, lambda i: distill(
                 fed, trained[i], fed.client_model(i), target_probs, epochs=public_epochs,
                 keys=("public", t, i), **client_training), ids)
@@ -140,5 +146,6 @@ ALGORITHM = Algorithm(
     "cronus", run,
     scores={"client_accuracy_distilled": "clients, after distillation",
             "client_accuracy_private": "clients, after private training"},
+    keeps=("clients",),
     public="unlabeled", mixed_networks=True, plateau=("lr",), evaluate=evaluate,
     columns=("client_accuracy_distilled", "client_accuracy_private"))

@@ -5,7 +5,6 @@ Collaborative Training with Non-IID Private Data", arXiv:2008.06180; here as a b
 (Cheng et al., arXiv:2110.11027), whose settings (Table 13) are the defaults.
 
 Run:   python fedkd_minimal.py --algo dsfl
-       (small settings of experiment/presets.py; with --paper fedgems-homogeneous: `run`'s defaults)
 What travels: in each round every client's probabilities of all public samples, up; their sharpened
 mean, down.
 Public data: unlabeled, at the server and at every client.
@@ -27,15 +26,14 @@ In each round:
 
 Kept between rounds: by each client its network and one optimizer, which makes the steps of 1 and 5;
 by the server its network and its optimizer.
-Scores: `accuracy` and client_accuracy_distilled: the mean over the clients after step 5,
-client_accuracy_private after step 1; server_accuracy is of the server's model after step 4. All are
-on the test set. --public half halves it: the server is scored on the public half, on which it does
-not train, clients on the other (names with _public_test: on the public one). In round 0 all are of
-untrained networks.
-Bad upload: one with nan, infinity or a magnitude of 1e30 or more is left out of the mean as a whole
-and counted (bad_uploads); its client still learns towards y. If none is left, the round has no
-steps 4 and 5.
-Departures (more: docs/DEPARTURES.md):
+Modes: all training (steps 1, 4, 5) is in train mode, with --augment on augmented images; each loss
+is the mean over the batch. Step 2 predicts clean images in eval mode.
+Scores: `accuracy` and client_accuracy_distilled are the mean over the clients after step 5,
+client_accuracy_private after step 1; server_accuracy is of the server's model after step 4.
+evaluation.py says on which test images.
+Bad upload: `usable` leaves it out of the mean as a whole; its client still learns towards y. If
+none is left, the round has no steps 4 and 5.
+Departures (all are in docs/DEPARTURES.md):
 D1  all public samples take part in every round, as FedGEMS's cost table implies. This file was
     written from FedGEMS and public code, without DS-FL's text to read
 """
@@ -43,21 +41,15 @@ from functools import partial
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 
-from algorithms import Algorithm
+from algorithms import Algorithm, checked
 from algorithms.equations import soft_cross_entropy
 from federation import evaluation, timed
 from federation.communication import logits_ledger
-from federation.parallel import in_parallel, run_server
-from federation.training import (
-    OPTIMIZERS,
-    Optimizer,
-    predict_logits,
-    restore,
-    snapshot,
-    train,
-    train_with_labels,
-)
+from federation.parallel import in_parallel, run_students
+from federation.training import (OPTIMIZERS, Optimizer, forward, predict_logits, restore, shuffled,
+                                 snapshot)
 from federation.uploads import Trained, collect_rows, usable
 
 evaluate = partial(evaluation.evaluate, main_metric="client_accuracy_distilled")
@@ -79,10 +71,16 @@ def train_client(fed, i, t, client, *, local_epochs, batch_size, new_optimizer):
 
     Cross-entropy, with the one optimizer that the client keeps for this and for `distill`.
     """
+    images, labels = fed.private[i]
     model = fed.client_model(i)
     optimizer = restore(client, model, new_optimizer)
-    train_with_labels(fed, model, optimizer, fed.private[i], epochs=local_epochs,
-                      batch_size=batch_size, keys=("local", t, i))
+    model.train()
+    for rows, batch in shuffled(fed, images, ("local", t, i), epochs=local_epochs,
+                                batch_size=batch_size):
+        loss = F.cross_entropy(forward(fed, model, batch), labels[rows])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
     probs = predict_logits(fed, model, fed.public.images).softmax(-1)
     return Trained(probs, snapshot(model, optimizer))
 
@@ -93,16 +91,20 @@ def distill(fed, saved, model, target_probs, *, epochs, batch_size, new_optimize
 
     saved    its snapshot before: weights and optimizer
     model    a network for these weights
+    keys     of `shuffled`: they name this training
     """
-    def loss(logits, rows):
-        return soft_cross_entropy(logits, target_probs[rows]).mean()
-
     optimizer = restore(saved, model, new_optimizer)
-    train(fed, model, optimizer, fed.public.images, loss, epochs=epochs, batch_size=batch_size,
-          keys=keys)
+    model.train()
+    for rows, batch in shuffled(fed, fed.public.images, keys, epochs=epochs,
+                                batch_size=batch_size):
+        loss = soft_cross_entropy(forward(fed, model, batch), target_probs[rows]).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
     return snapshot(model, optimizer)
 
 
+@checked
 def run(fed, state=None, *, rounds: int = 300, local_epochs: int = 1, public_epochs: int = 1,
         server_epochs: int = 2, batch_size: int = 64, server_batch_size: int = 64,
         lr: float = 1e-3, server_lr: float = 1e-3, optimizer: Optimizer = "amsgrad",
@@ -111,16 +113,14 @@ def run(fed, state=None, *, rounds: int = 300, local_epochs: int = 1, public_epo
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
     optimizer      optimizer of clients and server, kept over the rounds
-    aggregation    era: the clients' mean is sharpened; mean: it is used as it is
     temperature    of the sharpening: a smaller one gives a sharper mean
-    The other keywords are in hyperparameters.py.
+    hyperparameters.py explains the other keywords.
     """
     make = partial(OPTIMIZERS[optimizer], weight_decay=weight_decay)
     client_training = dict(batch_size=batch_size, new_optimizer=partial(make, lr=lr))
     server_training = dict(batch_size=server_batch_size, new_optimizer=partial(make, lr=server_lr))
     ids = range(len(fed.private))
     if state is None:
-        ALGORITHM.check(fed)
         state = {"round": 0, "clients": [snapshot(fed.client_model(i, init=i)) for i in ids],
                  "server": snapshot(fed.server_model())}
         yield evaluate(fed, state), state
@@ -138,8 +138,9 @@ def run(fed, state=None, *, rounds: int = 300, local_epochs: int = 1, public_epo
             target_probs = valid_probs.mean(0)                                           # [N, C]
             if aggregation == "era":
                 target_probs = entropy_reduction(valid_probs, temperature)
-            server = run_server(fed, distill, server, fed.server_model(), target_probs,
-                                epochs=server_epochs, keys=("server", t), **server_training)
+            [server] = run_students(fed, lambda _: distill(
+                fed, server, fed.server_model(), target_probs, epochs=server_epochs,
+                keys=("server", t), **server_training), [0])
             clients = in_parallel(fed, lambda i: distill(
                 fed, trained[i], fed.client_model(i), target_probs, epochs=public_epochs,
                 keys=("public", t, i), **client_training), ids)
@@ -156,6 +157,7 @@ ALGORITHM = Algorithm(
     scores={"client_accuracy_distilled": "clients, after distillation",
             "client_accuracy_private": "clients, after private training",
             "server_accuracy": "server"},
+    keeps=("clients", "server"),
     public="unlabeled", mixed_networks=True, server="images",
     plateau=("lr", "server_lr"), evaluate=evaluate,
     columns=("client_accuracy_distilled", "client_accuracy_private", "server_accuracy"))

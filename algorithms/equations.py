@@ -71,7 +71,8 @@ def average_weights(state_dicts, weights):
     weights       M numbers >= 0, for example sample counts; they are normalized to sum to 1.
                   Leave out a model that has nan: with weight 0 it makes the average nan
     returns       floating-point entries (also BatchNorm's running statistics) are averaged;
-                  integer entries (BatchNorm's counters) take the maximum
+                  integer entries (BatchNorm's counters) take the maximum; an entry that is the same
+                  in all models stays, for example a mask of -inf
     raises        ValueError: see `check_models`
     """
     check_models(state_dicts, weights)
@@ -80,7 +81,9 @@ def average_weights(state_dicts, weights):
     average = {}
     for name, first in state_dicts[0].items():
         values = [state_dict[name] for state_dict in state_dicts]
-        if first.is_floating_point():
+        if all(torch.equal(first, value) for value in values):
+            average[name] = first.clone()
+        elif first.is_floating_point():
             average[name] = sum(share * value for share, value in zip(shares, values))
         else:
             average[name] = torch.stack(values).amax(0)

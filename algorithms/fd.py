@@ -2,11 +2,10 @@
 
 Jeong, Oh, Kim, Park, Bennis and Kim, "Communication-Efficient On-Device Machine Learning: Federated
 Distillation and Augmentation under Non-IID Private Data", arXiv:1811.11479; without its second
-half, the augmentation with generated samples.
+half, the augmentation with generated samples. Its settings are the defaults; it does not give
+gamma, the optimizer and its rate.
 
 Run:   python fedkd_minimal.py --algo fd
-       (small settings of experiment/presets.py; the defaults of `run` are the paper's, which
-       does not give gamma, the optimizer and its rate)
 What travels: in each round every client's mean probabilities of each class (C rows of C), up; the
 mean of the other clients' rows, down.
 Public data: none. The server has no model.
@@ -29,11 +28,13 @@ Algorithm 1, by the paper's line numbers; phi is the cross-entropy:
 In round 1 there is no hat F_i, so the second term of line 5 is 0.
 
 Kept between rounds: by each client its network, optimizer and hat F_i. The server keeps nothing.
-Scores: `accuracy` and client_accuracy: the mean over the clients at the end of a round, on the test
-set (with --public half: on the half that is not public); in round 0 of untrained networks.
-Bad upload: one with nan, infinity or a magnitude of 1e30 or more is counted (bad_uploads) and
-replaced by zeros, as if its client had drawn no class; this client still receives hat F_i.
-Departures (more: docs/DEPARTURES.md):
+Modes: clients train in train mode, with --augment on augmented images, and F(b) of line 6 is of the
+same pass. Both losses of line 5 are means over the batch. The test images are predicted in eval
+mode.
+Scores: `accuracy` and client_accuracy are the mean over the clients at the end of a round.
+Bad upload: one that is not usable (uploads.py) is replaced by zeros, as if its client had drawn no
+class; this client still receives hat F_i.
+Departures (all are in docs/DEPARTURES.md):
 D1  a step is on the mean over a batch, and line 6 takes the F(b) from before this step
 D2  line 10-15: the mean is over the other clients that have drawn the class; as printed, over all
     M - 1, a target would sum to less than 1 where one of them has not. If no other client has drawn
@@ -44,20 +45,13 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from algorithms import Algorithm
+from algorithms import Algorithm, checked
 from algorithms.equations import soft_cross_entropy
-from federation import seeded, stream, timed
+from federation import timed
 from federation.communication import logits_ledger
 from federation.evaluation import client_metrics, client_scores
-from federation.training import (
-    OPTIMIZERS,
-    Optimizer,
-    batches,
-    forward,
-    in_float32,
-    restore,
-    snapshot,
-)
+from federation.training import (OPTIMIZERS, Optimizer, forward, in_float32, restore, shuffled,
+                                 snapshot)
 from federation.uploads import Trained, collect_rows, is_usable
 
 
@@ -89,24 +83,22 @@ def train_client(fed, i, t, client, targets, *, local_epochs, local_steps, batch
     images, labels = fed.private[i]                                          # [n, c, h, w], [n]
     model = fed.client_model(i)
     optimizer = restore(client, model, new_optimizer)
-    model.train()
     sums = torch.zeros_like(targets)                                                     # [C, C]
     counts = torch.zeros_like(targets[:, :1])                                            # [C, 1]
-    rng = stream(fed.seed, "local", t, i)
-    with seeded(fed.seed, "local", t, i):
-        for rows in batches(len(labels), batch_size, local_epochs, rng, fed.device, local_steps):
-            batch = fed.augment(images[rows], rng) if fed.augment else images[rows]
-            logits, y = forward(fed, model, batch), labels[rows]
-            distillation = soft_cross_entropy(logits, targets[y]).mean()
-            loss = F.cross_entropy(logits, y) + gamma * distillation         # Alg. 1, line 5, D1
-            probs = logits.detach().softmax(-1)                              # F(b)
-            is_of_class = F.one_hot(y, fed.num_classes).T.to(probs)                      # [C, B]
-            with in_float32(fed):
-                sums += is_of_class @ probs                                  # Alg. 1, line 6
-            counts += is_of_class.sum(1, keepdim=True)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+    model.train()
+    for rows, batch in shuffled(fed, images, ("local", t, i), epochs=local_epochs,
+                                batch_size=batch_size, steps=local_steps):
+        logits, y = forward(fed, model, batch), labels[rows]
+        distillation = soft_cross_entropy(logits, targets[y]).mean()
+        loss = F.cross_entropy(logits, y) + gamma * distillation             # Alg. 1, line 5, D1
+        probs = logits.detach().softmax(-1)                                  # F(b)
+        is_of_class = F.one_hot(y, fed.num_classes).T.to(probs)                          # [C, B]
+        with in_float32(fed):
+            sums += is_of_class @ probs                                      # Alg. 1, line 6
+        counts += is_of_class.sum(1, keepdim=True)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
     means = sums / counts.clamp(min=1)                                       # Alg. 1, line 7-8
     return Trained(means, snapshot(model, optimizer))
 
@@ -118,6 +110,7 @@ def evaluate(fed, state):
     return {"accuracy": metrics["client_accuracy"], **metrics}
 
 
+@checked
 def run(fed, state=None, *, rounds: int = 16, local_epochs: int = 1,
         local_steps: int | None = 250, batch_size: int = 64, lr: float = 1e-3,
         optimizer: Optimizer = "amsgrad", weight_decay: float = 1e-4, gamma: float = 1.0,
@@ -125,15 +118,13 @@ def run(fed, state=None, *, rounds: int = 16, local_epochs: int = 1,
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
     local_steps    optimizer steps of a client in a round; None: those of local_epochs passes
-    gamma          weight of the distillation loss
-    The other keywords are in hyperparameters.py.
+    hyperparameters.py explains the other keywords.
     """
     ids, C = range(len(fed.private)), fed.num_classes
     settings = dict(local_epochs=local_epochs, local_steps=local_steps, batch_size=batch_size,
                     gamma=gamma, new_optimizer=partial(OPTIMIZERS[optimizer], lr=lr,
                                                        weight_decay=weight_decay))
     if state is None:
-        ALGORITHM.check(fed)
         state = {"round": 0, "clients": [snapshot(fed.client_model(i, init=i)) for i in ids],
                  "targets": torch.zeros(len(ids), C, C, device=fed.device)}
         yield evaluate(fed, state), state
@@ -157,6 +148,6 @@ def run(fed, state=None, *, rounds: int = 16, local_epochs: int = 1,
 
 ALGORITHM = Algorithm(
     "fd", run,
-    scores={"client_accuracy": "clients"},
+    scores={"client_accuracy": "clients"}, keeps=("clients", "targets"),
     mixed_networks=True, plateau=("lr",), evaluate=evaluate,
     columns=("client_accuracy", "client_accuracy_min", "client_accuracy_max"))

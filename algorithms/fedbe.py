@@ -1,12 +1,12 @@
-"""FedBE: clients' models are samples of a posterior over models; the ensemble adds more samples.
+"""FedBE: models drawn from a posterior, which the clients' models give, join their ensemble.
 
 Chen and Chao, "FedBE: Making Bayesian Model Ensemble Applicable to Federated Learning", ICLR 2021;
-written from its formulas, without its text to read; here as the baseline of FedSDD (Kwan and Song,
-arXiv:2312.17029v1), section 5.2 and Table 5, whose settings are the defaults.
+written from the formulas that others quote, without its own text; here as the baseline of FedSDD
+(Kwan and Song, arXiv:2312.17029v1), section 5.2 and Table 5, whose settings are the defaults.
 
 Run:   python fedkd_minimal.py --algo fedbe --posterior dirichlet
-       (small settings of experiment/presets.py; with --paper fedsdd: `run`'s defaults)
-What travels: in each round the global model, down to each active client; its trained model, up.
+What travels: in each round the global model, down to each active client; its trained model and its
+number of samples, up.
 Public data: none; with --distill, unlabeled images on the server alone.
 
 Paper              here                         shape         note
@@ -14,28 +14,29 @@ w_i                client_states                M state_dicts the clients' model
 w-bar              server["model"]              state_dict    their average by numbers of samples
 p_i                sizes                        [M]           clients' numbers of samples: p_i, when
                                                               normalized
-w^(m)              sampled                      state_dicts   drawn from the posterior
+w^(m)              drawn                        state_dicts   models drawn from the posterior
 gamma              gamma                        [M]           one draw of a Dirichlet distribution
+E                  len(members)                 number        models of the ensemble
 p_i-bar            teacher_logits               [N, C]        whose softmax is the sharpened mean
 
 A round:
  1  active clients train the global model on their own samples: cross-entropy, plain SGD
  2  w-bar is the average of their models, by numbers of samples: FedAvg's global model
- 3  the ensemble is w-bar, the clients' models and --samples draws of the posterior of --posterior
+ 3  the ensemble is w-bar, the clients' models and --samples models drawn from the posterior, which
+    --posterior names
  4  by default, as in FedSDD's Table 5, the ensemble only predicts; the next round starts at w-bar.
     With --distill, as in FedBE, w-bar first makes distill_steps steps of plain SGD on N public
     images, on KL(teacher || student): the teacher is the sharpened mean of the probabilities of
-    all E models of the ensemble. With --augment the student sees augmented images, the teacher
-    clean ones
+    all E models of the ensemble
 
-Kept between rounds: the global model. No optimizer, no sample and no client's model is kept.
-Scores, on the test set (with --public half: on the half that is not public): `accuracy` and
-server_accuracy: the global model after step 4; ensemble_accuracy of the ensemble of step 3, and the
-disagreement of its members.
-Bad upload: a model with nan, infinity or a magnitude of 1e30 or more is left out of the average and
-of the ensemble and counted (bad_uploads). If none is left, the ensemble is the old global model
-alone.
-Departures (more: docs/DEPARTURES.md):
+Modes: clients and the student train in train mode, with --augment on augmented images; each loss is
+the mean over the batch. The models of the ensemble predict in eval mode and from clean images.
+Kept between rounds: the global model. No optimizer, no drawn model and no client's model is kept.
+Scores: `accuracy` and server_accuracy are of the global model after step 4, ensemble_accuracy of
+the ensemble of step 3; disagreement is among its members.
+Bad upload: `collect` leaves it out of the average and of the ensemble. If none is left, the
+ensemble is the old global model alone, and nothing is distilled.
+Departures (all are in docs/DEPARTURES.md):
 D3  the ensemble predicts by the mean of its logits, as FedSDD's does
 D4  a teacher's probabilities are the mean ones, squared and normalized: FedBE sharpens, the power
     is ours
@@ -47,12 +48,12 @@ from typing import Literal
 
 import torch
 
-from algorithms import Algorithm, fedavg, fedsdd
+from algorithms import Algorithm, checked, fedavg, fedsdd
 from algorithms.equations import average_weights, ensemble_logits
 from federation import stream, timed
 from federation.communication import weights_ledger
 from federation.evaluation import accuracy, disagreement, global_metrics
-from federation.parallel import run_server, sample_clients
+from federation.parallel import run_students, sample_clients
 from federation.training import network, predict_members
 from federation.uploads import collect
 
@@ -70,7 +71,8 @@ def gaussian_sample(state_dicts, weights, rng):
     average = average_weights(state_dicts, weights)
     sample = dict(average)
     for name, mean in average.items():
-        if not name.endswith(BUFFERS):
+        is_mask = not mean.is_floating_point() or not mean.isfinite().all()
+        if not is_mask and not name.endswith(BUFFERS):
             deviations = (p * (state_dict[name] - mean).square()
                           for p, state_dict in zip(weights, state_dicts))
             variance = sum(deviations) / sum(weights)
@@ -108,7 +110,7 @@ def sharpened_teacher(member_logits):
     return 2 * log_mean                                                      # D4
 
 
-def draw_samples(fed, t, uploads, posterior, samples, concentration):
+def draw_models(fed, t, uploads, posterior, samples, concentration):
     """`samples` models drawn from the posterior of round t: state_dicts; none without uploads."""
     if not uploads:
         return []
@@ -132,6 +134,7 @@ def evaluate(fed, state, members=None):
                       "disagreement": disagreement(member_logits)}
 
 
+@checked
 def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local_epochs: int = 40,
         local_steps: int | None = None, batch_size: int = 64, lr: float = 0.8,
         posterior: Literal["gaussian", "dirichlet"] = "gaussian", samples: int = 10,
@@ -139,18 +142,13 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
         server_batch_size: int = 256, server_lr: float = 0.1):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
-    posterior        distribution from which the samples are drawn
-    samples          models drawn in a round; 0: only the average and the clients' models
-    concentration    parameter of --posterior dirichlet
-    distill          the global model learns from the ensemble; otherwise the ensemble only predicts
-    The other keywords are in hyperparameters.py.
+    hyperparameters.py explains the keywords.
     """
     training = dict(local_epochs=local_epochs, local_steps=local_steps, batch_size=batch_size,
                     lr=lr)
     distillation = dict(distill_steps=distill_steps, server_batch_size=server_batch_size,
                         server_lr=server_lr)
     if state is None:
-        ALGORITHM.check(fed, distill=distill)
         state = {"round": 0, "server": fedavg.start_server(fed, fed.architecture[0])}
         yield evaluate(fed, state), state
     server = state["server"]
@@ -161,17 +159,18 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
                           lambda i: fedavg.train_client(fed, i, t, server, **training))
         server = fedavg.aggregate(fed, server, uploads)                      # FedSDD Eq. (2)
 
-        # The ensemble: the average, the clients' models, and samples of their posterior.
-        sampled = draw_samples(fed, t, uploads, posterior, samples, concentration)
+        # The ensemble: the average, the clients' models, and models drawn from their posterior.
+        drawn = draw_models(fed, t, uploads, posterior, samples, concentration)
         members = [server, *(server | {"model": upload["model"]} for upload in uploads.values()),
-                   *(server | {"model": sample} for sample in sampled)]
+                   *(server | {"model": model} for model in drawn)]
 
         # FedBE's own distillation: the average learns from the ensemble.
-        if distill:
+        if distill and uploads:
             member_logits = predict_members(fed, members, fed.public.images)             # [E, N, C]
             teacher_logits = sharpened_teacher(member_logits)                            # [N, C]
-            server = run_server(fed, fedsdd.distill, server, teacher_logits,             # D5
-                                temperature=1.0, keys=("distil", t), **distillation)
+            [server] = run_students(fed, lambda _: fedsdd.distill(                       # D5
+                fed, server, teacher_logits, temperature=1.0, keys=("distil", t),
+                **distillation), [0])
 
         state = {"round": t, "server": server}
         model = network(fed, server["architecture"])
@@ -184,5 +183,6 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
 ALGORITHM = Algorithm(
     "fedbe", run,
     scores={"server_accuracy": "server", "ensemble_accuracy": "ensemble"},
+    keeps=("server",),
     public="unlabeled", public_for=("distill",),
     columns=("accuracy", "ensemble_accuracy", "disagreement"))

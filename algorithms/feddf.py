@@ -6,9 +6,10 @@ Written from FedDF's public code, whose settings are the defaults; --paper fedsd
 FedSDD's comparison.
 
 Run:   python fedkd_minimal.py --algo feddf
-       (small settings of experiment/presets.py; with --paper feddf: `run`'s defaults)
-What travels: in each round a global model, down to each active client; its trained model, up.
-Public data: unlabeled images, on the server alone, which also has labeled images for validation.
+What travels: in each round a global model, down to each active client; its trained model and its
+number of samples, up.
+Public data: unlabeled images, on the server alone. For --drop-worst and --patience, the defaults,
+it also has labeled images of the task that no client holds, fed.validation.
 Clients may have different networks: each network has its own average, and all clients teach all.
 
 Paper              here                         shape         note
@@ -29,18 +30,20 @@ A round:
  4  the teacher is the mean of these clients' logits on the public images: each predicts once
  5  each student makes steps towards the teacher, on batches of public images: Adam with cosine
     annealing and clipped gradients, on temperature² KL(teacher || student). With --patience,
-    the default, they may end early: the student with the best validation accuracy is taken. With
-    --augment students see augmented images, teachers clean ones
+    the default, they may end early: the student with the best validation accuracy is taken
 
+Modes: clients and students train in train mode, with --augment on augmented images; each loss is
+the mean over the batch. Clients predict, as teachers and for validation, in eval mode and from
+clean images, and so does a student when it is checked.
 Kept between rounds: one global model for each network. No optimizer is kept.
-Scores, on the test set (with --public half: on the half that is not public): `accuracy` and
-server_accuracy: the students after step 5, in the mean over the networks; client_accuracy of the
-uploads that count in step 3; ensemble_accuracy of their mean logits; disagreement among them.
-Bad upload: a model with nan, infinity or a magnitude of 1e30 or more is left out of steps 2 to 5
-and counted (bad_uploads). A network without a remaining upload keeps its model, which still learns
-from the clients of other networks. If none is left at all, step 5 is left out, and the scores of
-clients and of their ensemble are null.
-Departures (more: docs/DEPARTURES.md):
+Scores: `accuracy` and server_accuracy are of the students after step 5, in the mean over the
+networks, client_accuracy of the uploads that count in step 3, ensemble_accuracy of their mean
+logits; disagreement is among them. dropped: clients that step 2 left out. steps: of all students in
+step 5. teacher_forwards: public images that clients predicted in step 4.
+Bad upload: `collect` leaves it out of steps 2 to 5. A network without a remaining upload keeps its
+model, which still learns from the clients of other networks. If none is left at all, step 5 is
+left out, and the scores of clients and of their ensemble are null.
+Departures (all are in docs/DEPARTURES.md):
 D2  models are averaged by numbers of samples; the public code weighs them equally, which is the
     same in its equal partition
 D9  the loss has the factor temperature², which is 1 at the paper's temperature
@@ -52,22 +55,14 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from algorithms import Algorithm, fedavg
+from algorithms import Algorithm, checked, fedavg
 from algorithms.equations import distillation_loss, ensemble_logits
-from federation import seeded, stream, timed
+from federation import timed
 from federation.communication import weights_ledger
 from federation.evaluation import Score, accuracy, client_metrics, disagreement, global_metrics
 from federation.parallel import active_clients, by_architecture, run_students
-from federation.training import (
-    OPTIMIZERS,
-    Optimizer,
-    batches,
-    forward,
-    load_model,
-    network,
-    predict_logits,
-    predict_members,
-)
+from federation.training import (OPTIMIZERS, Best, Optimizer, best_of, forward, load_model, network,
+                                 predict_logits, predict_members, shuffled)
 from federation.uploads import collect
 
 
@@ -129,35 +124,30 @@ def distill(fed, t, student, teacher_logits, *, distill_steps, server_batch_size
     stops when the last `patience` steps brought no new best.
     """
     model = load_model(fed, student)
-    model.train()
     optimizer = OPTIMIZERS[server_optimizer](model.parameters(), lr=server_lr)
     annealing = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, distill_steps)
     first_client = fed.architecture.index(student["architecture"])       # stands for the network
-    rng = stream(fed.seed, "distil", t, first_client)
-    images = fed.public.images
-    best_accuracy, best_state, best_step = -1.0, None, 0
-    with seeded(fed.seed, "distil", t, first_client):
-        drawn = batches(len(images), server_batch_size, epochs=None, rng=rng, device=fed.device,
-                        steps=distill_steps)
-        for step, rows in enumerate(drawn, start=1):                                     # [B]
-            batch = fed.augment(images[rows], rng) if fed.augment else images[rows]
-            student_logits = forward(fed, model, batch)                                  # [B, C]
-            loss = distillation_loss(teacher_logits[rows], student_logits, temperature)  # D9
-            optimizer.zero_grad()
-            loss.backward()
-            if max_grad_norm is not None:
-                nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
-            optimizer.step()
-            if cosine:
-                annealing.step()
-            if patience is not None and (step % check_every == 0 or step == distill_steps):
-                logits = predict_logits(fed, model, fed.validation.images)
-                validation_accuracy = accuracy(logits, fed.validation.labels)
-                if validation_accuracy > best_accuracy:
-                    best_accuracy, best_step = validation_accuracy, step
-                    best_state = copy.deepcopy(model.state_dict())
-                elif step - best_step >= patience:
-                    break
+    best, best_state = Best(), None
+    model.train()
+    for step, (rows, batch) in enumerate(
+            shuffled(fed, fed.public.images, ("distil", t, first_client),
+                     batch_size=server_batch_size, steps=distill_steps), start=1):
+        student_logits = forward(fed, model, batch)                                      # [B, C]
+        loss = distillation_loss(teacher_logits[rows], student_logits, temperature)      # D9
+        optimizer.zero_grad()
+        loss.backward()
+        if max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
+        optimizer.step()
+        if cosine:
+            annealing.step()
+        if patience is not None and (step % check_every == 0 or step == distill_steps):
+            logits = predict_logits(fed, model, fed.validation.images)
+            best = best_of(best, accuracy(logits, fed.validation.labels), now=step)
+            if best.when == step:
+                best_state = copy.deepcopy(model.state_dict())
+            elif step - best.when >= patience:
+                break
     model_state = model.state_dict() if patience is None else best_state
     return Distilled(student | {"model": model_state}, step)
 
@@ -178,12 +168,13 @@ def evaluate(fed, state, uploads=None):
             "disagreement": disagreement(client_logits)}
 
 
-def check_settings(fed, *, attack=None, **settings):
+def check_settings(fed, *, attack, **settings):
     """Raises ValueError for an attack on different networks: it compares weights."""
     if attack and len(by_architecture(fed)) > 1:
         raise ValueError("feddf: an attack on weights needs one network for all clients")
 
 
+@checked
 def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local_epochs: int = 40,
         local_steps: int | None = None, batch_size: int = 64, lr: float = 0.1,
         optimizer: Optimizer = "sgd", weight_decay: float = 0.0, drop_worst: bool = True,
@@ -193,15 +184,8 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
         patience: int | None = 1000, check_every: int = 100, attack=None):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
-    drop_worst       clients near chance accuracy on the validation set are excluded from the
-                     average and from the ensemble
     distill_steps    steps of distillation in a round, at most
-    cosine           the learning rate of distillation falls to 0 over distill_steps
-    max_grad_norm    gradients of distillation are clipped to this norm; none: no clipping
-    patience         steps without a better student on the validation set before distillation stops;
-                     none: it makes all steps
-    check_every      steps between two measurements on the validation set
-    The other keywords are in hyperparameters.py.
+    hyperparameters.py explains the other keywords.
     """
     training = dict(local_epochs=local_epochs, local_steps=local_steps, batch_size=batch_size,
                     lr=lr, optimizer=optimizer, weight_decay=weight_decay)
@@ -210,7 +194,6 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
                         max_grad_norm=max_grad_norm, temperature=temperature, patience=patience,
                         check_every=check_every)
     if state is None:
-        ALGORITHM.check(fed, drop_worst=drop_worst, patience=patience, attack=attack)
         global_models = [fedavg.start_server(fed, name) for name in by_architecture(fed)]
         state = {"round": 0, "global_models": global_models}
         yield evaluate(fed, state), state
@@ -249,6 +232,7 @@ ALGORITHM = Algorithm(
     "feddf", run,
     scores={"server_accuracy": "server", "ensemble_accuracy": "ensemble",
             "client_accuracy": "clients"},
+    keeps=("global_models",),
     public="unlabeled", mixed_networks=True, check_settings=check_settings,
     validation_for=("drop_worst", "patience"), plateau=("lr", "server_lr"), evaluate=evaluate,
     columns=("accuracy", "client_accuracy", "ensemble_accuracy", "disagreement",

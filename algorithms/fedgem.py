@@ -1,10 +1,9 @@
 """FedGEM: FedGEMS without selection. The server learns from the mean of all clients' logits.
 
 Cheng et al., "FedGEMS: Federated Learning of Larger Server Models via Selective Knowledge Fusion",
-arXiv:2110.11027, section 3.2.
+arXiv:2110.11027, section 3.2, whose settings are the defaults.
 
 Run:   python fedkd_minimal.py --algo fedgem
-       (small settings of experiment/presets.py; with --paper fedgems-homogeneous: `run`'s defaults)
 What travels: in each round each client sends its logits of all N public samples; then the server
 sends its logits of them to each client. No weights.
 Public data: labeled, on the server and on every client. All networks may differ.
@@ -18,8 +17,7 @@ epsilon            epsilon (--epsilon)          number        weight of CE in Eq
 
 A round. CE is cross-entropy; with a teacher the loss is epsilon CE + (1 - epsilon) KL(teacher ||
 student), at temperature 1. Each network has one optimizer for all rounds: AMSGrad, a kind of Adam,
-whose weight decay is an L2 term of the gradient (--optimizer). With --augment students see
-augmented images, predictions are of clean ones.
+whose weight decay is an L2 term of the gradient (--optimizer).
  1  each client trains on its own samples, for local_epochs: CE. It predicts the public samples
  2  the server trains on the public samples, for server_epochs, taught by the mean of the logits of
     step 1, Eq. (5)
@@ -28,15 +26,13 @@ augmented images, predictions are of clean ones.
 
 Kept between rounds: server: network, optimizer. Client: network, optimizer. A network and its
 optimizer are kept as a snapshot, a dict of their state_dicts.
+Modes: all training (steps 1, 2, 4) is in train mode, with --augment on augmented images; each loss
+is the mean over the batch. All predictions are of clean images in eval mode.
 Scores: server_accuracy (and `accuracy`) after step 3; means over clients: client_accuracy_private
-after step 1, client_accuracy_distilled after step 4 (also _min, _max, and _own, where a test image
-weighs by the client's own share of its class). --public half, the default, halves the test set: the
-server is scored on the public half, clients on the private one (on the other: _private_test,
-_public_test). Round 0: untrained.
-Bad upload: `usable` leaves out a client's logits with nan, infinity or a magnitude of 1e30 or more
-(bad_uploads counts them). The client keeps its network and receives L_s. Without any other upload
-the server learns from the labels alone, by CE.
-Departures (more: docs/DEPARTURES.md):
+after step 1, client_accuracy_distilled after step 4. evaluation.py says on which test images.
+Bad upload: `usable` leaves it out of the mean. Its client keeps its network and receives L_s.
+Without any other upload the server learns from the labels alone, by CE.
+Departures (all are in docs/DEPARTURES.md):
 D1  private training opens a round, epsilon weighs CE, and L_s is predicted once, after the server's
     last step: D1, D3 and D5 of fedgems.py
 """
@@ -44,19 +40,21 @@ from functools import partial
 
 import torch
 
-from algorithms import Algorithm
+from algorithms import Algorithm, checked
 from algorithms.equations import ensemble_logits
 from algorithms.fedgems import distill_client, server_loss, train_client
 from federation import evaluation, timed
 from federation.communication import logits_ledger
-from federation.parallel import in_parallel, run_server
-from federation.training import OPTIMIZERS, Optimizer, predict_logits, restore, snapshot, train
+from federation.parallel import in_parallel, on_server
+from federation.training import (OPTIMIZERS, Optimizer, forward, predict_logits, restore, shuffled,
+                                 snapshot)
 from federation.uploads import collect_rows, usable
 
 evaluate = partial(evaluation.evaluate, main_metric="server_accuracy")
 
 
 @timed
+@on_server
 def train_server(fed, t, server, teacher_logits, has_teacher, *, server_epochs, batch_size,
                  new_optimizer, epsilon):
     """(trained server, its logits [N, C]); teacher_logits, has_teacher: [N, C], bool [N].
@@ -64,17 +62,21 @@ def train_server(fed, t, server, teacher_logits, has_teacher, *, server_epochs, 
     epsilon CE + (1 - epsilon) KL(teacher || server) where a sample has a teacher, CE elsewhere.
     Training goes on from the server's network and optimizer, the snapshot `server`.
     """
-    def loss(logits, rows):                                                      # Eq. (5)
-        return server_loss(logits, labels[rows], teacher_logits[rows], has_teacher[rows], epsilon)
-
+    images, labels = fed.public
     model = fed.server_model()
     optimizer = restore(server, model, new_optimizer)
-    images, labels = fed.public
-    train(fed, model, optimizer, images, loss, epochs=server_epochs, batch_size=batch_size,
-          keys=("server", t))
+    model.train()
+    for rows, batch in shuffled(fed, images, ("server", t), epochs=server_epochs,
+                                batch_size=batch_size):
+        loss = server_loss(forward(fed, model, batch), labels[rows], teacher_logits[rows],
+                           has_teacher[rows], epsilon)                           # Eq. (5)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
     return snapshot(model, optimizer), predict_logits(fed, model, images)
 
 
+@checked
 def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epochs: int = 1,
         server_epochs: int = 1, batch_size: int = 256, server_batch_size: int = 256,
         lr: float = 1e-3, server_lr: float = 1e-3, optimizer: Optimizer = "amsgrad",
@@ -82,14 +84,13 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
     optimizer    optimizer of clients and server, kept over the rounds
-    The other keywords, and attack, are explained in hyperparameters.py.
+    hyperparameters.py explains the other keywords.
     """
     make = partial(OPTIMIZERS[optimizer], weight_decay=weight_decay)
     client_training = dict(batch_size=batch_size, new_optimizer=partial(make, lr=lr))
     server_training = dict(batch_size=server_batch_size, new_optimizer=partial(make, lr=server_lr))
     ids = range(len(fed.private))
     if state is None:
-        ALGORITHM.check(fed)
         state = {"round": 0, "clients": [snapshot(fed.client_model(i, init=i)) for i in ids],
                  "server": snapshot(fed.server_model())}
         yield evaluate(fed, state), state
@@ -105,8 +106,8 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
         valid_logits = usable(client_logits)                                     # [m, N, C]
         teacher_logits = ensemble_logits(valid_logits)                           # [N, C]
         has_teacher = torch.full_like(rows, len(valid_logits) > 0, dtype=torch.bool)     # [N]
-        server, server_logits = run_server(
-            fed, train_server, t, server, teacher_logits, has_teacher, server_epochs=server_epochs,
+        server, server_logits = train_server(
+            fed, t, server, teacher_logits, has_teacher, server_epochs=server_epochs,
             epsilon=epsilon, **server_training)
         # All clients learn from the server's logits of all public samples.
         clients = in_parallel(fed, lambda i: distill_client(
@@ -125,6 +126,7 @@ ALGORITHM = Algorithm(
     scores={"server_accuracy": "server",
             "client_accuracy_distilled": "clients, after distillation",
             "client_accuracy_private": "clients, after private training"},
+    keeps=("clients", "server"),
     public="labeled", mixed_networks=True,
     server="images",         # the server has a network of its own, which reads images
     plateau=("lr", "server_lr"), evaluate=evaluate,         # for --lr-patience alone

@@ -1,10 +1,9 @@
 """FedGEMS: where a large server model is wrong, its own earlier logits or small clients teach it.
 
 Cheng et al., "FedGEMS: Federated Learning of Larger Server Models via Selective Knowledge Fusion",
-arXiv:2110.11027.
+arXiv:2110.11027, whose settings are the defaults.
 
 Run:   python fedkd_minimal.py --algo fedgems
-       (small settings of experiment/presets.py; with --paper fedgems-homogeneous: `run`'s defaults)
 What travels: in each round the server requests public samples by their indices, each client sends
 its logits of these, and the server sends its logits of all public samples.
 Public data: labeled, on the server and on every client. All networks may differ.
@@ -22,8 +21,7 @@ epsilon                    epsilon (--epsilon)      number        weight of CE i
 
 A round, with the lines of the paper's Algorithm 1 in brackets. CE is cross-entropy; with a teacher
 the loss is epsilon CE + (1 - epsilon) KL(teacher || student), at temperature 1. The server and each
-client keep an optimizer of their own for all training, AMSGrad (--optimizer). With --augment all
-training is on augmented images, all predictions are of clean ones.
+client keep an optimizer of their own for all training, AMSGrad (--optimizer).
  a  Each client trains on its own samples, for local_epochs: CE [25-27]. Then it predicts all n
     samples outside the pool [31-33]; of these, only what the server requests in b counts as sent.
  b  The server trains on all public samples, for server_epochs [4]. Before a batch's step [14] it
@@ -36,16 +34,19 @@ training is on augmented images, all predictions are of clean ones.
  c  The server predicts all public samples and sends these logits L_s to all clients [15, 17].
  d  Each client trains on all public samples, for public_epochs: L_s teaches, Eq. (6) [19-23].
 
+Modes: all training is in train mode, with --augment on augmented images; each loss is one mean over
+the batch, with and without teacher. All predictions (in a, before each step of b, in c) are of
+clean images in eval mode.
 Kept between rounds: server: network, optimizer, pool (newer logits of a sample replace older).
 Client: network, optimizer. A network and its optimizer are in a snapshot, a dict of state_dicts.
 Scores: server_accuracy (and `accuracy`) after b; means over clients: client_accuracy_private after
-a, client_accuracy_distilled after d. --public half, the default, halves training and test set: the
-public test half scores the server, the private one the clients. More: docs/METRICS.md.
-Bad upload: where a client's logits of a sample hold nan, infinity or a magnitude of 1e30 or more,
-`reliable_clients` takes the client for wrong. On other samples it may teach; it trains as always.
-bad_uploads counts the clients with such logits of a requested sample.
-Departures (more: docs/DEPARTURES.md):
-D1  private training is first, as in section 3.2; last, as in Algorithm 1, untrained clients teach
+a, client_accuracy_distilled after d. evaluation.py says on which test images.
+Bad upload: `reliable_clients` takes a client for wrong on a sample of which its logits are not
+usable. On other samples it may teach; it trains as always. bad_uploads counts the clients with such
+logits of a requested sample.
+Departures (all are in docs/DEPARTURES.md):
+D1  private training opens the round, as in section 3.2. In Algorithm 1 it ends the round, so that
+    untrained clients would teach first
 D2  Eq. (4)'s softmax is over the reliable clients alone, so that their weights sum to 1
 D3  epsilon weighs CE, as the equations print it; the text says that it weighs the distillation
 D4  the pool takes the logits that were just found right; line 7's are of the round before
@@ -57,23 +58,14 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from algorithms import Algorithm
+from algorithms import Algorithm, checked
 from algorithms.equations import kl_divergence
-from federation import evaluation, seeded, stream, timed
+from federation import evaluation, timed
 from federation.communication import logits_ledger
-from federation.parallel import in_parallel, run_server
-from federation.training import (
-    OPTIMIZERS,
-    Optimizer,
-    batches,
-    forward,
-    predict_logits,
-    restore,
-    snapshot,
-    train,
-    train_with_labels,
-)
-from federation.uploads import Trained, collect_rows, is_usable
+from federation.parallel import in_parallel, on_server
+from federation.training import (OPTIMIZERS, Optimizer, forward, predict_logits, restore, shuffled,
+                                 snapshot)
+from federation.uploads import HUGE, Trained, collect_rows, is_usable
 
 CASES = ("self_training", "self_distillation", "ensemble_distillation", "nobody_right")
 evaluate = partial(evaluation.evaluate, main_metric="server_accuracy")
@@ -92,10 +84,9 @@ def entropy(logits):
 def reliable_clients(client_logits, labels):
     """True where a client is right, by usable logits: [M, n, C], [n] -> bool [M, n].
 
-    Not usable, as in uploads.py: nan, infinity, a magnitude of 1e30 or more.
-    source    section 3.3.2
+    source    section 3.3.2; uploads.py says which logits are usable
     """
-    usable = (client_logits.abs() < 1e30).all(-1)                                        # [M, n]
+    usable = (client_logits.abs() < HUGE).all(-1)                                        # [M, n]
     return (client_logits.argmax(-1) == labels) & usable
 
 
@@ -128,7 +119,7 @@ def fuse_logits(client_logits, weights):
 def server_loss(logits, labels, teacher_logits, has_teacher, epsilon):
     """CE where has_teacher is False, epsilon CE + (1 - epsilon) KL(teacher || server) where True.
 
-    logits, teacher_logits   [B, C]; without has_teacher the teacher may be nan
+    logits, teacher_logits   [B, C]; where has_teacher is False the teacher is not looked at
     labels, has_teacher      [B], bool [B]
     returns                  scalar, mean over the batch; no gradient to the teacher
     source                   Eq. (1), (2), (5)
@@ -168,16 +159,22 @@ class ServerResult(NamedTuple):     # what the server's training in a round give
     requested: torch.Tensor         # bool [N]: samples that the server requested in any epoch
 
 
-def train_client(fed, i, t, client, rows, *, local_epochs, batch_size, new_optimizer):
-    """Private training of client i with cross-entropy, then its logits [n, C] of the public `rows`.
+def train_client(fed, i, t, client, public_rows, *, local_epochs, batch_size, new_optimizer):
+    """Private training of client i by CE, then its logits [n, C] of the public samples public_rows.
 
     Training goes on from its network and optimizer, the snapshot `client`, to a new snapshot.
     """
+    images, labels = fed.private[i]
     model = fed.client_model(i)
     optimizer = restore(client, model, new_optimizer)
-    train_with_labels(fed, model, optimizer, fed.private[i], epochs=local_epochs,
-                      batch_size=batch_size, keys=("local", t, i))           # Alg. 1, line 25-27
-    logits = predict_logits(fed, model, fed.public.images[rows])             # Alg. 1, line 31-33
+    model.train()
+    for rows, batch in shuffled(fed, images, ("local", t, i), epochs=local_epochs,
+                                batch_size=batch_size):                      # Alg. 1, line 25
+        loss = F.cross_entropy(forward(fed, model, batch), labels[rows])     # Alg. 1, line 26
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()                                                     # Alg. 1, line 27
+    logits = predict_logits(fed, model, fed.public.images[public_rows])      # Alg. 1, line 31-33
     return Trained(logits, snapshot(model, optimizer))
 
 
@@ -187,26 +184,27 @@ def distill_client(fed, i, t, client, server_logits, *, public_epochs, batch_siz
 
     Training goes on from its network and optimizer, the snapshot `client`, to a new snapshot.
     """
+    images, labels = fed.public
     model = fed.client_model(i)
     optimizer = restore(client, model, new_optimizer)
-    images, labels = fed.public
-
-    def loss(logits, rows):                                                  # Alg. 1, line 22
-        return client_loss(logits, labels[rows], server_logits[rows], epsilon)
-
-    train(fed, model, optimizer, images, loss, epochs=public_epochs,         # Alg. 1, line 21, 23
-          batch_size=batch_size, keys=("public", t, i))
+    model.train()
+    for rows, batch in shuffled(fed, images, ("public", t, i), epochs=public_epochs,
+                                batch_size=batch_size):                      # Alg. 1, line 21
+        loss = client_loss(forward(fed, model, batch), labels[rows], server_logits[rows],
+                           epsilon)                                          # Alg. 1, line 22
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()                                                     # Alg. 1, line 23
     return snapshot(model, optimizer)
 
 
-def server_result_metrics(fed, rows, client_logits, weights, result):
+def server_result_metrics(fed, public_rows, client_logits, weights, result):
     """Shares of the four cases in the server's last epoch, share of samples in the pool, bytes.
 
     effective_teachers is the mean of 1 / sum_j w_j² over the samples that clients teach: 1 where
-    one client has all the weight. bad_uploads counts the clients with logits that are not usable
-    (uploads.py) among those of the requested samples.
+    one client has all the weight.
     """
-    requested = result.requested[rows]                                       # bool [n]
+    requested = result.requested[public_rows]                                # bool [n]
     taught = weights[:, requested & (weights > 0).any(0)]                    # [M, samples taught]
     effective = (1 / taught.square().sum(0)).mean().item() if taught.numel() else None
     sent, num_public = int(requested.sum()), len(result.requested)
@@ -229,67 +227,76 @@ def who_teaches(correct, in_pool):
     return self_training, self_distillation, requests
 
 
+def may_request(rule, pool):
+    """The public rows [n] that the server may request: by `who_teaches` those not in the pool.
+
+    They are what the rule requests for a server that is wrong everywhere.
+    """
+    correct = torch.zeros_like(pool.mask)
+    _, _, requests = rule(correct, pool.mask)
+    return torch.nonzero(requests)[:, 0]
+
+
 @timed
-def train_server(fed, t, server, pool, client_rows, fused_logits, has_reliable, *, server_epochs,
+@on_server
+def train_server(fed, t, server, pool, public_rows, fused_logits, has_reliable, *, server_epochs,
                  batch_size, new_optimizer, epsilon, rule=who_teaches):
     """Selective knowledge fusion in round t: the `ServerResult` after Alg. 1, line 3-15.
 
     Training goes on from the server's network and optimizer, the snapshot `server`.
-    client_rows, fused_logits, has_reliable    [n], [n, C], bool [n]: what the clients can teach
-    rule    decides the case of each sample; fedgems_ablations.py has another one
+    public_rows, fused_logits, has_reliable    [n], [n, C], bool [n]: what the clients can teach
     """
+    images, labels = fed.public
     model = fed.server_model()
     optimizer = restore(server, model, new_optimizer)
-    images, labels = fed.public
     pool = Pool(pool.logits.clone(), pool.mask.clone())      # the caller's state does not change
-    all_fused_logits, any_reliable = torch.zeros_like(pool.logits), torch.zeros_like(pool.mask)
-    all_fused_logits[client_rows] = fused_logits                             # [N, C]
-    any_reliable[client_rows] = has_reliable                                 # [N]
-    cases, requested = pool.mask.new_zeros(4, len(labels)), torch.zeros_like(pool.mask)
-    rng = stream(fed.seed, "server", t)                                      # batches, augmentation
-    with seeded(fed.seed, "server", t):                                      # for dropout
-        for rows in batches(len(labels), batch_size, server_epochs,          # Alg. 1, line 4
-                            rng, fed.device):
-            # Checks and teachers are of clean images in eval mode; the step may see augmented ones.
-            checked_logits = predict_logits(fed, model, images[rows])                    # [B, C]
-            correct = checked_logits.argmax(1) == labels[rows]               # Alg. 1, line 5
-            self_training, self_distillation, requests = rule(correct, pool.mask[rows])
-            ensemble_distillation = requests & any_reliable[rows]                        # bool [B]
-            nobody_right = requests & ~any_reliable[rows]                                # bool [B]
-            has_teacher = self_distillation | ensemble_distillation                      # bool [B]
-            teacher_logits = torch.where(self_distillation[:, None], pool.logits[rows],
-                                         all_fused_logits[rows])                         # [B, C]
-            pool.logits[rows[correct]] = checked_logits[correct]             # D4: Alg. 1, line 7
-            pool.mask[rows[correct]] = True
-            requested[rows[requests]] = True
-            cases[:, rows] = torch.stack([self_training, self_distillation,
-                                          ensemble_distillation, nobody_right])
-            model.train()
-            batch = fed.augment(images[rows], rng) if fed.augment else images[rows]
-            loss = server_loss(forward(fed, model, batch), labels[rows],     # Alg. 1, line 6, 9, 12
-                               teacher_logits, has_teacher, epsilon)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()                                                 # Alg. 1, line 14
+    all_fused_logits, all_has_reliable = torch.zeros_like(pool.logits), torch.zeros_like(pool.mask)
+    all_fused_logits[public_rows] = fused_logits                             # [N, C]
+    all_has_reliable[public_rows] = has_reliable                             # [N]
+    cases = torch.zeros(len(CASES), len(labels), dtype=torch.bool, device=fed.device)    # [4, N]
+    requested = torch.zeros_like(pool.mask)                                  # [N]
+    model.train()
+    for rows, batch in shuffled(fed, images, ("server", t), epochs=server_epochs,
+                                batch_size=batch_size):                      # Alg. 1, line 4
+        # The check is of the clean images, in eval mode; then the model is in train mode again.
+        checked_logits = predict_logits(fed, model, images[rows])                        # [B, C]
+        correct = checked_logits.argmax(1) == labels[rows]                   # Alg. 1, line 5
+        self_training, self_distillation, requests = rule(correct, pool.mask[rows])
+        ensemble_distillation = requests & all_has_reliable[rows]                        # bool [B]
+        nobody_right = requests & ~all_has_reliable[rows]                                # bool [B]
+        has_teacher = self_distillation | ensemble_distillation                          # bool [B]
+        teacher_logits = torch.where(self_distillation[:, None], pool.logits[rows],
+                                     all_fused_logits[rows])                             # [B, C]
+        pool.logits[rows[correct]] = checked_logits[correct]                 # D4: Alg. 1, line 7
+        pool.mask[rows[correct]] = True
+        requested[rows[requests]] = True
+        cases[:, rows] = torch.stack([self_training, self_distillation,
+                                      ensemble_distillation, nobody_right])
+        loss = server_loss(forward(fed, model, batch), labels[rows],         # Alg. 1, line 6, 9, 12
+                           teacher_logits, has_teacher, epsilon)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()                                                     # Alg. 1, line 14
     server_logits = predict_logits(fed, model, images)                       # D5: Alg. 1, line 15
     return ServerResult(snapshot(model, optimizer), server_logits, pool, cases, requested)
 
 
+@checked
 def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epochs: int = 1,
         server_epochs: int = 1, batch_size: int = 256, server_batch_size: int = 256,
         lr: float = 1e-3, server_lr: float = 1e-3, optimizer: Optimizer = "amsgrad",
-        weight_decay: float = 1e-4, epsilon: float = 0.75, attack=None):
+        weight_decay: float = 1e-4, epsilon: float = 0.75, attack=None, rule=who_teaches):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
     optimizer    optimizer of clients and server, kept over the rounds
-    The other keywords, and attack, are explained in hyperparameters.py.
+    rule         decides the case of each sample; fedgems_ablations.py has others
+    hyperparameters.py explains the other keywords.
     """
     make = partial(OPTIMIZERS[optimizer], weight_decay=weight_decay)
     client_training = dict(batch_size=batch_size, new_optimizer=partial(make, lr=lr))
     server_training = dict(batch_size=server_batch_size, new_optimizer=partial(make, lr=server_lr))
     ids = range(len(fed.private))
     if state is None:
-        ALGORITHM.check(fed)
         state = {"round": 0, "clients": [snapshot(fed.client_model(i, init=i)) for i in ids],
                  "server": snapshot(fed.server_model()), "pool": empty_pool(fed)._asdict()}
         yield {**evaluate(fed, state), "pool": 0.0}, state
@@ -298,20 +305,20 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
     for t in range(state["round"] + 1, rounds + 1):                          # Alg. 1, line 2
         # D1: clients train on their own data, and predict the samples that the server may request.
         # Results: their logits [M, n, C], after the attack; the clients after training.
-        rows = torch.nonzero(~pool.mask)[:, 0]                                           # [n]
-        client_logits, trained = collect_rows(fed, rows, lambda i: train_client(
-            fed, i, t, clients[i], rows, local_epochs=local_epochs,
+        public_rows = may_request(rule, pool)                                            # [n]
+        client_logits, trained = collect_rows(fed, public_rows, lambda i: train_client(
+            fed, i, t, clients[i], public_rows, local_epochs=local_epochs,
             **client_training), attack)                              # Alg. 1, line 25-27, 31-33
 
         # On each sample only clients that are right teach, and the more certain ones more.
-        reliable = reliable_clients(client_logits, labels[rows])                         # [M, n]
+        reliable = reliable_clients(client_logits, labels[public_rows])                  # [M, n]
         weights = entropy_weights(client_logits, reliable)                   # Eq. (4), [M, n]
         fused_logits = fuse_logits(client_logits, weights)                   # Eq. (5), [n, C]
 
         # The server learns alone, from its pool or from the clients: Alg. 1, line 3-15.
-        result = run_server(
-            fed, train_server, t, server, pool, rows, fused_logits, reliable.any(0),
-            server_epochs=server_epochs, epsilon=epsilon, **server_training)
+        result = train_server(fed, t, server, pool, public_rows, fused_logits, reliable.any(0),
+                              server_epochs=server_epochs, epsilon=epsilon, rule=rule,
+                              **server_training)
         server, pool = result.server, result.pool
 
         # All clients learn from the server's logits of all public samples.
@@ -321,7 +328,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
 
         state = {"round": t, "clients": clients, "server": server, "pool": pool._asdict()}
         metrics = {**evaluate(fed, state, trained),
-                   **server_result_metrics(fed, rows, client_logits, weights, result)}
+                   **server_result_metrics(fed, public_rows, client_logits, weights, result)}
         yield metrics, state
 
 
@@ -330,7 +337,7 @@ ALGORITHM = Algorithm(
     scores={"server_accuracy": "server",
             "client_accuracy_distilled": "clients, after distillation",
             "client_accuracy_private": "clients, after private training"},
-    public="labeled", mixed_networks=True,
+    keeps=("clients", "server", "pool"), public="labeled", mixed_networks=True,
     server="images",         # the server has a network of its own, which reads images
     plateau=("lr", "server_lr"), evaluate=evaluate,         # for --lr-patience alone
     columns=("server_accuracy", "client_accuracy_distilled", *CASES))

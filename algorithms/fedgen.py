@@ -1,12 +1,12 @@
 """FedGen: FedAvg whose clients also train their last layer on features that a generator draws.
 
 Zhu, Hong and Zhou, "Data-Free Knowledge Distillation for Heterogeneous Federated Learning", ICML
-2021, arXiv:2105.10056; the generator's sizes and its Adam are those of the public code (MNIST).
+2021, arXiv:2105.10056, whose settings are the defaults; the generator's sizes and its Adam are
+those of the public code for MNIST. --paper fedgen has the code's weight of Eq. (5), 10 x 0.98^t.
 
 Run:   python fedkd_minimal.py --algo fedgen
-       (small settings of experiment/presets.py; the defaults of `run` are the paper's)
 What travels: in each round the global model, the generator and the label shares p(y), down to each
-active client; its trained model and its label counts, up.
+active client; its trained model, its label counts and its number of samples, up.
 Public data: none.
 
 Paper              here                         shape         note
@@ -23,22 +23,24 @@ T, B, B'           local_steps, batch_size,     numbers       B' = B in the pape
 Algorithm 1, by the paper's line numbers:
 2-3    the server draws active clients and sends them theta, w and p(y)
 4-5    each of them starts at theta: theta_k <- theta
-6-7    for T steps: it draws B samples (x, y) of its own, B' labels y' ~ p(y) and features
-         z' ~ G_w(z | y') for them
+6-7    for T steps: the next B samples (x, y) of shuffled passes over its own, B' labels y' ~ p(y)
+         and features z' ~ G_w(z | y') for them
 8        it counts the labels y in c_k
 9        theta_k <- a step of SGD on Eq. (5): mean CE(h_k(f_k(x)), y) + mean CE(h_k(z'), y'), the
          second with --generated-weight, 1 in the paper. After T steps it sends theta_k and c_k
-13     theta <- the mean of theta_k; p(y) <- the shares of the labels in all c_k
+13     theta <- the mean of theta_k, by numbers of samples (D1); p(y) <- the label shares in all c_k
 14     w <- steps of Adam on Eq. (4): CE of the mean over k of h_k(z) against y, for labels
        y ~ p(y) and features z ~ G_w(z | y)
 f_k, the layers below h_k, learns from real images alone. The generator's noise is N(0, I).
 
+Modes: clients train in train mode, with --augment on augmented images; both losses of Eq. (5) are
+means over their batches, as is Eq. (4). Features for clients are generated without gradient. The
+test images are predicted in eval mode.
 Kept between rounds: by the server theta, p(y), the generator and its Adam. Clients keep nothing.
-Scores: `accuracy` and server_accuracy: theta after line 13, on the test set (with --public half: on
-the half that is not public).
-Bad upload: a model with nan, infinity or a magnitude of 1e30 or more is left out of lines 13 and
-14, with its counts, and counted (bad_uploads). If none is left, the server stays as it is.
-Departures (more: docs/DEPARTURES.md):
+Scores: `accuracy` and server_accuracy are of theta after line 13.
+Bad upload: `collect` leaves it out of lines 13 and 14, with its counts. If none is left, the server
+stays as it is.
+Departures (all are in docs/DEPARTURES.md):
 D1  line 13: models are averaged by numbers of samples, as in FedAvg; the paper's mean is plain
 D2  in round 1 p(y) is uniform, and the generator that is sent is untrained
 D3  line 14 also has the diversity loss, which the text only names; its formula is the code's
@@ -49,18 +51,19 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from algorithms import Algorithm, fedavg
+from algorithms import Algorithm, checked, fedavg
 from algorithms.fedavg import aggregate, evaluate
 from federation import seeded, stream, timed
 from federation.communication import FLOAT_BYTES, INDEX_BYTES, weights_ledger
-from federation.parallel import run_server, sample_clients
-from federation.training import batches, forward, in_float32, load_model, network, restore, snapshot
+from federation.parallel import on_server, sample_clients
+from federation.training import (forward, in_float32, load_model, network, restore, shuffled,
+                                 snapshot)
 from federation.uploads import collect
 
 # The generator, in the public code for MNIST:
 NOISE, HIDDEN = 32, 256      # inputs of noise, hidden units
-WEIGHT_DECAY = 1e-2          # of its Adam
-DECAY = 0.98                 # its learning rate is multiplied by this after every round
+GENERATOR_L2 = 1e-2          # L2 penalty of its Adam
+LR_DECAY = 0.98              # its learning rate is multiplied by this after every round
 
 
 def generator_loss(client_logits, labels):
@@ -73,6 +76,7 @@ def generator_loss(client_logits, labels):
     tensor(0.3133)
     """
     shares = torch.full_like(client_logits[:, 0, 0], 1 / len(client_logits))             # [M]
+    # The mean; `mean(0)` of ensemble_logits rounds differently, and the results are of this form.
     mean_logits = torch.tensordot(shares, client_logits, dims=1)                         # [B, C]
     return F.cross_entropy(mean_logits, labels)
 
@@ -121,33 +125,32 @@ def train_client(fed, i, t, server, *, local_epochs, local_steps, batch_size, lr
     """
     images, labels = fed.private[i]                                          # [n, c, h, w], [n]
     model = load_model(fed, server)                                          # line 4-5
-    model.train()
     local_optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     if generated:
         generator = new_generator(fed, model.classifier.in_features)
         generator.load_state_dict(server["generator"]["model"])
     weight = generated_weight * generated_weight_decay**(t - 1)
     label_counts = torch.zeros(fed.num_classes, dtype=torch.int64, device=fed.device)
-    rng, generated_rng = (stream(fed.seed, name, t, i) for name in ("local", "generated"))
-    with seeded(fed.seed, "local", t, i):
-        for rows in batches(len(labels), batch_size, local_epochs, rng, fed.device,
-                            local_steps):                                            # line 6
-            batch = fed.augment(images[rows], rng) if fed.augment else images[rows]
-            label_counts += labels[rows].bincount(minlength=fed.num_classes)         # line 8
-            loss = F.cross_entropy(forward(fed, model, batch), labels[rows])
-            if generated:
-                with torch.no_grad():
-                    drawn, _, features = draw_features(fed, generator, server["label_shares"],
-                                                       generated, generated_rng)     # line 7
-                loss = loss + weight * F.cross_entropy(
-                    forward(fed, model.classifier, features), drawn)                 # Eq. (5)
-            local_optimizer.zero_grad()
-            loss.backward()
-            local_optimizer.step()                                                   # line 9
+    rng = stream(fed.seed, "generated", t, i)
+    model.train()
+    for rows, batch in shuffled(fed, images, ("local", t, i), epochs=local_epochs,
+                                batch_size=batch_size, steps=local_steps):   # line 6
+        label_counts += labels[rows].bincount(minlength=fed.num_classes)     # line 8
+        loss = F.cross_entropy(forward(fed, model, batch), labels[rows])
+        if generated:
+            with torch.no_grad():
+                drawn, _, features = draw_features(fed, generator, server["label_shares"],
+                                                   generated, rng)           # line 7
+            loss = loss + weight * F.cross_entropy(
+                forward(fed, model.classifier, features), drawn)             # Eq. (5)
+        local_optimizer.zero_grad()
+        loss.backward()
+        local_optimizer.step()                                               # line 9
     return {"model": model.state_dict(), "label_counts": label_counts}
 
 
 @timed
+@on_server
 def train_generator(fed, t, server, uploads, *, batch_size, generator_steps, generator_lr,
                     diversity):
     """The server with the label shares of the uploads, and with a generator trained on Eq. (4).
@@ -162,8 +165,8 @@ def train_generator(fed, t, server, uploads, *, batch_size, generator_steps, gen
     models = [upload["model"] for upload in uploads.values()]
     heads = [(model["classifier.weight"], model.get("classifier.bias")) for model in models]
     generator = new_generator(fed, heads[0][0].shape[1])
-    new_optimizer = partial(torch.optim.Adam, lr=generator_lr * DECAY**(t - 1),
-                            weight_decay=WEIGHT_DECAY)
+    new_optimizer = partial(torch.optim.Adam, lr=generator_lr * LR_DECAY**(t - 1),
+                            weight_decay=GENERATOR_L2)
     optimizer = restore(server["generator"], generator, new_optimizer)
     rng = stream(fed.seed, "generator", t)
     for _ in range(generator_steps):
@@ -196,22 +199,16 @@ def check_settings(fed, **settings):
                          f"linear layer named classifier; {fed.architecture[0]} does not")
 
 
+@checked
 def run(fed, state=None, *, rounds: int = 200, participation: float = 0.5, local_epochs: int = 1,
         local_steps: int | None = 20, batch_size: int = 32, lr: float = 0.01,
         generated: int = 32, generated_weight: float = 1.0, generated_weight_decay: float = 1.0,
         generator_steps: int = 50, generator_lr: float = 3e-4, diversity: float = 1.0, attack=None):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
-    local_steps               optimizer steps of a client in a round; None: those of local_epochs
-                              passes
-    batch_size                batch size of a client and of the generator
-    generated                 generated features in each step of a client; 0 is FedAvg
-    generated_weight          weight of their loss in Eq. (5), in round 1
-    generated_weight_decay    this weight is multiplied by it after every round
-    generator_steps           steps of the generator on the server in a round
-    generator_lr              learning rate of the generator; it falls by 2% after every round
-    diversity                 weight of the generator's diversity loss
-    The other keywords are in hyperparameters.py.
+    local_steps    optimizer steps of a client in a round; None: those of local_epochs passes
+    batch_size     batch size of a client and of the generator
+    hyperparameters.py explains the other keywords.
     """
     at_client = dict(local_epochs=local_epochs, local_steps=local_steps, batch_size=batch_size,
                      lr=lr, generated=generated, generated_weight=generated_weight,
@@ -219,7 +216,6 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 0.5, local
     at_server = dict(batch_size=batch_size, generator_steps=generator_steps,
                      generator_lr=generator_lr, diversity=diversity)
     if state is None:
-        ALGORITHM.check(fed)
         state = {"round": 0, "server": start_server(fed, fed.architecture[0], generated)}
         yield evaluate(fed, state), state
     server = state["server"]
@@ -233,8 +229,7 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 0.5, local
         # The new global model is the average of theirs.
         server = aggregate(fed, server, uploads)                             # line 13, D1
         # The generator learns to draw features which the clients recognize together.
-        server = run_server(fed, train_generator, t, server, uploads,        # line 13-14
-                            **at_server)
+        server = train_generator(fed, t, server, uploads, **at_server)       # line 13-14
 
         state = {"round": t, "server": server}
         metrics = {**evaluate(fed, state), "bad_uploads": len(active) - len(uploads),
@@ -244,5 +239,5 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 0.5, local
 
 ALGORITHM = Algorithm(
     "fedgen", run,
-    scores={"server_accuracy": "server"},
+    scores={"server_accuracy": "server"}, keeps=("server",),
     check_settings=check_settings, plateau=("lr",), evaluate=evaluate)

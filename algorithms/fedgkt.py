@@ -4,15 +4,16 @@ He, Annavaram and Avestimehr, "Group Knowledge Transfer: Federated Learning of L
 Edge", arXiv:2007.14513. Defaults: Table 10, iid; temperature and kind of Adam: its code of 2020.
 
 Run:   python fedkd_minimal.py --algo fedgkt
-       (small settings of experiment/presets.py; with --paper fedgkt: `run`'s defaults)
 What travels: in each round a client sends feature maps, logits and labels of all its samples; the
-server sends its logits of them back. (At prediction each input's feature map travels too.)
+server sends its logits of them back. To predict, a device sends the feature map of its input, or
+downloads the server's network once.
 Public data: none. Edge networks may differ; their feature maps have one shape.
 
 Paper              here                         shape         note
 W_e^(k), W_c^(k)   model.extract, .classify     networks      client i: images -> H^(k) -> Z_c^(k)
 W_s                server                       snapshot      H^(k) -> Z_s^(k)
-H^(k)              uploads[i].features          [n, 16, h, w] feature maps of all its n samples
+H^(k)              uploads[i].features          [n, ...]      feature maps of all its n samples: of
+                                                              gkt_edge [n, 16, h, w]
 Z_c^(k)            uploads[i].logits            [n, C]        by the client's network
 Z_s^(k)            server_logits[i]             [n, C]        by the server's; or None
 Y^(k)              fed.private[i].labels        [n]           sent with every upload
@@ -31,17 +32,19 @@ KL(teacher || student), both softmaxes at temperature T; --no-client-distill dro
 11-12  one pass in eval mode: the server's logits of these feature maps
 14-15  each client with a valid upload receives the server's logits of its samples, for its next
        training. A client that did not take part keeps the logits that it has
-With --augment each upload is of newly augmented images. All E_c passes of the client's next
-training are on the same ones, because the server's logits are of them; training 1 has its own.
+With --augment a client's images are augmented anew for each upload. Upload j is of view j. Training
+j + 1 of this client is on view j in all its passes, because the server's logits are of it; training
+1, which has no such logits, is on view 0.
 
+Modes: clients and server train in train mode; each loss is the mean over the batch. Uploads, the
+server's logits and scores are predicted in eval mode; test images are clean.
 Kept between rounds: server: network, optimizer. Client: network, optimizer, the server's logits and
 the number of trainings. A network and its optimizer are in a snapshot, a dict of state_dicts.
-Scores: at the end of a round, means over all clients, on the test set (--public half: on the half
-that is not public). `accuracy`: a client's extractor with the server's network behind it.
-edge_accuracy: the client's own network. All metrics: docs/METRICS.md.
-Bad upload: `collect` leaves out one with nan, infinity or a magnitude of 1e30 or more (bad_uploads
-counts it). Its client goes on from its new network, but without logits of the server: by CE alone.
-Departures (more: docs/DEPARTURES.md):
+Scores: at the end of a round, means over all clients. `accuracy`: a client's extractor with the
+server's network behind it. edge_accuracy: the client's own network.
+Bad upload: `collect_features` leaves it out. Its client goes on from its new network, but without
+logits of the server: by CE alone.
+Departures (all are in docs/DEPARTURES.md):
 D1  as printed, the server's logits are of the client's own sample; in the public code, of another
 D2  clients of one architecture start equal (unless --no-common-start); the paper is silent
 D3  KD has the factor T², as in the public code; of Eq. (6)'s sum, only the sample's own client
@@ -54,31 +57,16 @@ from typing import Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from algorithms import Algorithm
+from algorithms import Algorithm, checked
 from algorithms.equations import distillation_loss
 from attacks import attack_samples
-from federation import seeded, stream, timed
+from federation import output_shape, seeded, stream, timed
 from federation.communication import features_ledger
 from federation.evaluation import accuracy, mean_own, own_accuracy
-from federation.parallel import (
-    by_architecture,
-    count_active,
-    in_parallel,
-    run_server,
-    sample_clients,
-    to_server,
-)
-from federation.training import (
-    OPTIMIZERS,
-    Optimizer,
-    autocast,
-    batches,
-    forward,
-    predict_logits,
-    restore,
-    snapshot,
-    train,
-)
+from federation.parallel import (by_architecture, count_active, in_parallel, on_server, own_share,
+                                 sample_clients, to_all, to_server)
+from federation.training import (OPTIMIZERS, Optimizer, autocast, batches, forward,
+                                 predict_logits, restore, shuffled, snapshot)
 from federation.uploads import Trained, is_usable
 
 CHUNK = 64      # samples of a forward pass without training: limits the memory it takes
@@ -113,7 +101,7 @@ class Upload(NamedTuple):
     It sends their labels too; the server of this simulation reads them in fed.private[i].labels.
     """
 
-    features: torch.Tensor    # [n, 16, h, w], of the type that --features names
+    features: torch.Tensor    # [n, ...], of the type that --features names
     logits: torch.Tensor      # float32 [n, C]
 
 
@@ -136,11 +124,11 @@ def extract(fed, model, images, dtype):
     return Upload(torch.cat(features), torch.cat(logits))
 
 
-def upload_images(fed, i, number):
-    """The images [n, c, h, w] of client i's upload with this number, from 1.
+def view(fed, i, number):
+    """The images [n, c, h, w] of client i's upload with this number, from 1; of its first training.
 
-    With --augment the samples are cropped and flipped anew for each upload. Number 0 is of no
-    upload: its images are those of the client's first training.
+    With --augment the samples are cropped and flipped anew for each view; the first training is on
+    view 0, which is never uploaded.
     """
     images = fed.private[i].images
     return fed.augment(images, stream(fed.seed, "view", number, i)) if fed.augment else images
@@ -156,40 +144,38 @@ def train_client(fed, i, client, server_logits, *, local_epochs, batch_size, new
     """
     has_teacher = client_distill and server_logits is not None
     labels = fed.private[i].labels
-
-    def loss(logits, rows):                                                      # [B, C], [B]
-        teacher_logits = server_logits[rows] if has_teacher else None            # D1
-        return client_loss(logits, labels[rows], teacher_logits, temperature)
-
     model = fed.client_model(i)
     optimizer = restore(client, model, new_optimizer)
     number = client["trainings"] + 1                     # of this training and of its upload
-    # The server's logits are of the last upload's images, so the client trains on the same ones.
-    trained_images = upload_images(fed, i, number - 1)
-    fed_without_augment = dataclasses.replace(fed, augment=None)    # they are augmented already
-    train(fed_without_augment, model, optimizer, trained_images, loss, epochs=local_epochs,
-          batch_size=batch_size, keys=("local", number, i))                  # Alg. 1, line 19-22
-    # The new upload is of new images: its server logits are for the next training.
-    upload = extract(fed, model, upload_images(fed, i, number), dtype)       # Alg. 1, line 24-29
+    # The server's logits are of the last upload's view, so the client trains on the same images:
+    # they are augmented already.
+    images, fed_without_augment = view(fed, i, number - 1), dataclasses.replace(fed, augment=None)
+    model.train()
+    for rows, batch in shuffled(fed_without_augment, images, ("local", number, i),
+                                epochs=local_epochs, batch_size=batch_size):     # Alg. 1, line 19
+        teacher_logits = server_logits[rows] if has_teacher else None            # D1
+        loss = client_loss(forward(fed, model, batch), labels[rows], teacher_logits,
+                           temperature)                                      # Alg. 1, line 20
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()                                                     # Alg. 1, line 21
+    # The new upload is of a new view: its server logits are for the next training.
+    upload = extract(fed, model, view(fed, i, number), dtype)                # Alg. 1, line 24-29
     return Trained(upload, snapshot(model, optimizer) | {"trainings": number})     # Alg. 1, line 30
 
 
 @timed
-def collect(fed, clients, ids, server_logits, attack=None, **training):
+def collect_features(fed, clients, ids, server_logits, attack=None, **training):
     """({client: valid upload}, all clients), after the clients `ids` have trained in parallel.
 
-    Of several processes, only the one that trains the server has the uploads.
+    Of several processes, only the one that trains the server has the uploads, which are large.
     attack    an `Attack` of attacks.py, which replaces uploads of malicious clients, or None
     """
-    own = {}                                 # {client: upload}, of those that this process trains
-
-    def train_one(i):                                                        # Alg. 1, line 3-5
-        own[i], client = train_client(fed, i, clients[i], server_logits[i], **training)
-        return client
-
-    trained = dict(zip(ids, in_parallel(fed, train_one, ids)))
+    own = {i: train_client(fed, i, clients[i], server_logits[i], **training)
+           for i in own_share(ids)}                                          # Alg. 1, line 3-5
+    trained = to_all(fed, {i: result.client for i, result in own.items()}, ids)
     clients = [trained.get(i, client) for i, client in enumerate(clients)]
-    uploads = to_server(fed, own, ids)
+    uploads = to_server(fed, {i: result.upload for i, result in own.items()}, ids)
     if attack and uploads:
         features, logits = zip(*uploads.values())
         features = attack_samples(attack, features, ids)
@@ -212,6 +198,7 @@ def server_batches(fed, uploads, server_batch_size, server_order, rng):
 
 
 @timed
+@on_server
 def train_server(fed, event, server, uploads, *, server_epochs, server_batch_size, server_order,
                  new_optimizer, temperature, server_distill):
     """(the server after training with `server_loss`, {client: its logits [n, C]}).   Eq. (8)
@@ -224,6 +211,7 @@ def train_server(fed, event, server, uploads, *, server_epochs, server_batch_siz
     model = fed.server_model()
     optimizer = restore(server, model, new_optimizer)
     rng = stream(fed.seed, "server", event)                                  # order of batches
+    model.train()
     with seeded(fed.seed, "server", event):                                  # dropout
         for _ in range(server_epochs):                                       # Alg. 1, line 7
             for i, rows in server_batches(fed, uploads, server_batch_size, server_order, rng):
@@ -246,7 +234,7 @@ class ClientScore(NamedTuple):
 
     stacked: float     # of its extractor with the server's network behind it
     edge: float        # of its own network
-    edge_own: float | None     # the same, by `own_accuracy`
+    edge_own: float | None     # of its own network, weighed by its own classes: `own_accuracy`
 
 
 def stacked_scores(fed, clients, server, data):
@@ -310,17 +298,15 @@ def feature_map(fed):
     """
     for name, ids in by_architecture(fed).items():
         edge = fed.client_model(ids[0]).eval()
-        if not hasattr(edge, "extract"):
-            raise ValueError(f"network {name} has no feature map to send: use an edge network such "
-                             "as gkt_edge")
+        if not (hasattr(edge, "extract") and hasattr(edge, "classify")):
+            raise ValueError(f"{name} has no feature map to send: a client's network needs the "
+                             "methods extract and classify, as gkt_edge has them")
         features = edge.extract(fed.private[0].images[:1])
-        try:
-            fed.server_model().eval()(features)
-        except (RuntimeError, ValueError):
-            raise ValueError("the server's network cannot read the "
+        if output_shape(fed.server_model(), features) != (1, fed.num_classes):
+            raise ValueError(f"the server's network makes no logits [B, {fed.num_classes}] of the "
                              f"{list(features.shape[1:])} feature maps of {name}: gkt_server55 "
                              "and gkt_server109 go with gkt_edge..., gkt_server_small with "
-                             "gkt_edge_small") from None
+                             "gkt_edge_small")
     return features
 
 
@@ -338,6 +324,7 @@ def announcement(fed, settings):
     return f"a round sends about {num_samples * map_bytes / 2**20:.1f} MB of feature maps"
 
 
+@checked
 def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local_epochs: int = 1,
         server_epochs: int = 20, batch_size: int = 256, server_batch_size: int = 256,
         lr: float = 1e-3, server_lr: float = 1e-3, optimizer: Optimizer = "amsgrad",
@@ -349,7 +336,7 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local
 
     server_epochs       passes of the server over the uploads in a round
     server_optimizer    optimizer of the server, kept over the rounds
-    The other keywords, and attack, are explained in hyperparameters.py.
+    hyperparameters.py explains the other keywords.
     """
     dtype = getattr(torch, features)
     training = dict(local_epochs=local_epochs, batch_size=batch_size, temperature=temperature,
@@ -360,7 +347,6 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local
                            server_distill=server_distill)
     new_optimizer = partial(OPTIMIZERS[server_optimizer], lr=server_lr, weight_decay=weight_decay)
     if state is None:
-        ALGORITHM.check(fed)
         server, clients, server_logits = start(fed, common_start)
         state = {"round": 0, "server": server, "clients": clients, "server_logits": server_logits}
         yield evaluate(fed, state), state
@@ -369,11 +355,11 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local
     for t in range(state["round"] + 1, rounds + 1):                          # Alg. 1, line 2
         # Clients train on their own samples, then upload feature maps and logits of all of them.
         active = sample_clients(len(clients), participation, stream(fed.seed, "active", t))
-        uploads, clients = collect(fed, clients, active, server_logits, attack,
-                                   **training)                               # Alg. 1, line 3-5
+        uploads, clients = collect_features(fed, clients, active, server_logits, attack,
+                                            **training)                      # Alg. 1, line 3-5
         # The server trains on the uploads; each client receives the server's logits of its samples.
-        server, answers = run_server(                                        # Alg. 1, line 6-12
-            fed, train_server, t, server, uploads, new_optimizer=new_optimizer, **server_training)
+        server, answers = train_server(fed, t, server, uploads,              # Alg. 1, line 6-12
+                                       new_optimizer=new_optimizer, **server_training)
         # After a bad upload a client has None. Who did not take part keeps the logits of before.
         server_logits = [answers.get(i) if i in active else z                # Alg. 1, line 14-15
                          for i, z in enumerate(server_logits)]
@@ -388,6 +374,7 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local
 ALGORITHM = Algorithm(
     "fedgkt", run,
     scores={"accuracy": "edges with the server", "edge_accuracy": "edges alone"},
+    keeps=("server", "clients", "server_logits"),
     mixed_networks=True,
     server="features",       # the server has a network of its own, which reads feature maps
     check_settings=check_settings,

@@ -2,10 +2,10 @@
 
 He, Annavaram and Avestimehr, "Group Knowledge Transfer: Federated Learning of Large CNNs at the
 Edge", arXiv:2007.14513, Table 3 ("asynchronous training"), which gives no algorithm. Local
-training, upload, server training and losses are those of fedgkt.py, as are the other symbols.
+training, upload, server training and losses are those of fedgkt.py, as are the other symbols, the
+modes and the defaults.
 
 Run:   python fedkd_minimal.py --algo fedgkt-async
-       (small settings of experiment/presets.py; with --paper fedgkt: `run`'s defaults)
 What travels: at each event the clients whose uploads arrive have sent feature maps, logits and
 labels of all their samples; the server sends its logits of these samples back.
 Public data: none. Edge networks may differ; their feature maps have one shape.
@@ -26,14 +26,10 @@ A queue of events:
 
 Kept between rounds: server: network, optimizer, clock and number of events. Client: network,
 optimizer, number of its trainings and the server's logits of its samples.
-Scores: as in fedgkt.py, means over all clients at the end of a round, on the test set (--public
-half halves it: on its private half). `accuracy`: a client's extractor with the server's network
-behind it. edge_accuracy: the client's own network. clock: simulated time; clock_if_all_wait: the
-time of as many trainings if each round waited for the slowest client.
-Bad upload: `collect` leaves out one with nan, infinity or a magnitude of 1e30 or more (bad_uploads
-counts it). Its client keeps its trained network, but loses the server's logits: its next training
-is by cross-entropy alone.
-Departures (more: docs/DEPARTURES.md):
+Scores: those of fedgkt.py. clock: simulated time; clock_if_all_wait: the time of as many trainings
+if each round waited for the slowest client.
+Bad upload: as in fedgkt.py.
+Departures (all are in docs/DEPARTURES.md):
 D1  uploads that arrive at the same moment are trained on together, client after client
 """
 from functools import partial
@@ -41,18 +37,10 @@ from typing import Literal
 
 import torch
 
-from algorithms import Algorithm
-from algorithms.fedgkt import (
-    announcement,
-    collect,
-    evaluate,
-    feature_map,
-    ledger,
-    start,
-    train_server,
-)
+from algorithms import Algorithm, checked
+from algorithms.fedgkt import (announcement, collect_features, evaluate, feature_map, ledger, start,
+                               train_server)
 from federation import stream
-from federation.parallel import run_server
 from federation.training import OPTIMIZERS, Optimizer
 
 
@@ -76,6 +64,7 @@ def next_arrivals(clients, latencies):
     return clock, [i for i, arrival in enumerate(arrivals) if arrival == clock]          # D1
 
 
+@checked
 def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, server_epochs: int = 20,
         latencies: tuple[float, ...] | None = None, batch_size: int = 256,
         server_batch_size: int = 256, lr: float = 1e-3, server_lr: float = 1e-3,
@@ -85,11 +74,9 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, server_epo
         common_start: bool = True, features: Literal["float32", "bfloat16"] = "float32"):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
-    server_epochs       passes of the server over the uploads in a round
+    server_epochs       passes of the server over the uploads of an event
     server_optimizer    optimizer of the server, kept over the rounds
-    latencies           simulated time from the server's answer to a client's next upload; none:
-                        drawn from 1 to 10
-    The other keywords are in hyperparameters.py.
+    hyperparameters.py explains the other keywords.
     """
     dtype = getattr(torch, features)
     if latencies is None:
@@ -102,7 +89,6 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, server_epo
                            server_distill=server_distill)
     new_optimizer = partial(OPTIMIZERS[server_optimizer], lr=server_lr, weight_decay=weight_decay)
     if state is None:
-        ALGORITHM.check(fed, latencies=latencies)
         server, clients, server_logits = start(fed, common_start)
         state = {"round": 0, "server": server, "clients": clients, "server_logits": server_logits,
                  "event": 0, "clock": 0.0}
@@ -116,10 +102,10 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, server_epo
             # The uploads that arrive next, maybe several at one moment.
             clock, group = next_arrivals(clients, latencies)
             event += 1
-            uploads, clients = collect(fed, clients, group, server_logits, **training)
+            uploads, clients = collect_features(fed, clients, group, server_logits, **training)
             # The server trains on them and answers these clients at once.
-            server, answers = run_server(fed, train_server, event, server, uploads,
-                                         new_optimizer=new_optimizer, **server_training)
+            server, answers = train_server(fed, event, server, uploads,
+                                           new_optimizer=new_optimizer, **server_training)
             server_logits = [answers.get(i) if i in group else z
                              for i, z in enumerate(server_logits)]
             arrived, valid = arrived + group, valid + list(answers)
@@ -137,6 +123,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, server_epo
 ALGORITHM = Algorithm(
     "fedgkt-async", run,
     scores={"accuracy": "edges with the server", "edge_accuracy": "edges alone"},
+    keeps=("server", "clients", "server_logits", "event", "clock"),
     mixed_networks=True,
     server="features",       # the server has a network of its own, which reads feature maps
     check_settings=check_settings,

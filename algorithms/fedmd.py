@@ -1,10 +1,10 @@
 """FedMD: clients with networks of their own design learn from the mean of their logits.
 
 Li and Wang, "FedMD: Heterogenous Federated Learning via Model Distillation", arXiv:1910.03581;
-where the text is silent or vague, the authors' code for CIFAR, iid, decides.
+where the text is silent or vague, the authors' code for CIFAR, iid, decides. Its settings are the
+defaults.
 
 Run:   python fedkd_minimal.py --algo fedmd
-       (small settings of experiment/presets.py; with --paper fedmd: `run`'s defaults)
 What travels: in each round the server sends the positions of some public samples; each client sends
 its logits of these samples; the server sends the mean of these logits. No weights travel.
 Public data: labeled, at every client and at the server. With public data of another task (--joint)
@@ -13,15 +13,16 @@ every network has one output layer: first the public classes, then the classes o
 Paper              here                         shape         note
 D_0                fed.public                   [N, ...], [N] public samples and their labels
 D_k                fed.private[i]               [n_i, ...]    few; client i is the paper's party k
-subset of D_0      rows                         [n]           positions in D_0, new in each round
+subset of D_0      public_rows                  [n]           positions in D_0, new in each round
 f_k(x^0), all k    client_logits                [M, n, C]     of M clients, before any softmax
 f~(x^0)            consensus_logits             [n, C]        the mean, or a weighted mean
-c_k                consensus_weights            [M]           scaled to sum to 1; or all equal
+c_k                consensus_weights            [M]           divided by their sum; or all 1 / M
 
 Algorithm 1. The paper does not number its steps; these numbers are ours:
  0  transfer learning (fedmd_transfer.py) with cross-entropy, each stage with a new Adam and at most
     `run`'s number of passes: on nine tenths of D_0 until the accuracy on the rest no longer grows,
-    then on D_k until the accuracy on the validation images, which no client has, no longer grows
+    then on D_k until the accuracy on the validation images, which no client has, no longer grows.
+    With --no-early-stopping each stage makes all its passes, the first on all of D_0
  then in each round:
  1  the server draws a subset of D_0
  2  communicate: each client sends its logits of the subset
@@ -31,15 +32,18 @@ Algorithm 1. The paper does not number its steps; these numbers are ours:
 All training is with Adam (--optimizer). All losses have the penalty kernel_l2 |W|² on the last
 layer's weights W.
 
+Modes: all training (steps 0, 4, 5) is in train mode, with --augment on augmented images; each loss
+is the mean over the batch, step 4's over its classes, too. All predictions (step 2, scores, early
+stopping) are of clean images in eval mode.
 Kept between rounds: client: its network (a state_dict) and the states of two Adams, one of all its
 digests and one of all its revisits; both start in round 1. Server: nothing.
-Scores: means over the clients, on the task's test set (--public half: on the half that is not
-public): client_accuracy_distilled after step 4, client_accuracy_private and `accuracy` after step
-5, in round 0 all three after step 0. All metrics: docs/METRICS.md.
-Bad upload: `usable_consensus` leaves out uploads with nan, infinity or a magnitude of 1e30 or more
-(bad_uploads counts the clients) and scales the other c_k to sum to 1; the sender receives f~, too.
-If no c_k > 0 is left, step 4 is skipped; client_accuracy_distilled is last round's `accuracy`.
-Departures (more: docs/DEPARTURES.md):
+Scores: means over the clients: client_accuracy_distilled after step 4, client_accuracy_private and
+`accuracy` after step 5, in round 0 all three after step 0. With --joint the class that is predicted
+may be a public one, which is then wrong.
+Bad upload: `usable_consensus` leaves it out and scales the other c_k to sum to 1; its client
+receives f~, too. If no c_k > 0 is left, step 4 is skipped, and client_accuracy_distilled is last
+round's `accuracy`.
+Departures (all are in docs/DEPARTURES.md):
 D1  the digest's loss is the mean absolute error of raw logits, as in the code; the text names none
 D2  the first revisit starts a new Adam; in the code Adam goes on from step 0's training on D_k
 D3  the subset has each class in proportion, as in the code; in the text any subset may come
@@ -51,24 +55,26 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from algorithms import Algorithm
+from algorithms import Algorithm, checked
 from algorithms.fedmd_transfer import penalty, transfer
 from federation import stream, timed
 from federation.communication import logits_ledger
 from federation.evaluation import by_client, client_metrics, client_scores, two_phase_metrics
 from federation.parallel import in_parallel
-from federation.training import OPTIMIZERS, Optimizer, in_float32, predict_logits, restore, train
+from federation.training import (OPTIMIZERS, Optimizer, forward, in_float32, predict_logits,
+                                 restore, shuffled)
 from federation.uploads import Trained, collect_rows, is_usable
 
 
-def consensus(client_logits, weights):
+def consensus(client_logits, weights=None):
     """f~ = sum_k c_k f_k, the weighted mean of the clients' logits: [M, n, C] -> [n, C].
 
-    weights    [M], >= 0 and not all 0; divided here by their sum, they are the c_k
+    weights    [M], >= 0 and not all 0; divided here by their sum, they are the c_k. None: equal
     source     Alg. 1, step 3
     >>> consensus(torch.tensor([[[3., 0.]], [[0., 6.]]]), weights=[2, 1])
     tensor([[2., 2.]])
     """
+    weights = [1.0] * len(client_logits) if weights is None else weights
     weights = torch.as_tensor(weights, dtype=client_logits.dtype, device=client_logits.device)
     return torch.tensordot(weights / weights.sum(), client_logits, dims=1)
 
@@ -85,11 +91,15 @@ def public_subset(labels, size, rng):
     """Sorted rows of a random subset of `size` samples; all if size is None or too large.
 
     labels, rng    int array [N], a numpy Generator
-    Each class gets its share of the subset, to within one sample: the samples are sorted by class,
-    in random order within a class, and every (N / size)-th is taken, from a random start.
+    Each class gets its share of the subset, to within one sample: the samples stand in a row, class
+    after class, in random order within a class, and every (N / size)-th is taken, from a random
+    start.
+    >>> labels = np.array([0, 1, 0, 1, 1, 1])           # a third of 0, two thirds of 1
+    >>> np.sort(labels[public_subset(labels, 3, np.random.default_rng(0))])
+    array([0, 1, 1])
     """
-    shuffled = rng.permutation(len(labels))
-    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    order = rng.permutation(len(labels))
+    by_class = order[np.argsort(labels[order], kind="stable")]
     size = len(labels) if size is None else min(size, len(labels))
     places = (np.arange(size) + rng.random()) * len(labels) / size
     return np.sort(by_class[places.astype(np.int64)])
@@ -122,14 +132,16 @@ def digest(fed, i, t, client, images, consensus_logits, *, public_epochs, public
     images, consensus_logits    [n, c, h, w], [n, C]
     """
     model = fed.client_model(i)
-
-    def loss(logits, rows):                # [B, C], and the positions [B] of the batch in `images`
-        return digest_loss(logits, consensus_logits[rows]) + penalty(model, kernel_l2)
-
     saved = {"model": client["model"], "optimizer": client["digest_optimizer"]}
     optimizer = restore(saved, model, new_optimizer)
-    train(fed, model, optimizer, images, loss, epochs=public_epochs, batch_size=public_batch_size,
-          keys=("digest", t, i))
+    model.train()
+    for rows, batch in shuffled(fed, images, ("digest", t, i), epochs=public_epochs,
+                                batch_size=public_batch_size):       # rows: positions in `images`
+        loss = digest_loss(forward(fed, model, batch), consensus_logits[rows])                 # D1
+        loss = loss + penalty(model, kernel_l2)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
     return client | {"model": model.state_dict(), "digest_optimizer": optimizer.state_dict()}
 
 
@@ -140,14 +152,15 @@ def revisit(fed, i, t, client, *, local_epochs, batch_size, new_optimizer, kerne
     """
     images, labels = fed.private[i]                                      # [n_i, c, h, w], [n_i]
     model = fed.client_model(i)
-
-    def loss(logits, rows):                # [B, C], and the positions [B] of the batch in `images`
-        return F.cross_entropy(logits, labels[rows]) + penalty(model, kernel_l2)
-
     saved = {"model": client["model"], "optimizer": client["revisit_optimizer"]}
     optimizer = restore(saved, model, new_optimizer)
-    train(fed, model, optimizer, images, loss, epochs=local_epochs, batch_size=batch_size,
-          keys=("revisit", t, i))
+    model.train()
+    for rows, batch in shuffled(fed, images, ("revisit", t, i), epochs=local_epochs,
+                                batch_size=batch_size):
+        loss = F.cross_entropy(forward(fed, model, batch), labels[rows]) + penalty(model, kernel_l2)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
     return client | {"model": model.state_dict(), "revisit_optimizer": optimizer.state_dict()}
 
 
@@ -173,6 +186,7 @@ def check_settings(fed, *, consensus_weights, **settings):
                          f"{len(fed.private)} clients, not all 0, not {[*consensus_weights]}")
 
 
+@checked
 def run(fed, state=None, *, rounds: int = 20, transfer_public_epochs: int = 20,
         transfer_public_batch_size: int = 128, transfer_local_epochs: int = 25,
         transfer_batch_size: int = 32, early_stopping: bool = True, min_delta: float = 0.005,
@@ -182,23 +196,13 @@ def run(fed, state=None, *, rounds: int = 20, transfer_public_epochs: int = 20,
         consensus_weights: tuple[float, ...] | None = None, attack=None):
     """Yields (metrics, state) after round 0, the transfer learning, and after every round.
 
-    transfer_public_epochs        passes over the public data in the transfer learning, at most
-    transfer_public_batch_size    batch size of these passes
-    transfer_local_epochs         passes over a client's own data in the transfer learning, at most
-    transfer_batch_size           batch size of these passes
-    early_stopping                a stage of the transfer stops when the accuracy on held-out
-                                  samples stops growing, on public data by at least min_delta
-    subset_size                   public samples in a round; none: all
-    public_epochs                 passes of the digest over the public subset; 0: no digest
-    public_batch_size             batch size of the digest
-    local_epochs                  passes of the revisit over a client's own data
-    batch_size                    batch size of the revisit
-    lr                            learning rate of all training
-    optimizer                     optimizer of all training; those of digest and revisit are kept
-    consensus_weights             weight of each client in the consensus; none: equal. The text
-                                  lowers those of CIFAR's networks 0 and 9 but gives no numbers;
-                                  for example .9,1,1,1,1,1,1,1,1,.9
-    The other keywords, and attack, are explained in hyperparameters.py.
+    public_epochs, public_batch_size    of the digest over the public subset; 0 epochs: no digest
+    local_epochs, batch_size            of the revisit
+    lr, optimizer                       of all training; the optimizers of digest and revisit are
+                                        kept over the rounds
+    consensus_weights                   the text lowers those of CIFAR's networks 0 and 9 but gives
+                                        no numbers; for example .9,1,1,1,1,1,1,1,1,.9
+    hyperparameters.py explains the other keywords.
     """
     new_optimizer = partial(OPTIMIZERS[optimizer], lr=lr, weight_decay=weight_decay)
     training = dict(new_optimizer=new_optimizer, kernel_l2=kernel_l2)
@@ -206,7 +210,6 @@ def run(fed, state=None, *, rounds: int = 20, transfer_public_epochs: int = 20,
     revisiting = dict(local_epochs=local_epochs, batch_size=batch_size, **training)
     ids = range(len(fed.private))
     if state is None:
-        ALGORITHM.check(fed, early_stopping=early_stopping, consensus_weights=consensus_weights)
         on_public = dict(epochs=transfer_public_epochs, batch_size=transfer_public_batch_size,
                          min_delta=min_delta)
         on_private = dict(epochs=transfer_local_epochs, batch_size=transfer_batch_size)
@@ -222,10 +225,10 @@ def run(fed, state=None, *, rounds: int = 20, transfer_public_epochs: int = 20,
     for t in range(state["round"] + 1, rounds + 1):
         # The server draws a public subset, and each client uploads its logits of it.
         subset = public_subset(public_labels, subset_size, stream(fed.seed, "subset", t))      # D3
-        rows = torch.from_numpy(subset).to(fed.device)                       # [n], Alg. 1, step 1
-        images = fed.public.images[rows]                                     # [n, c, h, w]
+        public_rows = torch.from_numpy(subset).to(fed.device)                # [n], Alg. 1, step 1
+        images = fed.public.images[public_rows]                              # [n, c, h, w]
         # client_logits [M, n, C]: after the attack. Nobody has trained, so no clients come back.
-        client_logits, _ = collect_rows(fed, rows, lambda i: upload_logits(
+        client_logits, _ = collect_rows(fed, public_rows, lambda i: upload_logits(
             fed, i, clients[i], images), attack)                             # Alg. 1, step 2
         # The server averages the logits that are usable.
         with in_float32(fed):
@@ -242,8 +245,8 @@ def run(fed, state=None, *, rounds: int = 20, transfer_public_epochs: int = 20,
 
         state = {"round": t, "clients": clients}
         metrics = {**evaluate(fed, state, digested), "bad_uploads": len(ids) - num_usable,
-                   **logits_ledger(len(ids), fed.num_classes, up=len(rows), down=len(rows),
-                                   indices=len(rows))}
+                   **logits_ledger(len(ids), fed.num_classes, up=len(images),
+                                   down=len(images), indices=len(images))}
         yield metrics, state
 
 
@@ -251,6 +254,7 @@ ALGORITHM = Algorithm(
     "fedmd", run,
     scores={"client_accuracy_private": "clients, after private training",
             "client_accuracy_distilled": "clients, after distillation"},
+    keeps=("clients",),
     public="joint",          # labeled; with --joint of another task
     mixed_networks=True,
     validation_for=("early_stopping",),      # the keywords that need validation images

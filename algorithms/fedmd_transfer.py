@@ -20,18 +20,19 @@ Step 0, at each client:
 Both stages: cross-entropy, a new optimizer, at most `epochs` passes. Without early stopping stage 1
 trains on all of D_0, and both stages make all passes. The weights of the last epoch are kept, the
 optimizers are not.
-Departures (more: docs/DEPARTURES.md):
+Modes: training is in train mode, with --augment on augmented images, and the cross-entropy is the
+mean over the batch. The held-out and the validation images are predicted clean, in eval mode.
+Departures (all are in docs/DEPARTURES.md):
 D1  the text trains "until convergence"; here a held-out set decides when to stop, in the code a
     test set
 D2  all losses have the penalty kernel_l2 |W|² on the last layer's weights W, as in the code
 """
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from federation import pick, stream
 from federation.evaluation import accuracy
-from federation.training import predict_logits, train
+from federation.training import Best, best_of, forward, last_layer, predict_logits, shuffled
 
 PUBLIC_STAGE = dict(patience=3)         # early stopping, in epochs; `run` sets its min_delta
 PRIVATE_STAGE = dict(min_delta=0.001, patience=10)
@@ -49,16 +50,19 @@ def transfer(fed, i, on_public, on_private, **training):
 
 def penalty(model, kernel_l2):
     """kernel_l2 times the squared norm of the last layer's weights: a scalar."""
-    last = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
+    _, last = last_layer(model)
     return kernel_l2 * last.weight.square().sum()                                        # D2
 
 
-def train_with_penalty(fed, model, optimizer, data, kernel_l2, **settings):
-    """Cross-entropy plus the penalty on `data`. settings: epochs, batch_size, keys."""
-    def loss(logits, rows):
-        return F.cross_entropy(logits, data.labels[rows]) + penalty(model, kernel_l2)
-
-    train(fed, model, optimizer, data.images, loss, **settings)
+def train_with_penalty(fed, model, optimizer, data, kernel_l2, *, epochs, batch_size, keys):
+    """Trains `model` in place by cross-entropy plus the penalty; keys: of `shuffled`."""
+    model.train()
+    for rows, batch in shuffled(fed, data.images, keys, epochs=epochs, batch_size=batch_size):
+        loss = F.cross_entropy(forward(fed, model, batch), data.labels[rows])
+        loss = loss + penalty(model, kernel_l2)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
 
 
 def train_until_converged(fed, model, optimizer, data, validation, *, epochs, batch_size, kernel_l2,
@@ -68,17 +72,15 @@ def train_until_converged(fed, model, optimizer, data, validation, *, epochs, ba
     It stops when the accuracy on `validation` has not grown by min_delta for `patience` epochs;
     without a validation set it makes all epochs.
     """
-    best, best_epoch = float("-inf"), 0
+    best = Best()
     for epoch in range(1, epochs + 1):
         train_with_penalty(fed, model, optimizer, data, kernel_l2, epochs=1, batch_size=batch_size,
                            keys=(*keys, epoch))
-        if validation is None:
-            continue
-        reached = accuracy(predict_logits(fed, model, validation.images), validation.labels)  # D1
-        if reached > best + min_delta:
-            best, best_epoch = reached, epoch
-        elif epoch - best_epoch >= patience:
-            break
+        if validation is not None:
+            logits = predict_logits(fed, model, validation.images)
+            best = best_of(best, accuracy(logits, validation.labels), epoch, min_delta)       # D1
+            if epoch - best.when >= patience:
+                break
 
 
 def learn_public(fed, i, *, epochs, batch_size, new_optimizer, kernel_l2, early_stopping,

@@ -2,11 +2,11 @@
 
 Lee, Jeong, Shin, Bae and Yun, "Preservation of the Global Knowledge by Not-True Distillation in
 Federated Learning", NeurIPS 2022, arXiv:2106.03097. Written from the authors' code for
-CIFAR-10 (100 clients), without the paper's text to read.
+CIFAR-10 (100 clients), whose settings are the defaults, without the paper's text to read.
 
 Run:   python fedkd_minimal.py --algo fedntd
-       (small settings of experiment/presets.py; the defaults of `run` are the code's)
-What travels: in each round the global model, down to each active client; its trained model, up.
+What travels: in each round the global model, down to each active client; its trained model and its
+number of samples, up.
 Public data: none.
 
 Paper              here                         shape         note
@@ -20,40 +20,32 @@ Algorithm 1, as in the code; the numbers of its lines are ours:
  1  initialize w
  2  in each round the server draws active clients and sends them w
  3  a client's model starts at w; its teacher is w
- 4  for local_epochs, for each batch (x, y): z and g are the logits of the same x (with
-    --augment of the same augmented x)
+ 4  for local_epochs, for each batch (x, y): z and g are the logits of the same x
  5  leave out the logit of y: z and g have C - 1 classes, the not-true ones
  6  L_NTD = tau² times the mean over the batch of KL(softmax(g / tau) || softmax(z / tau))
  7  step on CE(z, y) + beta L_NTD, by --optimizer (SGD with momentum 0.9) and --weight-decay
  8  the client uploads its model; w = their average by numbers of samples
 --keep-true leaves out line 5: distillation over all classes, known as FedAvg + KD.
 
+Modes: clients train in train mode, with --augment on augmented images. The teacher predicts the
+same augmented images in eval mode. Both losses of line 7 are means over the batch.
 Kept between rounds: the global model. A client keeps nothing; its optimizer is new in every round.
-Scores: `accuracy` and server_accuracy: the global model after line 8, on the test set (with
---public half: on the half that is not public).
-Bad upload: a model with nan, infinity or a magnitude of 1e30 or more is left out of the average and
-counted (bad_uploads). If none is left, the global model stays.
-Departures (more: docs/DEPARTURES.md):
+Scores: `accuracy` and server_accuracy are of the global model after line 8.
+Bad upload: `collect` leaves it out of the average. If none is left, the global model stays.
+Departures (all are in docs/DEPARTURES.md):
 D1  the learning rate stays the same; the code multiplies it by .99 after each round
 """
 import torch
 import torch.nn.functional as F
 
-from algorithms import Algorithm
+from algorithms import Algorithm, checked
 from algorithms.equations import distillation_loss
 from algorithms.fedavg import COPIES, aggregate, evaluate, start_server
-from federation import seeded, stream
+from federation import stream
 from federation.communication import weights_ledger
 from federation.parallel import sample_clients
-from federation.training import (
-    OPTIMIZERS,
-    Optimizer,
-    batches,
-    forward,
-    load_model,
-    network,
-    predict_logits,
-)
+from federation.training import (OPTIMIZERS, Optimizer, forward, load_model, network,
+                                 predict_logits, shuffled)
 from federation.uploads import collect
 
 
@@ -92,22 +84,21 @@ def train_client(fed, i, t, server, *, local_epochs, local_steps=None, batch_siz
     """Local training of client i in round t, from what the server sent. Returns its upload."""
     images, labels = fed.private[i]                                          # [n, c, h, w], [n]
     model, teacher = load_model(fed, server), load_model(fed, server)        # line 3
-    model.train()
     # The learning rate is the same in every round (D1).
     local_optimizer = OPTIMIZERS[optimizer](model.parameters(), lr=lr, weight_decay=weight_decay)
-    rng = stream(fed.seed, "local", t, i)
-    with seeded(fed.seed, "local", t, i):
-        for rows in batches(len(labels), batch_size, local_epochs, rng, fed.device, local_steps):
-            batch = fed.augment(images[rows], rng) if fed.augment else images[rows]
-            teacher_logits = predict_logits(fed, teacher, batch)             # line 4
-            loss = client_loss(forward(fed, model, batch), labels[rows], teacher_logits,
-                               temperature, beta, keep_true)
-            local_optimizer.zero_grad()
-            loss.backward()
-            local_optimizer.step()
+    model.train()
+    for rows, batch in shuffled(fed, images, ("local", t, i), epochs=local_epochs,
+                                batch_size=batch_size, steps=local_steps):
+        teacher_logits = predict_logits(fed, teacher, batch)                 # line 4
+        loss = client_loss(forward(fed, model, batch), labels[rows], teacher_logits,
+                           temperature, beta, keep_true)                     # line 5-7
+        local_optimizer.zero_grad()
+        loss.backward()
+        local_optimizer.step()
     return {"model": model.state_dict()}
 
 
+@checked
 def run(fed, state=None, *, rounds: int = 200, participation: float = 0.1, local_epochs: int = 5,
         local_steps: int | None = None, batch_size: int = 50, lr: float = 0.01,
         temperature: float = 1.0, beta: float = 1.0, keep_true: bool = False,
@@ -116,13 +107,12 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 0.1, local
 
     beta         weight of the distillation loss
     keep_true    distill over all classes, not only over those other than the label
-    The other keywords are in hyperparameters.py.
+    hyperparameters.py explains the other keywords.
     """
     settings = dict(local_epochs=local_epochs, local_steps=local_steps, batch_size=batch_size,
                     lr=lr, temperature=temperature, beta=beta, keep_true=keep_true,
                     optimizer=optimizer, weight_decay=weight_decay)
     if state is None:
-        ALGORITHM.check(fed)
         state = {"round": 0, "server": start_server(fed, fed.architecture[0])}      # line 1
         yield evaluate(fed, state), state
     server = state["server"]
@@ -141,5 +131,5 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 0.1, local
         yield metrics, state
 
 
-ALGORITHM = Algorithm("fedntd", run, scores={"server_accuracy": "server"}, plateau=("lr",),
-                      evaluate=evaluate)
+ALGORITHM = Algorithm("fedntd", run, scores={"server_accuracy": "server"}, keeps=("server",),
+                      plateau=("lr",), evaluate=evaluate)

@@ -4,8 +4,8 @@ Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020; here 
 FedSDD (Kwan and Song, arXiv:2312.17029v1), whose settings are the defaults.
 
 Run:   python fedkd_minimal.py --algo fedprox
-       (small settings of experiment/presets.py; with --paper fedsdd: `run`'s defaults)
-What travels: in each round the global model, down to each active client; its trained model, up.
+What travels: in each round the global model, down to each active client; its trained model and its
+number of samples, up.
 Public data: none.
 
 Paper              here                         shape         note
@@ -21,23 +21,23 @@ A round:
     cross-entropy + (mu / 2) ||w - w^t||², Eq. (2)
  3  the global model is the average of theirs, by numbers of samples
 
+Modes: clients train in train mode, with --augment on augmented images; the cross-entropy is the
+mean over the batch. The test images are predicted in eval mode.
 Kept between rounds: the global model. A client keeps nothing: its optimizer is new in every round.
-Scores: `accuracy` and server_accuracy: the global model after step 3, on the test set (with
---public half: on the half that is not public).
-Bad upload: a model with nan, infinity or a magnitude of 1e30 or more is left out of the average and
-counted (bad_uploads). If none is left, the global model stays.
-Departures (more: docs/DEPARTURES.md):
+Scores: `accuracy` and server_accuracy are of the global model after step 3.
+Bad upload: `collect` leaves it out of the average. If none is left, the global model stays.
+Departures (all are in docs/DEPARTURES.md):
 D2  clients are drawn uniformly and weigh by samples, as in FedAvg; the paper's Algorithm 2 draws
     client k with probability p_k and takes the plain mean
 """
 import torch.nn.functional as F
 
-from algorithms import Algorithm
+from algorithms import Algorithm, checked
 from algorithms.fedavg import COPIES, aggregate, evaluate, start_server
-from federation import seeded, stream
+from federation import stream
 from federation.communication import weights_ledger
 from federation.parallel import sample_clients
-from federation.training import OPTIMIZERS, Optimizer, batches, forward, load_model, network
+from federation.training import OPTIMIZERS, Optimizer, forward, load_model, network, shuffled
 from federation.uploads import collect
 
 
@@ -62,32 +62,30 @@ def train_client(fed, i, t, server, *, local_epochs, local_steps=None, batch_siz
     """Local training of client i in round t, from what the server sent. Returns its upload."""
     images, labels = fed.private[i]                                          # [n, c, h, w], [n]
     model = load_model(fed, server)                                          # FedSDD Eq. (1)
-    model.train()
     local_optimizer = OPTIMIZERS[optimizer](model.parameters(), lr=lr, weight_decay=weight_decay)
-    rng = stream(fed.seed, "local", t, i)
-    with seeded(fed.seed, "local", t, i):
-        for rows in batches(len(labels), batch_size, local_epochs, rng, fed.device, local_steps):
-            batch = fed.augment(images[rows], rng) if fed.augment else images[rows]
-            loss = F.cross_entropy(forward(fed, model, batch), labels[rows])
-            loss = loss + proximal_term(model, server["model"], mu)
-            local_optimizer.zero_grad()
-            loss.backward()
-            local_optimizer.step()
+    model.train()
+    for rows, batch in shuffled(fed, images, ("local", t, i), epochs=local_epochs,
+                                batch_size=batch_size, steps=local_steps):
+        loss = F.cross_entropy(forward(fed, model, batch), labels[rows])
+        loss = loss + proximal_term(model, server["model"], mu)
+        local_optimizer.zero_grad()
+        loss.backward()
+        local_optimizer.step()
     return {"model": model.state_dict()}
 
 
+@checked
 def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4,
         local_epochs: int = 40, local_steps: int | None = None, batch_size: int = 64,
         lr: float = 0.8, mu: float = 0.001, optimizer: Optimizer = "sgd",
         weight_decay: float = 0.0, attack=None):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
-    The keywords are in hyperparameters.py.
+    hyperparameters.py explains the keywords.
     """
     settings = dict(local_epochs=local_epochs, local_steps=local_steps, batch_size=batch_size,
                     lr=lr, mu=mu, optimizer=optimizer, weight_decay=weight_decay)
     if state is None:
-        ALGORITHM.check(fed)
         state = {"round": 0, "server": start_server(fed, fed.architecture[0])}
         yield evaluate(fed, state), state
     server = state["server"]
@@ -106,4 +104,4 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4,
         yield metrics, state
 
 
-ALGORITHM = Algorithm("fedprox", run, scores={"server_accuracy": "server"})
+ALGORITHM = Algorithm("fedprox", run, scores={"server_accuracy": "server"}, keeps=("server",))

@@ -1,13 +1,12 @@
 """FedSDD: K groups of clients train K global models; their ensemble teaches the main model.
 
 Kwan and Song, "FedSDD: Scalable and Diversity-enhanced Distillation for Model Aggregation in
-Federated Learning", arXiv:2312.17029v1.
+Federated Learning", arXiv:2312.17029v1, whose settings are the defaults.
 
 Run:   python fedkd_minimal.py --algo fedsdd --K 4 --R 2
-       (small settings of experiment/presets.py; with --paper fedsdd: `run`'s defaults)
 What travels: in each round the server sends each active client its group's global model; the client
-sends its trained model back.
-Public data: N unlabeled images, on the server alone; --augment is for the student, not the teacher.
+sends back its trained model and its number of samples.
+Public data: N unlabeled images, on the server alone.
 
 Paper              here                         shape         note
 K, R, T, tau       K, R, rounds, temperature    numbers       global models, rounds in the ensemble
@@ -37,34 +36,36 @@ with the loss of Eq. (4) as D1 reads it. All optimizers are new in every round.
 With one architecture for all clients M = K. With several (A.5) each architecture has K models; k
 counts through all M of them, k = 0, K, 2K, ... are main models, and all M are in the ensemble.
 
+Modes: clients (line 6) and the main model (line 9) train in train mode, with --augment on augmented
+images; each loss is the mean over the batch. All models that predict, as teachers or for a score,
+do so in eval mode and from clean images.
 Kept between rounds: server: the global models after line 10, and for each of the last R rounds the
-logits of Eq. (3), of public images (ring) and of test images (test_ring). Client: nothing. (With
---local scaffold both also send and keep controls.)
-Scores: on the test set (--public half: on the half that is not public). `accuracy` and
-server_accuracy: the main model after line 9 (mean over several main models). ensemble_accuracy: the
-models of line 7 of R rounds, Eq. (5). disagreement: how often two models of line 7 differ in class.
-Bad upload: `collect` leaves out a model with nan, infinity or a magnitude of 1e30 or more;
-bad_uploads counts it. If a group has none left, w_{t,k} = w*_{t-1,k} (--secure-sum: secure_sum.py)
-Departures (more: docs/DEPARTURES.md):
+logits of Eq. (3), of public images (ring) and of test images (test_ring). Client: nothing. With
+--local scaffold the server also keeps a control for each global model, a client one for each.
+Scores: `accuracy` and server_accuracy are of the main model after line 9, in the mean over several
+main models, ensemble_accuracy of the models of line 7 of R rounds, Eq. (5). disagreement: how often
+two models of line 7 differ in the class that they predict.
+Bad upload: `collect` leaves it out of line 7. If a group has none left, w_{t,k} = w*_{t-1,k}.
+Departures (all are in docs/DEPARTURES.md):
 D1  Eq. (4) is printed KL(student || teacher), without temperature. Line 9 takes temperature²
     KL(teacher || student): Hinton et al., whom the paper cites for distillation
 """
-from collections.abc import Callable
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 
-from algorithms import Algorithm, fedavg, fedprox, scaffold
+from algorithms import Algorithm, checked, fedavg, fedprox, scaffold
 from algorithms.equations import distillation_loss, ensemble_logits
-from algorithms.secure_sum import with_masks
-from federation import seeded, stream, timed
-from federation.communication import FLOAT_BYTES, weights_ledger
+from federation import stream, timed
+from federation.communication import weights_ledger
 from federation.evaluation import accuracy, disagreement, global_metrics
 from federation.parallel import active_clients, by_architecture, count_active, run_students
-from federation.training import batches, forward, load_model, network, predict_members
+from federation.training import forward, load_model, network, predict_members, shuffled
 from federation.uploads import collect
 
+# Local training and averaging: each file has start_server (line 1), train_client (line 5-6),
+# aggregate (line 7) and COPIES, the size of a message in models.
 LOCAL = {"fedavg": fedavg, "fedprox": fedprox, "scaffold": scaffold}
 
 
@@ -79,29 +80,8 @@ def group_clients(active, K, rng):
     if not 1 <= K <= len(active):
         raise ValueError(f"fedsdd: K = {K} global models need 1 <= K <= {len(active)}, the number "
                          "of active clients: change K, participation or the number of clients")
-    shuffled = rng.permutation(active).tolist()
-    return [sorted(shuffled[k::K]) for k in range(K)]
-
-
-class LocalMethod(NamedTuple):
-    """What FedSDD takes from FedAvg, FedProx or SCAFFOLD; --secure-sum replaces some of it."""
-
-    start_server: Callable     # Alg. 1, line 1: (fed, architecture, init) -> global model
-    train_client: Callable     # Alg. 1, line 5-6: (fed, i, t, global model) -> upload
-    aggregate: Callable        # Alg. 1, line 7: (fed, global model, {client: upload}) -> the new
-    #                            global model, or the same one without uploads
-    copies: int                # a message has so many times the model's parameters
-    count_valid: Callable = len            # {client: upload} -> number of valid uploads
-    number_bytes: int = FLOAT_BYTES        # of one uploaded number
-
-
-def local_method(local, mu, **settings):
-    """The `LocalMethod` of that name; mu and settings: of its local training."""
-    if local == "fedprox":
-        settings["mu"] = mu
-    module = LOCAL[local]
-    return LocalMethod(module.start_server, partial(module.train_client, **settings),
-                       module.aggregate, module.COPIES)
+    dealt = rng.permutation(active).tolist()
+    return [sorted(dealt[k::K]) for k in range(K)]
 
 
 def start_models(fed, method, K):
@@ -117,15 +97,15 @@ def deal_clients(fed, t, participation, K):
     return [group for ids in active.values() for group in group_clients(ids, K, rng)]
 
 
-def train_groups(fed, t, groups, global_models, method, attack=None):
+def train_groups(fed, t, groups, global_models, train_client, attack=None):
     """[{client: upload} of each group]; active clients train in parallel, from their group's model.
 
-    `collect` leaves out bad uploads.
-    attack    an `Attack` of attacks.py, which replaces uploads of malicious clients, or None
+    train_client    (fed, i, t, global model) -> upload
+    attack          an `Attack` of attacks.py, which replaces uploads of malicious clients, or None
     """
     group_of = {i: k for k, group in enumerate(groups) for i in group}
     uploads = collect(fed, sorted(group_of),
-                      lambda i: method.train_client(fed, i, t, global_models[group_of[i]]), attack)
+                      lambda i: train_client(fed, i, t, global_models[group_of[i]]), attack)
     return [{i: uploads[i] for i in group if i in uploads} for group in groups]
 
 
@@ -135,37 +115,39 @@ def distill(fed, student, teacher_logits, *, distill_steps, server_batch_size, s
     """The student after SGD steps towards teacher_logits [N, C] on the public images.
 
     student    {"architecture", "model", ...}: a global model before distillation, w_{t,k}
-    keys       words and numbers that select the random numbers of this training: of batches and
-               augmentation (`stream`), and of dropout (`seeded`)
+    keys       of `shuffled`: they name this training
     """
     model = load_model(fed, student)           # a network with a copy of its weights
-    model.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=server_lr)
-    rng = stream(fed.seed, *keys)
-    images = fed.public.images
-    with seeded(fed.seed, *keys):
-        for rows in batches(len(images), server_batch_size, epochs=None, rng=rng,
-                            device=fed.device, steps=distill_steps):                     # [B]
-            batch = fed.augment(images[rows], rng) if fed.augment else images[rows]
-            student_logits = forward(fed, model, batch)                                  # [B, C]
-            # temperature² KL(teacher || student) (D1)
-            loss = distillation_loss(teacher_logits[rows], student_logits, temperature)  # Eq. (4)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+    model.train()
+    for rows, batch in shuffled(fed, fed.public.images, keys, batch_size=server_batch_size,
+                                steps=distill_steps):
+        student_logits = forward(fed, model, batch)                                      # [B, C]
+        # temperature² times the mean over the batch of KL(teacher || student) (D1)
+        loss = distillation_loss(teacher_logits[rows], student_logits, temperature)      # Eq. (4)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
     return student | {"model": model.state_dict()}
 
 
-def is_main(k, K):
-    """True for the main model: the first of the K global models of a network."""
-    return k % K == 0
+# Who is in the ensemble, and who learns from it. Tables 5 and 6 vary both: fedsdd_ablations.py.
+
+def averaged_models(averaged, uploads):
+    """The members of the ensemble: the averaged global models of the round."""
+    return averaged
+
+
+def main_models(num_models, K, t):
+    """The global models that learn: the main one, the first of the K of each network."""
+    return [k for k in range(num_models) if k % K == 0]
 
 
 @timed
 def evaluate(fed, state, K):
     """Test accuracy of the main model; with several networks, of each network's main model."""
-    return global_metrics(fed, [saved for k, saved in enumerate(state["global_models"])
-                                if is_main(k, K)])
+    global_models = state["global_models"]
+    return global_metrics(fed, [global_models[k] for k in main_models(len(global_models), K, 0)])
 
 
 @timed
@@ -182,49 +164,41 @@ def evaluate_ensemble(fed, members, test_ring, R):
             "disagreement": disagreement(member_logits)}, test_ring
 
 
-def ledger(fed, groups, uploads, models, method):
+def ledger(fed, groups, uploads, models, copies):
     """Bytes of the round and the number of bad uploads; uploads: as from `train_groups`."""
-    valid = sum(method.count_valid(of_group) for of_group in uploads)
     messages = [(network(fed, saved["architecture"]), len(group))
                 for saved, group in zip(models, groups)]
-    return {"bad_uploads": sum(map(len, groups)) - valid,
-            **weights_ledger(messages, method.copies, method.number_bytes)}
+    return {"bad_uploads": sum(map(len, groups)) - sum(map(len, uploads)),
+            **weights_ledger(messages, copies)}
 
 
-def check_settings(fed, *, participation, K, local, secure_sum=False, attack=None, **settings):
-    """Raises ValueError if a group would have no client, or if options exclude each other."""
+def check_settings(fed, *, participation, K, local, attack, **settings):
+    """Raises ValueError if a group would have no client, or if the attack fits no upload."""
     for ids in by_architecture(fed).values():      # every deal has groups of these sizes
-        groups = group_clients(range(count_active(len(ids), participation)), K, stream(fed.seed))
-        if secure_sum and len(groups[-1]) < 2:
-            raise ValueError("secure_sum needs two clients in each group: the sum of one is its "
-                             "model; a smaller K, or more clients, make groups larger")
-    if secure_sum and local == "scaffold":
-        raise ValueError("secure_sum does not work with local scaffold, which also sums controls: "
-                         "use fedavg or fedprox")
-    if attack and (secure_sum or local == "scaffold" or len(by_architecture(fed)) > 1):
+        group_clients(range(count_active(len(ids), participation)), K, stream(fed.seed))
+    if attack and (local == "scaffold" or len(by_architecture(fed)) > 1):
         raise ValueError("fedsdd: an attack on weights needs one network for all clients, and "
-                         "neither secure_sum nor local scaffold")
+                         "not local scaffold")
 
 
+@checked
 def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: int = 4, R: int = 1,
         local: Literal["fedavg", "fedprox", "scaffold"] = "fedavg", local_epochs: int = 40,
         local_steps: int | None = None, batch_size: int = 64, lr: float = 0.8, mu: float = 0.001,
         distill_steps: int = 5000, server_batch_size: int = 256, server_lr: float = 0.1,
-        temperature: float = 4.0, secure_sum: bool = False, attack=None):
+        temperature: float = 4.0, attack=None, methods=LOCAL, members_of=averaged_models,
+        students_of=main_models):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
-    secure_sum    clients upload masked models: the server learns only a group's average
-    The other keywords, and attack, are explained in hyperparameters.py.
+    methods, members_of, students_of    what fedsdd_ablations.py replaces
+    hyperparameters.py explains the other keywords.
     """
-    method = local_method(local, mu, local_epochs=local_epochs, local_steps=local_steps,
-                          batch_size=batch_size, lr=lr)
-    if secure_sum:
-        method = with_masks(method, partial(deal_clients, participation=participation, K=K))
+    method = methods[local]
+    training = dict(local_epochs=local_epochs, local_steps=local_steps, batch_size=batch_size,
+                    lr=lr, **({"mu": mu} if local == "fedprox" else {}))
     distillation = dict(distill_steps=distill_steps, server_batch_size=server_batch_size,
                         server_lr=server_lr, temperature=temperature)
     if state is None:
-        ALGORITHM.check(fed, participation=participation, K=K, local=local,
-                        secure_sum=secure_sum, attack=attack)
         state = {"round": 0, "global_models": start_models(fed, method, K),      # Alg. 1, line 1
                  "ring": [], "test_ring": []}
         yield evaluate(fed, state, K), state
@@ -232,35 +206,36 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
     for t in range(state["round"] + 1, rounds + 1):                              # Alg. 1, line 2
         # Clients are dealt to the K models anew, so that each model learns from all clients' data.
         groups = deal_clients(fed, t, participation, K)
-        uploads = train_groups(fed, t, groups, global_models, method, attack)    # Alg. 1, line 3-6
+        uploads = train_groups(fed, t, groups, global_models,                    # Alg. 1, line 3-6
+                               partial(method.train_client, **training), attack)
         averaged = [method.aggregate(fed, global_model, uploads[k])              # Alg. 1, line 7
                     for k, global_model in enumerate(global_models)]
 
         # The teacher is the ensemble of the averaged models of the last R rounds. Old models and
         # public images do not change: so the ring keeps old logits, and only new models predict.
-        member_logits = predict_members(fed, averaged, fed.public.images)        # [M, N, C]
+        members = members_of(averaged, uploads)
+        member_logits = predict_members(fed, members, fed.public.images)         # [M, N, C]
         ring = [*ring, ensemble_logits(member_logits)][-R:]                      # Eq. (3)
         teacher_logits = ensemble_logits(torch.stack(ring))                      # [N, C], Eq. (5)
-        ensemble_metrics, test_ring = evaluate_ensemble(fed, averaged, test_ring, R)
+        ensemble_metrics, test_ring = evaluate_ensemble(fed, members, test_ring, R)
 
         # Only the main model learns from the ensemble, so that the others stay diverse.
-        main_ks = [k for k in range(len(averaged)) if is_main(k, K)]             # Alg. 1, line 8-9
+        student_ks = students_of(len(averaged), K, t)                            # Alg. 1, line 8-9
         distilled = run_students(fed, lambda k: distill(                         # Alg. 1, line 9
-            fed, averaged[k], teacher_logits, keys=("distil", t, k), **distillation), main_ks)
-        main_models = dict(zip(main_ks, distilled))
-        global_models = [main_models.get(k, average)                             # Alg. 1, line 10
+            fed, averaged[k], teacher_logits, keys=("distil", t, k), **distillation), student_ks)
+        students = dict(zip(student_ks, distilled))
+        global_models = [students.get(k, average)                                # Alg. 1, line 10
                          for k, average in enumerate(averaged)]
 
         state = {"round": t, "global_models": global_models, "ring": ring, "test_ring": test_ring}
         metrics = {**evaluate(fed, state, K), **ensemble_metrics,
-                   "teacher_forwards": len(averaged) * len(fed.public.images),
-                   **ledger(fed, groups, uploads, averaged, method)}
+                   "teacher_forwards": len(members) * len(fed.public.images),
+                   **ledger(fed, groups, uploads, averaged, method.COPIES)}
         yield metrics, state
 
 
 ALGORITHM = Algorithm(
-    "fedsdd", run,
-    scores={"server_accuracy": "server", "ensemble_accuracy": "ensemble"},
-    public="unlabeled", mixed_networks=True,
+    "fedsdd", run, scores={"server_accuracy": "server", "ensemble_accuracy": "ensemble"},
+    keeps=("global_models", "ring", "test_ring"), public="unlabeled", mixed_networks=True,
     check_settings=check_settings,
     columns=("accuracy", "ensemble_accuracy", "disagreement", "teacher_forwards"))

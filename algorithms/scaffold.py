@@ -5,7 +5,6 @@ Algorithm 1; here as the baseline of FedSDD (Kwan and Song, arXiv:2312.17029v1),
 the defaults.
 
 Run:   python fedkd_minimal.py --algo scaffold
-       (small settings of experiment/presets.py; with --paper fedsdd: `run`'s defaults)
 What travels: in each round the global model and the server's control c, down to each active client;
 its trained model and the change of its own control c_i, up. A control has one number for each
 parameter.
@@ -30,21 +29,22 @@ A round, with the lines of the paper's Algorithm 1:
 16-17  x = x + eta_g mean(y_i - x), c = c + |S| / N mean(Delta c_i): clients count equally; buffers
        of BatchNorm are averaged as in fedavg.py
 
+Modes: clients train in train mode, with --augment on augmented images; the loss is the mean over
+the batch. The test images are predicted in eval mode.
 Kept between rounds: the global model and c on the server, c_i on client i. No optimizer is kept.
-Scores: `accuracy` and server_accuracy: the global model after line 17, on the test set (with
---public half: on the half that is not public).
-Bad upload: if it has nan, infinity or a magnitude of 1e30 or more, it is left out of both means and
-counted (bad_uploads), and the client keeps its old c_i. If none is left, x and c stay.
-Departures (more: docs/DEPARTURES.md): none that changes an equation.
+Scores: `accuracy` and server_accuracy are of the global model after line 17.
+Bad upload: `collect` leaves it out of both means, and its client keeps its old c_i. If none is
+left, x and c stay.
+Departures (all are in docs/DEPARTURES.md): none that changes an equation.
 """
 import torch
 import torch.nn.functional as F
 
-from algorithms import Algorithm, fedavg
-from federation import seeded, stream
+from algorithms import Algorithm, checked, fedavg
+from federation import stream
 from federation.communication import weights_ledger
 from federation.parallel import sample_clients
-from federation.training import batches, forward, load_model, network
+from federation.training import forward, load_model, network, shuffled
 from federation.uploads import collect
 
 COPIES = 2      # a message has twice the model's parameters: the model and a control
@@ -94,21 +94,19 @@ def train_client(fed, i, t, server, *, local_epochs, local_steps=None, batch_siz
     """
     images, labels = fed.private[i]                                          # [n, c, h, w], [n]
     model = load_model(fed, server)                                          # Alg. 1, line 7
-    model.train()
     client_control = server["client_controls"].get(i) or zero_control(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    rng = stream(fed.seed, "local", t, i)
     steps = 0
-    with seeded(fed.seed, "local", t, i):
-        for rows in batches(len(labels), batch_size, local_epochs, rng, fed.device, local_steps):
-            batch = fed.augment(images[rows], rng) if fed.augment else images[rows]
-            loss = F.cross_entropy(forward(fed, model, batch), labels[rows])
-            optimizer.zero_grad()
-            loss.backward()
-            for name, w in model.named_parameters():                         # Alg. 1, line 10
-                w.grad = corrected_gradient(w.grad, client_control[name], server["control"][name])
-            optimizer.step()
-            steps += 1
+    model.train()
+    for rows, batch in shuffled(fed, images, ("local", t, i), epochs=local_epochs,
+                                batch_size=batch_size, steps=local_steps):
+        loss = F.cross_entropy(forward(fed, model, batch), labels[rows])
+        optimizer.zero_grad()
+        loss.backward()
+        for name, w in model.named_parameters():                             # Alg. 1, line 10
+            w.grad = corrected_gradient(w.grad, client_control[name], server["control"][name])
+        optimizer.step()
+        steps += 1
     new_control = {name: updated_client_control(client_control[name], server["control"][name],
                                                 server["model"][name], w.detach(), steps, lr)
                    for name, w in model.named_parameters()}                  # Alg. 1, line 12
@@ -141,18 +139,18 @@ def aggregate(fed, server, uploads, global_lr=1.0):
     return server | {"model": model, "control": control, "client_controls": client_controls}
 
 
+@checked
 def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4,
         local_epochs: int = 40, local_steps: int | None = None, batch_size: int = 64,
         lr: float = 0.8, global_lr: float = 1.0):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
     global_lr    learning rate of the server: 1 takes the mean of the clients' models
-    The other keywords are in hyperparameters.py.
+    hyperparameters.py explains the other keywords.
     """
     settings = dict(local_epochs=local_epochs, local_steps=local_steps, batch_size=batch_size,
                     lr=lr)
     if state is None:
-        ALGORITHM.check(fed)
         state = {"round": 0, "server": start_server(fed, fed.architecture[0])}
         yield fedavg.evaluate(fed, state), state
     server = state["server"]
@@ -171,4 +169,4 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4,
         yield metrics, state
 
 
-ALGORITHM = Algorithm("scaffold", run, scores={"server_accuracy": "server"})
+ALGORITHM = Algorithm("scaffold", run, scores={"server_accuracy": "server"}, keeps=("server",))

@@ -18,6 +18,8 @@ maximum in fedavg.py, become rounded averages.
 A simulation: real clients agree on the masks by a key exchange (Diffie-Hellman in the paper); here
 the masks come from the seed of the run.
 """
+from types import SimpleNamespace
+
 import torch
 
 from federation import stream
@@ -45,9 +47,19 @@ def masked(numbers, i, group, pair_rng):
     return sums
 
 
-def masked_model(model_state, weight, i, group, pair_rng):
-    """Client i's message: masked numbers of weight x model, the weight, and "counts" (1 or 0)."""
-    scaled = {name: w.double().cpu() * weight for name, w in model_state.items()}
+def numbers_of(model_state):
+    """The names of the entries that can be summed: all but a mask, of truth values or with -inf."""
+    return [name for name, w in model_state.items()
+            if w.dtype != torch.bool and bool(w.isfinite().all())]
+
+
+def masked_model(model_state, weight, i, group, pair_rng, names=None):
+    """Client i's message: masked numbers of weight x model, the weight, and "counts" (1 or 0).
+
+    names    of the model's entries that are in the message, the same for the whole group; None: all
+    """
+    names = model_state if names is None else names
+    scaled = {name: model_state[name].double().cpu() * weight for name in names}
     limit = LIMIT / len(group)
     counts = all(bool((x.abs() < limit).all()) for x in scaled.values())     # False for nan, inf
     message = {"weight": torch.tensor(weight if counts else 0),
@@ -66,16 +78,17 @@ def count_valid(messages):
 def average_of_masked(messages, like):
     """The weighted average of the models of one group, a state_dict, from the sum of its messages.
 
-    like       a state_dict of that network: gives dtypes and device; integer entries are rounded
-               averages
+    like       the state_dict that the group received: gives dtypes, device and what is not summed;
+               integer entries are rounded averages
     returns    None if no message holds a valid model
     """
-    sums = {name: sum(message[name] for message in messages) for name in messages[0]}
     if count_valid(messages) == 0:
         return None
-    average = {}
-    for name, w in like.items():
+    sums = {name: sum(message[name] for message in messages) for name in messages[0]}
+    average = dict(like)
+    for name in numbers_of(like):
         mean = sums["model." + name].double() / 2**FRACTION_BITS / int(sums["weight"])
+        w = like[name]
         average[name] = (mean if w.is_floating_point() else mean.round()).to(w.dtype).to(w.device)
     return average
 
@@ -83,20 +96,22 @@ def average_of_masked(messages, like):
 def with_masks(method, groups_of):
     """Like `method`, but clients upload masked models, and the server averages from their sum.
 
-    method         FedSDD's local method, a NamedTuple with train_client, aggregate, count_valid and
-                   number_bytes
-    groups_of      groups_of(fed, t): the groups of clients of round t
+    method       one of FedSDD's local methods: start_server, train_client, aggregate
+    groups_of    groups_of(fed, t): the groups of clients of round t
+    The server's model also has "valid": how many of its group's uploads held a valid model.
     """
-    def train_client(fed, i, t, server):
+    def train_client(fed, i, t, server, **training):
         group = next(group for group in groups_of(fed, t) if i in group)
-        upload = method.train_client(fed, i, t, server)
+        upload = method.train_client(fed, i, t, server, **training)
         return masked_model(upload["model"], len(fed.private[i].labels), i, group,
-                            lambda *pair: stream(fed.seed, "mask", t, *pair))
+                            lambda *pair: stream(fed.seed, "mask", t, *pair),
+                            numbers_of(server["model"]))
 
     def aggregate(fed, server, uploads):
-        average = average_of_masked(list(uploads.values()), like=server["model"])
-        return server if average is None else server | {"model": average}
+        messages = list(uploads.values())
+        average = average_of_masked(messages, like=server["model"])
+        return server | {"model": server["model"] if average is None else average,
+                         "valid": count_valid(messages)}
 
-    return method._replace(train_client=train_client, aggregate=aggregate,
-                           count_valid=lambda uploads: count_valid(uploads.values()),
-                           number_bytes=NUMBER_BYTES)
+    return SimpleNamespace(start_server=method.start_server, train_client=train_client,
+                           aggregate=aggregate, COPIES=method.COPIES)

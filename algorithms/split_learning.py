@@ -5,7 +5,6 @@ Vepakomma et al., arXiv:1812.00564; here as the baseline of FedGKT's communicati
 arXiv:2007.14513, Eq. (12)).
 
 Run:   python fedkd_minimal.py --algo split-learning
-       (small settings of experiment/presets.py; with --paper fedgkt: `run`'s defaults)
 What travels: in every batch the feature map and the labels up, the gradient of the feature map
 down; between clients the edge's half and its optimizer. Bytes are those of maps and gradients.
 Public data: none.
@@ -25,11 +24,11 @@ In a round, client after client; 1 to 3 for each batch, for local_epochs:
 Together the two halves train as one network would.
 
 Kept between rounds: both halves, and the states of their optimizers.
-Scores: at the end of a round on the test set (with --public half: on the half that is not public):
-`accuracy`, also server_accuracy, of the two halves together.
+Modes: both halves train in train mode, with --augment on augmented images; the loss is the mean
+over the batch. The test images are predicted in eval mode.
+Scores: `accuracy`, also server_accuracy, is of the two halves together.
 Bad upload: not looked for; nan in a client's features reaches both halves.
-
-Departures (more: docs/DEPARTURES.md):
+Departures (all are in docs/DEPARTURES.md):
 D1  a round is local_epochs passes over each client's data, in the order of the clients' numbers
 """
 import copy
@@ -37,11 +36,12 @@ from functools import partial
 
 import torch.nn.functional as F
 
-from algorithms import Algorithm
+from algorithms import Algorithm, checked
 from algorithms.fedgkt import feature_map, stacked_scores
-from federation import seeded, stream, timed
+from federation import timed
 from federation.communication import FLOAT_BYTES
-from federation.training import OPTIMIZERS, Optimizer, autocast, batches, forward, restore, snapshot
+from federation.training import (OPTIMIZERS, Optimizer, autocast, forward, restore, shuffled,
+                                 snapshot)
 
 
 @timed
@@ -51,25 +51,23 @@ def train_split(fed, i, t, edge, server, edge_optimizer, server_optimizer, *, lo
 
     Each half keeps its optimizer over clients and rounds.
     """
-    edge.train()
-    server.train()
     sent_bytes = 0
     images, labels = fed.private[i]
-    rng = stream(fed.seed, "local", t, i)
-    with seeded(fed.seed, "local", t, i):
-        for rows in batches(len(labels), batch_size, local_epochs, rng, fed.device):     # [B]
-            batch = fed.augment(images[rows], rng) if fed.augment else images[rows]
-            with autocast(fed):
-                features = edge.extract(batch)                               # [B, 16, h, w]
-            sent = features.detach().requires_grad_()                        # goes up
-            loss = F.cross_entropy(forward(fed, server, sent), labels[rows])
-            server_optimizer.zero_grad()
-            loss.backward()
-            server_optimizer.step()
-            edge_optimizer.zero_grad()
-            features.backward(sent.grad)                                     # comes down
-            edge_optimizer.step()
-            sent_bytes += FLOAT_BYTES * sent.numel()
+    edge.train()
+    server.train()
+    for rows, batch in shuffled(fed, images, ("local", t, i), epochs=local_epochs,
+                                batch_size=batch_size):
+        with autocast(fed):
+            features = edge.extract(batch)                                   # [B, 16, h, w]
+        sent = features.detach().requires_grad_()                            # goes up
+        loss = F.cross_entropy(forward(fed, server, sent), labels[rows])
+        server_optimizer.zero_grad()
+        loss.backward()
+        server_optimizer.step()
+        edge_optimizer.zero_grad()
+        features.backward(sent.grad)                                         # comes down
+        edge_optimizer.step()
+        sent_bytes += FLOAT_BYTES * sent.numel()
     return sent_bytes
 
 
@@ -85,18 +83,16 @@ def check_settings(fed, **settings):
     feature_map(fed)
 
 
+@checked
 def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, batch_size: int = 256,
         lr: float = 1e-3, optimizer: Optimizer = "amsgrad", weight_decay: float = 1e-4):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
-    local_epochs    passes over each client's data in a round
-    lr              learning rate of both halves
-    optimizer       optimizer of both halves, kept over the rounds
-    The other keywords are in hyperparameters.py.
+    lr, optimizer    of both halves; the optimizers are kept over the rounds
+    hyperparameters.py explains the other keywords.
     """
     new_optimizer = partial(OPTIMIZERS[optimizer], lr=lr, weight_decay=weight_decay)
     if state is None:
-        ALGORITHM.check(fed)
         state = {"round": 0, "clients": [snapshot(fed.client_model(0))],
                  "server": snapshot(fed.server_model())}
         yield evaluate(fed, state), state
@@ -119,4 +115,5 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, batch_size
 
 ALGORITHM = Algorithm(
     "split-learning", run, scores={"server_accuracy": "server"},
+    keeps=("clients", "server"),
     server="features", check_settings=check_settings)

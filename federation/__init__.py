@@ -11,7 +11,6 @@ import zlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -55,8 +54,10 @@ class Federation:
     device: torch.device                         # all tensors are on it
     server_model: Callable[..., nn.Module] = no_server_model     # server_model(init=0), likewise
     public: Data | None = None                   # labels None: the algorithm must not use them
-    public_test: Data | None = None              # the public half of the test set
-    validation: Data | None = None               # for early stopping and learning rates
+    public_test: Data | None = None              # the public half of the test set; where FedMD's
+    #                                              output layer is joint, the public task's test set
+    validation: Data | None = None               # no client's: for early stopping, learning rates,
+    #                                              and FedDF's drop_worst
     augment: Callable[[Tensor, np.random.Generator], Tensor] | None = None   # training images
     amp: bool = False                            # bfloat16 autocast in every forward pass
     threads: int | None = None                   # CPU threads while the server trains; None: as now
@@ -130,27 +131,12 @@ def restrict_public(fed, public_use):
 
 
 @torch.no_grad()
-def can_read(model, inputs):
-    """True if the network gives an output for these inputs [n, ...]."""
+def output_shape(model, inputs):
+    """The shape of the network's output for inputs [n, ...]; None if it cannot take them."""
     try:
-        model.eval()(inputs)
+        return tuple(model.eval()(inputs).shape)
     except (RuntimeError, ValueError):
-        return False
-    return True
-
-
-@torch.no_grad()
-def _output_shape(name, make, examples):
-    """The shape of a new network's output for one image. ValueError: it cannot take an example."""
-    model = make().eval()
-    if make() is model:
-        raise TypeError(f"{name}: each call must make a new network, not return the same one")
-    for image in examples:                                                       # [1, c, h, w]
-        try:
-            shape = tuple(model(image).shape)
-        except (RuntimeError, ValueError) as error:
-            raise ValueError(f"{name} cannot take images {list(image.shape[1:])}") from error
-    return shape
+        return None
 
 
 def from_tensors(private, test, networks, *, public=None, validation=None, server_network=None,
@@ -161,47 +147,64 @@ def from_tensors(private, test, networks, *, public=None, validation=None, serve
                       normalized
     test, validation  (images, labels)
     networks          [Network, ...]: Network() is a new nn.Module, images -> logits [B, C]; client
-                      i uses networks[i % len(networks)]
+                      i uses networks[i % len(networks)]. For FedGKT it also has the methods
+                      extract, images -> feature maps, and classify, feature maps -> logits
     public            (images, labels), or (images, None) where no algorithm needs labels
-    server_network    Network of a server with a model of its own, as in FedGEMS
+    server_network    Network of a server with a model of its own: for FedGEMS it reads images, for
+                      FedGKT feature maps
     options           augment, amp: see `Federation`
     raises            TypeError: what is not a tensor, or not a function that makes a network;
                       ValueError: images, labels and networks that do not fit together
     """
     device = torch.device(device)
-    for make in [*networks, server_network]:
-        if isinstance(make, nn.Module):
-            raise TypeError("a network is given as a class or function that makes one, not as "
-                            f"{type(make).__name__}(...) itself")
+    if not private or not networks:
+        raise ValueError("a federation needs at least one client and one network")
+
+    def new_network(name, make, key, init):
+        with seeded(seed, key, init):
+            model = make()
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"{name}: a call must make a network, not {type(model).__name__}")
+        return model.to(device, memory_format=torch.channels_last)
 
     def client_model(i, init=0):
-        with seeded(seed, "init", init):
-            return networks[i % len(networks)]().to(device)
+        j = i % len(networks)
+        return new_network(f"network {j}", networks[j], "init", init)
 
     def server_model(init=0):
-        with seeded(seed, "server init", init):
-            return server_network().to(device)
+        return new_network("server_network", server_network, "server init", init)
 
-    parts = {f"client {i}": part for i, part in enumerate(private)}
-    parts |= {"test": test, "public": public, "validation": validation}
-    parts = {name: part for name, part in parts.items() if part is not None}
+    for make in [*networks, *([server_network] if server_network else [])]:
+        if isinstance(make, nn.Module) or not callable(make):
+            raise TypeError("a network is given as a class or function that makes one, not as "
+                            f"{type(make).__name__}(...) itself")
+    parts = {f"client {i}": part for i, part in enumerate(private)} | {"test": test}
+    parts |= {name: part for name, part in [("public", public), ("validation", validation)]
+              if part is not None}
     for name, part in parts.items():
-        if not all(isinstance(x, Tensor) or name == "public" and x is None for x in part):
+        if not isinstance(part, (tuple, list)) or len(part) != 2 or not all(
+                isinstance(x, Tensor) or name == "public" and x is None for x in part):
             raise TypeError(f"{name}: images and labels must be torch tensors")
-        parts[name] = Data(*(x if x is None else x.to(device) for x in part))
-    for name, (images, _) in parts.items():
+        images, labels = part
         if images.dtype != torch.float32 or images.ndim != 4 or len(images) == 0:
             raise ValueError(f"{name}: images are float32 [n, c, h, w] with n > 0, "
                              f"not {images.dtype} {list(images.shape)}")
-    makers = {f"network {j}": partial(client_model, j) for j in range(len(networks))}
-    if server_network and not hasattr(client_model(0), "extract"):     # else it may read features
-        makers["server_network"] = server_model
+        parts[name] = Data(images.to(device, memory_format=torch.channels_last),
+                           None if labels is None else labels.to(device))
     examples = {images.shape[1:]: images[:1] for images, _ in parts.values()}.values()
-    outputs = {name: _output_shape(name, make, examples) for name, make in makers.items()}
-    num_classes = outputs["network 0"][-1]
-    if set(outputs.values()) != {(1, num_classes)}:
+    shapes = {}
+    for j in range(len(networks)):
+        if client_model(j) is client_model(j):
+            raise TypeError(f"network {j}: each call must make a new network, not return the same "
+                            "one")
+        for image in examples:                                                   # [1, c, h, w]
+            shapes[f"network {j}"] = output_shape(client_model(j), image)
+            if shapes[f"network {j}"] is None:
+                raise ValueError(f"network {j} cannot take images {list(image.shape[1:])}")
+    num_classes = shapes["network 0"][-1]
+    if set(shapes.values()) != {(1, num_classes)}:
         raise ValueError("all networks must give logits [B, C] with the same C; for one image: "
-                         + ", ".join(f"{name} {list(shape)}" for name, shape in outputs.items()))
+                         + ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items()))
     for name, (images, labels) in parts.items():
         if labels is not None and (
                 labels.dtype != torch.int64 or labels.shape != images.shape[:1]

@@ -1,4 +1,10 @@
-"""Test accuracies of the server's models, the clients' models and ensembles."""
+"""Test accuracies of the server's models, the clients' models and ensembles.
+
+All are on the whole test set, unless --public half also makes half of the test set public (the
+default where an algorithm needs labeled public images). Then a server with a network of its own,
+which learns from the public images, is scored on the public half, and everything else on the other
+one; `*_public_test` and `*_private_test` are on the half where a model is not scored by default.
+"""
 import itertools
 from typing import NamedTuple
 

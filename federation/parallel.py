@@ -11,6 +11,7 @@ batch                [B, c, h, w]           the images of these rows, augmented 
 t                                           the round, from 1; round 0 is the untrained start
 i                                           a client, from 0 to num_clients - 1
 """
+import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -51,26 +52,23 @@ def active_clients(fed, participation, t):
 def in_parallel(fed, fn, ids):
     """The papers' "for each client i in parallel do": [fn(i) for i in ids], by all processes.
 
-    fn(i) is pure: it returns tensors (in tuples, lists, dicts) and changes nothing outside.
-    Of several processes, number j % world_size computes fn(ids[j]); then every process gets all
-    results, with their tensors on its own device.
+    fn(i) is pure: it returns tensors (in tuples, lists, dicts) and changes nothing outside. Every
+    process gets all results, with their tensors on its own device.
     """
-    if not dist.is_initialized():
-        return [fn(i) for i in ids]
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    own = [fn(i) for i in ids[rank::world_size]]
-    results = [None] * len(ids)
-    for source in range(min(world_size, len(ids))):
-        message = [packed(own)] if source == rank else [None]
-        dist.broadcast_object_list(message, src=source)
-        results[source::world_size] = unpacked(message[0], fed.device)
-    return results
+    results = to_all(fed, {i: fn(i) for i in own_share(ids)}, ids)
+    return [results[i] for i in ids]
 
 
-def run_server(fed, train, *arguments, **settings):
-    """train(fed, ...), what the server trains: computed by one process; all get the result."""
-    [result] = run_students(fed, lambda _: train(fed, *arguments, **settings), [0])
-    return result
+def on_server(function):
+    """Decorator: one process computes function(fed, ...), with the server's threads, for all.
+
+    It is for what the loop of an algorithm calls once in a round, such as `train_server`.
+    """
+    @functools.wraps(function)
+    def wrapper(fed, *arguments, **keywords):
+        [result] = run_students(fed, lambda _: function(fed, *arguments, **keywords), [0])
+        return result
+    return wrapper
 
 
 def run_students(fed, train, ks):
@@ -86,11 +84,30 @@ def run_students(fed, train, ks):
     return in_parallel(fed, with_threads, ks)
 
 
-def to_server(fed, own, ids):
-    """{i: value} of all clients `ids` in the first process, which trains the server; {} in others.
+# --------------------------------------------------------------------------------------------------
+# Several processes: number r of them computes for ids[r], ids[r + world_size], ...
 
-    own    {i: value} of the clients that this process has trained. What is large, such as feature
-           maps, is then only where it is needed
+def own_share(ids):
+    """Those of `ids` for which this process computes: all, if there is one process."""
+    return ids[dist.get_rank()::dist.get_world_size()] if dist.is_initialized() else ids
+
+
+def to_all(fed, own, ids):
+    """{i: value} of all `ids`, in every process; own: {i: value} of `own_share(ids)`."""
+    if not dist.is_initialized():
+        return own
+    results = {}
+    for source in range(min(dist.get_world_size(), len(ids))):
+        message = [packed(own)] if source == dist.get_rank() else [None]
+        dist.broadcast_object_list(message, src=source)
+        results |= unpacked(message[0], fed.device)
+    return results
+
+
+def to_server(fed, own, ids):
+    """{i: value} of all `ids` in the first process, which trains the server; {} in the others.
+
+    So what is large, such as feature maps, is only where it is needed.
     """
     if dist.is_initialized() and dist.get_rank() > 0:
         dist.send_object_list([packed(own)], dst=0)

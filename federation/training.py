@@ -1,15 +1,28 @@
-"""Networks by name, batches, prediction, training: the same in every algorithm.
+"""Networks by name, batches of a training, prediction: the same in every algorithm.
 
 Between rounds a model is a dict: {"architecture": name, "model": state_dict} if the server averages
-models, and {"model": state_dict, "optimizer": state_dict} if its owner keeps it.
+models, and {"model": state_dict, "optimizer": state_dict} if its owner keeps it: a snapshot.
+
+Every training in algorithms/ reads like this. Its batches are augmented if the run says so
+(--augment), and dropout and BatchNorm are in train mode:
+
+    model.train()
+    for rows, batch in shuffled(fed, images, ("local", t, i), epochs=1, batch_size=64):
+        loss = F.cross_entropy(forward(fed, model, batch), labels[rows])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+Every prediction is of clean images, in eval mode and without gradient: `predict_logits`. It leaves
+the model in the mode in which it found it.
 """
 import copy
 import itertools
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
+from torch import nn
 
 from federation import seeded, stream
 from federation.parallel import in_parallel
@@ -38,6 +51,22 @@ def batches(num_samples, batch_size, epochs, rng, device="cpu", steps=None):
     orders = (torch.from_numpy(rng.permutation(num_samples)).to(device) for _ in passes)
     all_rows = (rows for order in orders for rows in order.split(batch_size))
     yield from itertools.islice(all_rows, steps)
+
+
+def shuffled(fed, images, keys, *, epochs=None, batch_size, steps=None):
+    """Yields (rows [B], batch [B, c, h, w]) of shuffled passes over `images`: of one training.
+
+    batch     images[rows], augmented if fed.augment
+    keys      words and numbers that select the random numbers of this training: its order and its
+              augmentation, and those that torch draws while it goes on, for dropout
+    epochs, batch_size, steps    see `batches`
+    While the loop goes on, torch's generators are seeded by `keys`; afterwards, also after `break`
+    or an exception, they are as they were. So two of these loops must not be interleaved.
+    """
+    rng = stream(fed.seed, *keys)
+    with seeded(fed.seed, *keys):
+        for rows in batches(len(images), batch_size, epochs, rng, fed.device, steps):
+            yield rows, fed.augment(images[rows], rng) if fed.augment else images[rows]
 
 
 def autocast(fed):
@@ -88,6 +117,24 @@ def predict_logits(fed, model, images, batch_size=None):
     return torch.cat(logits) if logits else torch.empty(0, fed.num_classes, device=fed.device)
 
 
+def last_layer(model):
+    """(name, module) of the network's last linear layer. ValueError if it has none."""
+    layers = [(name, module) for name, module in model.named_modules()
+              if isinstance(module, nn.Linear)]
+    if not layers:
+        raise ValueError(f"the network {type(model).__name__} has no linear layer")
+    return layers[-1]
+
+
+def features(fed, model, images):
+    """The input of the last linear layer, [B, d], in the model's current mode."""
+    found = []
+    hook = last_layer(model)[1].register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
+    forward(fed, model, images)
+    hook.remove()
+    return found[0][: len(images)].float()
+
+
 def predict_together(fed, model, images):
     """`predict_logits` of one network by all processes: each takes some of the batches."""
     batches_of_images = images.split(prediction_batch(images))
@@ -124,31 +171,22 @@ def restore(saved, model, new_optimizer):
     optimizer = new_optimizer(model.parameters())
     lr = optimizer.param_groups[0]["lr"]
     if saved["optimizer"] is not None:
-        optimizer.load_state_dict(copy.deepcopy(saved["optimizer"]))     # steps change it in place
+        kept = copy.deepcopy(saved["optimizer"])         # steps change it in place
+        for numbers in kept["state"].values():
+            if "step" in numbers:
+                numbers["step"] = numbers["step"].cpu()  # on a GPU, Adam would wait for it
+        optimizer.load_state_dict(kept)
         optimizer.param_groups[0]["lr"] = lr
     return optimizer
 
 
-def train(fed, model, optimizer, images, loss, *, epochs, batch_size, keys):
-    """Trains `model` in place: `epochs` shuffled passes over images [n, c, h, w].
+class Best(NamedTuple):
+    """For early stopping: the best accuracy so far, and the epoch, round or step of it."""
 
-    loss    loss(logits [B, C], rows [B]) -> scalar; rows are positions in `images`
-    keys    name the purpose: the stream that shuffles and augments, and the seed of dropout
-    """
-    model.train()
-    rng = stream(fed.seed, *keys)
-    with seeded(fed.seed, *keys):
-        for rows in batches(len(images), batch_size, epochs, rng, fed.device):           # [B]
-            batch = fed.augment(images[rows], rng) if fed.augment else images[rows]
-            batch_loss = loss(forward(fed, model, batch), rows)
-            optimizer.zero_grad()
-            batch_loss.backward()
-            optimizer.step()
+    accuracy: float = float("-inf")
+    when: int = 0
 
 
-def train_with_labels(fed, model, optimizer, data, **settings):
-    """`train` with cross-entropy on the labels of `data`. settings: epochs, batch_size, keys."""
-    def loss(logits, rows):
-        return F.cross_entropy(logits, data.labels[rows])
-
-    train(fed, model, optimizer, data.images, loss, **settings)
+def best_of(best, accuracy, now, min_delta=0.0):
+    """The `Best` after an accuracy was measured: a new one only if it is above by min_delta."""
+    return Best(accuracy, now) if accuracy > best.accuracy + min_delta else best

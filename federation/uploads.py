@@ -1,4 +1,9 @@
-"""What the server receives: uploads of clients, replaced by attackers, left out if not usable."""
+"""What the server receives: uploads of clients, replaced by attackers, left out if not usable.
+
+An upload is usable if all its numbers are finite and below 1e30 in absolute value. One that is not
+never ends a run: the server leaves it out of the round, and the metrics count it (`bad_uploads`).
+Where the server averages models this is a whole model; FedGEMS judges each sample on its own.
+"""
 from typing import NamedTuple
 
 import torch
@@ -21,8 +26,8 @@ def tensors(value):
 
 
 def is_usable(upload):
-    """True if every number of every tensor in the (nested) upload is finite and below HUGE."""
-    return all(bool((x.abs() < HUGE).all()) for x in tensors(upload))
+    """True if every real number of every tensor in the (nested) upload is finite and below HUGE."""
+    return all(bool((x.abs() < HUGE).all()) for x in tensors(upload) if x.is_floating_point())
 
 
 def usable(uploads):
@@ -30,16 +35,26 @@ def usable(uploads):
     return uploads[(uploads.abs() < HUGE).flatten(1).all(1)]
 
 
+def without_masks(fed, i, upload):
+    """The upload without what is not finite in a new network of client i either, as in a mask."""
+    new = fed.client_model(i).state_dict()
+    trained = {name: w for name, w in upload["model"].items()
+               if name not in new or is_usable(new[name])}
+    return upload | {"model": trained}
+
+
 @timed
 def collect(fed, ids, train, attack=None):
-    """{client: upload} of the clients `ids`, which train in parallel; train(i) -> upload.
+    """{client: upload} of the clients `ids`, which train in parallel.
 
-    Attackers replace what they upload. Then an upload that is not usable is left out.
+    train(i) -> upload: a dict of tensors, in which "model" is a state_dict. Attackers replace their
+    models. Then an upload that is not usable is left out.
     """
     uploads = in_parallel(fed, train, ids)
     if attack:
         uploads = attack_models(attack, uploads, ids)
-    return {i: upload for i, upload in zip(ids, uploads) if is_usable(upload)}
+    return {i: upload for i, upload in zip(ids, uploads)
+            if is_usable(upload) or "model" in upload and is_usable(without_masks(fed, i, upload))}
 
 
 class Trained(NamedTuple):

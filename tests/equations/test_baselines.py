@@ -1,4 +1,6 @@
 """Baselines without exchange: what each network is trained on, and for whom it counts."""
+import dataclasses
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -6,10 +8,10 @@ from toys import federation, labeled, last, linear, same, samples, through_a_fil
 
 from algorithms import baselines
 from algorithms.baselines import centralized, centralized_all, public_private, standalone
-from federation.evaluation import Score, client_metrics, own_accuracy, score, server_metrics
-from federation.training import OPTIMIZERS, batches
 from experiment.plateau import with_plateau
 from federation import stream
+from federation.evaluation import Score, client_metrics, own_accuracy, score, server_metrics
+from federation.training import OPTIMIZERS, batches
 
 QUICK = {"rounds": 3, "batch_size": 4, "lr": 0.01}
 BOTH = {"network": (linear, with_hidden_layer)}          # client i has network i mod 2
@@ -70,7 +72,7 @@ def test_networks_trained_separately_have_separate_plateaus():
     after = {"server": (.5, .5, .5), 0: (.1, .2, .3), 1: (.4, .3, .2), 2: (.0, .6, .6)}
     def each(fed, state):
         return {name: reached[state["round"] - 1] for name, reached in after.items()}
-    run = with_plateau(baselines.STANDALONE._replace(evaluate_each=each), 0)
+    run = with_plateau(dataclasses.replace(baselines.STANDALONE, evaluate_each=each), 0)
     fed = labeled(sizes=SIZES, validation=samples(5))
     expected = {name: one_long_training(
         fed.server_model() if name == "server" else fed.client_model(name, init=name), name,

@@ -2,14 +2,30 @@
 import numpy as np
 import pytest
 import torch
-from slow import (close, cross_entropy_slope, slow_accuracy, slow_learner, slow_own_accuracy,
-                  slow_softmax, slow_training)
-from toys import federation, last, linear, same, with_batchnorm, with_dropout, with_hidden_layer
+from slow import (
+    close,
+    cross_entropy_slope,
+    slow_accuracy,
+    slow_learner,
+    slow_own_accuracy,
+    slow_softmax,
+    slow_training,
+)
+from toys import (
+    federation,
+    last,
+    linear,
+    same,
+    train_with_labels,
+    with_batchnorm,
+    with_dropout,
+    with_hidden_layer,
+)
 
 from algorithms import fd
-from federation.training import snapshot, train_with_labels
 from attacks import Attack
 from federation import stream
+from federation.training import snapshot
 
 LOCAL = {"local_epochs": 2, "local_steps": None, "batch_size": 2, "lr": 0.05}
 NONE = [0., 0.]

@@ -8,9 +8,9 @@ from torch.nn import ParameterDict
 from toys import constant, federation, last, linear, same, samples, with_batchnorm, with_dropout
 
 from algorithms import fedavg, fedbe, feddf, fedprox, fedsdd, scaffold
-from federation.parallel import sample_clients
 from algorithms.equations import average_weights
 from federation import stream
+from federation.parallel import sample_clients
 
 LOCAL = {"local_epochs": 3, "batch_size": 2, "lr": 0.1}
 QUICK = {**LOCAL, "rounds": 2, "participation": 0.5}

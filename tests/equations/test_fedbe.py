@@ -8,9 +8,9 @@ from toys import federation, last, same, with_batchnorm
 
 from algorithms import fedavg, fedbe, fedsdd
 from algorithms.equations import average_weights
+from federation import stream
 from federation.evaluation import accuracy
 from federation.training import predict_members
-from federation import stream
 
 LOCAL = {"local_epochs": 1, "batch_size": 2, "lr": 0.1}
 SERVER = {"distill_steps": 5, "server_batch_size": 4, "server_lr": 0.3}

@@ -6,14 +6,22 @@ import pytest
 import torch
 from slow import close, slow_learner, slow_logits, slow_slopes, slow_training
 from test_fedavg import slow_average, slow_client
-from toys import (constant, federation, last, linear, same, samples, with_batchnorm,
-                  with_hidden_layer)
+from toys import (
+    constant,
+    federation,
+    last,
+    linear,
+    same,
+    samples,
+    with_batchnorm,
+    with_hidden_layer,
+)
 
 from algorithms import fedavg, fedbe, feddf
-from federation.parallel import active_clients, sample_clients
-from federation.evaluation import accuracy, disagreement
-from federation.training import batches, predict_members
 from federation import stream
+from federation.evaluation import accuracy, disagreement
+from federation.parallel import active_clients, sample_clients
+from federation.training import batches, predict_members
 from reference.linear import kl_slope
 
 DISTILL = {"distill_steps": 5, "server_batch_size": 4, "server_lr": 0.3, "temperature": 2.0,
@@ -202,7 +210,9 @@ def test_the_ensemble_predicts_by_mean_logits(evaluate):
 
 def test_a_round_without_any_good_upload_keeps_the_model(teachers_of):
     fed = with_validation((5, 3))
-    metrics, state = last(feddf.run(fed, **{**ONCE, "drop_worst": True, "lr": math.nan}))
+    for private in fed.private:
+        private.images[:] = math.nan
+    metrics, state = last(feddf.run(fed, **{**ONCE, "drop_worst": True}))
     assert metrics["bad_uploads"] == 2 and metrics["steps"] == 0 and not teachers_of
     assert metrics["ensemble_accuracy"] is metrics["disagreement"] is None
     assert [metrics[f"client_accuracy{x}"] for x in ("", "_min", "_max")] == [None] * 3

@@ -4,14 +4,14 @@ from collections import OrderedDict
 
 import pytest
 import torch
-from toys import federation, last, linear, same
 from torch import nn
+from toys import federation, last, linear, same
 
 from algorithms import fedavg, fedgen
-from federation.parallel import sample_clients
-from federation.training import batches
 from attacks import Attack
 from federation import stream
+from federation.parallel import sample_clients
+from federation.training import batches
 
 LOCAL = {"local_epochs": 1, "local_steps": None, "batch_size": 2, "lr": 0.1}
 GENERATOR = {"batch_size": 2, "generator_steps": 3, "generator_lr": 0.02, "diversity": 0.5}

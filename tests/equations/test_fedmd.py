@@ -7,8 +7,17 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from slow import (close, drawn, numbers, pixels, slow_accuracy, slow_learner, slow_training,
-                  towards_labels, update_by)
+from slow import (
+    close,
+    drawn,
+    numbers,
+    pixels,
+    slow_accuracy,
+    slow_learner,
+    slow_training,
+    towards_labels,
+    update_by,
+)
 from toys import federation, last, same, samples, through_a_file, with_hidden_layer
 
 from algorithms import fedmd, fedmd_pooled, fedmd_transfer
@@ -63,7 +72,7 @@ def test_a_weighted_consensus_by_hand(weights):
 @pytest.mark.parametrize("weights", [
     (1, 1), (1, 1, 1, 1), (0, 0, 0), (1, -1, 1), (1, math.nan, 1), (1, math.inf, 1)])
 def test_weights_that_make_no_consensus_are_refused(weights):
-    with pytest.raises(ValueError, match="weight >= 0 for each of 3 clients"):
+    with pytest.raises(ValueError, match="consensus_weights (needs a weight >= 0|is .* 0 or more)"):
         next(fedmd.run(joint(), **BRIEF, consensus_weights=weights))
 
 

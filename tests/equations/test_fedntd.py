@@ -3,15 +3,15 @@ import math
 
 import pytest
 import torch
-from reference.linear import kl_slope
 from slow import close, cross_entropy_slope, slow_learner, slow_logits, slow_training
 from toys import federation, last, same, with_batchnorm, with_dropout
 
 from algorithms import fedavg, fedntd
-from federation.parallel import sample_clients
 from algorithms.equations import average_weights, distillation_loss
-from federation.training import load_model
 from federation import stream
+from federation.parallel import sample_clients
+from federation.training import load_model
+from reference.linear import kl_slope
 
 LOCAL = {"local_epochs": 3, "batch_size": 2, "lr": 0.1}
 QUICK = {**LOCAL, "rounds": 2, "participation": 0.5, "weight_decay": 0.01}

@@ -8,10 +8,10 @@ from slow import close, slow_learner, slow_slopes, towards_labels
 from toys import federation, last, linear, same, with_batchnorm, with_hidden_layer
 
 from algorithms import scaffold
+from federation import stream
 from federation.parallel import sample_clients
 from federation.training import batches
 from federation.uploads import tensors
-from federation import stream
 
 LOCAL = {"local_epochs": 3, "batch_size": 2, "lr": 0.1}
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from toys import federation, last, same, with_batchnorm, with_hidden_layer
 
-from algorithms import fedavg, fedsdd
+from algorithms import fedavg, fedsdd, fedsdd_ablations
 from algorithms.secure_sum import average_of_masked, count_valid, masked, masked_model
 from federation import stream
 
@@ -103,7 +103,7 @@ def test_each_client_of_a_group_may_send_its_share_of_the_limit():
     ((with_batchnorm, with_hidden_layer), {"K": 2, "R": 2})], ids=["K", "fedprox", "networks"])
 def test_fedsdd_with_a_secure_sum_is_the_plain_run_to_rounding(network, settings):
     fed = federation(sizes=EIGHT, network=network)
-    plain, secure = (list(fedsdd.run(fed, **QUICK, **settings, secure_sum=s))
+    plain, secure = (list(fedsdd_ablations.run(fed, **QUICK, **settings, secure_sum=s))
                      for s in (False, True))
     for (a, state_a), (b, state_b) in zip(plain, secure, strict=True):
         for one, other in zip(state_a["global_models"], state_b["global_models"], strict=True):
@@ -119,7 +119,7 @@ def test_uploads_are_masked_anew_in_every_round(monkeypatch):
     """A mask that came back would tell how a client's model changed in between."""
     sent, original = [], fedsdd.collect
     monkeypatch.setattr(fedsdd, "collect", lambda *args: sent.append(original(*args)) or sent[-1])
-    last(fedsdd.run(federation(sizes=EIGHT), **QUICK, K=1, secure_sum=True))
+    last(fedsdd_ablations.run(federation(sizes=EIGHT), **QUICK, K=1, secure_sum=True))
     assert [len(uploads) for uploads in sent] == [8, 8]
     for first, second in zip(sent[0].values(), sent[1].values()):
         assert all(x.dtype == torch.int64 for x in first.values())
@@ -131,19 +131,21 @@ def test_clients_whose_models_are_not_finite_are_left_out_and_counted():
     """If nobody of a group is left, its global model stays."""
     fed = federation(sizes=EIGHT)
     fed.private[3].images[:] = math.nan
-    plain, secure = (last(fedsdd.run(fed, **QUICK, K=2, secure_sum=s)) for s in (False, True))
+    plain, secure = (last(fedsdd_ablations.run(fed, **QUICK, K=2, secure_sum=s))
+                     for s in (False, True))
     assert plain[0]["bad_uploads"] == secure[0]["bad_uploads"] == 1
     for a, b in zip(plain[1]["global_models"], secure[1]["global_models"], strict=True):
         assert torch.allclose(a["model"]["1.weight"], b["model"]["1.weight"], atol=1e-5)
     for private in fed.private:
         private.images[:] = math.nan
-    metrics, state = last(fedsdd.run(fed, **QUICK | {"distill_steps": 0}, K=1, secure_sum=True))
+    metrics, state = last(fedsdd_ablations.run(fed, **QUICK, students="none", K=1, secure_sum=True))
     assert metrics["bad_uploads"] == 8
-    assert same(state["global_models"][0], fedavg.start_server(fed, "linear"))
+    assert state["global_models"][0]["valid"] == 0
+    assert same(state["global_models"][0]["model"], fedavg.start_server(fed, "linear")["model"])
 
 
 @pytest.mark.parametrize("settings, word", [
-    ({"K": 8}, "two"), ({"K": 5}, "two"), ({"K": 2, "local": "scaffold"}, "scaffold")])
+    ({"K": 8}, "two"), ({"K": 5}, "two"), ({"K": 2, "local": "scaffold"}, "local fedavg and")])
 def test_what_a_secure_sum_cannot_do_is_refused(settings, word):
     with pytest.raises(ValueError, match=word):
-        next(fedsdd.run(federation(sizes=EIGHT), **QUICK, **settings, secure_sum=True))
+        next(fedsdd_ablations.run(federation(sizes=EIGHT), **QUICK, **settings, secure_sum=True))

@@ -1,15 +1,14 @@
 """Split learning: two halves that train as one network would, and what goes over the wire."""
 import pytest
 import torch
-from test_fedgkt import (NUMBERS, SIZES, Edge, EdgeWithBatchNorm, layered_server, linear_server,
-                         toy)
-from toys import last
+from test_fedgkt import NUMBERS, SIZES, Edge, EdgeWithBatchNorm, layered_server, linear_server, toy
 from torch import nn
+from toys import last
 
 from algorithms import split_learning
+from federation import stream
 from federation.communication import split_learning_bytes
 from federation.training import OPTIMIZERS, batches
-from federation import stream
 
 QUICK = {"rounds": 2, "local_epochs": 2, "batch_size": 2, "lr": 0.1, "optimizer": "sgd",
          "weight_decay": 0.01}

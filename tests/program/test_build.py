@@ -9,7 +9,6 @@ from data.images import adapt, crop_and_flip, normalize, statistics
 from experiment import build
 from federation import Data, restrict_public
 
-
 FOREIGN = toy_set(4, 6, 2, seed=1)
 BYTES = torch.arange(500 * 4 * 4).remainder(256).byte().view(500, 1, 4, 4)
 TEN = toy_set(10, 100, 2)

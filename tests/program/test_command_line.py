@@ -20,8 +20,14 @@ from algorithms.hyperparameters import HYPERPARAMETERS
 from data.load import DATASETS
 from experiment.build import PARTITIONS
 from experiment.config import configure
-from experiment.flags import (COMMON_FLAGS, build_parser, flag_name, hyperparameter_help, parse,
-                              value_text)
+from experiment.flags import (
+    COMMON_FLAGS,
+    build_parser,
+    flag_name,
+    hyperparameter_help,
+    parse,
+    value_text,
+)
 from experiment.presets import PAPER
 from experiment.report import Clock, metric_text
 from fedkd_minimal import main

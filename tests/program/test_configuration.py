@@ -17,7 +17,6 @@ from experiment.presets import PAPER, QUICK_START
 from fedkd_minimal import main
 from models import BOTTLENECKS
 
-
 SETS = """
 # flags win over the paper, also if they equal the default; the paper over the quick start
 fedavg                 | model cnn | lr 0.1 | local_epochs 5 | clients 20

@@ -16,14 +16,12 @@ from commands import OF_PAPERS, main, shipped
 from torch import nn
 from toys import federation, labeled, linear, same, samples, through_a_file, without_seconds
 
-from algorithms import ALGORITHMS
-from federation import evaluation, parallel
-from federation.parallel import active_clients, sample_clients
+from algorithms import ALGORITHMS, fedgkt
 from algorithms.hyperparameters import HYPERPARAMETERS
 from attacks import Attack
 from experiment import checkpoint
-from experiment.flags import descriptions
-from federation import Federation, stream
+from federation import Federation, parallel, stream, training
+from federation.parallel import active_clients, sample_clients
 
 SETTINGS = {    # of the hyperparameters with these names; all others keep their defaults
     "rounds": 2, "participation": 0.7, "local_epochs": 1, "server_epochs": 1, "batch_size": 4,
@@ -148,11 +146,9 @@ def test_local_steps_are_counted_over_passes(algo):
 @every_algorithm
 def test_the_order_of_the_clients_does_not_matter(algo, monkeypatch):
     """Nor what was drawn before: the same seed gives the same metrics and states, bit for bit."""
-    def backwards(fed, fn, ids):
-        return [fn(i) for i in ids[::-1]][::-1]
     expected = whole(algo)
-    for module in (parallel, evaluation):
-        monkeypatch.setattr(module, "in_parallel", backwards)
+    for module in (parallel, fedgkt):
+        monkeypatch.setattr(module, "own_share", lambda ids: ids[::-1])
     torch.rand(3)
     assert same(run(algo), expected)
 
@@ -222,15 +218,29 @@ def test_a_lone_client_works(algo):
     assert checkpoint.dumps(metrics) and sound(models_in(state)) and not metrics.get("bad_uploads")
 
 
+def test_every_hyperparameter_has_a_row_and_every_row_is_used():
+    used = {name for algo in OF_PAPERS for name in ALGORITHMS[algo].hyperparameters}
+    assert used == HYPERPARAMETERS.keys() - {"attack"}
+
+
 @every_algorithm
-def test_every_keyword_is_described_once(algo):
-    """In hyperparameters.py or, if it is the algorithm's own or means something else there, in the
-    docstring of `run`."""
-    own = descriptions(ALGORITHMS[algo].run)
-    meanings = {name: row.meaning for name, row in HYPERPARAMETERS.items() if row.meaning}
-    assert {name for name, parameter in inspect.signature(ALGORITHMS[algo].run).parameters.items()
-            if parameter.kind is parameter.KEYWORD_ONLY} <= {*own, *meanings}
-    assert all(own[name] != meanings.get(name) for name in own)
+def test_a_value_outside_its_range_or_choices_is_refused_before_training(algo):
+    """At the call, also on resume; nothing has to be asked of the generator."""
+    for name, parameter in ALGORITHMS[algo].hyperparameters.items():
+        if parameter.annotation is bool:
+            continue
+        wrong = "no such choice" if isinstance(parameter.default, str) else math.nan
+        for state in (None, whole(algo)[1][1]):
+            with pytest.raises(ValueError, match=f"{algo}: {name} is "):
+                ALGORITHMS[algo].run(toy(algo), state, **{name: wrong})
+
+
+@every_algorithm
+def test_a_state_has_what_is_declared_and_another_algorithms_is_refused(algo):
+    for _, state in whole(algo):
+        assert state.keys() == {"round", *ALGORITHMS[algo].keeps}
+    with pytest.raises(ValueError, match=f"{algo}: the state is another algorithm's"):
+        ALGORITHMS[algo].run(toy(algo), {"round": 1, "something": []})
 
 
 @every_algorithm
@@ -303,34 +313,39 @@ def test_amp_reaches_training_and_prediction(algo):
         assert {own for training, own in Net.types if training} == {dtype}
 
 
-@every_algorithm
+@pytest.mark.parametrize("algo", [algo for algo in ALGORITHMS if takes(algo, "participation")])
 def test_only_the_clients_of_a_round_are_trained(algo, monkeypatch):
     """0.7 of the clients of each architecture, two of three; of all, in FedGKT."""
-    trained, in_parallel = [], parallel.in_parallel
+    trained = []                         # the clients whose local training has drawn its batches
 
-    def watched(fed, fn, ids):
-        if fn.__name__ == "trained":                             # of run_clients, not run_server
-            trained.extend(ids)
-        return in_parallel(fed, fn, ids)
-    monkeypatch.setattr(parallel, "in_parallel", watched)
-    fed, share = toy(algo), 0.7 if takes(algo, "participation") else 1.0
+    def watched(seed, *keys):
+        if keys[0] == "local":
+            trained.append(keys[2])
+        return stream(seed, *keys)
+    monkeypatch.setattr(training, "stream", watched)
+    fed = toy(algo)
     for t, state in [(1, whole(algo)[0][1]), (2, whole(algo)[1][1])]:
         trained.clear()
         run(algo, fed, state, rounds=t)
-        drawn = [sum(active_clients(fed, share, t).values(), []),
-                 sample_clients(6, share, stream(fed.seed, "active", t))]
-        assert share == 1.0 or sorted(trained) in map(sorted, drawn)
+        drawn = [sum(active_clients(fed, 0.7, t).values(), []),
+                 sample_clients(6, 0.7, stream(fed.seed, "active", t))]
+        assert sorted(trained) in map(sorted, drawn)
 
 
 class Scaled(Net):
-    """Without biases that BatchNorm hides: three numbers of its feature map are the logits."""
+    """Without biases that BatchNorm hides."""
 
     def __init__(self, num_classes):
         super().__init__(num_classes)
-        self.norm, self.layers, self.classifier = nn.Linear(2, 2), nn.Flatten(), nn.Identity()
+        self.norm, self.layers = nn.Linear(2, 2), nn.Flatten()
 
-    def classify(self, features):
-        return self.layers(features)[:, :3]
+
+class Headless(Scaled):
+    """Split learning does not train the edge's own last layer: here it has none."""
+
+    def __init__(self, num_classes):
+        super().__init__(num_classes)
+        self.classifier = nn.Identity()
 
 
 ONE_STEP = {   # with one step in each training, but for Adam's second one
@@ -346,7 +361,8 @@ def test_optimizer_and_decay_reach_all_networks(algo):
     divides the gradient by its size, w moves by about lr in a step, and 1e-4 is a hundred lr."""
     if not takes(algo, "weight_decay"):
         return
-    fed = toy(algo, sizes=(5, 3, 4), network=Scaled, server=linear, num_public=8)
+    network = Headless if algo == "split-learning" else Scaled
+    fed = toy(algo, sizes=(5, 3, 4), network=network, server=linear, num_public=8)
     for name in ("sgd", "amsgrad"):
         rounds = run(algo, fed, **ONE_STEP, optimizer=name, server_optimizer=name)
         start, end = (list(models_in(state)) for _, state in (rounds[0], rounds[-1]))
@@ -392,7 +408,8 @@ def test_an_attack_sees_every_round_and_what_it_returns_arrives(algo):
 # ---------------------------------------------------------------------------------- new algorithms
 
 CONTRACTS = [function for name, function in list(globals().items()) if name.startswith("test_")
-             and any(mark.args == ("algo", ALGORITHMS) for mark in function.pytestmark)]
+             and any(mark.args == ("algo", ALGORITHMS)
+                     for mark in getattr(function, "pytestmark", []))]
 
 
 def hold(contract, algo):
@@ -409,7 +426,8 @@ def test_the_page_of_metrics_has_every_key_and_no_other(npz, tmp_path, pytestcon
     found = {re.sub(r"\d$", "I", re.sub("Net|Wide", "NETWORK", key)) for row in rows for key in row}
     for name in shipped():
         code = (pytestconfig.rootpath / "algorithms" / f"{name}.py").read_text()
-        found |= {f"{name}_seconds" for name in re.findall(r"^@timed\ndef (\w+)", code, re.M)}
+        timed = re.findall(r"^@timed\n(?:@on_server\n)?def (\w+)", code, re.M)
+        found |= {f"{name}_seconds" for name in timed}
     page = (pytestconfig.rootpath / "docs" / "METRICS.md").read_text()
     cells = re.findall("^[|] (`.*?) [|]", page, re.M)
     assert {*re.findall(r"`(\w+)`", " ".join(cells))} == found

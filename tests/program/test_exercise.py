@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from break_it import ROOT
+from exercise import exercises, is_written, known_mistakes, main, mistakes_in, own, template
 
 from algorithms.equations import distillation_loss, kl_divergence
 from algorithms.fedgems import entropy
-from exercise import exercises, is_written, known_mistakes, main, mistakes_in, own, template
 
 PROGRAM = ROOT / "tests" / "exercise.py"
 

@@ -1,17 +1,32 @@
 """The functions without the program: networks and tensors of one's own, an autocast of one's own,
 errors that speak of keywords."""
 import ast
+import copy
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from functions import ROOT
-from test_contracts import Net, every_algorithm, run, toy
-from toys import samples, same, with_batchnorm, with_hidden_layer
+from test_contracts import Net, Server, every_algorithm, models_in, run, sound, toy
 from torch import nn
+from toys import same, samples, with_batchnorm, with_hidden_layer
 
-from algorithms import feddf, fedmd, fedsdd
-from federation import from_tensors
+from algorithms import (
+    ALGORITHMS,
+    fedavg,
+    fedbe,
+    feddf,
+    fedgems,
+    fedgkt,
+    fedmd,
+    fedntd,
+    fedsdd,
+    fedsdd_ablations,
+    scaffold,
+)
+from attacks import build
+from federation import from_tensors, stream
 
 
 def of_tensors(networks, server_network=None, **changes):
@@ -53,8 +68,6 @@ network, larger = with_hidden_layer(), np.zeros((2, 1, 3, 3), np.float32)
 @pytest.mark.parametrize("error, words, given", [
     (ValueError, r"same C; for one image: network 0 \[1, 3\], network 1 \[1, 5\]$",
      {"networks": [with_batchnorm, lambda: with_hidden_layer(5)]}),
-    (ValueError, r"network 0 \[1, 3\], server_network \[1, 5\]$",
-     {"server_network": lambda: with_hidden_layer(5)}),
     (ValueError, r"network 0 \[1, 3, 1, 2\]$", {"networks": [lambda: nn.Conv2d(1, 3, (2, 1))]}),
     (ValueError, r"^network 0 cannot take images \[1, 2, 2\]$",
      {"networks": [lambda: nn.Sequential(nn.Flatten(), nn.Linear(5, 3))]}),
@@ -109,9 +122,58 @@ def test_fedgens_generator_learns_inside_an_autocast():
 
 # ------------------------------------------------------------------------------------------- errors
 
+@pytest.mark.parametrize("run, networks, server", [
+    (fedgems.run, [with_batchnorm], lambda: with_hidden_layer(5)),
+    (fedgems.run, [Edge], lambda: nn.Linear(7, 3)), (fedgkt.run, [Edge], lambda: Server(5)),
+    (fedgkt.run, [Edge], lambda: nn.Linear(7, 3)), (fedgkt.run, [with_batchnorm], Server)])
+def test_a_servers_network_that_does_not_fit_is_refused_before_training(run, networks, server):
+    """Another number of outputs, another input; a client's network without feature maps."""
+    with pytest.raises(ValueError, match=r"makes? (no )?logits \[B, 3\]|methods extract and"):
+        run(of_tensors(networks, server_network=server), rounds=1)
+
+
+def test_images_and_networks_are_channels_last():
+    colored = nn.Sequential(nn.Conv2d(3, 2, 2), nn.Flatten(), nn.Linear(2, 3))
+    images = torch.randn(4, 3, 2, 2)
+    fed = from_tensors([(images, torch.arange(4) % 3)], (images, torch.arange(4) % 3),
+                       [lambda: copy.deepcopy(colored)])
+    for x in (fed.private[0].images, fed.test.images, fed.client_model(0)[0].weight):
+        assert x.is_contiguous(memory_format=torch.channels_last)
+
+
+def with_mask(num_classes=3, mask=-torch.inf):
+    """A network whose buffer training does not change."""
+    model = with_hidden_layer(num_classes)
+    model.register_buffer("mask", torch.full((2, 2), mask).triu(1) if mask is not True
+                          else torch.ones(2, 2, dtype=torch.bool))
+    return model
+
+
+@pytest.mark.parametrize("mask", [-torch.inf, True])
+@pytest.mark.parametrize("run, settings", [
+    (fedavg.run, {}), (scaffold.run, {}), (fedntd.run, {}), (fedbe.run, {"distill": True}),
+    (feddf.run, {"drop_worst": False, "patience": None}), (fedsdd.run, {"K": 1}),
+    (fedsdd_ablations.run, {"K": 1, "secure_sum": True})])
+def test_a_mask_among_the_buffers_is_neither_judged_nor_changed(run, settings, mask):
+    """With an attack its numbers stay, too."""
+    fed = of_tensors([lambda: with_mask(mask=mask)])
+    settings = settings | {"participation": 1.0, "local_epochs": 1, "rounds": 2, "lr": 0.05}
+    if "distill_steps" in ALGORITHMS[run.algorithm.name].hyperparameters:
+        settings["distill_steps"] = 2
+    attacks_ = [{}]
+    if run.algorithm.can_be_attacked and "secure_sum" not in settings:
+        attacks_.append({"attack": build("paf", partial(stream, 0), 4, 1)})
+    for attack in attacks_:
+        [(_, first), *_, (metrics, state)] = run(fed, **settings, **attack)
+        before, after = (next(models_in(x)) for x in (first, state))
+        assert metrics["bad_uploads"] == 0 and torch.equal(before["mask"], after["mask"])
+        assert not same(before, after) and sound([{name: w for name, w in after.items()
+                                                   if name != "mask"}])
+
+
 def test_errors_speak_of_keywords_not_of_flags():
-    files = [*(ROOT / "algorithms").glob("*.py"),
-             *(ROOT / f"{name}.py" for name in ("attacks", "federation", "models", "partition"))]
+    files = [*(ROOT / "algorithms").glob("*.py"), *(ROOT / "federation").glob("*.py"),
+             *(ROOT / f"{name}.py" for name in ("attacks", "models", "partition"))]
     raised = [node for path in files for node in ast.walk(ast.parse(path.read_text()))
               if isinstance(node, ast.Raise)]
     words = [node.value for error in raised for node in ast.walk(error)

@@ -7,17 +7,28 @@ from functools import partial
 import pytest
 import torch
 from test_contracts import run
-from toys import (constant, federation, labeled, last, linear, receives, same, samples,
-                  through_a_file, with_batchnorm)
 from torch import nn
+from toys import (
+    constant,
+    federation,
+    labeled,
+    last,
+    linear,
+    receives,
+    same,
+    samples,
+    through_a_file,
+    train_with_labels,
+    with_batchnorm,
+)
 
 from algorithms import ALGORITHMS
-from federation.evaluation import client_scores, server_metrics
-from federation.training import OPTIMIZERS, restore, snapshot, train, train_with_labels
-from federation.uploads import is_usable, usable
 from experiment.checkpoint import Run
 from experiment.report import summary
 from federation import Data
+from federation.evaluation import client_scores, server_metrics
+from federation.training import OPTIMIZERS, restore, shuffled, snapshot
+from federation.uploads import is_usable, usable
 
 EXCHANGING = ["fedmd", "dsfl", "cronus", "fd", "fedgem", "fedgems"]
 HONEST = {"malicious_fraction": 0.0}        # Cronus leaves nobody out
@@ -68,15 +79,38 @@ def test_a_public_test_set_has_a_score_of_its_own_a_servers_headline():
 HERE = {"epochs": 2, "batch_size": 3, "keys": ("here", 7)}
 
 
-def test_a_loss_is_given_the_rows_of_its_images():
-    fed, model, seen = federation(), linear(), []
+def test_a_batch_has_the_images_of_its_rows_augmented_if_the_run_says_so():
+    fed = federation()
+    brighter = dataclasses.replace(fed, augment=lambda images, rng: images + 10)
+    images = fed.public.images
+    both = list(zip(shuffled(fed, images, **HERE), shuffled(brighter, images, **HERE)))
+    assert [len(rows) for (rows, _), _ in both] == [3, 3, 2] * 2
+    for (rows, batch), (same_rows, augmented) in both:
+        assert torch.equal(batch, images[rows]) and torch.equal(same_rows, rows)
+        assert torch.equal(augmented, batch + 10)
 
-    def loss(logits, rows):
-        seen.append(rows)
-        assert torch.allclose(logits, model(fed.public.images[rows]))
-        return logits.sum()
-    train(fed, model, torch.optim.SGD(model.parameters(), lr=0.1), fed.public.images, loss, **HERE)
-    assert [len(rows) for rows in seen] == [3, 3, 2] * 2
+
+@pytest.mark.parametrize("end", ["break", "exception", "last batch"])
+def test_torchs_generator_is_as_before_after_a_loop_over_batches(end):
+    """In it the numbers depend on the keys alone. Nobody keeps the generator that is left."""
+    def first_number():
+        for _ in shuffled(federation(), federation().public.images, **HERE):
+            number = torch.rand(1)
+            if end == "break":
+                break
+            if end == "exception":
+                raise ArithmeticError(number)
+        return number
+    before, numbers = torch.get_rng_state(), []
+    for _ in range(2):
+        try:
+            numbers.append(first_number())
+        except ArithmeticError as error:
+            numbers.append(error.args[0])
+        assert torch.equal(torch.get_rng_state(), before)
+        torch.rand(5)
+        before = torch.get_rng_state()
+    assert numbers[0] == numbers[1]
 
 
 @pytest.mark.parametrize("optimizer, kind", [

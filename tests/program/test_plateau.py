@@ -1,14 +1,22 @@
 """Learning rates that fall on a plateau of validation accuracy, outside the algorithms' loops."""
+import dataclasses
 from functools import partial
 
 import pytest
-from test_contracts import SETTINGS, takes, toy, whole
-from toys import federation, linear, same, samples, through_a_file, without_seconds
+from test_contracts import SETTINGS, toy, whole
+from toys import (
+    federation,
+    linear,
+    same,
+    samples,
+    through_a_file,
+    train_with_labels,
+    without_seconds,
+)
 
-from algorithms import ALGORITHMS
-from algorithms import Algorithm
-from federation.training import OPTIMIZERS, restore, snapshot, train_with_labels
+from algorithms import ALGORITHMS, Algorithm
 from experiment.plateau import with_plateau
+from federation.training import OPTIMIZERS, restore, snapshot
 
 REACHED = [.5, .5, .5, .6, .6, .5, .6, .6]      # the accuracy after rounds 1, 2, ...
 PATIENCE_1 = [.8, .8, .8, .08, .08, .08, .008, .008]      # in rounds 1, 2, ...: it falls after 3, 6
@@ -28,7 +36,7 @@ def reached(fed, state):
     return {"accuracy": REACHED[state["round"] - 1]}
 
 
-SCRIPTED = Algorithm("scripted", scripted, {}, plateau=("lr",), evaluate=reached)
+SCRIPTED = Algorithm("scripted", scripted, {}, ("rates",), plateau=("lr",), evaluate=reached)
 FED = federation(validation=samples(20, seed=3))
 
 
@@ -58,11 +66,12 @@ def test_a_resumed_run_goes_on_with_the_fallen_rate():
 @pytest.mark.parametrize("algo", [algo for algo in ALGORITHMS if ALGORITHMS[algo].plateau])
 def test_a_rate_that_never_falls_changes_nothing(algo):
     """One run for all rounds, and one for each; a state's accuracy is that of the metrics."""
-    run, fed, rates = ALGORITHMS[algo].run, toy(algo), ALGORITHMS[algo].plateau
-    settings = {name: x for name, x in (run.__kwdefaults__ | SETTINGS).items() if takes(algo, name)}
+    fed, rates = toy(algo), ALGORITHMS[algo].plateau
+    defaults = {name: x.default for name, x in ALGORITHMS[algo].hyperparameters.items()}
+    settings = {name: SETTINGS.get(name, default) for name, default in defaults.items()}
     evaluate = ALGORITHMS[algo].evaluate
-    kept = rounds_of(with_plateau(ALGORITHMS[algo]._replace(evaluate_each=None), 9), fed,
-                     **settings)
+    together = dataclasses.replace(ALGORITHMS[algo], evaluate_each=None)
+    kept = rounds_of(with_plateau(together, 9), fed, **settings)
     for (metrics, state), (found, found_state) in zip(whole(algo), kept, strict=True):
         assert same({key: found_state[key] for key in state}, state)
         assert found == metrics | {name: settings[name] for name in rates}
@@ -77,7 +86,7 @@ def test_the_test_set_does_not_move_a_rate():
         seen.append((fed.test, fed.public_test))
         return reached(fed, state)
     fed = federation(validation=samples(20, seed=3), public_test=samples(5))
-    algorithm = Algorithm("", scripted, {}, plateau=("lr",), evaluate=evaluate)
+    algorithm = Algorithm("", scripted, {}, ("rates",), plateau=("lr",), evaluate=evaluate)
     rounds_of(with_plateau(algorithm, 1), fed, rounds=3, lr=0.8)
     assert len(seen) == 3 and all(same(given, (fed.validation, None)) for given in seen)
 

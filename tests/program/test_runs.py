@@ -15,8 +15,8 @@ from commands import refused
 from test_command_line import contents, kept
 
 from algorithms import ALGORITHMS
-from federation.parallel import packed, unpacked
 from experiment import checkpoint, report
+from federation.parallel import packed, unpacked
 from fedkd_minimal import main
 
 ROOT = Path(__file__).parents[2]

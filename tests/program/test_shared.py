@@ -4,15 +4,15 @@ import sys
 import pytest
 import torch
 from test_contracts import run
-from toys import federation, linear, same, samples, with_batchnorm, with_dropout
 from torch import nn
+from toys import federation, linear, same, samples, with_batchnorm, with_dropout
 
 import federation as federation_module
 from algorithms import ALGORITHMS
-from federation.parallel import count_active, sample_clients
-from federation.evaluation import accuracy, disagreement
-from federation.training import batches, forward, predict_logits, predict_members
 from federation import seeded, stream, timed
+from federation.evaluation import accuracy, disagreement
+from federation.parallel import count_active, sample_clients
+from federation.training import batches, forward, predict_logits, predict_members
 
 
 def draw_seeded(*keys):
