@@ -46,8 +46,6 @@ TABLE["algorithms/equations.py", "equations"] = [
      "PFLlib's FedNTD"),
     ("    «check_models(state_dicts, weights)→pass»",
      "weights_that_make_no_average_are_refused[weights2]", "a negative weight"),
-    ("return member_logits.«mean(0)→softmax(-1).mean(0).log()»",
-     "fedsdd::eq3_is_the_softmax_of_the_mean_logits", "the mean of the softmaxes"),
     ("if «first.is_floating_point()→True»:", "average_weights_keeps_counters_whole",
      "counters become fractions"),
     ("«torch.stack(values).amax(0)→values[0]»", "the_average_of_one_model_is_a_copy_of_it",

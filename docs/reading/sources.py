@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 CODE_LINK = re.compile(r"\[`([^`]+)`\]\(\.\./([^)#]+)\)")              # [`name`](../file)
 ITEM = re.compile(r"^- (.*(?:\n  .*)*)", re.M)                         # of a list in Markdown
 HEADING = re.compile("Run:|What travels:|Public data:|Kept between rounds:|Scores:|Bad upload:")
-MARK = re.compile(r"#.*?\blines? (\d[\d, -]*)")                        # "# D5: Alg. 1, line 15"
+MARK = re.compile(r"#.*?\b(?:line|step)s? (\d[\d, -]*)")               # "# D5: Alg. 1, line 15"
 
 
 def read(file):
@@ -77,16 +77,16 @@ def function(file, name):
 
 
 def rounds(file):
-    """The `Lines` of an algorithm's loop over the rounds t."""
+    """The `Lines` of an algorithm's loop over the rounds t; without one, of all its functions."""
     loops = [node for node in nodes(file, ast.For)
              if ast.unparse(node).startswith("for t in range(")]
-    loop = only(loops, "for t in range(", file)
-    return Lines(file, loop.lineno, loop.end_lineno)
+    shown = loops[:1] or [x for x in tree(file).body if isinstance(x, ast.FunctionDef)]
+    return Lines(file, shown[0].lineno, shown[-1].end_lineno)
 
 
 def marked(file):
-    """[(number, `Lines`)]: the statements outside the loop over the rounds, or in it, whose comment
-    names a line of the paper's algorithm; of "line 25-27, 31-33" the numbers 25 and 31."""
+    """[(number, `Lines`)]: the statements whose comment names a line of the paper's algorithm; of
+    "line 25-27, 31-33" the numbers 25 and 31."""
     return [(int(number), statement(file, place))
             for place, line in enumerate(read(file).splitlines(), 1)
             for mark in MARK.findall(line) if not line.lstrip().startswith("#")

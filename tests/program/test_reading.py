@@ -12,7 +12,7 @@ from docs.reading import sources
 REASON = "needs docs/reading/requirements.txt"
 LAST_EQUATION = {"fedgems": 11, "fedgkt": 13, "fedsdd": 5}
 # Files whose header numbers the lines of the paper's algorithm and whose code marks them.
-WITH_LINES = ["fedgems", "fedgkt", "fedsdd", "scaffold", "fedntd", "fd", "fedgen"]
+WITH_LINES = ["fedgems", "fedgkt", "fedsdd", "fedmd", "scaffold", "fedntd", "fd", "fedgen"]
 
 
 @pytest.fixture(scope="module")
@@ -97,34 +97,50 @@ def test_a_line_of_the_header_is_found_by_its_mark_in_the_code(name):
     assert len([step for step in steps if step.lines() & {*marked}]) >= 3
     for number, place in marked.items():
         text = "".join((ROOT / file).read_text().splitlines(True)[place.first - 1:place.last])
-        assert re.search(rf"#.*\blines? (.*\b)?{number}\b", text)
+        assert re.search(rf"#.*\b(line|step)s? (.*\b)?{number}\b", text)
 
 
 def test_steps_and_cases_are_items_of_a_list_with_what_stands_below_them():
-    def found(name):
-        return [(step.label, sorted(step.lines())) for paragraph
-                in sources.header(f"algorithms/{name}.py").algorithm
-                for step in sources.steps(paragraph) if step.label]
+    found = sources.steps("""\
+A round, with the paper's lines in brackets:
+ a  Each client trains [25-27, 31].
+ b  The server trains [4]
+    on a batch, whose case is
+      self_training  right: CE
+                     alone [5-7]
+ 3- 5  each uploads
+19-22    E_c passes
+Then it ends""")
+    assert [(step.label, step.text) for step in found] == [
+        ("", "A round, with the paper's lines in brackets:"),
+        ("a", "Each client trains [25-27, 31]."),
+        ("b", "The server trains [4] on a batch, whose case is"),
+        ("self_training", "right: CE alone [5-7]"), ("3-5", "each uploads"),
+        ("19-22", "E_c passes"), ("", "Then it ends")]
+    assert [sorted(step.lines()) for step in found] == [
+        [], [25, 26, 27, 31], [4], [5, 6, 7], [3, 4, 5], [19, 20, 21, 22], []]
 
-    assert found("fedgems") == [
-        ("a", [25, 26, 27, 31, 32, 33]), ("b", [4, 14]), ("self_training", [5, 6, 7]),
-        ("self_distillation", [8, 9]), ("ensemble_distillation", [10, 11, 12]),
-        ("nobody_right", []), ("c", [15, 17]), ("d", [19, 20, 21, 22, 23])]
-    assert [label for label, _ in found("fedgkt")] == [
-        "3-5", "19-22", "24-30", "6-10", "11-12", "14-15"]
-    assert [n for _, lines in found("fedsdd") for n in lines] == [*range(1, 11)]
 
+def test_code_is_found_by_its_name_or_by_a_text_that_is_there_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "ROOT", tmp_path)
+    (tmp_path / "found.py").write_text('''"""A file about rows."""
+@timed
+def mean(x):
+    return x
 
-def test_code_is_found_by_its_name_or_by_a_text_that_is_there_once():
+# Of all rows.
+for rows in mean(
+        batches):
+    # Each row.
+    total = mean(rows)     # line 7-8, 12
+''')
     def shown(name):
-        found = sources.find("algorithms/fedsdd.py", name)
-        return (ROOT / found.file).read_text().splitlines()[found.first - 1:found.last]
+        return tuple(sources.find("found.py", name)[1:])
 
-    assert [line.split("(")[0] for line in shown("is_main")] == [
-        "def is_main", '    """True for the main model: the first of the K global models of a '
-        'network."""', "    return k % K == 0"]
-    assert len(shown("main_ks = [k for k in range(")) == 2     # a statement, the comment above it
-    assert len(shown("for rows in batches(")) == 2             # the head of a loop
-    for unknown in ("no_such_function", "no such text", "optimizer"):
+    assert shown("mean") == (2, 4)                      # a function with its decorator
+    assert shown("total = mean(rows)") == (9, 10)       # a statement, the comment above it
+    assert shown("for rows in") == (6, 8)               # the head of a loop, the comment above it
+    assert sources.marked("found.py") == [(n, sources.Lines("found.py", 9, 10)) for n in (7, 12)]
+    for unknown in ("no_such_function", "no such text", "row"):
         with pytest.raises(ValueError, match=unknown):
             shown(unknown)
