@@ -94,14 +94,14 @@ def run_tests(tests, *options, plugins=()):
 
 
 class Failures:
-    """A plugin of pytest that keeps what was raised: [(phase, exception)]."""
+    """A plugin of pytest that keeps what was raised: [(test, phase, exception)]."""
 
     def __init__(self):
         self.seen = []
 
     def pytest_runtest_makereport(self, item, call):
         if call.excinfo:
-            self.seen.append((call.when, call.excinfo.value))
+            self.seen.append((item.nodeid, call.when, call.excinfo.value))
 
 
 def verdict(mutant, tests):
@@ -118,10 +118,10 @@ def verdict(mutant, tests):
         return "SURVIVED"
     if not failures.seen:
         return f"broken: pytest ran no test, status {int(status)}"
-    phase, error = failures.seen[0]
+    test, phase, error = failures.seen[0]
     if phase == "call" and isinstance(error, (AssertionError, pytest.fail.Exception)):
         return "caught"
-    return f"broken: {type(error).__name__} in the {phase} of the test"
+    return f"broken: {type(error).__name__} in the {phase} of {test}"
 
 
 def too_late(*_):
@@ -159,9 +159,8 @@ def main(argv=None):
     signal.signal(signal.SIGALRM, too_late)
     start, count = time.perf_counter(), Counter()
     with multiprocessing.get_context("fork").Pool(WORKERS, maxtasksperchild=1) as pool:
-        whole = pool.apply(verdict, (None, tests))
-        if whole != "SURVIVED":
-            print(f"nothing is broken yet, and not all of the named tests pass: {whole}")
+        if pool.apply(verdict, (None, tests)) != "SURVIVED":
+            print("nothing is broken yet, and not all of the tests pass: see python -m pytest")
             return 1
         for title, m, result in zip(titles, chosen, pool.imap(attempt, chosen)):
             count[result.split(":")[0]] += 1

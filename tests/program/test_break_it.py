@@ -47,9 +47,9 @@ VERDICTS = {    # what: (old, new, verdict)
     "a wrong sum": ("terms.sum(-1)", "terms.mean(-1)", "caught"),
     "a docstring": ("in nats, without the factor", "in nats", "SURVIVED"),
     "a name that is nowhere": ("student_logits / temperature", "student_logits / heat",
-                               "broken: NameError in the call of the test"),
+                               f"broken: NameError in the call of tests/{HAND}"),
     "an error of another kind": ("student_logits / temperature", "student_logits.reshape(7)",
-                                 "broken: RuntimeError in the call of the test")}
+                                 f"broken: RuntimeError in the call of tests/{HAND}")}
 
 
 def start_told(npz, folder):
