@@ -1,43 +1,35 @@
 """Break it: mistakes of one line, each with the test that notices it.
 
-For a reader: guess which test notices which mistake:
+For a reader: guess which test notices which mistake, and look:
     python tests/break_it.py --quiz --only fedsdd
-Or make a change by hand, and predict with which numbers its test fails:
-    python tests/break_it.py --list --only fedgems            # with file, line, change and test
-    python -m pytest tests/equations/test_fedgems.py::test_eq4_unreliable_client_gets_exactly_zero
-    git checkout algorithms                                   # make it whole again
+    python tests/break_it.py --list --only fedsdd             # with file, line, change and test
 For the tests: a mistake that none of them notices is a test that is missing.
-    python tests/break_it.py                                  # all, in copies; a minute or two
+    python tests/break_it.py                                  # all; a minute or two
     python tests/break_it.py --every 10                       # a sample
     python tests/break_it.py --only "FedML"                   # by file, function or words
 
-A mistake is caught if the modules can still be imported and an assertion of the named test fails;
-SURVIVED if the test passes; broken if anything else happens, such as a NameError. The exit status
-is 0 if all are caught.
+A mistake is caught if an assertion of the named test fails; SURVIVED if the test passes; broken if
+anything else happens, such as a NameError. The exit status is 0 if all are caught.
 """
 import argparse
 import ast
 import functools
-import gc
+import linecache
 import multiprocessing
 import os
 import re
-import shutil
+import signal
 import sys
-import tempfile
 import time
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
-from itertools import repeat
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from mistakes import TABLE
 
-ROOT = Path(__file__).resolve().parent.parent
-COPIED = ("algorithms benchmarks data docs experiment federation reference tests *.py "
-          "pyproject.toml").split()
+ROOT = Path(__file__).resolve().parents[1]
 WORKERS = 2
 LIMIT = 300                          # seconds for a test, so that a mistake that never ends does
 
@@ -77,11 +69,28 @@ def place_of(mutant):
     return line, "".join(inside)
 
 
-def mutated(text, mutant):
+def mutated(mutant):
     """The text of the file with the mistake in it."""
+    text = (ROOT / mutant.file).read_text()
     if text.count(mutant.old) != 1 or "\n" in mutant.old + mutant.new:
         raise SystemExit(f"{mutant.file} must hold this once, in one line: {mutant.old}")
     return text.replace(mutant.old, mutant.new)
+
+
+def import_from(file, text):
+    """From now on this process imports a file of the project from this text."""
+    path, get_code = str(ROOT / file), SourceFileLoader.get_code
+    linecache.cache[path] = len(text), None, text.splitlines(True), path     # for tracebacks
+
+    def of_this_text(loader, name):
+        return compile(text, path, "exec") if loader.path == path else get_code(loader, name)
+    SourceFileLoader.get_code = of_this_text
+
+
+def run_tests(tests, *options, plugins=()):
+    """pytest's exit status for the tests, which are named from tests/."""
+    return pytest.main([*(f"{ROOT}/tests/{test}" for test in tests), "-c", f"{ROOT}/pyproject.toml",
+                        "-p", "no:cacheprovider", *options], plugins=plugins)
 
 
 class Failures:
@@ -95,89 +104,32 @@ class Failures:
             self.seen.append((item.nodeid, call.when, call.excinfo.value))
 
 
-def enter(folder):
-    """Into a copy of the project; what is printed from now on goes to the file folder + ".out"."""
-    output = os.open(folder + ".out", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(output, 1), os.dup2(output, 2)
-    os.chdir(folder)
-    sys.path[:0] = [folder, f"{folder}/tests"]
-    os.environ.update(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", PYTEST_ADDOPTS="")
-    sys.dont_write_bytecode = True   # a stale one would hide the next mistake
-    gc.freeze()                      # pytest collects garbage when it ends, and torch is large
-
-
-def run_tests(folder, tests, answer):
-    """In a process of its own: sends what pytest makes of the tests of a copy of the project,
-    "SURVIVED", "caught" or "broken: why"."""
-    enter(folder)
+def verdict(mutant, tests):
+    """"SURVIVED", "caught" or "broken: why". It is for a process that ends after it, and that has
+    imported nothing of the project before."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.dup2(1, 2)
+    signal.alarm(LIMIT)
+    if mutant:
+        import_from(mutant.file, mutated(mutant))
     failures = Failures()
-    options = ["-x", "--assert=plain", "--tb=short", "-p", "no:cacheprovider"]
-    status = pytest.main([*options, *tests], plugins=[failures])
-    result = "SURVIVED" if status == 0 else f"broken: pytest ran no test, status {int(status)}"
-    for test, phase, error in failures.seen[:1]:
-        asserted = isinstance(error, (AssertionError, pytest.fail.Exception))
-        result = "caught" if phase == "call" and asserted else (
-            f"broken: {type(error).__name__} in the {phase} of {test}")
-    answer.send(result)
+    status = run_tests(tests, "-x", "--assert=plain", "--tb=no", plugins=[failures])
+    if status == 0:
+        return "SURVIVED"
+    if not failures.seen:
+        return f"broken: pytest ran no test, status {int(status)}"
+    test, phase, error = failures.seen[0]
+    if phase == "call" and isinstance(error, (AssertionError, pytest.fail.Exception)):
+        return "caught"
+    return f"broken: {type(error).__name__} in the {phase} of {test}"
 
 
-def verdict(folder, tests):
-    """What run_tests sends."""
-    fork = multiprocessing.get_context("fork")      # a child that has torch already
-    received, answer = fork.Pipe(duplex=False)
-    child = fork.Process(target=run_tests, args=(folder, tests, answer))
-    child.start()
-    late = f"broken: no answer within {LIMIT} s: an endless loop?"
-    result = received.recv() if received.poll(LIMIT) else late
-    child.kill()
-    child.join()
-    return result
+def too_late(*_):
+    raise TimeoutError(f"{LIMIT} s: an endless loop?")
 
 
-def copy_project(folder):
-    """Copies what the tests need, and returns the folder."""
-    os.mkdir(folder)
-    for path in (path for name in COPIED for path in ROOT.glob(name)):
-        copy = shutil.copytree if path.is_dir() else shutil.copy
-        copy(path, Path(folder, path.name))
-    return folder
-
-
-def attempt(mutant, folder):
-    """The verdict on a mistake, in the copy of the project that this process has in the folder."""
-    copy = f"{folder}/{os.getpid()}"
-    if not Path(copy).exists():
-        copy_project(copy)
-    path = Path(copy, mutant.file)
-    text = path.read_text()
-    path.write_text(mutated(text, mutant))
-    result = verdict(copy, [f"tests/{mutant.test}"])
-    path.write_text(text)
-    return result
-
-
-def quiz(chosen, titles):
-    """Prints mistakes and tests without saying which belong together; the reader guesses.
-
-    A guess is tried: the mistake is made in a copy of the project, and that test runs.
-    """
-    tests = sorted({m.test for m in chosen})
-    for heading, lines in ("Mistakes", [m.what for m in chosen]), ("Tests", tests):
-        print(f"{heading}:", *(f"{n:4}  {line}" for n, line in enumerate(lines, 1)), sep="\n")
-    prompt = "\nWhich test fails after which mistake? Mistake and test, such as 1 2 (Ctrl-D ends): "
-    print(prompt, end="", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        for line in sys.stdin:
-            guess = [int(word) for word in line.split() if word.isdecimal()]
-            if len(guess) == 2 and 1 <= guess[0] <= len(chosen) and 1 <= guess[1] <= len(tests):
-                m, test = chosen[guess[0] - 1], tests[guess[1] - 1]
-                result = attempt(m._replace(test=test), folder)
-                if result == "caught":
-                    print(f"Yes, it fails. {titles[guess[0] - 1]}\n    {m.old}\n    {m.new}")
-                else:
-                    print("No, it passes." if result == "SURVIVED" else result)
-            print(prompt, end="", flush=True)
-    print()
+def attempt(mutant):
+    return verdict(mutant, [mutant.test])
 
 
 def main(argv=None):
@@ -185,7 +137,7 @@ def main(argv=None):
     parser.add_argument("--every", type=int, default=1, metavar="N", help="each N-th only")
     parser.add_argument("--only", default="", metavar="TEXT", help="part of file, function, words")
     parser.add_argument("--list", action="store_true", help="show them, break nothing")
-    parser.add_argument("--quiz", action="store_true", help="guess which test notices which")
+    parser.add_argument("--quiz", action="store_true", help="which test notices which mistake?")
     args = parser.parse_args(argv)
     chosen = [m for m in MUTANTS if args.only.lower()
               in f"{m.file} {place_of(m)[1]} {m.what} {m.whose}".lower()][::max(1, args.every)]
@@ -197,24 +149,22 @@ def main(argv=None):
         for title, m in zip(titles, chosen):
             print(f"{title}\n    {m.old}\n    {m.new}\n    tests/{m.test}")
         return 0
-
-    os.environ["OMP_NUM_THREADS"] = "1"
-    import torch._dynamo  # noqa: F401    once for all: a first optimizer imports it
+    tests = sorted({m.test for m in chosen})
     if args.quiz:
-        quiz(chosen, titles)
+        print("Mistakes:", *sorted(m.what for m in chosen), "\nTests:", *tests, sep="\n")
         return 0
 
+    os.environ.update(OMP_NUM_THREADS="1", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", PYTEST_ADDOPTS="")
+    import torch._dynamo  # noqa: F401    once for all: a first optimizer imports it
+    signal.signal(signal.SIGALRM, too_late)
     start, count = time.perf_counter(), Counter()
-    fork = multiprocessing.get_context("fork")
-    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(WORKERS, fork) as pool:
-        whole = copy_project(f"{folder}/whole")
-        if verdict(whole, sorted({f"tests/{m.test}" for m in chosen})) != "SURVIVED":
-            print(Path(whole + ".out").read_text()
-                  + "nothing is broken yet, and not all of the named tests pass")
+    with multiprocessing.get_context("fork").Pool(WORKERS, maxtasksperchild=1) as pool:
+        if pool.apply(verdict, (None, tests)) != "SURVIVED":
+            print("nothing is broken yet, and not all of the tests pass: see python -m pytest")
             return 1
-        for title, m, result in zip(titles, chosen, pool.map(attempt, chosen, repeat(folder))):
+        for title, m, result in zip(titles, chosen, pool.imap(attempt, chosen)):
             count[result.split(":")[0]] += 1
-            print(f"{title}  {m.test}  {result}")
+            print(f"{title}  {m.test}  {result}", flush=True)
     print(f"tried {len(chosen)}, caught {count['caught']}, survived {count['SURVIVED']}, "
           f"broken {count['broken']}, in {time.perf_counter() - start:.0f} s")
     return int(count["caught"] < len(chosen))

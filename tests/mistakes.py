@@ -46,8 +46,6 @@ TABLE["algorithms/equations.py", "equations"] = [
      "PFLlib's FedNTD"),
     ("    «check_models(state_dicts, weights)→pass»",
      "weights_that_make_no_average_are_refused[weights2]", "a negative weight"),
-    ("return member_logits.«mean(0)→softmax(-1).mean(0).log()»",
-     "fedsdd::eq3_is_the_softmax_of_the_mean_logits", "the mean of the softmaxes"),
     ("if «first.is_floating_point()→True»:", "average_weights_keeps_counters_whole",
      "counters become fractions"),
     ("«torch.stack(values).amax(0)→values[0]»", "the_average_of_one_model_is_a_copy_of_it",
@@ -401,6 +399,8 @@ TABLE["algorithms/fedgkt.py", "fedgkt"] = [
     ("return ce + distillation_loss(«client_logits, logits→logits, client_logits», temperature)",
      "eq6_by_hand", "the client learns in the server's loss"),
     ("if «not distill→False»:", "eq6_by_hand", "the server always distills"),
+    ("client_logits, temperature, distill=«True→False»):",
+     "functions::fedgkts_server_distills_unless_it_is_told_not_to", "no distillation by default"),
     ("return ce + distillation_loss(«server_logits, logits→logits, server_logits», temperature)",
      "eq7_by_hand", "the server learns in the client's loss"),
     ("distillation_loss(client_logits, logits, temperature)«→ / temperature**2»",
@@ -421,7 +421,10 @@ TABLE["algorithms/fedgkt.py", "fedgkt"] = [
      "a mean over batches", "FedML's FedGKT")]
 TABLE["algorithms/fedgkt_async.py", "fedgkt"] = [
     ('«round(→»(client["trainings"] + 1) * latency«, 9)→»',
-     "asynchronous_rounds_against_algorithm_1", "equal arrival times differ")]
+     "asynchronous_rounds_against_algorithm_1", "equal arrival times differ"),
+    ('"edge_accuracy", «"clock",→»',
+     "shared::the_log_shows_what_asynchronous_fedgkt_measures_beside_fedgkts",
+     "the log has no clock")]
 TABLE["algorithms/split_learning.py", "split_learning"] = [
     ("features.backward(sent«.grad→»)", "split_learning_is_training_the_stacked_network",
      "the map itself comes back, not its gradient"),

@@ -1,31 +1,47 @@
 """Makes a page for each algorithm: what the paper says on the left, on the right its code.
 
+    pip install -r docs/reading/requirements.txt
     python docs/reading/generate.py --open      # writes docs/reading/pages and opens it
 
-docs/READING.md gives the order. docs/EQUATIONS.md gives the equations and lines, with the names of
-their code and their tests. An algorithm's file gives its notation and its rounds, and
-docs/DEPARTURES.md its decisions D1, D2, ... What a text names and the code lacks is an error.
+docs/READING.md gives the order. docs/EQUATIONS.md gives the equations with the names of their code
+and their tests. An algorithm's file gives its notation and its round, line by line; marks in its
+code, such as "# Alg. 1, line 7", tell which statements are a line. docs/DEPARTURES.md gives its
+decisions D1, D2, ... What a text names and the code lacks is an error.
 """
 import argparse
 import html
+import keyword
 import os
 import posixpath
 import re
 import shutil
 import string
 import sys
+import textwrap
 import webbrowser
 from pathlib import Path
 from typing import NamedTuple
 
+try:
+    import latex2mathml.converter
+    import markdown
+except ImportError as error:
+    sys.exit(f"no module {error.name}: pip install -r docs/reading/requirements.txt")
+from markdown.extensions import Extension
+from markdown.inlinepatterns import InlineProcessor
+from markdown.preprocessors import Preprocessor
+from markdown.treeprocessors import Treeprocessor
+
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from docs.reading import sources  # noqa: E402
-from docs.reading.mathml import mathml  # noqa: E402
 
-INLINE = re.compile(
-    r"\$`(?P<math>[^`]+)`\$|`(?P<code>[^`]+)`|(?P<image>!?)\[(?P<text>(?:`[^`]*`|[^]`])+)\]"
-    r"\((?P<url>[^)]+)\)|(?P<arxiv>arXiv:\d{4}\.\d{5}(?:v\d)?)")
-HEADING = re.compile("Run:|What travels:|Public data:|Kept between rounds:|Scores:|Bad upload:")
+PAINT = re.compile(r'(?P<string>[rbf]*"""(?:.|\n)*?"""|[rbf]*"(?:\\.|[^"\\\n])*")'
+                   rf"|(?P<comment>#.*)|(?P<keyword>\b(?:{'|'.join(keyword.kwlist)})\b)")
+ARXIV = r"arXiv:(\d{4}\.\d{5}(?:v\d)?)"
+# What GitHub draws, as latex2mathml has it.
+LATEX = {"{aligned}": "{split}", "...": r"\dots ", "; ": r";\, ", r"\log ": r"\log\, ",
+         r"\Big\Vert": r"\Vert", r"\lvert": r"\left|", r"\rvert": r"\right|",
+         r"\lVert": r"\left\|", r"\rVert": r"\right\|"}
 
 
 class Site(NamedTuple):
@@ -38,90 +54,81 @@ class Site(NamedTuple):
         return self.files + file + (f"#L{line}" if line else "")
 
 
+# -------------------------------------------------------------------------------------- Markdown
+
+def mathml(latex, display="inline"):
+    """A formula as MathML, which browsers draw without a script."""
+    for github, known in LATEX.items():
+        latex = latex.replace(github, known)
+    latex = re.sub(r"\\(min|max)_(\{(?:[^{}]|\{[^{}]*\})*\}|\w)", r"\\underset{\2}{\\\1}", latex)
+    return latex2mathml.converter.convert(latex.strip(), display=display)
+
+
+class Formula(InlineProcessor):
+    def handleMatch(self, found, data):
+        return self.md.htmlStash.store(mathml(found[1])), *found.span()
+
+
+class Arxiv(InlineProcessor):
+    ANCESTOR_EXCLUDES = ("a",)
+
+    def handleMatch(self, found, data):
+        link = f'<a href="https://arxiv.org/abs/{found[1]}">{found[0]}</a>'
+        return self.md.htmlStash.store(link), *found.span()
+
+
+class Display(Preprocessor):
+    def run(self, lines):
+        def formula(found):
+            drawn = f'<div class="formula">{mathml(found[1], "block")}</div>'
+            return f"\n\n{self.md.htmlStash.store(drawn)}\n\n"
+        return re.sub(r"```math\n(.*?)```", formula, "\n".join(lines), flags=re.S).split("\n")
+
+
+class Links(Treeprocessor):
+    def run(self, root):
+        for node in root.iter():
+            for name in {"href", "src"}.intersection(node.keys()):
+                node.set(name, self.href("".join(node.itertext()), node.get(name)))
+
+
+class Paper(Extension):
+    """Formulas as GitHub has them, links to arXiv, and links by `href`(text, url)."""
+
+    def __init__(self, href):
+        super().__init__()
+        self.links = Links()
+        self.links.href = href
+
+    def extendMarkdown(self, md):
+        md.preprocessors.register(Display(md), "display", 26)          # before the other fences
+        md.inlinePatterns.register(Formula(r"\$`([^`]+)`\$", md), "formula", 195)
+        md.inlinePatterns.register(Arxiv(ARXIV, md), "arxiv", 100)
+        md.treeprocessors.register(self.links, "links", 15)
+
+
+def as_html(text, href):
+    return markdown.markdown(text, extensions=["fenced_code", "sane_lists", Paper(href)])
+
+
 def inline(text, href):
-    """A line of Markdown as HTML. href(text, url): where a link leads."""
-    def element(found):
-        if found["math"]:
-            return mathml(html.unescape(found["math"]))
-        if found["code"]:
-            return f"<code>{found['code']}</code>"
-        if found["arxiv"]:
-            return f'<a href="https://arxiv.org/abs/{found["arxiv"][6:]}">{found["arxiv"]}</a>'
-        if found["image"]:
-            return f'<img src="{href(found["text"], found["url"])}" alt="{found["text"]}"/>'
-        label = INLINE.sub(element, found["text"])
-        return f'<a href="{href(found["text"], found["url"])}">{label}</a>'
-
-    return INLINE.sub(element, html.escape(text, quote=False))
+    """A paragraph as HTML, without its tag."""
+    return as_html(text, href).removeprefix("<p>").removesuffix("</p>")
 
 
-def markdown(text, href):
-    """Paragraphs, headings, lists, formulas and commands as HTML."""
-    made = []
-    for block in re.split(r"\n\s*\n", text.strip()):
-        heading = re.match("(#+) (.*)", block)
-        items = re.split(r"^(?:- |\d+\. )", block, flags=re.M)[1:]
-        if block.startswith("```math"):
-            formula = mathml(block.removeprefix("```math").removesuffix("```"), display=True)
-            made.append(f'<div class="formula">{formula}</div>')
-        elif block.startswith("```"):
-            made.append(f"<pre>{html.escape(block.strip('`').strip())}</pre>")
-        elif heading:
-            level = len(heading[1])
-            made.append(f"<h{level}>{inline(heading[2], href)}</h{level}>")
-        elif items:
-            first = re.match(r"\d+", block)
-            tag, start = ("ol", f' start="{first[0]}"') if first else ("ul", "")
-            body = "".join(f"<li>{inline(item, href)}</li>" for item in items)
-            made.append(f"<{tag}{start}>{body}</{tag}>")
-        elif block and not block.startswith("<!--"):
-            made.append(f"<p>{inline(block, href)}</p>")
-    return "\n".join(made)
-
-
-def header_text(paragraph, href):
-    """A paragraph of a file's header as HTML; its numbered or indented lines become a list."""
-    made = []                                                          # [label, column, text]
-    for line in paragraph.split("\n"):
-        item = re.match(r" ?(\d[\d, -]*\d|\d)  +(?=\S)| {4}(\S+)  +(?=\S)", line)
-        if item:
-            label = (item[1] or item[2]).replace("- ", "-")
-            made.append([label, item.end(), line[item.end():]])
-        elif not made or HEADING.match(line) or made[-1][2].startswith("Run:"):
-            made.append([None, 0, line.strip()])
-        elif line.startswith("  ") or not made[-1][0]:
-            made[-1][2] += f" {line.strip()}"
-        else:
-            made.append([None, 0, line.strip()])
-    left = min((column for label, column, _ in made if label), default=0)
-    shown = ""
-    for label, column, text in made:
-        text = inline(text, href)
-        if label:
-            shown += (f'<p class="line" style="--depth: {column - left}"><b>{label}</b> '
-                      f"<span>{text}</span></p>\n")
-        elif text.startswith("Run:"):
-            shown += f"<p><code>{text.removeprefix('Run:').strip()}</code></p>\n"
-        else:
-            shown += "<p>" + HEADING.sub(r"<b>\g<0></b>", text, count=1) + "</p>\n"
-    return shown
-
-
-def notation(rows, href):
-    """The table from the paper's symbols to the code's names as HTML."""
-    columns = "paper", "here", "shape", "note"
-    head = "".join(f"<th>{column}</th>" for column in columns)
-    body = "".join("<tr>" + "".join(
-        f'<td class="{column}">{inline(cell, href)}</td>'
-        for column, cell in zip(columns, cells)) + "</tr>\n" for cells in rows)
-    return f"<table><tr>{head}</tr>\n{body}</table>" if rows else ""
-
+# ------------------------------------------------------------------------------------ code, headers
 
 def code(lines, site):
-    """Lines of a file with their place."""
+    """Lines of a file with their place, without the indentation that they share."""
+    def paint(found):
+        parts = found[0].split("\n")
+        return "\n".join(f'<span class="{found.lastgroup}">{part}</span>' for part in parts)
+
+    painted = PAINT.sub(paint, html.escape(sources.read(lines.file), quote=False)).split("\n")
+    shown = textwrap.dedent("\n".join(painted[lines.first - 1:lines.last]))
     name = f"{lines.file}, line {lines.first}"
     return (f'<figure><figcaption><a href="{site.link(lines.file, lines.first)}">{name}</a>'
-            f"</figcaption><pre>{sources.shown(lines)}</pre></figure>")
+            f"</figcaption><pre>{shown}</pre></figure>")
 
 
 def folded_test(name, file, site):
@@ -130,64 +137,112 @@ def folded_test(name, file, site):
     return f"<details><summary>checked by <code>{name}</code></summary>{body}</details>"
 
 
-def section(left, right):
+def plain(text):
+    """A text of a header, which is no Markdown, as HTML."""
+    text = re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(text, quote=False))
+    return re.sub(ARXIV, r'<a href="https://arxiv.org/abs/\1">\g<0></a>', text)
+
+
+def header_text(paragraphs):
+    """Paragraphs of a header as HTML; steps are lists."""
+    shown = ""
+    for paragraph in paragraphs:
+        made = sources.steps(paragraph)
+        left = min((step.column for step in made if step.label), default=0)
+        for label, column, text in made:
+            if label:
+                shown += (f'<li style="--depth: {column - left}"><b>{label}</b> '
+                          f"<span>{plain(text)}</span></li>\n")
+            elif text.startswith("Run:"):
+                shown += f"<p><code>{text.removeprefix('Run:').strip()}</code></p>\n"
+            else:
+                text = sources.HEADING.sub(r"<b>\g<0></b>", plain(text), count=1)
+                shown += f"<p>{text}</p>\n"
+    return re.sub("(?:<li .*\n)+", '<ul class="steps">\n\\g<0></ul>\n', shown)
+
+
+def notation(rows):
+    """The table from the paper's symbols to the code's names as HTML."""
+    columns = "paper", "here", "shape", "note"
+    head = "".join(f"<th>{column}</th>" for column in columns)
+    body = "".join("<tr>" + "".join(f'<td class="{column}">{plain(cell)}</td>'
+                                    for column, cell in zip(columns, cells)) + "</tr>\n"
+                   for cells in rows)
+    return f"<table><tr>{head}</tr>\n{body}</table>" if rows else ""
+
+
+# ------------------------------------------------------------------------------------------ pages
+
+def section(left, right, name=""):
     """What stands on the left and, if there is anything, on the right."""
     right = f'<div class="code">\n{right}\n</div>\n' if right else ""
-    return f"<section>\n<div>\n{left}\n</div>\n{right}</section>\n"
+    return f"<section{name}>\n<div>\n{left}\n</div>\n{right}</section>\n"
 
 
-def row_section(row, site, href):
-    """A `Row` as a section."""
-    said = "".join(f'<p class="line"><b>{number}</b> <span>{inline(text, href)}</span></p>\n'
-                   for number, text in row.lines)
-    notes = "".join(f'<p class="note">{inline(note, href)}</p>\n' for note in row.notes)
-    found = [code(sources.find(file, name), site) for name, file in row.code]
-    tests = [folded_test(name, file, site) for name, file in row.tests]
-    heading = f"<h2>{inline(row.heading, href)}</h2>\n" if row.heading else ""
-    return section(heading + markdown(row.said, href) + said + notes, "\n".join(found + tests))
+def item(label, text):
+    return f'<p class="line"><b>{label}</b> <span>{text}</span></p>'
+
+
+def line_sections(file, paragraphs, site):
+    """The steps of a header beside the statements that are marked as their lines."""
+    made, marked = "", sources.marked(file)
+    for step in (step for paragraph in paragraphs for step in sources.steps(paragraph)):
+        lines = step.lines()
+        found = dict.fromkeys(place for number, place in marked if number in lines)
+        if found:
+            made += section(item(step.label, plain(step.text)),
+                            "\n".join(code(place, site) for place in found))
+    return f"<h2>Line by line</h2>\n{made}" if made else ""
+
+
+def equation_section(equation, site, href):
+    notes = "".join(f'<p class="note">{inline(note, href)}</p>\n' for note in equation.notes)
+    found = [code(sources.find(file, name), site) for name, file in equation.code]
+    tests = [folded_test(name, file, site) for name, file in equation.tests]
+    heading = f"<h2>{inline(equation.heading, href)}</h2>\n"
+    return section(heading + as_html(equation.said, href) + notes, "\n".join(found + tests))
 
 
 def decisions(file, site, href):
     """The decisions D1, D2, ... about a file, each with its tests."""
-    made, stem = [], Path(file).stem
+    made, stem = "", Path(file).stem
     for name, text in sources.departures(file).items():
         tests = re.findall(r"\btest_\w+", text)
         text = re.sub(r"\s*[\[`]+test_\w+[\]`]+", "", text)
         folded = "".join(folded_test(test, sources.test_file(test, stem), site) for test in tests)
-        made.append(f'<section id="{stem}-{name}">\n<div><p class="line"><b>{name}</b> '
-                    f"<span>{inline(text, href)}</span></p></div>\n<div>{folded}</div></section>\n")
-    return "".join(made)
+        made += section(item(name, inline(text, href)), folded, f' id="{stem}-{name}"')
+    return made
 
 
-def algorithm_page(name, introduction, rows, site):
+def algorithm_page(name, introduction, equations, site):
     """The page of algorithms/NAME.py as HTML: the title, and what stands below it."""
     file = f"algorithms/{name}.py"
     header = sources.header(file)
-    others = [file for row in rows for _, file in row.code
+    others = [file for equation in equations for _, file in equation.code
               if sources.departures(file) and Path(file).stem not in sources.order()]
     files = list(dict.fromkeys([file, *others]))
 
     def href(text, url):
         path, _, anchor = url.partition("#")
-        if re.fullmatch(r"`D\d+`", text):                              # a decision of a file
+        if re.fullmatch(r"D\d+", text):                                # a decision of a file
             stem = anchor.removesuffix("py") or Path(path).stem
             page = "" if stem in [Path(each).stem for each in files] else f"{stem}.html"
-            return f"{page}#{stem}-{text.strip('`')}"
+            return f"{page}#{stem}-{text}"
         if not path:                                                   # a section of EQUATIONS.md
             return f"{anchor}.html"
         return site.link(posixpath.normpath(f"docs/{path}"))
 
-    start = "".join(header_text(paragraph, href) for paragraph in header.introduction)
-    parts = [section("\n".join(["<h2>The whole round</h2>", notation(header.notation, href),
-                                *(header_text(paragraph, href) for paragraph in header.algorithm)]),
-                     code(sources.rounds(file), site))]
-    if rows:
-        parts.append(f"<h2>Line by line</h2>\n{markdown(introduction, href)}")
-        parts += [row_section(row, site, href) for row in rows]
+    parts = [f"<header>{header_text(header.introduction)}</header>",
+             section(f"<h2>The whole round</h2>\n{notation(header.notation)}",
+                     code(sources.rounds(file), site)),
+             header_text(header.algorithm), line_sections(file, header.algorithm, site)]
+    if equations:
+        parts.append(f"<h2>Equations</h2>\n{as_html(introduction, href)}")
+        parts += [equation_section(equation, site, href) for equation in equations]
     for each in files:
         parts.append(f'<h2>Departures of <a href="{site.link(each)}">{each}</a></h2>\n'
                      f"{decisions(each, site, href)}")
-    return header.title, f"<header>{start}</header>\n" + "\n".join(parts)
+    return header.title, "\n".join(parts)
 
 
 def navigation(name, names):
@@ -214,7 +269,7 @@ def index(site):
             return Path(url).name
         return site.link(posixpath.normpath(f"docs/{url.split('#')[0]}"))
 
-    return markdown(sources.read("docs/READING.md"), href)
+    return as_html(sources.read("docs/READING.md"), href)
 
 
 def write(folder, files=None):

@@ -1,18 +1,16 @@
-"""What the pages are made of: code, found by its name or its text; headers of files; the equations
-and lines of docs/EQUATIONS.md in the order of docs/READING.md."""
+"""What the pages are made of: code, found by its name, its text or its marks; headers of files;
+docs/EQUATIONS.md, docs/DEPARTURES.md and the order of docs/READING.md."""
 import ast
 import functools
-import html
-import keyword
 import re
-import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 CODE_LINK = re.compile(r"\[`([^`]+)`\]\(\.\./([^)#]+)\)")              # [`name`](../file)
-PAINT = re.compile(r'(?P<string>[rbf]*"""(?:.|\n)*?"""|[rbf]*"(?:\\.|[^"\\\n])*")'
-                   rf"|(?P<comment>#.*)|(?P<keyword>\b(?:{'|'.join(keyword.kwlist)})\b)")
+ITEM = re.compile(r"^- (.*(?:\n  .*)*)", re.M)                         # of a list in Markdown
+HEADING = re.compile("Run:|What travels:|Public data:|Kept between rounds:|Scores:|Bad upload:")
+MARK = re.compile(r"#.*?\b(?:line|step)s? (\d[\d, -]*)")               # "# D5: Alg. 1, line 15"
 
 
 def read(file):
@@ -35,45 +33,35 @@ def tree(file):
     return ast.parse(read(file))
 
 
-@functools.cache
-def statements(file):
-    """All statements of a file, also those inside of others."""
-    return [node for node in ast.walk(tree(file)) if isinstance(node, ast.stmt)]
+def nodes(file, kind):
+    return [node for node in ast.walk(tree(file)) if isinstance(node, kind)]
 
 
-@functools.cache
-def painted(file):
-    """The lines of a file as HTML, in which strings, comments and keywords have a class."""
-    def paint(found):
-        lines = found[0].split("\n")
-        return "\n".join(f'<span class="{found.lastgroup}">{line}</span>' for line in lines)
-
-    return PAINT.sub(paint, html.escape(read(file), quote=False)).split("\n")
-
-
-def shown(lines):
-    """The `Lines` as HTML, without the indentation that they share."""
-    return textwrap.dedent("\n".join(painted(lines.file)[lines.first - 1:lines.last]))
+def only(found, name, file):
+    if len(found) != 1:
+        raise ValueError(f"{file} has {name!r} {len(found)} times, not once")
+    return found[0]
 
 
 def find(file, name):
-    """The `Lines` of the function `name`, or of the one statement that has `name` as a part.
-
-    Of a loop or a condition only the head; of each statement also the comment above it.
-    ValueError: there is none, or more than one.
-    """
+    """The `Lines` of the function `name`, or of the one statement that has `name` as a part."""
     if name.isidentifier():
         return function(file, name)
-    lines = read(file).splitlines()
     docstring = tree(file).body[0].end_lineno
-    places = [n for n, line in enumerate(lines, 1) if name in line and n > docstring]
-    if len(places) != 1:
-        raise ValueError(f"{file} has {name!r} in the lines {places}, not in exactly one")
-    around = [node for node in statements(file) if node.lineno <= places[0] <= node.end_lineno]
-    statement = max(around, key=lambda node: node.lineno)              # the innermost
-    first, last = statement.lineno, statement.end_lineno
-    if isinstance(statement, (ast.For, ast.If, ast.With)):
-        last = statement.body[0].lineno - 1
+    places = [n for n, line in enumerate(read(file).splitlines(), 1)
+              if name in line and n > docstring]
+    return statement(file, only(places, name, file))
+
+
+def statement(file, line):
+    """The `Lines` of the innermost statement that has this line, and of the comment above it; of a
+    loop or a condition only the head."""
+    lines = read(file).splitlines()
+    found = max((node for node in nodes(file, ast.stmt) if node.lineno <= line <= node.end_lineno),
+                key=lambda node: node.lineno)
+    first, last = found.lineno, found.end_lineno
+    if isinstance(found, (ast.For, ast.If, ast.With, ast.FunctionDef)):
+        last = found.body[0].lineno - 1
         while lines[last - 1].lstrip()[:1] in ("", "#"):               # the body's own comment
             last -= 1
     while lines[first - 2].lstrip()[:1] == "#":
@@ -83,21 +71,26 @@ def find(file, name):
 
 def function(file, name):
     """The `Lines` of a function with its decorators."""
-    found = [node for node in statements(file)
-             if isinstance(node, ast.FunctionDef) and node.name == name]
-    if len(found) != 1:
-        raise ValueError(f"{file} has {len(found)} functions {name}, not one")
-    starts = [found[0].lineno, *(decorator.lineno for decorator in found[0].decorator_list)]
-    return Lines(file, min(starts), found[0].end_lineno)
+    named = [node for node in nodes(file, ast.FunctionDef) if node.name == name]
+    found = only(named, name, file)
+    return Lines(file, min(x.lineno for x in [found, *found.decorator_list]), found.end_lineno)
 
 
 def rounds(file):
-    """The `Lines` of an algorithm's loop over the rounds t."""
-    loops = [node for node in ast.walk(tree(file)) if isinstance(node, ast.For)
-                 and ast.unparse(node).startswith("for t in range(")]
-    if len(loops) != 1:
-        raise ValueError(f"{file} has {len(loops)} loops over the rounds t, not one")
-    return Lines(file, loops[0].lineno, loops[0].end_lineno)
+    """The `Lines` of an algorithm's loop over the rounds t; without one, of all its functions."""
+    loops = [node for node in nodes(file, ast.For)
+             if ast.unparse(node).startswith("for t in range(")]
+    shown = loops[:1] or [x for x in tree(file).body if isinstance(x, ast.FunctionDef)]
+    return Lines(file, shown[0].lineno, shown[-1].end_lineno)
+
+
+def marked(file):
+    """[(number, `Lines`)]: the statements whose comment names a line of the paper's algorithm; of
+    "line 25-27, 31-33" the numbers 25 and 31."""
+    return [(int(number), statement(file, place))
+            for place, line in enumerate(read(file).splitlines(), 1)
+            for mark in MARK.findall(line) if not line.lstrip().startswith("#")
+            for number in re.findall(r"(?:^|, )(\d+)", mark)]
 
 
 @functools.cache
@@ -111,10 +104,8 @@ def tests():
 def test_file(name, stem):
     """The file of the test with this name: test_STEM.py if it has one, else the only one."""
     files = [file for each, file in tests() if each == name]
-    files = [file for file in files if file.endswith(f"/test_{stem}.py")] or files
-    if len(files) != 1:
-        raise ValueError(f"the tests called {name} are in the files {files}, not in exactly one")
-    return files[0]
+    return only([file for file in files if file.endswith(f"/test_{stem}.py")] or files,
+                name, "tests")
 
 
 # ------------------------------------------------------------------------------------------ texts
@@ -127,6 +118,21 @@ class Header(NamedTuple):
     notation: list         # rows: the paper's symbol, the code's name, shape, note
     algorithm: list        # paragraphs: the paper's lines in the order of the code, what is kept
     decisions: dict        # {"D1": text}: those that change an equation or the order of steps
+
+
+class Step(NamedTuple):
+    """A step of a round, or text between steps."""
+
+    label: str             # "7", "3-5", "a", "self_training"; of text ""
+    column: int            # where its text begins, or, of a name, the label
+    text: str
+
+    def lines(self):
+        """The numbers of the paper's lines: the label's, or those in brackets: [25-27, 31]."""
+        ranges = (self.label if self.label[:1].isdigit()
+                  else " ".join(re.findall(r"\[(\d[\d, -]*)\]", self.text)))
+        return {n for first, last in re.findall(r"(\d+)(?:-(\d+))?", ranges)
+                for n in range(int(first), int(last or first) + 1)}
 
 
 def docstring(file):
@@ -161,22 +167,28 @@ def notation(table):
     return rows
 
 
+def steps(paragraph):
+    """The `Step`s of a paragraph of a header: a label, two spaces and a text that may go on below,
+    further to the right."""
+    made = []
+    for line in paragraph.split("\n"):
+        item = re.match(r" {0,6}(\d[\d, -]*\d|[\w-]+)  +(?=\S)", line)
+        if item:
+            column = item.start(1) if item[1][1:].isidentifier() else item.end()
+            made.append(Step(item[1].replace("- ", "-"), column, line[item.end():]))
+        elif not made or HEADING.match(line) or made[-1].text.startswith("Run:") or (
+                made[-1].label and not line.startswith("  ")):
+            made.append(Step("", 0, line.strip()))
+        else:
+            made[-1] = made[-1]._replace(text=f"{made[-1].text} {line.strip()}")
+    return made
+
+
 def departures(file):
     """{"D1": text}: all decisions about a file, which docs/DEPARTURES.md has under its name."""
     text = read("docs/DEPARTURES.md")
     section = re.search(rf"^## {re.escape(Path(file).name)}\n(.*?)(?=^## |\Z)", text, re.M | re.S)
     return dict(re.findall(r"^- (D\d+): (.*(?:\n  .*)*)", section[1] if section else "", re.M))
-
-
-class Row(NamedTuple):
-    """A part of an algorithm: what the paper says, its code, its tests, our decisions."""
-
-    heading: str
-    said: str          # Markdown
-    lines: list        # [(number, Markdown)]: lines of an algorithm
-    code: list         # [(name, file)]
-    tests: list        # [(name, file)]
-    notes: list        # [Markdown]
 
 
 def order():
@@ -185,49 +197,28 @@ def order():
     return list(dict.fromkeys(links))
 
 
+class Equation(NamedTuple):
+    heading: str
+    said: str          # Markdown
+    code: list         # [(name, file)]
+    tests: list        # [(name, file)]
+    notes: list        # [Markdown]
+
+
 def equations():
-    """{name of an algorithm's file: (introduction, [Row])}, from docs/EQUATIONS.md."""
+    """{name of an algorithm's file: (introduction, [Equation])}, from docs/EQUATIONS.md."""
     found = {}
     for section in re.split("^## .*\n", read("docs/EQUATIONS.md"), flags=re.M)[1:]:
         introduction, *parts = re.split("^### ", section, flags=re.M)
-        rows = []
-        for part in parts:
-            heading, body = part.split("\n", 1)
-            rows += algorithm_rows(heading, body) if "\n|" in body else [equation(heading, body)]
-        found[re.search(r"\(\.\./algorithms/(\w+)\.py\)", introduction)[1]] = introduction, rows
+        found[re.search(r"\(\.\./algorithms/(\w+)\.py\)", introduction)[1]] = (
+            introduction, [equation(*part.split("\n", 1)) for part in parts if "\n|" not in part])
     return found
 
 
 def equation(heading, body):
-    """The `Row` of an equation: formulas, then a list with "Here: ", "Tests: " and remarks."""
-    items = re.findall(r"^- (.*(?:\n  .*)*)", body, re.M)
-    said = re.sub(r"^- .*(?:\n  .*)*", "", body, flags=re.M)
+    """The `Equation` of formulas and a list with "Here: ", "Tests: " and remarks."""
+    items = ITEM.findall(body)
     links = {kind: CODE_LINK.findall(item) for item in items for kind in ("Here: ", "Tests: ")
              if item.startswith(kind)}
     notes = [item for item in items if not item.startswith(("Here: [", "Tests: "))]
-    return Row(heading, said, [], links["Here: "], links.get("Tests: ", []), notes)
-
-
-def algorithm_rows(heading, body):
-    """The `Row`s of an algorithm: a table of lines, then a list of remarks on some of them.
-
-    Lines with the same code are one row. A line without code joins the next one, or the last.
-    """
-    introduction = body.split("\n|")[0]
-    rows = [Row(heading, introduction, [], [], CODE_LINK.findall(introduction), [])]
-    for number, said, here, tests in re.findall(
-            r"^\| ([\d-]+) \| (.*) \| (.*) \| (.*) \|$", body, re.M):
-        code = CODE_LINK.findall(here)
-        if not rows[-1].lines or rows[-1].code and rows[-1].code != code:
-            rows.append(Row("", "", [], [], [], []))
-        rows[-1].lines.append((number, said))
-        rows[-1].code.extend(x for x in code if x not in rows[-1].code)
-        rows[-1].tests.extend(x for x in CODE_LINK.findall(tests) if x not in rows[-1].tests)
-    if not rows[-1].code:
-        rows[-2].lines.extend(rows.pop().lines)
-    for note in re.findall(r"^- (.*(?:\n  .*)*)", body, re.M):
-        place = int(re.search(r"\d+", note)[0])                        # "Lines 9 and 29, ..."
-        row = next(row for row in rows
-                   if row.lines and place <= int(row.lines[-1][0].split("-")[-1]))
-        row.notes.append(note)
-    return rows
+    return Equation(heading, ITEM.sub("", body), links["Here: "], links.get("Tests: ", []), notes)

@@ -104,6 +104,12 @@ def test_the_student_learns_and_the_teacher_gets_no_gradient(name):
             assert arguments[teacher].grad is None and z.grad.abs().sum() > 0
 
 
+def test_fedgkts_server_distills_unless_it_is_told_not_to():
+    (z, labels, *_), _ = INPUTS["fedgkt.server_loss"]()
+    by_default, cross_entropy = results(own("fedgkt.server_loss"), "fedgkt.server_loss")
+    assert cross_entropy == torch.nn.functional.cross_entropy(z, labels) < by_default
+
+
 def in_type(value, dtype):
     """A copy in which all floating-point numbers of models and tensors have this type."""
     if isinstance(value, dict):

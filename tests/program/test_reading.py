@@ -1,21 +1,26 @@
 """docs/reading: a page for each algorithm; its formulas, code, tests and links are all there."""
-import doctest
 import re
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
-from pathlib import Path
 
 import pytest
+from commands import ROOT
 
-from docs.reading import generate, mathml, sources
+from docs.reading import sources
 
-ROOT = Path(__file__).parents[2]
-NUMBERED = {     # the last equation of a paper, and the last line of each of its algorithms
-    "fedgems": (11, 33, 6), "fedgkt": (13, 30), "fedsdd": (5, 10)}
+REASON = "needs docs/reading/requirements.txt"
+LAST_EQUATION = {"fedgems": 11, "fedgkt": 13, "fedsdd": 5}
+# Files whose header numbers the lines of the paper's algorithm and whose code marks them.
+WITH_LINES = ["fedgems", "fedgkt", "fedsdd", "fedmd", "scaffold", "fedntd", "fd", "fedgen"]
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
     """{name: (file, its HTML as a tree)}: also that each page is well-formed."""
+    pytest.importorskip("markdown", reason=REASON)
+    pytest.importorskip("latex2mathml", reason=REASON)
+    from docs.reading import generate
     folder = tmp_path_factory.mktemp("pages")
     generate.write(folder)
     return {path.stem: (path, ET.parse(path).getroot()) for path in folder.glob("*.html")}
@@ -54,7 +59,7 @@ def test_no_formula_and_no_markdown_is_left_on_a_page(pages):
         for code in [*root.iter("pre"), *root.iter("code"), *root.iter("style")]:
             code.clear()
         text = "".join(root.itertext())
-        assert re.findall(r"\\[A-Za-z]+|\$|`|\]\(|\*\*", text) == [], name
+        assert re.findall(r"\\[A-Za-z]+|\$|`|\]\(|\*\*|wzxhzdk", text) == [], name
 
 
 def test_every_page_takes_nothing_from_elsewhere(pages):
@@ -63,50 +68,79 @@ def test_every_page_takes_nothing_from_elsewhere(pages):
         assert "@import" not in path.read_text() and "url(" not in path.read_text()
 
 
-def test_no_equation_and_no_line_of_the_four_papers_is_missing():
-    for name, (last_equation, *last_lines) in NUMBERED.items():
-        _, rows = sources.equations()[name]
-        headings = [row.heading.split(":")[0] for row in rows if row.heading.startswith("Eq.")]
-        numbers = [int(n) for heading in headings for n in re.findall(r"\d+", heading)]
-        assert sorted(numbers) == [*range(1, last_equation + 1)]
-        lines = [int(number) for row in rows for number, _ in row.lines]
-        assert lines == [n for last in last_lines for n in range(1, last + 1)]
+def test_without_its_libraries_the_program_says_so_in_one_line(tmp_path):
+    (tmp_path / "markdown.py").write_text("raise ModuleNotFoundError(name='markdown')")
+    (tmp_path / "latex2mathml.py").write_text("raise ModuleNotFoundError(name='latex2mathml')")
+    done = subprocess.run([sys.executable, ROOT / "docs" / "reading" / "generate.py"],
+                          env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
+    assert done.returncode == 1 and not done.stdout
+    assert re.fullmatch(r"no module \w+: pip install -r docs/reading/requirements.txt\n",
+                        done.stderr)
 
 
-def test_nothing_that_is_code_is_without_a_test():
-    """A line has one of its own, or its algorithm has one of all lines."""
-    for _, rows in sources.equations().values():
-        of_all_lines = []
-        for row in rows:
-            if row.heading:
-                of_all_lines = row.tests if not row.code else []
-            assert row.tests or of_all_lines or not row.code, (row.heading, row.lines)
+# ---------------------------------------------------------------------------------------- sources
+
+def test_no_equation_of_the_papers_is_missing_and_all_that_is_code_has_a_test():
+    for name, (_, equations) in sources.equations().items():
+        numbers = [int(n) for equation in equations if equation.heading.startswith("Eq.")
+                   for n in re.findall(r"\d+", equation.heading.split(":")[0])]
+        assert name not in LAST_EQUATION or numbers == [*range(1, LAST_EQUATION[name] + 1)]
+        assert [x.heading for x in equations if x.code and not x.tests] == []
 
 
-def test_code_is_found_by_its_name_or_by_a_text_that_is_there_once():
+@pytest.mark.parametrize("name", WITH_LINES)
+def test_a_line_of_the_header_is_found_by_its_mark_in_the_code(name):
+    file = f"algorithms/{name}.py"
+    steps = [step for paragraph in sources.header(file).algorithm
+             for step in sources.steps(paragraph) if step.lines()]
+    marked = dict(sources.marked(file))
+    assert len([step for step in steps if step.lines() & {*marked}]) >= 3
+    for number, place in marked.items():
+        text = "".join((ROOT / file).read_text().splitlines(True)[place.first - 1:place.last])
+        assert re.search(rf"#.*\b(line|step)s? (.*\b)?{number}\b", text)
+
+
+def test_steps_and_cases_are_items_of_a_list_with_what_stands_below_them():
+    found = sources.steps("""\
+A round, with the paper's lines in brackets:
+ a  Each client trains [25-27, 31].
+ b  The server trains [4]
+    on a batch, whose case is
+      self_training  right: CE
+                     alone [5-7]
+ 3- 5  each uploads
+19-22    E_c passes
+Then it ends""")
+    assert [(step.label, step.text) for step in found] == [
+        ("", "A round, with the paper's lines in brackets:"),
+        ("a", "Each client trains [25-27, 31]."),
+        ("b", "The server trains [4] on a batch, whose case is"),
+        ("self_training", "right: CE alone [5-7]"), ("3-5", "each uploads"),
+        ("19-22", "E_c passes"), ("", "Then it ends")]
+    assert [sorted(step.lines()) for step in found] == [
+        [], [25, 26, 27, 31], [4], [5, 6, 7], [3, 4, 5], [19, 20, 21, 22], []]
+
+
+def test_code_is_found_by_its_name_or_by_a_text_that_is_there_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "ROOT", tmp_path)
+    (tmp_path / "found.py").write_text('''"""A file about rows."""
+@timed
+def mean(x):
+    return x
+
+# Of all rows.
+for rows in mean(
+        batches):
+    # Each row.
+    total = mean(rows)     # line 7-8, 12
+''')
     def shown(name):
-        found = sources.find("algorithms/fedsdd.py", name)
-        return (ROOT / found.file).read_text().splitlines()[found.first - 1:found.last]
+        return tuple(sources.find("found.py", name)[1:])
 
-    assert [line.split("(")[0] for line in shown("is_main")] == [
-        "def is_main", '    """True for the main model: the first of the K global models of a '
-        'network."""', "    return k % K == 0"]
-    assert len(shown("distilled = run_students(")) == 2        # a statement
-    assert len(shown("main_ks = [k for k in range(")) == 2     # and the comment above it
-    assert len(shown("for rows in batches(")) == 2             # the head of a loop
-    for unknown in ("no_such_function", "no such text", "optimizer"):
+    assert shown("mean") == (2, 4)                      # a function with its decorator
+    assert shown("total = mean(rows)") == (9, 10)       # a statement, the comment above it
+    assert shown("for rows in") == (6, 8)               # the head of a loop, the comment above it
+    assert sources.marked("found.py") == [(n, sources.Lines("found.py", 9, 10)) for n in (7, 12)]
+    for unknown in ("no_such_function", "no such text", "row"):
         with pytest.raises(ValueError, match=unknown):
             shown(unknown)
-
-
-@pytest.mark.parametrize("latex", [
-    r"\operatorname{f}", r"\frac{1}{2", r"\frac{1}", r"\left(", "a | b", "a}", r"\mathcal{Q}",
-    r"\boldsymbol{ab}", r"\begin{cases} a", "a & b"])
-def test_a_formula_that_is_not_understood_is_an_error(latex):
-    with pytest.raises(ValueError):
-        mathml.mathml(latex)
-
-
-def test_the_example_of_a_formula_is_true():
-    found = doctest.testmod(mathml)
-    assert found.failed == 0 < found.attempted

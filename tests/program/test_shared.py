@@ -42,6 +42,13 @@ def test_no_two_trainings_share_dropout(algo, monkeypatch):
     assert len(set(trainings)) == len(trainings) > 1
 
 
+def test_the_log_shows_what_asynchronous_fedgkt_measures_beside_fedgkts():
+    """Its clocks."""
+    (plain, own), (asynchronous, more) = (
+        (run(algo)[-1][0], ALGORITHMS[algo].columns) for algo in ("fedgkt", "fedgkt-async"))
+    assert more[:len(own)] == own and {*more[len(own):]} == asynchronous.keys() - plain.keys()
+
+
 # ----------------------------------------------------------------------------------------- clients
 
 @pytest.mark.parametrize("share, expected", [(1.0, 20), (0.7, 14), (0.145, 3), (0.01, 1)])
