@@ -114,9 +114,9 @@ def numbered(texts):
 
 @pytest.mark.parametrize("file", WITH_DECISIONS)
 def test_every_departure_names_a_test_that_exists(file):
-    """On the page, which has all of them."""
+    """On the page, which has all of them; what every file has stands in its first section."""
     found = sources.departures(file)
-    assert numbered(found) == [*range(1, len(found) + 1)]
+    assert numbered(found) == sorted(numbered(found))
     for text in found.values():
         named = {*re.findall(r"\btest_\w+", text)}
         assert named and named <= {name for name, _ in sources.tests()}, text
