@@ -40,10 +40,10 @@ table5() {      # ensembles without distillation
 }
 table6() {      # which models are distilled
     local all=$ablations:students=all
+    local warm=$all:warmup-rounds
     for alpha in 1.0 0.1; do
-        row --algo fedavg,$ablations:students=none,$all,$all:warmup-rounds=20 $sdd $cifar10 \
-            --alpha $alpha
-        row --algo $all:warmup-rounds=40,$ablations:students=main $sdd $cifar10 --alpha $alpha
+        row --algo $ablations:students=none,$all,$warm=20,$warm=40,$ablations:students=main \
+            $sdd $cifar10 --alpha $alpha
     done
 }
 table7() {      # rounds and local epochs

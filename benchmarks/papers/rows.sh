@@ -3,20 +3,20 @@
 # usage: benchmarks/papers/PAPER.sh                            the items
 #        benchmarks/papers/PAPER.sh ITEM                       its commands
 #        benchmarks/papers/PAPER.sh ITEM --run [FLAG ...]      runs them, each with these flags
-# A later flag replaces an earlier one: with --run --dataset glyphs --rounds 1 a table is tried in
-# small.
-# Runs are kept in runs/papers/PAPER/ITEM/1, 2, ...; started again, they go on where they were cut.
+# A later flag replaces an earlier one: --run --dataset glyphs --rounds 1 tries an item in small.
+# Runs are kept in runs/papers/PAPER/ITEM/1, 2, ..., or below OUT instead of runs/papers; started
+# again, they go on where they were cut.
 set -euo pipefail
 item=${1:-} rows=0
 
 row() {     # row FLAG ...
-    local out="runs/papers/$(basename "$0" .sh)/$item/$((++rows))"
+    local out="${OUT:-runs/papers}/$(basename "$0" .sh)/$item/$((++rows))"
     if [ "$mode" != --run ]; then
         echo "python fedkd_minimal.py $*"
     elif [ -e "$out/config.json" ]; then
         python fedkd_minimal.py --resume "$out"
     else
-        python fedkd_minimal.py "$@" "${flags[@]}" --out "$out"
+        python fedkd_minimal.py "$@" $flags --out "$out"
     fi
 }
 
@@ -27,7 +27,7 @@ elif ! grep -q "^$item	" <<< "$items" || [ "${2:---run}" != --run ]; then
     echo "usage: $0 [ITEM [--run [FLAG ...]]]; without ITEM it lists them" >&2
     exit 2
 else
-    mode=${2:-} flags=("${@:3}")
+    mode=${2:-} flags=${*:3}
     cd "$(dirname "$0")/../.."
     "$item"
 fi
