@@ -20,6 +20,7 @@ gkt_edge                        FedGKT appendix B.3        edge: stem, then two 
 gkt_edge4 gkt_edge6             FedGKT Table 5             edge: stem, then one or two BasicBlocks
 gkt_edge_table7                 FedGKT Table 7             edge: stem, then three BasicBlocks
 gkt_server55 gkt_server109      FedGKT section 4.1         server: ResNet-56, -110 without the stem
+gkt_server19                    FedGEMS Table 7            FedGKT's server: ResNet-20 without it
 gkt_edge_small                  none: for the glyphs       edge: feature map of 8 x h/2 x w/2
 gkt_server_small                none: for the glyphs       server for gkt_edge_small
 gkt_full_small                  none: for the glyphs       gkt_edge_small's stem + gkt_server_small
@@ -490,6 +491,7 @@ NETWORKS = {        # name -> (smallest image side in pixels, constructor(image_
     "gkt_edge4": (4, partial(Edge, BasicBlock, 1)),
     "gkt_edge6": (4, partial(Edge, BasicBlock, 2)),
     "gkt_edge_table7": (4, partial(Edge, BasicBlock, 3)),                    # D5: no pooling
+    "gkt_server19": (4, partial(ServerResNet, (2, 2, 2))),
     "gkt_server55": (4, partial(ServerResNet, (6, 6, 6))),
     "gkt_server109": (4, partial(ServerResNet, (12, 12, 12))),
     "gkt_edge_small": (4, SmallEdge),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGE = DOCS / "RESULTS.md"
+PAGE = DOCS / "results" / "claims.md"
 PICTURE = DOCS / "pictures" / "claims.svg"
 START, END = "<!-- verdicts.py --write replaces what follows -->\n", "<!-- until here -->\n"
 
@@ -387,7 +387,7 @@ def table():
     for page, (title, claims) in CLAIMS.items():
         verdicts = [verdict(claim, differences(claim)) for claim in claims]
         counts = ", ".join(f"{x}: {verdicts.count(x)}" for x in LOOK if x in verdicts)
-        link = f'<a href="results/{page}.md">{title}</a>'
+        link = f'<a href="{page}.md">{title}</a>'
         lines += ["<details>", f"<summary><b>{link}</b> ({counts})</summary>", "",
                   "| claim | where | difference | verdict | the paper |", "|---|---|---|---|---|"]
         before = ""

@@ -7,6 +7,8 @@
 #   no-...      FedGEMS without one part
 # usage: benchmarks/claims/fedgems-augmented.sh FILE.npz [METHOD ...]
 # FILE.npz is that of fedgems.sh. 19 minutes on one core for one seed.
+# Tried on seed 0, labels alone, FedGEMS: 57.2, 56.0 at alpha 0.1 with one network; 57.2, 54.8
+# iid. Share of self-training in round 10: 60% with 3,000 images (`cnn` 52%).
 source "$(dirname "$0")/common.sh"
 file=$1
 shift

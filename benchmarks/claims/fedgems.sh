@@ -12,6 +12,10 @@
 # Half of both are public, 1,500 of the public training images are used; 8 clients; one epoch
 # everywhere, as in the paper's section 4.4, but two for DS-FL's server. 55 minutes on one core for
 # one seed. The summary of each run has the bytes (--comu); benchmarks/comu.py reads kept runs.
+# Tried on seed 0, epsilon 0.1, server with labels alone, FedGEM, FedGEMS: 57.2, 59.0, 54.9 with
+# 5,000 public images; 52.0, 48.9, 49.8 with augmentation; 48.8, 48.3, 48.1 with four networks,
+# alpha 0.5. Share of self-training in round 10: 93% here, 74% with 5,000 public images and a
+# server `cnn`. Seeds 0 to 2, 10 rounds, epsilon 0.75: no difference to labels alone.
 source "$(dirname "$0")/common.sh"
 file=$1
 shift

@@ -12,6 +12,9 @@
 #                         open: here each device has as many images of each class
 # usage: benchmarks/claims/fedgen.sh DATASET [METHOD ...]
 # DATASET: mnist, which torchvision downloads, or MNIST as an .npz file.
+# Tried on seed 0: FedDF with a tenth of its rate, for all rounds: ahead of FedAvg up to round 66,
+# a point behind at the end. FedSDD's rate 0.005 (kept), 0.00125 and 0.01 for at most 19 rounds;
+# FedBE's 0.01 for 4. Nothing of the others.
 source "$(dirname "$0")/common.sh"
 dataset=$1
 shift

@@ -18,6 +18,12 @@
 # benchmarks/cifar10_npz.py --train-per-class 500 --test-per-class 100
 # Each upload is for two epochs of the server. On one core one seed takes 30 minutes iid, 15 minutes
 # otherwise.
+# Tried on seed 0. Iid: FedAvg with 2 local epochs (45.7) and 5 (52.2; taken); 10,000 images, 16
+# clients, 2 local epochs (none 53, FedGKT 53). Alpha 0.5, FedAvg 46.3, FedGKT 39.7: six epochs of
+# the server 42.7; the clients' rate 0.0003 42.2, 0.0001 49.5 (five seeds do not confirm it),
+# 0.000001 54.1 (iid 56.4); the server's rate 0.0003 39.0; SGD on the server 39.0, on both 35.3;
+# batches that mix the clients 41.8; one local epoch 42.1 after 24 rounds (three times as many);
+# no distillation 43.1. Alpha 0.1: FedAvg 39.7, FedGKT 25.6, extractors at rest 50.5.
 source "$(dirname "$0")/common.sh"
 file=$1
 shift

@@ -7,6 +7,9 @@
 # usage: benchmarks/claims/fedmd.sh [METHOD ...]
 # iid: each party has 3 samples of each letter; writer: what one writer wrote. 13 minutes on one
 # core for one seed.
+# Tried on seed 0, iid, 20 rounds: 20 epochs of transfer learning on the digits 77.0, the settings
+# here 76.3. With early stopping the private transfer learning once ended after 11 epochs, when
+# six of ten clients still answered with digits.
 source "$(dirname "$0")/common.sh"
 transfer="--transfer-public-epochs 5 --no-early-stopping"
 rounds="--rounds 12 --transfer-local-epochs 50 --transfer-batch-size 5 --batch-size 5"

@@ -6,6 +6,8 @@
 # usage: benchmarks/claims/fedsdd-hetero.sh FILE.npz [METHOD ...]
 # FILE.npz: 10,000 training and 2,000 test images of CIFAR-10, made by benchmarks/cifar10_npz.py.
 # A fifth of the training images is public, for every method. 24 minutes on one core for one seed.
+# Tried on seed 0: 120 rounds (FedAvg 47.4, R = 4 52.1, ensemble 53.9); 1,000 public images, 40
+# steps (R = 4 after 100 rounds 49.6, 52.0).
 source "$(dirname "$0")/common.sh"
 file=$1
 shift

@@ -8,6 +8,12 @@
 #   letters-1.0           letters are public, alpha 1.0
 # usage: benchmarks/claims/quick-start.sh [DATA ...]
 # 12 minutes on one core each.
+# Tried on seeds 0 to 2, FedSDD with R = 2 and its ensemble minus FedAvg, alpha 0.1. Public
+# letters: 60 rounds of 15 local steps -0.9, +0.4; the same with all 20 clients, 6 steps -0.3,
+# +0.9; 20 rounds of 18 steps with all clients -0.8, +0.5; 8 clients instead of 20 -2.6, -2.0;
+# alpha 0.3 +0.4, +1.4. Public digits: +1.4, +2.0 (taken); 60 rounds of 15 steps +0.3, +1.1; alpha
+# 0.3 +0.1, +0.8. Alpha 1.0: 300 steps of distillation instead of 100, also with twice the rate,
+# changed nothing.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 for data in ${*:-default fifth letters letters-validation letters-1.0}; do

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The tables of docs/results/ and the pictures of docs/pictures/ (matplotlib) from the runs of the
 # scripts here: final and best values, differences paired by seed, each against the reference that a
-# claim needs. At the end, the verdicts of docs/RESULTS.md and their picture.
+# claim needs. At the end, the verdicts of docs/results/claims.md and their picture.
 # usage: benchmarks/claims/tables.sh [CLAIM ...]
 set -euo pipefail
 cd "$(dirname "$0")/../.."

@@ -104,9 +104,9 @@ def numbered(texts):
 
 @pytest.mark.parametrize("file", WITH_DECISIONS)
 def test_every_departure_names_a_test_that_exists(file):
-    """On the page, which has all of them."""
+    """On the page, which has all of them; what every file has stands in its first section."""
     found = sources.departures(file)
-    assert numbered(found) == [*range(1, len(found) + 1)]
+    assert numbered(found) == sorted(numbered(found))
     for text in found.values():
         named = {*re.findall(r"\btest_\w+", text)}
         assert named and named <= {name for name, _ in sources.tests()}, text
@@ -188,7 +188,7 @@ def test_every_script_and_path_on_a_page_exists():
 def test_the_differences_in_the_readme_are_in_a_file_of_results():
     kept = "".join(path.read_text() for path in ROOT.glob("docs/results/*.txt"))
     found = re.findall(r"(\d\.\d\d) ± (\d\.\d\d)", README)
-    assert len(found) == 3 and all(f"+{mean} +- {std}, " in kept for mean, std in found)
+    assert len(found) == 4 and all(f"+{mean} +- {std}, " in kept for mean, std in found)
 
 
 def test_the_readme_shows_what_its_first_command_prints(capsys):

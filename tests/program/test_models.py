@@ -31,7 +31,7 @@ close = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-4)
 def input_shape(name, shape):
     """What a network reads: the images, or, for FedGKT's servers, the edges' feature maps."""
     _, h, w = shape
-    return {"gkt_server55": (16, h, w), "gkt_server109": (16, h, w),
+    return {"gkt_server19": (16, h, w), "gkt_server55": (16, h, w), "gkt_server109": (16, h, w),
             "gkt_server_small": (8, h // 2, w // 2)}.get(name, shape)
 
 
@@ -349,7 +349,8 @@ def test_fedgkt_edge_by_hand(name):
 
 
 @pytest.mark.parametrize("edge, server, whole", [
-    ("gkt_edge", "gkt_server55", "bottleneck56"), ("gkt_edge", "gkt_server109", "bottleneck110"),
+    ("gkt_edge", "gkt_server19", "bottleneck20"), ("gkt_edge", "gkt_server55", "bottleneck56"),
+    ("gkt_edge", "gkt_server109", "bottleneck110"),
     ("gkt_edge_small", "gkt_server_small", "gkt_full_small")])
 def test_fedgkt_stem_and_server_are_the_whole_network(edge, server, whole):
     """Parameters, statistics, logits; the server keeps nothing unused of the stem."""

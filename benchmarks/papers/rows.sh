@@ -1,0 +1,33 @@
+# Sourced at the end of each script here, whose functions are the items of a paper: each `row` in
+# them is a command at the paper's scale. docs/REPRODUCE.md says how to read what it prints.
+# usage: benchmarks/papers/PAPER.sh                            the items
+#        benchmarks/papers/PAPER.sh ITEM                       its commands
+#        benchmarks/papers/PAPER.sh ITEM --run [FLAG ...]      runs them, each with these flags
+# A later flag replaces an earlier one: --run --dataset glyphs --rounds 1 tries an item in small.
+# Runs are kept in runs/papers/PAPER/ITEM/1, 2, ..., or below OUT instead of runs/papers; started
+# again, they go on where they were cut.
+set -euo pipefail
+item=${1:-} rows=0
+
+row() {     # row FLAG ...
+    local out="${OUT:-runs/papers}/$(basename "$0" .sh)/$item/$((++rows))"
+    if [ "$mode" != --run ]; then
+        echo "python fedkd_minimal.py $*"
+    elif [ -e "$out/config.json" ]; then
+        python fedkd_minimal.py --resume "$out"
+    else
+        python fedkd_minimal.py "$@" $flags --out "$out"
+    fi
+}
+
+items=$(sed -n 's/^\([a-z0-9_]*\)() {  *# /\1\t/p' "$0")
+if [ -z "$item" ]; then
+    echo "$items" | expand -t 12
+elif ! grep -q "^$item	" <<< "$items" || [ "${2:---run}" != --run ]; then
+    echo "usage: $0 [ITEM [--run [FLAG ...]]]; without ITEM it lists them" >&2
+    exit 2
+else
+    mode=${2:-} flags=${*:3}
+    cd "$(dirname "$0")/../.."
+    "$item"
+fi
