@@ -8,6 +8,7 @@
 # iid: each party has 3 samples of each letter; writer: what one writer wrote. 13 minutes on one
 # core for one seed.
 source "$(dirname "$0")/common.sh"
+headline="fedmd-iid fedmd-writer alone-iid alone-writer"
 transfer="--transfer-public-epochs 5 --no-early-stopping"
 rounds="--rounds 12 --transfer-local-epochs 50 --transfer-batch-size 5 --batch-size 5"
 rounds+=" --local-epochs 4 --subset-size 5000 --public-batch-size 256"
