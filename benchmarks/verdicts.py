@@ -42,8 +42,8 @@ where the paper says "a few points"). Otherwise these do not hold if the interva
 and excludes 0, and are open if it contains 0.
 
 What is compared is the mean of the last rounds, a tenth of all and at least five, and each seed
-draws its own images. °: the last round alone, and on CIFAR-10 the same
-images for all seeds.
+draws its own images. °: the last round alone, and on CIFAR-10 the same images
+for all seeds.
 
 """
 
@@ -174,8 +174,7 @@ def draw(path):
     ax.grid(axis="x", color="0.9", linewidth=0.6)
     ax.tick_params(top=True, labeltop=True)
     ax.set(xlim=(-70, 70), ylim=(height + 0.2, 0), yticks=[])
-    ax.set_xlabel("points of accuracy, logarithmic beyond 1; large: mean, line: 95% interval, "
-                  "small: seeds", fontsize=8)
+    ax.set_xlabel("points of accuracy, logarithmic beyond 1: mean, 95% interval, seeds", fontsize=8)
     for name, color in COLORS.items():
         ax.plot([], [], "o", color=color, label=name)
     ax.plot([], [], "v", color="black", fillstyle="none", label="the paper")
