@@ -110,10 +110,12 @@ def test_runs_without_scores_take_them_from_the_registry(tmp_path, capsys):
     write(tmp_path, "fedmd", {0: [0.4]}, **last)
     write(tmp_path, "fedgems", {0: [0.6]}, **last)
     write(tmp_path, "fedavg:lr=1", {0: [0.5]}, **last)
+    write(tmp_path, "mine", {0: [0.3]}, **last)          # not registered
     out = printed(capsys, tmp_path)
     assert "\nfedmd clients, after private training, private half 40.00 " in out
     assert "\nfedgems server, public half 60.00 " in out
     assert "\nfedavg:lr=1 server, private half 50.00 " in out
+    assert "\nmine accuracy 30.00 " in out
 
 
 def test_several_bases_have_a_column_each(tmp_path, capsys):
