@@ -121,17 +121,18 @@ def read_csv(path):
     return curves
 
 
-def write_csv(curves, keys, path):
-    """Writes metrics of each round of each run; the first line is what else `read_csv` needs."""
+def write_csv(curves, path):
+    """Writes every metric of each round; the first line is what else `read_csv` needs of a run."""
     runs = [(label, run) for label, seeds in curves.items() for run in seeds.values()]
     heads = [(label, {name: run[name] for name in run if name != "rows"}) for label, run in runs]
+    keys = list(dict.fromkeys(key for _, run in runs for row in run["rows"] for key in row))
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(["label", "seed", "round", *keys])
+    table.writerow(["label", "seed", *keys])
     for label, run in runs:
         for row in run["rows"]:
             cells = [row.get(key) for key in keys]
-            table.writerow([label, run["seed"], row["round"],
+            table.writerow([label, run["seed"],
                             *(f"{x:.6g}" if isinstance(x, float) else x for x in cells)])
     data = f"# {json.dumps(heads)}\n{text.getvalue()}".encode()
     path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
@@ -343,7 +344,7 @@ def main(argv):
     parser.add_argument("--last", type=int, default=1, metavar="N",
                         help="the mean of the last N rounds, in tables and at each point of curves")
     parser.add_argument("--out", type=Path, help="a file to write instead of the table: .png, "
-                        ".svg, or .csv or .csv.gz with the metrics by label, seed and round")
+                        ".svg, or .csv or .csv.gz with every metric by label, seed and round")
     parser.add_argument("--x", choices=AXES, default="round", help="x axis of a picture")
     parser.add_argument("--names", nargs="+", metavar="NAME",
                         help="names of a picture's lines, in their order")
@@ -364,7 +365,7 @@ def main(argv):
         for base in {*bases} - {*curves}:
             raise ValueError(f"--base {base}: the labels are {', '.join(curves)}")
         if args.out and ".csv" in args.out.suffixes:
-            write_csv(curves, keys, args.out)
+            write_csv(curves, args.out)
         elif args.out:
             draw(curves, keys, args.x, args.last, args.out, args.names)
         else:

@@ -22,7 +22,6 @@ table() {   # table KEYS METHOD ...: the first method is the reference; after so
     python -m experiment.plot --key "$1" --base "${base:-$2}" --last "${last:-5}" \
         ${rounds:+--rounds $rounds} $(folders "${@:2}")
     echo
-    all_keys+=",$1"
 }
 picture() { # picture NAME KEYS METHOD ...: $names at the lines
     if [ -z "${CLAIM:-}" ]; then
@@ -37,7 +36,6 @@ claims+=" fedmd-pooled fedgems fedgems-augmented attacks fedgkt fedgkt-noniid fe
 for claim in ${*:-$claims}; do
     runs=${CLAIM:-${claim%-noniid}}
     name=${CLAIM:-$claim}
-    all_keys=MB,bytes_up,bytes_down
     {
     sort -u "runs/$runs/commands.txt"
     echo "tables: commit $(git describe --always --dirty --exclude='*'), tables.sh $claim"
@@ -181,7 +179,6 @@ for claim in ${*:-$claims}; do
     mv "docs/results/$name.new" "docs/results/$name.txt"
     last="" rounds=""
     if [ "$claim" = fedgkt-noniid ]; then continue; fi   # fedgkt.csv.gz has these runs
-    keys=$(echo "$all_keys" | tr , '\n' | grep -v ComU | sort -u | paste -sd ,)
-    python -m experiment.plot "runs/$runs" --key "$keys" --out "docs/results/$name.csv.gz"
+    python -m experiment.plot "runs/$runs" --out "docs/results/$name.csv.gz"
 done
 python benchmarks/verdicts.py --write --draw

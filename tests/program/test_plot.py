@@ -156,19 +156,18 @@ def test_rounds_leaves_out_the_later_ones(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", ["x.csv", "x.csv.gz"])
-def test_a_csv_of_the_metrics_is_read_like_the_runs_themselves(tmp_path, capsys, name):
+def test_a_csv_of_all_metrics_is_read_like_the_runs_themselves(tmp_path, capsys, name):
     write(tmp_path / "runs", "a", A)
     write(tmp_path / "runs", "b", B, alpha=2, client_accuracy=0.3)
     keys = "accuracy,client_accuracy,ComU@0.2"
     kept = tmp_path / name
-    plot.main(f"{tmp_path}/runs --key accuracy,client_accuracy,bytes_up,bytes_down "
-              f"--out {kept}".split())
+    plot.main([f"{tmp_path}/runs", "--out", str(kept)])
     of_folders = printed(capsys, tmp_path / "runs", "--key", keys, "--last", 2)
     assert printed(capsys, kept, "--key", keys, "--last", 2) == of_folders
     assert "\nb 0.5 +- 0 " in of_folders                 # ComU: in round 0 the clients have 0.3
     if name == "x.csv":
         _, header, first, *_ = kept.read_text().splitlines()
-        assert header.startswith("label,seed,round,accuracy,") and first.startswith("a,0,0,0.1,,")
+        assert header.startswith("label,seed,round,accuracy,") and first == "a,0,0,0.1,0,524288,0.5,"
 
 
 def test_comu_is_missing_where_the_accuracy_is_not_reached(tmp_path, capsys):
