@@ -167,7 +167,8 @@ def test_a_csv_of_all_metrics_is_read_like_the_runs_themselves(tmp_path, capsys,
     assert "\nb 0.5 +- 0 " in of_folders                 # ComU: in round 0 the clients have 0.3
     if name == "x.csv":
         _, header, first, *_ = kept.read_text().splitlines()
-        assert header.startswith("label,seed,round,accuracy,") and first == "a,0,0,0.1,0,524288,0.5,"
+        assert header.startswith("label,seed,round,accuracy,")
+        assert first == "a,0,0,0.1,0,524288,0.5,"
 
 
 def test_comu_is_missing_where_the_accuracy_is_not_reached(tmp_path, capsys):
