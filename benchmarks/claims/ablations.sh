@@ -3,13 +3,13 @@
 #   fedavg, fedprox, scaffold          one model, no distillation (Table 2)
 #   none, R1, all                      K = 4: no model learns, the main one (FedSDD), all (Table 6)
 #   R4                                 an ensemble of four rounds (Tables 2 and 5)
-#   R1-fedprox, R1-scaffold            FedSDD over another local training (Table 2)
+#   R1-fedprox, R1-scaffold            FedSDD over another local training (Table 4)
 #   feddf, config, plain               from FedDF to FedSDD (Table 10): FedDF as in its paper; with
 #                                      FedSDD's SGD and temperature; without drop-worst and early
 #                                      stopping too
 #   fedavg-amp, R1-amp                 fedavg and R1 with bfloat16 (--amp, our own claim)
 # usage: benchmarks/claims/ablations.sh FILE.npz [METHOD ...]
-# FILE.npz: 10,000 training and 2,000 test images of CIFAR-10, made by benchmarks/cifar10_npz.py.
+# FILE.npz: CIFAR-10, see common.sh; each seed draws 10,000 of its training images.
 # A tenth of the training images is for validation, a fifth is public, for every method. 45 minutes
 # on one core for one seed: 1.5 without distillation, 3 with it.
 # Tried on seed 0: each method once. Before, at alpha 0.1, 30 rounds, SCAFFOLD diverged with two
@@ -17,8 +17,8 @@
 source "$(dirname "$0")/common.sh"
 file=$1
 shift
-data="--dataset $file --model cnn --clients 20 --partition dirichlet_equal --alpha 1.0"
-data+=" --public fifth --validation 0.1"
+data="--dataset $file --train-size 10000 --model cnn --clients 20"
+data+=" --partition dirichlet_equal --alpha 1.0 --public fifth --validation 0.1"
 local="--participation 0.4 --rounds 30 --local-epochs 5 --batch-size 32 --lr 0.1"
 steps="--distill-steps 150 --server-batch-size 128"
 server="$steps --server-lr 0.0125"

@@ -1,14 +1,23 @@
 # Sourced by each script here. A script measures one claim: every method with the same seeds, one
 # folder runs/CLAIM/METHOD/SEED each. Started again, it goes on where it was cut.
-# SEEDS are 10 to 14, which no setting was chosen on; SEEDS="10 11" measures two of them, so that
-# two cores can work side by side. Settings are tried with SEEDS=0, other flags in EXTRA, and the
-# name of another folder in CLAIM.
+# Each seed draws its own images, so that the intervals cover their choice: of all of CIFAR-10's
+# 50,000 training images, in a file made once for all scripts by
+#     python benchmarks/cifar10_npz.py downloads cifar10.npz --test-per-class 200
+# Seeds are 10 to 14, of the methods in $headline 10 to 19; no setting was chosen on these.
+# SEEDS="10 11" measures two of them, so that two cores can work side by side. Settings are tried
+# with SEEDS=0, other flags in EXTRA, and the name of another folder in CLAIM.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+if [[ " $* " = *" --help "* ]]; then
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "benchmarks/claims/$(basename "$0")"
+    exit
+fi
 claim=${CLAIM:-$(basename "$0" .sh)}
 
 run() {     # run METHOD ALGORITHM FLAG ...
-    for seed in ${SEEDS:-10 11 12 13 14}; do
+    local seeds="10 11 12 13 14"
+    if [[ " ${headline:-} " = *" $1 "* ]]; then seeds+=" 15 16 17 18 19"; fi
+    for seed in ${SEEDS:-$seeds}; do
         local out="runs/$claim/$1/$seed"
         if [ -e "$out/config.json" ]; then
             python fedkd_minimal.py --resume "$out"
@@ -18,3 +27,8 @@ run() {     # run METHOD ALGORITHM FLAG ...
         fi
     done
 }
+
+# What tables.sh writes above the figures: by which commit and command they were measured.
+mkdir -p "runs/$claim"
+commit=$(git describe --always --dirty --exclude='*')
+echo "commit $commit, ${EXTRA:+EXTRA=\"$EXTRA\" }$(basename "$0") ${*##*/}" >> "runs/$claim/commands.txt"

@@ -8,10 +8,10 @@
 #   ...-hetero     alpha 0.1, otherwise iid
 #   ...-networks   alpha 0.5, and clients with four different networks
 # usage: benchmarks/claims/fedgems.sh FILE.npz [METHOD ...]
-# FILE.npz: 10,000 training and 2,000 test images of CIFAR-10, made by benchmarks/cifar10_npz.py.
+# FILE.npz: CIFAR-10, see common.sh; each seed draws 10,000 of its training images.
 # Half of both are public, 1,500 of the public training images are used; 8 clients; one epoch
 # everywhere, as in the paper's section 4.4, but two for DS-FL's server. 55 minutes on one core for
-# one seed. The summary of each run has the bytes (--comu); benchmarks/comu.py reads kept runs.
+# one seed. --key ComU@0.3 of experiment/plot.py has the bytes until an accuracy.
 # Tried on seed 0, epsilon 0.1, server with labels alone, FedGEM, FedGEMS: 57.2, 59.0, 54.9 with
 # 5,000 public images; 52.0, 48.9, 49.8 with augmentation; 48.8, 48.3, 48.1 with four networks,
 # alpha 0.5. Share of self-training in round 10: 93% here, 74% with 5,000 public images and a
@@ -19,8 +19,9 @@
 source "$(dirname "$0")/common.sh"
 file=$1
 shift
-data="--dataset $file --clients 8 --public half --public-size 1500 --rounds 20"
-data+=" --local-epochs 1 --batch-size 32 --lr 0.001 --comu 0.3,0.35,0.4"
+headline=$(echo {control,fedgem-0.1,fedgems-0.1}{,-hetero})
+data="--dataset $file --train-size 10000 --clients 8 --public half --public-size 1500 --rounds 20"
+data+=" --local-epochs 1 --batch-size 32 --lr 0.001"
 server="--server-model cnn_large --server-batch-size 32"
 fedmd="--public-batch-size 32 --subset-size none --kernel-l2 0 --optimizer amsgrad"
 fedmd+=" --weight-decay 1e-4 --no-early-stopping --transfer-public-epochs 0"

@@ -14,8 +14,7 @@
 #                  simulated time of 8 synchronous rounds, three times as many uploads
 #   ...-noniid, ...-skewed    alpha 0.5, alpha 0.1; otherwise iid
 # usage: benchmarks/claims/fedgkt.sh FILE.npz [METHOD ...]
-# FILE.npz: 5,000 training and 1,000 test images of CIFAR-10, made by
-# benchmarks/cifar10_npz.py --train-per-class 500 --test-per-class 100
+# FILE.npz: CIFAR-10, see common.sh; each seed draws 5,000 of its training images.
 # Each upload is for two epochs of the server. On one core one seed takes 30 minutes iid, 15 minutes
 # otherwise.
 # Tried on seed 0. Iid: FedAvg with 2 local epochs (45.7) and 5 (52.2; taken); 10,000 images, 16
@@ -27,7 +26,7 @@
 source "$(dirname "$0")/common.sh"
 file=$1
 shift
-data="--dataset $file --clients 8 --augment --rounds 8 --batch-size 32 --lr 0.001"
+data="--dataset $file --train-size 5000 --clients 8 --augment --rounds 8 --batch-size 32 --lr 0.001"
 gkt="--model gkt_edge_small --server-model gkt_server_small --local-epochs 5 --server-epochs 2"
 gkt+=" --server-batch-size 32"
 mixed="--server-order mixed"

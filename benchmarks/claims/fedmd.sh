@@ -11,6 +11,7 @@
 # here 76.3. With early stopping the private transfer learning once ended after 11 epochs, when
 # six of ten clients still answered with digits.
 source "$(dirname "$0")/common.sh"
+headline="fedmd-iid fedmd-writer alone-iid alone-writer"
 transfer="--transfer-public-epochs 5 --no-early-stopping"
 rounds="--rounds 12 --transfer-local-epochs 50 --transfer-batch-size 5 --batch-size 5"
 rounds+=" --local-epochs 4 --subset-size 5000 --public-batch-size 256"

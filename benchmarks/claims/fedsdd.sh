@@ -2,7 +2,7 @@
 # FedSDD, Tables 2, 5, 6: the distilled main model is above FedAvg and above its undistilled self,
 # the ensemble is above both. Other R: ablations.sh.
 # usage: benchmarks/claims/fedsdd.sh FILE.npz [METHOD ...]
-# FILE.npz: 10,000 training and 2,000 test images of CIFAR-10, made by benchmarks/cifar10_npz.py.
+# FILE.npz: CIFAR-10, see common.sh; each seed draws 10,000 of its training images.
 # A fifth of the training images is public, without labels, and no client has them, FedAvg's
 # neither. 27 minutes on one core for one seed; each method's own stand beside it.
 # The server's rate is an eighth of the clients', as in the paper (0.8 and 0.1).
@@ -11,8 +11,9 @@
 source "$(dirname "$0")/common.sh"
 file=$1
 shift
-data="--dataset $file --model cnn --clients 20 --partition dirichlet_equal --alpha 1.0"
-data+=" --public fifth"
+headline="fedavg R4"
+data="--dataset $file --train-size 10000 --model cnn --clients 20"
+data+=" --partition dirichlet_equal --alpha 1.0 --public fifth"
 local="--participation 0.4 --rounds 60 --local-epochs 10 --batch-size 32 --lr 0.1"
 server="--K 4 --distill-steps 300 --server-batch-size 128 --server-lr 0.0125"
 for method in ${*:-fedavg R4 none-R4}; do
