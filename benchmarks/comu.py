@@ -13,13 +13,14 @@ from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from federation.communication import bytes_until, clients_accuracy
 from experiment.plot import read_runs
+from experiment.report import bytes_until, clients_metric
 
 
 def megabytes(seeds, threshold):
     """{seed: MB up and down until the threshold}, of the seeds that reach it."""
-    totals = {seed: bytes_until(rows, threshold) for seed, rows in seeds.items()}
+    totals = {seed: bytes_until(run["rows"], threshold, run["scores"])
+              for seed, run in seeds.items()}
     return {seed: total / 2**20 for seed, total in totals.items() if total is not None}
 
 
@@ -37,8 +38,7 @@ parser.add_argument("folders", nargs="+", type=Path, help="folders that --out ma
 args = parser.parse_args()
 thresholds = [float(x) for x in args.thresholds.split(",")]
 
-results = {label: {seed: run["rows"] for seed, run in runs.items()}
-           for label, runs in read_runs(args.folders).items()}
+results = read_runs(args.folders)
 needed = {(label, x): megabytes(seeds, x) for label, seeds in results.items() for x in thresholds}
 
 print("MB (2^20 bytes) up and down until the clients' mean accuracy is x, "
@@ -47,12 +47,13 @@ width = max(map(len, results))
 print(" " * width + "".join(f"{f'ComU@{x:g}':>18}" for x in thresholds)
       + f"{'best accuracy':>16}   KiB up in each round, mean over seeds")
 for label, seeds in results.items():
-    best = statistics.mean(max(map(clients_accuracy, rows)) for rows in seeds.values())
+    best = statistics.mean(max(row[clients_metric(run["scores"])] for row in run["rows"])
+                           for run in seeds.values())
     up = [statistics.mean(row.get("bytes_up", 0) for row in rows_of_a_round) / 1024
-          for rows_of_a_round in zip(*seeds.values())][1:]   # without round 0, the untrained start
+          for rows_of_a_round in zip(*(run["rows"] for run in seeds.values()))]
     cells = [cell(needed[label, x].values()) for x in thresholds]
     print(f"{label:<{width}}" + "".join(f"{text:>18}" for text in cells) + f"{100 * best:>16.2f}   "
-          + " ".join(f"{x:.0f}" for x in up))
+          + " ".join(f"{x:.0f}" for x in up[1:]))            # round 0 is the untrained start
 for x in thresholds:
     reached = {seed for label in results for seed in needed[label, x]}
     fewest = Counter(min(results, key=lambda label: needed[label, x].get(seed, float("inf")))

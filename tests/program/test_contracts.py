@@ -19,10 +19,9 @@ from torch import nn
 from algorithms import ALGORITHMS
 from federation import evaluation, parallel
 from federation.parallel import active_clients, sample_clients
-from algorithms.hyperparameters import HYPERPARAMETERS
 from attacks import Attack
-from experiment import checkpoint
-from experiment.flags import descriptions
+from experiment import keep
+from experiment.flags import COMMON_FLAGS
 from federation import Federation, stream
 
 SETTINGS = {    # of the hyperparameters with these names; all others keep their defaults
@@ -197,7 +196,7 @@ def test_metrics_are_numbers_with_a_headline(algo):
     columns = ALGORITHMS[algo].columns
     for metrics, state in whole(algo):
         assert all(type(x) in (int, float, type(None)) for x in metrics.values())
-        assert checkpoint.dumps(metrics) and "accuracy" in metrics and "round" not in metrics
+        assert keep.dumps(metrics) and "accuracy" in metrics and "round" not in metrics
         assert all(0 <= x <= 1 for name, x in metrics.items() if "accuracy" in name)
         assert state["round"] == 0 or set(columns) <= metrics.keys()
         sent = [x for name, x in metrics.items() if name.startswith("bytes")]
@@ -219,18 +218,12 @@ def test_it_learns(algo):
 @every_algorithm
 def test_a_lone_client_works(algo):
     *_, (metrics, state) = run(algo, toy(algo, sizes=(6,)), K=1)
-    assert checkpoint.dumps(metrics) and sound(models_in(state)) and not metrics.get("bad_uploads")
+    assert keep.dumps(metrics) and sound(models_in(state)) and not metrics.get("bad_uploads")
 
 
 @every_algorithm
-def test_every_keyword_is_described_once(algo):
-    """In hyperparameters.py or, if it is the algorithm's own or means something else there, in the
-    docstring of `run`."""
-    own = descriptions(ALGORITHMS[algo].run)
-    meanings = {name: row.meaning for name, row in HYPERPARAMETERS.items() if row.meaning}
-    assert {name for name, parameter in inspect.signature(ALGORITHMS[algo].run).parameters.items()
-            if parameter.kind is parameter.KEYWORD_ONLY} <= {*own, *meanings}
-    assert all(own[name] != meanings.get(name) for name in own)
+def test_no_hyperparameter_has_the_name_of_a_flag_of_every_run(algo):
+    assert not ALGORITHMS[algo].hyperparameters.keys() & COMMON_FLAGS.keys()
 
 
 @every_algorithm
@@ -264,7 +257,7 @@ def test_a_client_whose_numbers_are_not_finite_is_left_out(algo):
     fed = toy(algo)
     fed.private[2].images[0, 0, 0, 0] = math.inf
     for metrics, state in run(algo, fed, participation=1.0, latencies=(1.0,) * 6):
-        assert checkpoint.dumps(metrics)
+        assert keep.dumps(metrics)
         if "bad_uploads" in ALGORITHMS[algo].columns + tuple(metrics) and state["round"]:
             assert metrics["bad_uploads"] == 1 and sound(models_in(without_client(state, 2)))
 
@@ -275,7 +268,7 @@ def test_when_every_client_is_spoilt_the_run_goes_on(algo):
     for private in fed.private:
         private.images[0, 0, 0, 0] = math.nan
     _, *rounds = run(algo, fed, participation=1.0, latencies=(1.0,) * 6)
-    assert len(rounds) == 2 and all(checkpoint.dumps(metrics) for metrics, _ in rounds)
+    assert len(rounds) == 2 and all(keep.dumps(metrics) for metrics, _ in rounds)
     if "bad_uploads" in rounds[0][0]:
         assert [metrics["bad_uploads"] for metrics, _ in rounds] == [6, 6]
         assert all(sound(models_in({"server": state.get("server", {})})) for _, state in rounds)

@@ -1,4 +1,5 @@
 """Learning rates that fall on a plateau of validation accuracy, outside the algorithms' loops."""
+import dataclasses
 from functools import partial
 
 import pytest
@@ -61,8 +62,8 @@ def test_a_rate_that_never_falls_changes_nothing(algo):
     run, fed, rates = ALGORITHMS[algo].run, toy(algo), ALGORITHMS[algo].plateau
     settings = {name: x for name, x in (run.__kwdefaults__ | SETTINGS).items() if takes(algo, name)}
     evaluate = ALGORITHMS[algo].evaluate
-    kept = rounds_of(with_plateau(ALGORITHMS[algo]._replace(evaluate_each=None), 9), fed,
-                     **settings)
+    together = dataclasses.replace(ALGORITHMS[algo], evaluate_each=None)
+    kept = rounds_of(with_plateau(together, 9), fed, **settings)
     for (metrics, state), (found, found_state) in zip(whole(algo), kept, strict=True):
         assert same({key: found_state[key] for key in state}, state)
         assert found == metrics | {name: settings[name] for name in rates}

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from experiment.config import configure
-from experiment.flags import parse
+from experiment.plan import plan_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "REPRODUCE.md").read_text()
@@ -23,7 +22,7 @@ def test_every_command_and_its_variants_are_understood(row):
     [command] = [code.split()[2:] for code in codes if code.startswith("python fedkd_minimal.py ")]
     assert "--paper" in command and "--dataset" in command
     for variant in ["", *(code for code in codes if code.startswith("--"))]:
-        configure(parse(command + variant.split()))
+        plan_of(command + variant.split())
 
 
 def test_a_row_of_the_page_has_one_command_and_five_cells():
