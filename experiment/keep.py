@@ -94,8 +94,8 @@ def take_decisions(plan, runs):
         return [None] * len(runs)
     before = json.loads((plan.folder / "config.json").read_text())
     if (before.get("algo"), before.get("seeds")) != (list(plan.algorithms), plan.seeds):
-        raise ValueError(f"{plan.folder} does not hold all runs of this command: --resume takes the "
-                         "folder of a command, with all of its algorithms and seeds")
+        raise ValueError(f"{plan.folder} does not hold all runs of this command: --resume takes "
+                         "the folder of a command, with all of its algorithms and seeds")
     kept = []
     for run in runs:
         content = checkpoint(run.folder)
@@ -117,6 +117,9 @@ def check(plan, runs, kept, fingerprints):
     Then config.json tells where the run was started: on which device, with which torch.
     """
     for run, before in zip(runs, kept):
+        if before is not None and "rounds=" in run.label:    # an earlier --resume can raise it
+            run.settings["rounds"] = max(run.settings["rounds"],
+                                         before["settings"][run.label]["rounds"])
         run.config = config_of(plan, fingerprints, [run.label], [run.seed])
         if before is None:
             continue

@@ -68,8 +68,11 @@ def plan_of(argv, about=""):
     if not is_new and "out" in given:
         raise ValueError("--resume DIR goes on in DIR, and takes no --out")
     folder = folder or given.pop("out", None)
+    raised = not is_new and any(word.split("=")[0] == "--rounds" for word in argv)
     settings, networks = {}, {}
     for label, algorithm in algorithms.items():
+        if raised:                               # also those that a word of --algo has
+            words[label].pop("rounds", None)
         found = merged(given, algorithm, words[label])
         settings[label] = {name: found[name] for name in algorithm.hyperparameters}
         networks[label] = {name: found[name] for name in NETWORKS}

@@ -1,64 +1,89 @@
-"""Curves and tables of kept runs: mean and standard deviation over seeds.
+"""Tables and curves of kept runs: means over seeds and differences, with 95% intervals.
 
-    python -m experiment.plot runs/a                           final and best accuracy of each label
+    python -m experiment.plot runs/a                           last and best accuracy of each label
+    python -m experiment.plot runs/a --last 10                 the mean of the last 10 rounds, too
     python -m experiment.plot runs/a --base fedavg,fedprox     differences from both, by seed
     python -m experiment.plot runs/a --rounds 30               after 30 rounds of longer runs
+    python -m experiment.plot runs/a --key ComU@0.3            MB until the clients' accuracy is 0.3
     python -m experiment.plot runs/a --out curves.png          accuracy by round (needs matplotlib)
-    python -m experiment.plot runs/a --out curves.csv          the same numbers, without matplotlib
+    python -m experiment.plot runs/a --out curves.csv.gz       each seed's, a file that is a RUN too
     python -m experiment.plot runs/a runs/b --key server_accuracy,client_accuracy --x MB --out b.svg
 
 A RUN is a folder that --out of fedkd_minimal.py made, or a folder above it. The runs of one
-algorithm in a folder, FOLDER/ALGO-seedN or FOLDER/SEED, have one label: FOLDER, or FOLDER/ALGO if
-it has several algorithms, without the folders that all labels share.
+algorithm in a folder, FOLDER/ALGO-seedN, FOLDER/SEED or FOLDER/SEED/ALGO-seedN, have one label:
+FOLDER, or FOLDER/ALGO if it has several algorithms, without the folders that all labels share.
 """
 import argparse
 import csv
+import gzip
+import io
 import json
 import os
+import re
 import signal
-import statistics
 import sys
 from itertools import accumulate
+from math import sqrt
 from pathlib import Path
-
-from experiment import picture
-from experiment.accuracies import whose_accuracy
+from statistics import mean, stdev
 
 AXES = {"round": "round", "MB": "MB up and down, summed"}
 SHARES = ("disagreement", "pool", "nobody_right",      # of 1, as accuracies are
           "self_training", "self_distillation", "ensemble_distillation")
+COLORS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#999999")
+# Student's t: the 97.5% quantiles of 1 to 29 degrees of freedom. For more the last is a bound.
+T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
+     2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
+     2.052, 2.048, 2.045)
+
+
+def half_width(values):
+    """Half the width of the 95% confidence interval of the values' mean; None of one value."""
+    n = len(values)
+    return T[min(n - 1, len(T)) - 1] * stdev(values) / sqrt(n) if n > 1 else None
+
+
+def scores_of(config, algo):
+    """{accuracy metric: whose it is, and on which half of the test set}; `accuracy` is the first.
+
+    config.json of older runs does not say it; for them the registry does.
+    """
+    if "scores" in config:
+        return config["scores"][algo]
+    from algorithms import ALGORITHMS                    # torch takes seconds to import
+    algorithm = ALGORITHMS[algo.partition(":")[0]]
+    if config["flags"]["public"] != "half":
+        return algorithm.scores
+    half = {"server_accuracy": "public half"} if algorithm.server == "images" else {}
+    return {key: f"{whose}, {half.get(key, 'private half')}"
+            for key, whose in algorithm.scores.items()}
 
 
 def read_run(folder):
-    """{algo, seed, rows, half_is_public, settings} of the run in a folder.
-
-    rows       the metrics by round
-    settings   ["name=value"]
+    """{algo, seed, scores, settings, environment, rows: the metrics by round} of a run.
 
     Raises ValueError if a file of the run is missing or damaged.
     """
     try:
         config = json.loads((folder / "config.json").read_text())
-        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         [algo], [seed] = config["algo"], config["seeds"]
-        settings = {"algo": algo, **config["flags"], **config["networks"][algo],
-                    **config["settings"][algo], **config["environment"]}
-        half_is_public = settings["public"] == "half"
-        for name, value in settings.items():
-            if isinstance(value, list):
-                settings[name] = ",".join(map(str, value))
-        for name in ("dataset", "public", "data_root"):  # without the folders of this machine
-            settings[name] = settings[name] and Path(settings[name]).name
-        return {"algo": algo, "seed": seed, "rows": [json.loads(line) for line in lines],
-                "half_is_public": half_is_public,
-                "settings": [f"{name}={value}" for name, value in settings.items()]}
+        settings = config["flags"] | config["networks"][algo] | config["settings"][algo]
+        for name in {"dataset", "public", "data_root"} & settings.keys():
+            if settings[name]:                           # without the folders of this machine
+                settings[name] = Path(settings[name]).name
+        sent = accumulate((row.get("bytes_up", 0) + row.get("bytes_down", 0)) / 2**20
+                          for row in rows)
+        return {"algo": algo, "seed": seed, "scores": scores_of(config, algo),
+                "settings": settings, "environment": config["environment"],
+                "rows": [{**row, "MB": megabytes} for row, megabytes in zip(rows, sent)]}
     except (OSError, LookupError, ValueError) as error:
         raise ValueError(f"{folder} has a damaged run ({error}); "
                          f"fedkd_minimal.py --resume {folder} may repair it") from None
 
 
-def read_runs(folders):
-    """{label: {seed: run}}, see `read_run`. Raises ValueError if a folder has no run."""
+def read_folders(folders):
+    """{label: {seed: run}} of the runs below folders."""
     groups = {}                                          # {(folder, algorithm): {seed: run}}
     for folder in folders:
         paths = [path for path in sorted(folder.rglob("metrics.jsonl")) if path.stat().st_size]
@@ -69,8 +94,8 @@ def read_runs(folders):
             place = path.parent.resolve()
             run = read_run(place)
             algo, seed = run["algo"], run["seed"]
-            if place.name in (f"{algo.replace(':', '-')}-seed{seed}", str(seed)):
-                place = place.parent
+            for name in (f"{algo.replace(':', '-')}-seed{seed}", str(seed)):
+                place = place.parent if place.name == name else place
             groups.setdefault((place, algo), {})[seed] = run
     places = [place for place, _ in groups]
     names = [place / algo if places.count(place) > 1 else place for place, algo in groups]
@@ -79,151 +104,203 @@ def read_runs(folders):
             for name, seeds in zip(names, groups.values())}
 
 
-def whose(seeds, key):
-    """Whose accuracy a metric is, and on which part of the test set; "" if nobody's."""
-    run = next(iter(seeds.values()))
-    found = whose_accuracy(run["rows"][-1], run["half_is_public"])
-    if key == "accuracy" and key not in found:           # it repeats one of the others
-        [key, *_] = [other for other in found
-                     if all(row.get(other) == row["accuracy"] for row in run["rows"])]
-    return found.get(key, "")
+def read_csv(path):
+    """{label: {seed: run}} of a file that `write_csv` made."""
+    data = path.read_bytes()
+    first, *lines = (gzip.decompress(data) if path.suffix == ".gz" else data).decode().splitlines()
+    if not first.startswith("# ["):
+        raise ValueError(f"{path} is no file that --out made here")
+    curves = {}
+    for label, run in json.loads(first.removeprefix("# ")):
+        curves.setdefault(label, {})[run["seed"]] = run | {"rows": []}
+    for row in csv.DictReader(lines):
+        run = curves[row.pop("label")][int(row.pop("seed"))]
+        run["rows"].append({key: json.loads(text) for key, text in row.items() if text})
+    return curves
 
 
-def deviation(values):
-    return statistics.stdev(values) if len(values) > 1 else None
+def write_csv(curves, keys, path):
+    """Writes metrics of each round of each run; the first line is what else `read_csv` needs."""
+    runs = [(label, run) for label, seeds in curves.items() for run in seeds.values()]
+    heads = [(label, {name: run[name] for name in run if name != "rows"}) for label, run in runs]
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["label", "seed", "round", *keys])
+    for label, run in runs:
+        for row in run["rows"]:
+            cells = [row.get(key) for key in keys]
+            table.writerow([label, run["seed"], row["round"],
+                            *(f"{x:.6g}" if isinstance(x, float) else x for x in cells)])
+    data = f"# {json.dumps(heads)}\n{text.getvalue()}".encode()
+    path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
 
 
-def running_mean(values, width):
-    """[mean of each value and of those before it, `width` values at most]."""
-    return [statistics.mean(values[max(0, end - width):end])
-            for end in range(1, len(values) + 1)]
+def read_runs(paths, rounds=None):
+    """{label: {seed: run}}, see `read_run`, without the rounds after `rounds`.
 
-
-def curve(seeds, key, axis, smooth=1):
-    """[(x, mean, standard deviation or None, number of seeds)] of each round with the metric.
-
-    smooth    number of rounds of a seed's running mean
+    Raises ValueError if a folder has no run, or the runs of a label are not those of one method.
     """
-    found = {}                                           # {round: [(x, value) of each seed]}
-    for run in seeds.values():
-        sent = accumulate((row.get("bytes_up", 0) + row.get("bytes_down", 0)) / 2**20
-                          for row in run["rows"])
-        rows = [(row["round"], megabytes, row[key]) for row, megabytes in zip(run["rows"], sent)
-                if row.get(key) is not None]
-        smoothed = running_mean([value for _, _, value in rows], smooth)
-        for (t, megabytes, _), value in zip(rows, smoothed):
-            x = megabytes if axis == "MB" else t
-            found.setdefault(t, []).append((x, value))
-    points = []
-    for t in sorted(found):
-        x, values = zip(*found[t])
-        points.append((statistics.mean(x), statistics.mean(values), deviation(values),
-                       len(values)))
-    return points
+    files = [path for path in paths if path.suffix in (".csv", ".gz")]
+    folders = [path for path in paths if path not in files]
+    curves = read_folders(folders) if folders else {}
+    for file in files:
+        curves |= read_csv(file)
+    for label, seeds in curves.items():
+        first = None
+        for seed, run in seeds.items():
+            run["rows"] = [row for row in run["rows"] if rounds is None or row["round"] <= rounds]
+            found = run["settings"] | {"last round": last_round(run)}
+            first = first or found
+            for name, value in found.items():
+                if value != first.get(name):
+                    raise ValueError(f"{label}: not all seeds have the same {name} "
+                                     f"({first.get(name)}, but {value} with seed {seed}); name "
+                                     "folders separately, or compare after the same --rounds")
+    return curves
+
+
+def last_round(run):
+    return run["rows"][-1]["round"]
+
+
+def whose(seeds, key):
+    """Whose accuracy a metric is: its own name if that is not declared, "" if it is no accuracy."""
+    scores = next(iter(seeds.values()))["scores"]
+    if key == "accuracy":
+        return next(iter(scores.values()))
+    return scores.get(key, key) if "accuracy" in key else ""
 
 
 def is_share(key):
     return "accuracy" in key or key in SHARES
 
 
-def draw_curves(curves, lines, axis, path, names=None):
-    """Writes a picture of {(label, metric): curve}, see `picture.draw`.
+def rows_with(run, key):
+    """[(row, its metric)] of the rounds that have the metric.
 
-    names    of the lines; by default the labels and, where it is not the same for all, whose
-             accuracy it is
+    ComU@0.3 is FedGEMS's, Table 4: MB up and down until the clients' mean accuracy is 0.3.
     """
-    meanings = {(label, key): whose(curves[label], key) or key.replace("_", " ")
-                for label, key in lines}
-    same_meaning = len({*meanings.values()}) == 1
-    names = names or [label if same_meaning else f"{label}: {meanings[label, key]}"
-                      for label, key in lines]
+    if key.startswith("ComU@"):
+        from experiment.report import bytes_until
+        total = bytes_until(run["rows"], float(key.removeprefix("ComU@")), run["scores"])
+        return [] if total is None else [(run["rows"][-1], total / 2**20)]
+    return [(row, row[key]) for row in run["rows"] if row.get(key) is not None]
+
+
+def curve(seeds, key, axis, last=1):
+    """[(x, mean, half width or None, number of seeds)] of each round with the metric.
+
+    last    each point is the mean of so many rounds up to it
+    """
+    found = {}                                           # {round: [(x, value) of each seed]}
+    for run in seeds.values():
+        rows, values = zip(*rows_with(run, key))
+        for end, row in enumerate(rows, start=1):
+            value = mean(values[max(0, end - last):end])
+            found.setdefault(row["round"], []).append((row[axis], value))
+    points = []
+    for _, of_round in sorted(found.items()):
+        x, values = zip(*of_round)
+        points.append((mean(x), mean(values), half_width(values), len(values)))
+    return points
+
+
+def draw(curves, keys, axis, last, path, names=None):
+    """Writes a picture of each metric of each label: means and bands of their 95% intervals.
+
+    names    of the lines; by default the labels, and whose accuracy it is if that differs
+    """
+    lines = [(label, key) for key in keys for label, seeds in curves.items()
+             if any(rows_with(run, key) for run in seeds.values())]
+    meanings = [whose(curves[label], key) or key.replace("_", " ") for label, key in lines]
+    same = len({*meanings}) == 1
+    names = names or [label if same else f"{label}: {meaning}"
+                      for (label, _), meaning in zip(lines, meanings)]
     if len(names) != len(lines):
         raise ValueError(f"--names has {len(names)} names for these {len(lines)} lines: "
                          + ", ".join(f"{key} of {label}" for label, key in lines))
-    named = []
-    for name, ((label, key), points) in zip(names, lines.items()):
-        algo = next(iter(curves[label].values()))["algo"].split(":")[0]
-        named.append(picture.Line(name, picture.color_of(key, label, algo), points))
-    is_accuracy = all("accuracy" in key for _, key in lines)
-    described = ["accuracy"] * is_accuracy + [meanings[next(iter(lines))]] * same_meaning
-    picture.draw(named, path, xlabel=AXES[axis], ylabel=" of ".join(described),
-                 percent=all(is_share(key) for _, key in lines))
+    import numpy as np
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-
-def write_csv(lines, axis, path):
-    with open(path, "w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(["label", "key", axis, "mean", "std", "seeds"])
-        rows.writerows([*names, *point] for names, points in lines.items() for point in points)
+    figure = Figure(figsize=(9, 4.5), dpi=150, layout="constrained")
+    ax = figure.subplots()
+    for i, (name, (label, key)) in enumerate(zip(names, lines)):
+        x, middle, width, numbers = np.array(curve(curves[label], key, axis, last), float).T
+        color, style = COLORS[i % len(COLORS)], "-" if i < len(COLORS) else "--"
+        ax.plot(x, middle, style, color=color, label=name)
+        ax.fill_between(x, middle - width, middle + width, color=color, alpha=0.15, linewidth=0)
+    seeds = max(len(runs) for runs in curves.values())
+    described = ["accuracy"] * all("accuracy" in key for key in keys) + meanings[:1] * same
+    title = f"mean of {seeds} seeds and its 95% interval" if seeds > 1 else "one seed"
+    ax.set(xlabel=AXES[axis], ylabel=" of ".join(described),
+           title=title + f"; each point: mean of {last} rounds" * (last > 1))
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.grid(color="0.9")
+    if all(is_share(key) for key in keys):
+        ax.yaxis.set_major_formatter(PercentFormatter(1))
+    figure.legend(loc="outside right upper", frameon=False)
+    with rc_context({"svg.hashsalt": "curves"}):         # the same curves, the same bytes
+        figure.savefig(path, metadata={"Date": None})
 
 
 def print_settings(curves):
     """Prints the settings that all runs share, then each label's others."""
-    settings = {label: dict.fromkeys(text for run in seeds.values() for text in run["settings"])
-                for label, seeds in curves.items()}      # a name twice: seeds have different values
-    runs = [run["settings"] for seeds in curves.values() for run in seeds.values()]
-    shared = [text for text in runs[0] if all(text in own for own in runs)]
+    texts = {(label, seed): [f"{name}={','.join(map(str, x)) if isinstance(x, list) else x}"
+                             for name, x in [("algo", run["algo"]), *run["settings"].items(),
+                                             *run["environment"].items()]]
+             for label, seeds in curves.items() for seed, run in seeds.items()}
+    first, *others = texts.values()
+    shared = [text for text in first if all(text in own for own in others)]
     print("settings:", *shared)
-    for label, own in settings.items():
+    for label, seeds in curves.items():                  # a name twice: seeds have different values
+        own = dict.fromkeys(text for seed in seeds for text in texts[label, seed])
         print(f"{label}:", *(text for text in own if text not in shared))
 
 
 def values_of(seeds, key, measure):
-    """{seed: the last or the largest value of a metric}, in percent if it is a share."""
+    """{seed: measure([the metric by round])}, in percent if it is a share."""
     scale = 100 if is_share(key) else 1
-    found = {}
-    for seed, run in seeds.items():
-        values = [row[key] for row in run["rows"] if row.get(key) is not None]
-        if values:
-            found[seed] = scale * (values[-1] if measure == "final" else max(values))
-    return found
+    return {seed: scale * measure([value for _, value in rows])
+            for seed, run in seeds.items() if (rows := rows_with(run, key))}
 
 
-def mean_std(values, form):
-    """"MEAN +- STD"; the mean alone of one value."""
-    values = [*values]
-    std = f" +- {deviation(values):{form.lstrip('+')}}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):{form}}{std}"
+def interval_text(values, form):
+    """"MEAN +- HALF WIDTH"; the mean alone of one value, a dash of none."""
+    width = half_width(values)
+    text = f"{mean(values):{form}}" if values else "-"
+    return text if width is None else f"{text} +- {width:{form.lstrip('+')}}"
 
 
-def difference_text(values, reference, form):
-    """How much {seed: value} is above the reference's, paired by seed: "+1.00 +- 0.50, 4 of 5"."""
-    differences = [value - reference[seed] for seed, value in values.items() if seed in reference]
-    if not differences:
-        return "-"
-    agree = sum(x * statistics.mean(differences) > 0 for x in differences)
-    return f"{mean_std(differences, '+' + form)}, {agree} of {len(differences)}"
-
-
-def table_rows(curves, key, measure, bases):
+def table_rows(curves, key, name, measure, bases):
     """The cells of a table, its header first: a label's values, their differences from each base.
 
-    A base that does not have an accuracy is compared by its `accuracy`.
+    name, measure    "best", max
+    From a base that does not have an accuracy its `accuracy` is subtracted.
     """
     form = ".2f" if is_share(key) else ".6g"
-    references = {}                                      # {base: (metric, {seed: value})}
-    for base in bases:
-        has_key = values_of(curves[base], key, measure)
-        base_key = key if has_key or not key.endswith("accuracy") else "accuracy"
-        references[base] = base_key, values_of(curves[base], base_key, measure)
-    has_owner = any(whose(runs, key) for runs in curves.values())
-    seeds = sorted({seed for runs in curves.values() for seed in runs})
-    rows = [[f"{measure} {key}" + ", %" * is_share(key), *["accuracy of"] * has_owner,
-             "mean +- std", *(f"minus {base} {base_key}" for base, (base_key, _)
-                              in references.items()),
+    found = {label: values_of(seeds, key, measure) for label, seeds in curves.items()}
+    ends = {label: last_round(next(iter(seeds.values()))) for label, seeds in curves.items()}
+    seeds = sorted({seed for values in found.values() for seed in values})
+    owned = "accuracy" in key
+    keys = {base: "accuracy" if owned and not found[base] else key for base in bases}
+    owners = {base: whose(curves[base], keys[base]) for base in bases}
+    rows = [[f"{name} {key}" + ", %" * is_share(key), *["accuracy of"] * owned, "mean +- 95%",
+             *(f"minus {base} {keys[base]}" + f" ({owners[base]})" * owned for base in bases),
              "last round", *(f"seed {seed}" for seed in seeds)]]
-    for label, runs in curves.items():
-        values = values_of(runs, key, measure)
-        if not values:
-            continue
-        row = [label, *[whose(runs, key) or "-"] * has_owner, mean_std(values.values(), form)]
-        for base, (base_key, reference) in references.items():
-            is_base = (label, key) == (base, base_key)
-            row.append("reference" if is_base else difference_text(values, reference, form))
-        ends = sorted({run["rows"][-1]["round"] for run in runs.values()})
-        row.append(",".join(map(str, ends)))
-        row += [f"{values[seed]:{form}}" if seed in values else "-" for seed in seeds]
-        rows.append(row)
+    for label, values in found.items():
+        owner, cells = whose(curves[label], key), []
+        for base in bases:
+            theirs = values_of(curves[base], keys[base], measure)
+            text = interval_text([values[seed] - theirs[seed] for seed in values if seed in theirs],
+                                 "+" + form)
+            marks = "*" * (owner != owners[base]) + "#" * (ends[label] != ends[base])
+            is_base = (label, key) == (base, keys[base])
+            cells.append("reference" if is_base else text + marks * (text != "-"))
+        rows.append([label, *[owner if values else "-"] * owned,
+                     interval_text([*values.values()], form), *cells, str(ends[label]),
+                     *(f"{values[seed]:{form}}" if seed in values else "-" for seed in seeds)])
     return rows
 
 
@@ -238,57 +315,60 @@ def print_table(rows):
         print(*cells, sep="  ")
 
 
+def print_tables(curves, keys, bases, last):
+    print_settings(curves)
+    print("\nminus ...: the mean difference, paired by seed; +- half of its 95% interval\n"
+          "*: accuracies of different networks, classes or test images\n"
+          "#: the two end in different rounds")
+    measures = {"final": lambda values: values[-1], "best": max}
+    if last > 1:
+        measures = {f"mean of {last} rounds": lambda values: mean(values[-last:])} | measures
+    for name, measure in measures.items():
+        for key in keys:
+            if name == "final" or "accuracy" in key:     # best loss, bytes: no meaning
+                print_table(table_rows(curves, key, name, measure, bases))
+
+
 def main(argv):
     parser = argparse.ArgumentParser(prog="plot", description=__doc__.splitlines()[0])
-    parser.add_argument("folders", metavar="RUN", nargs="+", type=Path,
-                        help="a folder that --out of fedkd_minimal.py made, or a folder above it")
+    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path,
+                        help="a folder that --out of fedkd_minimal.py made, a folder above it, or "
+                             "a .csv or .csv.gz file that --out made here")
     parser.add_argument("--key", default="accuracy", help="metrics, separated by commas")
     parser.add_argument("--base", help="labels, separated by commas, whose values the table "
                                        "subtracts (default: the first)")
     parser.add_argument("--rounds", type=int, help="leave out the rounds after this one")
+    parser.add_argument("--last", type=int, default=1, metavar="N",
+                        help="the mean of the last N rounds, in tables and at each point of curves")
     parser.add_argument("--out", type=Path, help="a file to write instead of the table: .png, "
-                                                 ".svg, or .csv with the points of the curves")
-    parser.add_argument("--x", choices=AXES, default="round", help="x axis of --out")
-    parser.add_argument("--smooth", type=int, default=1, metavar="N",
-                        help="curves of the mean of the last N rounds")
+                        ".svg, or .csv or .csv.gz with the metrics by label, seed and round")
+    parser.add_argument("--x", choices=AXES, default="round", help="x axis of a picture")
     parser.add_argument("--names", nargs="+", metavar="NAME",
-                        help="what --out writes at the lines, in their order")
+                        help="names of a picture's lines, in their order")
     parser.error = lambda message: parser.exit(2, f"plot: error: {message}\n")    # one line
     args = parser.parse_args(argv)
     keys = [*dict.fromkeys(args.key.split(","))]
     try:
-        if args.smooth < 1:
-            raise ValueError(f"--smooth {args.smooth}: a number of rounds, 1 or more")
-        curves = read_runs(args.folders)
-        if args.rounds is not None:
-            for seeds in curves.values():
-                for run in seeds.values():
-                    run["rows"] = [row for row in run["rows"] if row["round"] <= args.rounds]
+        if args.last < 1 or args.rounds is not None and args.rounds < 0:
+            raise ValueError("--last is 1 or more, --rounds 0 or more")
+        curves = read_runs(args.runs, args.rounds)
         known = {key for runs in curves.values() for run in runs.values() for row in run["rows"]
                  for key in row}
-        for key in {*keys} - known:
-            raise ValueError(f"no run has the metric {key!r}; there are "
-                             f"{', '.join(sorted(known))}")
+        for key in keys:
+            if key not in known and not re.fullmatch(r"ComU@\d*\.?\d+", key):
+                raise ValueError(f"no run has the metric {key!r}; there are "
+                                 f"{', '.join(sorted(known))}, ComU@0.5")
         bases = args.base.split(",") if args.base else [next(iter(curves))]
         for base in {*bases} - {*curves}:
             raise ValueError(f"--base {base}: the labels are {', '.join(curves)}")
-        if args.out:
-            lines = {(label, key): points for key in keys for label, seeds in curves.items()
-                     if (points := curve(seeds, key, args.x, args.smooth))}
-            if args.out.suffix == ".csv":
-                write_csv(lines, args.x, args.out)
-            else:
-                draw_curves(curves, lines, args.x, args.out, args.names)
+        if args.out and ".csv" in args.out.suffixes:
+            write_csv(curves, keys, args.out)
+        elif args.out:
+            draw(curves, keys, args.x, args.last, args.out, args.names)
         else:
-            print_settings(curves)
-            print("\nminus ...: differences, paired by seed: mean +- std, and how many of the "
-                  "seeds have the sign of the mean")
-            for measure in ("final", "best"):
-                for key in keys:
-                    if measure == "final" or "accuracy" in key:    # best loss, bytes: no meaning
-                        print_table(table_rows(curves, key, measure, bases))
+            print_tables(curves, keys, bases, args.last)
     except ImportError as error:
-        parser.error(f"{error}: pip install matplotlib, or write the numbers with --out FILE.csv")
+        parser.error(f"{error}: pip install it, or write the numbers with --out FILE.csv")
     except (ValueError, OSError) as error:
         parser.error(error)
 

@@ -1,4 +1,4 @@
-"""plot: means, deviations and differences by hand, labels of folders, one line for bad input."""
+"""plot: means, intervals and differences by hand, labels of folders, one line for bad input."""
 import json
 import re
 import sys
@@ -6,46 +6,64 @@ from statistics import stdev
 
 import pytest
 
-from experiment import picture, plot
+from experiment import plot
 
 A = {0: [0.1, 0.5, 0.4], 1: [0.1, 0.3, 0.6]}             # {seed: accuracy of each round}
-B = {0: [0.1, 0.6, 0.7], 1: [0.1, 0.2, 0.5], 2: [0.1]}
+B = {0: [0.1, 0.6, 0.7], 1: [0.1, 0.2, 0.5], 2: [0.1, 0.2, 0.1]}
+MODEL = {"server_accuracy": "server", "ensemble_accuracy": "ensemble"}
 ROW = '{"round": 0, "accuracy": 0.1, "loss": 2}'
 
 
-def write(folder, algo, values, alpha=1, public=None, **more):
+def write(folder, algo, values, alpha=1, public=None, scores=MODEL, **more):
     for seed, accuracies in values.items():
         (run := folder / f"{algo.replace(':', '-')}-seed{seed}").mkdir(parents=True)
         (run / "config.json").write_text(json.dumps({
             "algo": [algo], "seeds": [seed], "networks": {algo: {}},
             "settings": {algo: {"alpha": alpha}},
             "flags": {"dataset": "/me/x.npz", "public": public, "data_root": "/me/data"},
-            "environment": {"threads": 1}}))
+            "environment": {"threads": 1}} | ({"scores": {algo: scores}} if scores else {})))
         (run / "metrics.jsonl").write_text("\n".join(json.dumps(
             {"round": t, "accuracy": x, "bytes_up": 2**20 * t, "bytes_down": 2**19} | more)
             for t, x in enumerate(accuracies)))
 
 
-@pytest.fixture
-def table(tmp_path, capsys):
-    """What the program prints of two labels; runs of spaces are one space."""
-    write(tmp_path, "a", A)
-    write(tmp_path, "b", B, alpha=2, loss=1234)
-    plot.main([str(tmp_path), "--key", "accuracy,loss", "--base", "a"])
+def printed(capsys, *argv):
+    """What the program prints; runs of spaces are one space."""
+    plot.main([str(word) for word in argv])
     return re.sub(" +", " ", capsys.readouterr().out)
 
 
-def test_the_table_has_the_mean_and_deviation_of_the_last_round(table):
-    assert f"\na model 50.00 +- {100 * stdev([.4, .6]):.2f} reference 2 40.00 60.00 -\n" in table
-    assert f"\nb model {130 / 3:.2f} +- {100 * stdev([.7, .5, .1]):.2f} " in table
-    assert "\nb 1234 +- 0 - 0,2 1234 1234 1234\n" in table       # no percent; rounds 0 and 2
+@pytest.fixture
+def table(tmp_path, capsys):
+    write(tmp_path, "a", A)
+    write(tmp_path, "b", B, alpha=2, loss=1234)
+    return printed(capsys, tmp_path, "--key", "accuracy,loss", "--base", "a", "--last", 2)
+
+
+def half(*values):
+    """t of 1 or 2 degrees of freedom, by a table of statistics."""
+    n = len(values)
+    return {2: 12.706, 3: 4.303}[n] * stdev(values) / n ** .5
+
+
+def test_the_table_has_the_mean_and_its_interval_in_the_last_round(table):
+    assert f"\na server 50.00 +- {half(40, 60):.2f} reference 2 40.00 60.00 -\n" in table
+    assert f"\nb server {130 / 3:.2f} +- {half(70, 50, 10):.2f} " in table
+    assert "\nb 1234 +- 0 - 2 1234 1234 1234\n" in table         # no percent
 
 
 def test_differences_are_paired_by_seed(table):
-    row = r"\nb model 43.33 .* (\+\S+ \+- \S+, \d of \d) 0,2 70.00 50.00 10"
-    final, best = re.findall(row, table)
-    assert final == f"+10.00 +- {100 * stdev([.7 - .4, .5 - .6]):.2f}, 1 of 2"
-    assert best == f"+5.00 +- {100 * stdev([.7 - .5, .5 - .6]):.2f}, 1 of 2"
+    row = r"\nb server \S+ .* (\+\S+ \+- \S+) 2 \S+ \S+ \S+\n"
+    mean, final, best = re.findall(row, table)
+    assert mean == f"+5.00 +- {half(65 - 45, 35 - 45):.2f}"
+    assert final == f"+10.00 +- {half(70 - 40, 50 - 60):.2f}"
+    assert best == f"+5.00 +- {half(70 - 50, 50 - 60):.2f}"
+
+
+def test_last_is_the_mean_of_the_last_rounds(table):
+    """(0.5 + 0.4) / 2, (0.3 + 0.6) / 2 and so on."""
+    assert re.search(r"mean of 2 rounds accuracy, % .*\na .* 45.00 45.00 -\nb .* 65.00 35.00 15.00",
+                     table)
 
 
 def test_the_table_tells_the_settings_once_and_each_labels_own(table):
@@ -53,52 +71,64 @@ def test_the_table_tells_the_settings_once_and_each_labels_own(table):
                             "a: algo=a alpha=1\nb: algo=b alpha=2\n")
 
 
-def test_an_accuracy_that_the_reference_lacks_is_compared_with_its_accuracy(tmp_path, capsys):
+def test_t_is_that_of_the_tables_of_statistics():
+    assert [plot.T[n - 1] for n in (1, 4, 9, 29)] == [12.706, 2.776, 2.262, 2.045]
+    assert plot.half_width([1.0]) is None
+    for n, quantile in ((5, 2.776), (40, 2.045)):        # of more than 30 values: 2.045 is a bound
+        values = list(range(n))
+        assert plot.half_width(values) == pytest.approx(quantile * stdev(values) / n ** .5)
+
+
+def test_a_base_without_the_accuracy_is_there_with_its_other_and_a_mark(tmp_path, capsys):
     write(tmp_path, "a", {0: [0.2]})
     write(tmp_path, "b", {0: [0.1]}, ensemble_accuracy=0.5)
-    plot.main([str(tmp_path), "--key", "ensemble_accuracy"])
-    out = capsys.readouterr().out
-    assert re.search(r"minus a accuracy .*\nb +ensemble +50.00 +\+30.00, 1 of 1 ", out)
+    out = printed(capsys, tmp_path, "--key", "ensemble_accuracy")
+    assert "minus a accuracy (server) last round" in out
+    assert "\na - - - 0 -\nb ensemble 50.00 +30.00* 0 50.00\n" in out
 
 
-def test_the_table_says_whose_accuracy_it_is_and_on_which_half(tmp_path, capsys):
-    """In one table: `accuracy` of a server on the public half, of clients on the private one."""
-    last = {"public": "half", "client_accuracy_distilled": 0.1, "client_accuracy_private": 0.4}
+def test_accuracies_on_different_classes_are_marked(tmp_path, capsys):
+    """An algorithm of a reader's own, whose headline is the accuracy on a client's own classes."""
+    write(tmp_path, "fedavg", {0: [0.4]}, client_accuracy_own=0.5)
+    write(tmp_path, "mine", {0: [0.7]}, scores={"client_accuracy_own": "clients, own classes"},
+          client_accuracy_own=0.7)
+    out = printed(capsys, tmp_path)
+    assert "\nmine clients, own classes 70.00 +30.00* 0 70.00\n" in out
+    out = printed(capsys, tmp_path, "--key", "client_accuracy_own", "--base", "mine")
+    assert "\nfedavg client_accuracy_own 50.00 -20.00* 0 50.00\n" in out
+
+
+def test_rounds_of_different_number_are_marked(tmp_path, capsys):
+    write(tmp_path, "a", {0: [0.4]})
+    write(tmp_path, "b", {0: [0.1, 0.6]})
+    assert "\nb server 60.00 +20.00# 1 60.00\n" in printed(capsys, tmp_path)
+
+
+def test_runs_without_scores_take_them_from_the_registry(tmp_path, capsys):
+    """A server with a network of its own is tested on the public half, clients on the other."""
+    last = {"public": "half", "scores": None}
     write(tmp_path, "fedmd", {0: [0.4]}, **last)
-    write(tmp_path, "fedgems", {0: [0.6]}, server_accuracy=0.6, server_accuracy_private_test=0.5,
-          **last)
-    plot.main([str(tmp_path)])
-    out = re.sub(" +", " ", capsys.readouterr().out)
+    write(tmp_path, "fedgems", {0: [0.6]}, **last)
+    write(tmp_path, "fedavg:lr=1", {0: [0.5]}, **last)
+    out = printed(capsys, tmp_path)
     assert "\nfedmd clients, after private training, private half 40.00 " in out
     assert "\nfedgems server, public half 60.00 " in out
+    assert "\nfedavg:lr=1 server, private half 50.00 " in out
 
 
 def test_several_bases_have_a_column_each(tmp_path, capsys):
     write(tmp_path, "a", A)
     write(tmp_path, "b", B)
-    plot.main([str(tmp_path), "--base", "b,a"])
-    out = re.sub(" +", " ", capsys.readouterr().out)
-    assert "minus b accuracy minus a accuracy last round" in out
-    assert re.search(r"\na model \S+ \+- \S+ -10.00 \+- \S+, 1 of 2 reference 2 40.00", out)
+    out = printed(capsys, tmp_path, "--base", "b,a")
+    assert "minus b accuracy (server) minus a accuracy (server) last round" in out
+    assert re.search(r"\na server \S+ \+- \S+ -10.00 \+- \S+ reference 2 40.00", out)
 
 
-def test_smooth_is_the_mean_of_the_last_rounds(tmp_path):
-    write(tmp_path, "a", {0: [0.1, 0.3, 0.8]})
-    plot.main(f"{tmp_path} --smooth 2 --out {tmp_path}/x.csv".split())
-    lines = (tmp_path / "x.csv").read_text().splitlines()[1:]
-    means = [float(line.split(",")[3]) for line in lines]
-    assert means == pytest.approx([0.1, (0.1 + 0.3) / 2, (0.3 + 0.8) / 2])
-
-
-def test_names_at_the_ends_of_lines_do_not_overlap():
-    assert picture.spread([0.5, 0.9, 0.52], gap=0.1) == pytest.approx([0.5, 0.9, 0.6])
-
-
-@pytest.mark.parametrize("flags, names", [([], [": model<", ": ensemble<"]),
+@pytest.mark.parametrize("flags, names", [([], [": server<", ": ensemble<", "mean of 2 seeds and"]),
                                           (["--names", "A", "B C"], [">A<", ">B C<"])])
 def test_a_picture_names_each_line_and_whose_accuracy_it_is(tmp_path, flags, names):
     matplotlib = pytest.importorskip("matplotlib")
-    write(tmp_path, "a", {0: [0.4]}, ensemble_accuracy=0.5)
+    write(tmp_path, "a", A, ensemble_accuracy=0.5)
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         plot.main([str(tmp_path), "--key", "accuracy,ensemble_accuracy",
                    "--out", f"{tmp_path}/x.svg", *flags])
@@ -106,20 +136,44 @@ def test_a_picture_names_each_line_and_whose_accuracy_it_is(tmp_path, flags, nam
     assert all(name in picture for name in names)
 
 
+def test_a_curve_has_the_mean_and_interval_of_each_round(tmp_path):
+    write(tmp_path, "b", B)
+    [seeds] = plot.read_runs([tmp_path]).values()
+    points = plot.curve(seeds, "accuracy", "round")
+    assert [x for x, *_ in points] == [0, 1, 2]
+    assert points[2][1:] == pytest.approx((1.3 / 3, half(.7, .5, .1), 3))
+    assert [x for x, *_ in plot.curve(seeds, "accuracy", "MB")] == [0.5, 2.0, 4.5]
+    smooth = [value for _, value, *_ in plot.curve({0: seeds[0]}, "accuracy", "round", last=2)]
+    assert smooth == pytest.approx([0.1, 0.35, 0.65])
+
+
 def test_rounds_leaves_out_the_later_ones(tmp_path, capsys):
     write(tmp_path, "a", A)
-    plot.main([str(tmp_path), "--rounds", "1"])
-    out = capsys.readouterr().out
-    assert re.search(r"final .*\n\S+ +model +40.00 .* 1 +50.00 +30.00", out)
+    out = printed(capsys, tmp_path, "--rounds", 1)
+    assert re.search(r"final .*\n\S+ server 40.00 .* 1 50.00 30.00", out)
 
 
-@pytest.mark.parametrize("axis, x", [("round", "0 1 2"), ("MB", "0.5 2.0 4.5")])
-def test_the_csv_has_the_mean_deviation_and_count_of_each_round(tmp_path, axis, x):
-    write(tmp_path, "b", B)
-    plot.main(f"{tmp_path} --x {axis} --out {tmp_path}/x.csv".split())
-    rows = [line.split(",")[2:] for line in (tmp_path / "x.csv").read_text().splitlines()]
-    assert rows[0] == [axis, "mean", "std", "seeds"] and [row[0] for row in rows[1:]] == x.split()
-    assert rows[1][1:] + rows[3][1:] == ["0.1", "0.0", "3", "0.6", str(stdev([0.7, 0.5])), "2"]
+@pytest.mark.parametrize("name", ["x.csv", "x.csv.gz"])
+def test_a_csv_of_the_metrics_is_read_like_the_runs_themselves(tmp_path, capsys, name):
+    write(tmp_path / "runs", "a", A)
+    write(tmp_path / "runs", "b", B, alpha=2, client_accuracy=0.3,
+          scores=MODEL | {"client_accuracy": "clients"})
+    keys = "accuracy,client_accuracy,ComU@0.2"
+    kept = tmp_path / name
+    plot.main(f"{tmp_path}/runs --key accuracy,client_accuracy,bytes_up,bytes_down "
+              f"--out {kept}".split())
+    of_folders = printed(capsys, tmp_path / "runs", "--key", keys, "--last", 2)
+    assert printed(capsys, kept, "--key", keys, "--last", 2) == of_folders
+    assert "\nb 0.5 +- 0 " in of_folders                 # ComU: in round 0 the clients have 0.3
+    if name == "x.csv":
+        _, header, first, *_ = kept.read_text().splitlines()
+        assert header.startswith("label,seed,round,accuracy,") and first.startswith("a,0,0,0.1,,")
+
+
+def test_comu_is_missing_where_the_accuracy_is_not_reached(tmp_path, capsys):
+    write(tmp_path, "a", A)                              # 0.5 MB, then 1.5, then 2.5 more
+    assert re.search(r"final ComU@0.6 .*\n\S+ 4.5 reference 2 4.5\n",
+                     printed(capsys, tmp_path, "--key", "ComU@0.6"))
 
 
 def test_a_label_is_the_folder_or_the_algorithm_below_what_all_share(tmp_path):
@@ -134,13 +188,29 @@ def test_a_label_is_the_folder_or_the_algorithm_below_what_all_share(tmp_path):
     (tmp_path / "z" / "R4" / "fedsdd-seed7").rename(tmp_path / "z" / "R4" / "7")
     assert labels("z") == labels("z/R1", "z/R4/7") == ["R1", "R4"]       # METHOD/SEED
     assert labels("x", "z") == ["x/fedavg", "x/fedsdd:R=1", "z/R1", "z/R4"]
+    for seed in A:
+        write(tmp_path / "s" / str(seed), "fedavg", {seed: A[seed]})
+        write(tmp_path / "s" / str(seed), "fedmd", {seed: A[seed]})
+    assert labels("s") == ["fedavg", "fedmd"]                            # SEED/ALGO-seedN
+
+
+@pytest.mark.parametrize("second, words", [
+    ({"alpha": 2}, "alpha (1, but 2 with seed 1)"), ({}, "last round (2, but 0 with seed 1)")])
+def test_runs_of_two_methods_are_not_pooled(tmp_path, capsys, second, words):
+    write(tmp_path, "a", {0: A[0]})
+    write(tmp_path, "a", {1: A[1] if second else [0.1]}, **second)
+    with pytest.raises(SystemExit, match="2"):
+        plot.main([str(tmp_path)])
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("plot: error: ") and words in line
 
 
 @pytest.mark.parametrize("flags, rows, words", [
-    ("--key acc", ROW, "there are accuracy, loss"), ("--base a,c", ROW, "the labels are"),
-    ("--smooth 0", ROW, "1 or more"), ("--out x.png --names a b", ROW, "2 names for these 1 lines"),
+    ("--key acc", ROW, "there are MB, accuracy, loss"), ("--base a,c", ROW, "the labels are"),
+    ("--last 0", ROW, "1 or more"), ("--rounds -1", ROW, "0 or more"),
+    ("--out x.png --names a b", ROW, "2 names for these 1 lines"),
     ("", "", "no finished round"), ("", ROW[:9], "damaged"), ("--x week", ROW, "invalid choice"),
-    ("--out x.png", ROW, "pip install matplotlib, or"), ("--out no/x.csv", ROW, "no/x.csv")])
+    ("--out x.png", ROW, "pip install it, or"), ("--out no/x.csv", ROW, "no/x.csv")])
 def test_bad_input_ends_in_one_line(tmp_path, monkeypatch, capsys, flags, rows, words):
     write(tmp_path, "a", {0: [0.1]})
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
@@ -149,3 +219,10 @@ def test_bad_input_ends_in_one_line(tmp_path, monkeypatch, capsys, flags, rows, 
         plot.main(f"{tmp_path} {flags}".split())
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("plot: error: ") and words in line
+
+
+def test_a_csv_of_another_program_ends_in_one_line(tmp_path, capsys):
+    (tmp_path / "x.csv").write_text("label,mean\na,1\n")
+    with pytest.raises(SystemExit, match="2"):
+        plot.main([str(tmp_path / "x.csv")])
+    assert "is no file that --out made here" in capsys.readouterr().err
