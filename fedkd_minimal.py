@@ -18,110 +18,77 @@ by Ctrl-C or a full disk, goes on with --resume, and its numbers are those of an
 On Linux the program makes a process for each core; all run the same lines, and only the first one
 prints and writes.
 """
+import shlex
 import sys
-from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
-from experiment import process
+from experiment import processes
 
 if __name__ == "__main__":
-    process.end_on_signals()                        # also while torch is imported
+    processes.end_on_signals()                      # also while torch is imported
 
-import attacks
-from experiment import build, checkpoint, report, saved_model
-from experiment.config import configure, most_clients
-from experiment.flags import parse
+from experiment import build, keep, report, saved_model
+from experiment.plan import plan_of
 from experiment.plateau import with_plateau
-from federation import restrict_public, stream
 
 
-def federation_of(run, fed):
-    """The federation as the algorithm of a run sees it: with its networks and its public data."""
-    fed = build.with_networks(fed, **run.networks)
-    if run.config["flags"]["joint"] and run.algorithm.public != "joint":
-        fed = replace(fed, public_test=None)     # its labels are of classes that are not learned
-    return restrict_public(fed, run.algorithm.public)
+def main(argv, is_program=False):
+    """Runs a command; returns its runs if this process alone computes them.
 
-
-def keywords_of(run, fed):
-    """The keyword arguments for the algorithm's `run`: its hyperparameters, and who attacks."""
-    flags = run.config["flags"]
-    if flags["attack"] is None:
-        return run.settings
-    # Some clients poison their uploads.
-    attack = attacks.build(flags["attack"], partial(stream, fed.seed), len(fed.private),
-                           flags["attackers"], flags["attack_scale"], flags["attack_z"])
-    return run.settings | {"attack": attack}
-
-
-def rounds_of(run, fed):
-    """The rounds after the last finished one: the algorithm's generator of (metrics, state)."""
-    algorithm, patience = run.algorithm, run.config["flags"]["lr_patience"]
-    algorithm_run = algorithm.run
-    if patience is not None and algorithm.plateau:
-        algorithm_run = with_plateau(algorithm, patience)
-    return algorithm_run(fed, run.state, **keywords_of(run, fed))
-
-
-@process.keeps_threads
-def main(argv, may_fork=False):
-    """Runs a command. Bad input ends it with SystemExit(2), Ctrl-C with SystemExit(130).
-
-    may_fork    True: it may use all cores without --processes, because nobody else's program is
-                in this process
+    is_program    True: nobody else's program is in this process, so it may use all cores
+    Bad input ends it with SystemExit(2), Ctrl-C with SystemExit(130).
     """
-    # What can be refused is refused here, before anything is trained. (Below, `kept_in` refuses a
-    # folder that holds a run or that another process uses.)
-    with process.bad_input_is_refused():
-        # What to run: the flags, or the config in the folder that --resume names.
-        given = parse(argv, __doc__)
-        is_new = "resume" not in given
-        folder = given.get("out") if is_new else given["resume"]              # None: keep nothing
-        config, choices = configure(given) if is_new else checkpoint.resumed(given)
-        # The data, and for each seed who holds which images.
-        device = process.set_up(config["environment"])
-        num_processes = process.how_many(given, device.type, most_clients(config), may_fork)
-        datasets = build.load_datasets(config["flags"], config["networks"])
-        config = checkpoint.with_data(config, build.fingerprints(config["flags"], datasets))
-        splits = {seed: build.split(config["flags"], datasets.task, seed)
-                  for seed in config["seeds"]}
-        # A run for each seed and algorithm.
-        runs = checkpoint.runs_of(folder, config, choices)
-        if "save_model" in given and len(runs) > 1:
-            raise ValueError("--save-model is for one algorithm and one seed")
-        if not is_new:
-            checkpoint.check_readable(runs, device)
-        # Does each algorithm fit the federation? They are alike for all seeds: one will do.
-        first_seed, first_split = next(iter(splits.items()))
-        fed = build.federation(config["flags"], datasets, first_split, first_seed, device)
-        for run in [run for run in runs if run.seed == first_seed]:
-            own = federation_of(run, fed)
-            run.algorithm.check(own, **keywords_of(run, own))
+    with processes.one_thread():
+        # Whatever can be refused is refused here, before a folder is made.
+        with processes.bad_input_is_refused():
+            plan = plan_of(argv, __doc__)                    # what runs, with which settings
+            runs = keep.runs_of(plan)                        # one for each seed and algorithm
+            kept = keep.take_decisions(plan, runs)           # on --resume: as it was started
+            device = processes.device_of(plan.environment["device"], is_program)
+            num_processes = processes.how_many(plan.given.get("processes"), device.type,
+                                               plan.most_clients, is_program)
+            datasets = build.load_datasets(plan.flags)
+            fingerprints = build.fingerprints(plan.flags, datasets)
+            keep.check(plan, runs, kept, fingerprints)
+            build.check(plan, datasets, runs, device)
+            if "describe" not in plan.given:
+                keep.make(plan, runs, fingerprints)
 
-    if "describe" in given:
-        report.describe(config, choices, datasets, first_split, num_processes)
-        report.tell_classes(datasets.task, first_split)
-        return
-    with checkpoint.kept_in(folder, config, runs, is_new) as locks, process.resumable(folder):
-        report.describe(config, choices, datasets, first_split, num_processes)
-        process.import_optimizers()              # 2 seconds that would count in round 1
-        with process.forked(num_processes, locks):
-            for seed in config["seeds"]:
-                fed = build.federation(config["flags"], datasets, splits[seed], seed, device,
-                                       config["environment"]["threads"])
-                for run in [run for run in runs if run.seed == seed]:
-                    run.open(device)
-                    own = federation_of(run, fed)
-                    run.clock = report.Clock(run, own)
-                    report.heading(run, own)
-                    for metrics, state in rounds_of(run, own):
-                        run.keep(metrics, state)
-                        report.tell_round(run)
-                    if "save_model" in given:
-                        saved_model.save(given["save_model"], run, own, datasets)
-                    run.close()
-            report.summary(runs)
+        split = build.split(plan.flags, datasets.task, plan.seeds[0])
+        report.describe(plan, datasets, fingerprints, split, num_processes)
+        if "describe" in plan.given:
+            report.tell_settings(plan)
+            report.tell_classes(plan, datasets.task, split)
+            return None
+        advice = ""
+        if plan.folder:
+            folder = shlex.quote(str(plan.folder))
+            advice = f"; every finished round is kept; --resume {folder} continues"
+        return processes.start(partial(train, plan, datasets, runs, device), num_processes, advice)
+
+
+def train(plan, datasets, runs, device):
+    """The rounds of all runs, in every process."""
+    for seed in plan.seeds:
+        fed = build.federation(plan, datasets, seed, device)
+        for run in [run for run in runs if run.seed == seed]:
+            keep.begin(run, device)                          # after its last finished round
+            own, attack = build.seen_by(run, fed, plan.flags), build.attack(fed, plan.flags)
+            report.heading(run, own, attack.get("attack"))
+            algorithm_run, patience = run.algorithm.run, plan.flags["lr_patience"]
+            if patience is not None and run.algorithm.plateau:
+                algorithm_run = with_plateau(run.algorithm, patience)
+            for metrics, state in algorithm_run(own, run.state, **run.settings, **attack):
+                keep.keep_round(run, own, metrics, state)
+                report.tell_round(run, own)
+            if "save_model" in plan.given:
+                saved_model.save(Path(plan.given["save_model"]), run, own, datasets,
+                                 plan.flags["joint"])
+            run.state = None                                 # its memory is for the next run
+    report.summary(runs, plan.given.get("comu") or ())
+    return runs
 
 
 if __name__ == "__main__":
-    process.end_with(main, sys.argv[1:])
+    processes.end_with(main, sys.argv[1:])

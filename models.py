@@ -502,11 +502,6 @@ NETWORKS = {        # name -> (smallest image side in pixels, constructor(image_
 }
 
 
-# Networks for a minute on a CPU, so small that more than one thread does not make them faster.
-SMALL = {"cnn", "cnn_large", "cnn_6_16", "mlp", "gkt_edge_small", "gkt_server_small",
-         "gkt_full_small", "mini0", "mini9", *MINI}
-
-
 def build(name, image_shape, num_classes):
     """A new network: it maps images [B, *image_shape] to logits [B, num_classes].
 

@@ -232,6 +232,28 @@ def by_subclass(superclass, subclass, num_clients, rng):
     return [np.sort(np.concatenate(part)) for part in parts]
 
 
+def few_of_subclasses(labels, subclass, num_clients, per_class, rng):
+    """FedMD's CIFAR-100: `by_subclass`, of which each client keeps per_class samples of each class.
+
+    `labels` [N] are the superclasses.
+    """
+    parts = by_subclass(labels, subclass, num_clients, rng)
+    return [part[few_per_class(np.asarray(labels)[part], 1, per_class, rng)[0]] for part in parts]
+
+
+# {name: (the rule, its arguments beside num_clients and rng)}: --partition
+PARTITIONS = {
+    "iid": (iid, ("labels",)),
+    "dirichlet": (dirichlet, ("labels", "alpha")),
+    "dirichlet_balanced": (dirichlet_balanced, ("labels", "alpha")),
+    "dirichlet_equal": (dirichlet_equal, ("labels", "alpha")),
+    "by_writer": (by_writer, ("writers",)),
+    "single_writer": (single_writer, ("writers",)),
+    "few_per_class": (few_per_class, ("labels", "per_class")),
+    "by_subclass": (few_of_subclasses, ("labels", "subclass", "per_class")),
+    "fedgkt_table6": (fedgkt_table6, ("labels",))}
+
+
 def hold_out(labels, share, rng):
     """(held_out, rest): a random `share` of every class, and the remaining samples.
 

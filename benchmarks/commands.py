@@ -2,8 +2,7 @@
 import torch
 
 from experiment import build
-from experiment.config import configure
-from experiment.flags import parse
+from experiment.plan import plan_of
 from federation import restrict_public
 
 
@@ -14,11 +13,12 @@ def federation_of(argv, seed=0, split_clients=None):
     split_clients    labels of the training images, [N] -> the rows of each client; None: the
                      command's partition
     """
-    config, choices = configure(parse(argv))
-    datasets = build.load_datasets(config["flags"], config["networks"])
-    split = build.split(config["flags"], datasets.task, seed)
+    plan = plan_of(argv)
+    datasets = build.load_datasets(plan.flags)
+    rows = build.split(plan.flags, datasets.task, seed)
     if split_clients is not None:
-        split = split._replace(clients=split_clients(datasets.task.train.labels.numpy()))
-    fed = build.federation(config["flags"], datasets, split, seed, torch.device("cpu"))
-    fed = build.with_networks(fed, **config["networks"][choices[0].label])
-    return restrict_public(fed, choices[0].algorithm.public), config["settings"]
+        rows = rows._replace(clients=split_clients(datasets.task.train.labels.numpy()))
+    fed = build.federation(plan, datasets, seed, torch.device("cpu"), rows)
+    label, algorithm = next(iter(plan.algorithms.items()))
+    fed = build.with_networks(fed, **plan.networks[label])
+    return restrict_public(fed, algorithm.public), plan.settings

@@ -19,10 +19,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import torch
 
 from algorithms import feddf, fedsdd
-from federation.training import forward
 from benchmarks.commands import federation_of
 from benchmarks.costs import round_seconds
 from federation import seconds
+from federation.training import forward
 
 ROUNDS, WARM_UP = 8, 4       # rounds, and how many at the start do not count: after 4 the ensemble
                              # has R rounds for every R below

@@ -26,8 +26,8 @@ import torch
 import torch.nn.functional as F
 
 import models
-from federation.communication import FLOAT_BYTES
 from benchmarks.costs import network_cost
+from federation.communication import FLOAT_BYTES
 
 ROOT = Path(__file__).parent.parent
 REPETITIONS, WARM_UP, BATCH = 15, 2, 64

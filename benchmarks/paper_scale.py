@@ -18,8 +18,7 @@ import torch.nn.functional as F
 
 import models
 from benchmarks.costs import network_cost
-from experiment.config import configure
-from experiment.flags import parse
+from experiment.plan import plan_of
 
 IMAGE, CLASSES, BATCHES = (3, 32, 32), 10, 5
 TRAINING = 50_000                                        # CIFAR-10's images, and CIFAR-100's
@@ -37,8 +36,7 @@ def settings_of(paper, algo):
     argv = ["--algo", algo, "--paper", paper]
     if paper == "fedsdd":
         argv += ["--public", "glyphs-letters"]           # embedded; here only settings are read
-    config, _ = configure(parse(argv))
-    return config["settings"][algo]
+    return plan_of(argv).settings[algo]
 
 
 def samples_a_second(name, batch_size):

@@ -27,7 +27,7 @@ EMBEDDED = {
     "fedsdd": "--algo fedsdd --K 4 --R 2 --rounds 5",
     "fedmd": "--algo fedmd --rounds 3 --transfer-public-epochs 1 --transfer-local-epochs 1",
     "fedgems": "--algo fedgems --rounds 3",
-    "fedgkt": "--algo fedgkt --rounds 3",
+    "fedgkt": "--algo fedgkt --clients 16 --partition dirichlet_balanced --rounds 3",
 }
 CIFAR = "--model resnet20 --clients 8 --participation 1 --partition iid --rounds 3 --lr 0.1"
 RESNET20 = {

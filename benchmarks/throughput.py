@@ -26,10 +26,10 @@ import torch.nn.functional as F
 
 import models
 from algorithms import fedavg
-from federation.evaluation import accuracy
-from federation.training import batches, load_model, predict_logits
 from benchmarks.commands import federation_of
 from federation import seeded, stream
+from federation.evaluation import accuracy
+from federation.training import batches, load_model, predict_logits
 
 EPOCHS, BATCH, LR = 5, 64, 0.1
 PREDICTED, PREDICTION_BATCHES, TURNS = 500, (32, 64, 100, 256, 500), 11

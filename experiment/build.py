@@ -1,16 +1,25 @@
 """From flags and a seed to a `Federation`: each client's images, the device, the networks."""
 import dataclasses
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+import attacks
 import models
 import partition
 from data.images import adapt, crop_and_flip, normalize, statistics, to_float
-from data.load import (Dataset, by_superclass, check_classes, check_public, fingerprint,
-                       load_dataset, only)
-from federation import Data, Federation, seeded, stream
+from data.load import (
+    Dataset,
+    by_superclass,
+    check_classes,
+    check_public,
+    fingerprint,
+    load_dataset,
+    only,
+)
+from federation import Data, Federation, restrict_public, seeded, stream
 
 # --public: the share that no client holds. With "half" the test set is halved as well.
 HELD_OUT = {"half": 1 / 2, "half-train": 1 / 2, "fifth": 1 / 5}
@@ -31,51 +40,16 @@ class Split(NamedTuple):
     validation: np.ndarray | None
 
 
-class Private(NamedTuple):
-    """The samples to be split among the clients: what a partition may depend on."""
-
-    labels: np.ndarray
-    writers: np.ndarray | None
-    subclass: np.ndarray | None
-
-
-def few_of_subclasses(flags, private, rng):
-    """FedMD's CIFAR-100: --per-class samples of one subclass of each superclass for each client."""
-    parts = partition.by_subclass(private.labels, private.subclass, flags["clients"], rng)
-    return [part[partition.few_per_class(private.labels[part], 1, flags["per_class"], rng)[0]]
-            for part in parts]
-
-
-PARTITIONS = {      # {name: function(flags, private, rng) -> the indices of each client's samples}
-    "iid": lambda flags, private, rng: partition.iid(private.labels, flags["clients"], rng),
-    "dirichlet": lambda flags, private, rng: partition.dirichlet(
-        private.labels, flags["clients"], flags["alpha"], rng),
-    "dirichlet_balanced": lambda flags, private, rng: partition.dirichlet_balanced(
-        private.labels, flags["clients"], flags["alpha"], rng),
-    "dirichlet_equal": lambda flags, private, rng: partition.dirichlet_equal(
-        private.labels, flags["clients"], flags["alpha"], rng),
-    "by_writer": lambda flags, private, rng: partition.by_writer(
-        private.writers, flags["clients"], rng),
-    "single_writer": lambda flags, private, rng: partition.single_writer(
-        private.writers, flags["clients"], rng),
-    "few_per_class": lambda flags, private, rng: partition.few_per_class(
-        private.labels, flags["clients"], flags["per_class"], rng),
-    "by_subclass": few_of_subclasses,
-    "fedgkt_table6": lambda flags, private, rng: partition.fedgkt_table6(
-        private.labels, flags["clients"], rng)}
-
-
 def has_foreign_public(flags):
     """True if the public images come from another data set than the clients' images."""
     return flags["public"] is not None and flags["public"] not in HELD_OUT
 
 
-def load_datasets(flags, networks):
-    """The `Datasets` of a run; networks: the `networks_of` each algorithm, by label.
+def load_datasets(flags):
+    """The `Datasets` of a command.
 
     Raises ValueError if a data set cannot be loaded, a class has no training images, the public
-    images are the training images, the partition needs what the data set does not tell, or a
-    network cannot take the images.
+    images are the training images, or the partition needs what the data set does not tell.
     """
     task, foreign = load_dataset(flags["dataset"], flags["data_root"]), None
     if has_foreign_public(flags):
@@ -83,19 +57,16 @@ def load_datasets(flags, networks):
         check_public(f"--public {flags['public']}", foreign, task)
     if flags["joint"]:
         check_classes(f"--public {flags['public']}", foreign)
-    if flags["partition"] == "by_subclass":
+    _, needed = partition.PARTITIONS[flags["partition"]]
+    if "subclass" in needed:
         task = by_superclass(task, flags["dataset"])
-    if flags["partition"] in ("by_writer", "single_writer") and task.writers is None:
+    if "writers" in needed and task.writers is None:
         raise ValueError(f"--partition {flags['partition']}: {flags['dataset']} does not name its "
                          "writers")
     if flags["classes"] is not None:
         task = only(task, flags["classes"])
     check_classes(f"--dataset {flags['dataset']}", task, "; --classes can leave labels out")
-    datasets, image_shape = Datasets(task, foreign), tuple(task.train.images.shape[1:])
-    with seeded(0, "can the networks take such images"):
-        for name in dict.fromkeys(name for own in networks.values() for name in own["model"]):
-            models.build(name, image_shape, num_outputs(flags, datasets))
-    return datasets
+    return Datasets(task, foreign)
 
 
 def fingerprints(flags, datasets):
@@ -125,42 +96,47 @@ def split(flags, task, seed):
         rng = stream(seed, "validation")
         held_out, rest = partition.hold_out(labels[rows], flags["validation"], rng)
         validation, rows = rows[held_out], rows[rest]
-    private = Private(labels[rows], *(
-        None if array is None else array[rows] for array in (task.writers, task.subclass)))
-    parts = PARTITIONS[flags["partition"]](flags, private, stream(seed, "partition"))
+    rule, needed = partition.PARTITIONS[flags["partition"]]
+    known = {"labels": labels, "writers": task.writers, "subclass": task.subclass}
+    arguments = {name: known[name][rows] if name in known else flags[name] for name in needed}
+    parts = rule(**arguments, num_clients=flags["clients"], rng=stream(seed, "partition"))
     return Split([rows[part] for part in parts], public, validation)
 
 
-def federation(flags, datasets, split, seed, device, threads=None):
+def federation(plan, datasets, seed, device, rows=None):
     """The `Federation` of a seed, on `device`, without networks: see `with_networks`.
 
+    rows    a `Split`; None: that of the plan
     All images get the task's shape and are normalized by its training images. Bytes become floats
     here, after the rows are chosen: 1.28 million public images of ImageNet-32 are 4 GB of bytes.
     """
-    task, foreign = datasets
+    flags, (task, foreign) = plan.flags, datasets
+    rows = split(flags, task, seed) if rows is None else rows
     image_shape = tuple(task.train.images.shape[1:])
     mean, std = statistics(to_float(task.train.images))
 
-    def pick(part, rows):
-        rows = torch.as_tensor(rows)
-        images = adapt(to_float(part.images[rows]), image_shape)
-        labels = None if part.labels is None else part.labels[rows].to(device)
+    def pick(part, chosen):
+        chosen = torch.as_tensor(chosen)
+        images = adapt(to_float(part.images[chosen]), image_shape)
+        labels = None if part.labels is None else part.labels[chosen].to(device)
         return Data(normalize(images, mean, std).to(device), labels)
 
     num_classes = num_outputs(flags, datasets)
     first_label = num_classes - task.num_classes         # of the task; public classes come first
     train, test = (part._replace(labels=part.labels + first_label) for part in task[:2])
     public, public_test, test_rows = None, None, np.arange(len(test.labels))
-    public_part, public_rows = train, split.public
+    if (flags["test_size"] or len(test_rows)) < len(test_rows):
+        share = flags["test_size"] / len(test_rows)
+        test_rows, _ = partition.hold_out(test.labels.numpy(), share, stream(seed, "test_size"))
+    public_part, public_rows = train, rows.public
     if foreign is not None:
         public_part = foreign.train if flags["joint"] else foreign.train._replace(labels=None)
         public_rows = np.arange(len(foreign.train.labels))
         if flags["joint"]:
             public_test = pick(foreign.test, np.arange(len(foreign.test.labels)))
     if flags["public"] == "half":                        # the test set is halved as well
-        public_test_rows, test_rows = partition.halves(
-            test.labels.numpy(), stream(seed, "public_test"))
-        public_test = pick(test, public_test_rows)
+        halves = partition.halves(test.labels[test_rows].numpy(), stream(seed, "public_test"))
+        public_test, test_rows = pick(test, test_rows[halves[0]]), test_rows[halves[1]]
     if public_rows is not None:
         if (flags["public_size"] or len(public_rows)) < len(public_rows):
             rng = stream(seed, "public_size")
@@ -168,11 +144,12 @@ def federation(flags, datasets, split, seed, device, threads=None):
             public_rows = public_rows[sorted(chosen)]
         public = pick(public_part, public_rows)
     return Federation(
-        private=[pick(train, rows) for rows in split.clients], test=pick(test, test_rows),
+        private=[pick(train, own) for own in rows.clients], test=pick(test, test_rows),
         num_classes=num_classes, client_model=None, architecture=[], seed=seed, device=device,
         public=public, public_test=public_test,
-        validation=None if split.validation is None else pick(train, split.validation),
-        augment=crop_and_flip if flags["augment"] else None, amp=flags["amp"], threads=threads)
+        validation=None if rows.validation is None else pick(train, rows.validation),
+        augment=crop_and_flip if flags["augment"] else None,
+        amp=plan.environment["amp"], threads=plan.environment["threads"])
 
 
 def with_networks(fed, model, server_model):
@@ -194,3 +171,36 @@ def with_networks(fed, model, server_model):
 
     return dataclasses.replace(fed, client_model=new_client_model, server_model=new_server_model,
                                architecture=architecture)
+
+
+def seen_by(run, fed, flags):
+    """The federation as the algorithm of a run sees it: with its networks and its public data."""
+    fed = with_networks(fed, **run.networks)
+    if flags["joint"] and run.algorithm.public != "joint":
+        fed = dataclasses.replace(fed, public_test=None)  # its labels are of classes not learned
+    return restrict_public(fed, run.algorithm.public)
+
+
+def attack(fed, flags):
+    """The keyword arguments for `run` that say who attacks: {} or {"attack": `Attack`}."""
+    if flags["attack"] is None:
+        return {}
+    return {"attack": attacks.build(flags["attack"], partial(stream, fed.seed), len(fed.private),
+                                    flags["attackers"], flags["attack_scale"], flags["attack_z"])}
+
+
+def check(plan, datasets, runs, device):
+    """Raises ValueError if a partition, a network or an algorithm does not fit the data.
+
+    Federations are alike for all seeds: for the algorithms one will do.
+    """
+    image_shape = tuple(datasets.task.train.images.shape[1:])
+    with seeded(0, "can the networks take such images"):
+        for name in dict.fromkeys(name for own in plan.networks.values() for name in own["model"]):
+            models.build(name, image_shape, num_outputs(plan.flags, datasets))
+    for seed in plan.seeds[1:]:
+        split(plan.flags, datasets.task, seed)
+    fed = federation(plan, datasets, plan.seeds[0], device)
+    for run in runs[:len(plan.algorithms)]:
+        own = seen_by(run, fed, plan.flags)
+        run.algorithm.check(own, **run.settings)

@@ -1,58 +1,60 @@
-"""The flags: a table of those that every run has, and one for each hyperparameter of an algorithm.
+"""The flags: a row for each that every run has; the hyperparameters of the algorithms join them.
 
-`parse(argv)` returns the flags that were given; `configure` in config.py fills in the others.
+`given(argv)` returns the flags that were given; plan.py fills in the others.
 """
 import argparse
+import difflib
 import inspect
-import re
+import tempfile
 import typing
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import models
 from algorithms import ALGORITHMS
-from algorithms import Algorithm
-from algorithms.hyperparameters import (AT_LEAST_0, AT_LEAST_1, FINITE, HYPERPARAMETERS, POSITIVE,
-                                        SHARE, Hyperparameter, Range)
+from algorithms.hyperparameters import (
+    AT_LEAST_0,
+    AT_LEAST_1,
+    FINITE,
+    HYPERPARAMETERS,
+    POSITIVE,
+    SHARE,
+    Hyperparameter,
+    Range,
+)
 from attacks import ATTACKS
 from data.load import DATASETS
-from experiment.build import PARTITIONS
 from experiment.presets import PAPER
-from experiment.process import fail, say
+from experiment.processes import fail, say
+from partition import PARTITIONS
 
 EPILOG = """Without --paper, a run replaces some defaults by small networks and few epochs, so that
 it takes a minute on the embedded data (glyphs, glyphs-letters); it prints what it changed."""
 
 
-# ------------------------------------------------------------------------------------------------
-# Types of flags that are no annotation: each converts a text or raises ArgumentTypeError
-
 def folder(text):
     """The type of --out and --resume."""
     if not text.strip():               # Path("") is the current folder
         raise argparse.ArgumentTypeError("it is empty; . is the current folder")
-    return Path(text)
+    return text
 
 
 def file(text):
     """The type of --save-model: a file that can be made."""
     if not text.strip() or Path(text).is_dir() or not Path(text).parent.is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} is not the name of a file in a folder")
-    return Path(text)
+    try:
+        tempfile.TemporaryFile(dir=Path(text).parent).close()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def flag_name(name):
     return "--" + name.replace("_", "-")
 
 
-def flag_names(names):
-    """The names of flags as a text: --a, --b and --c."""
-    *others, last = map(flag_name, names)
-    return f"{', '.join(others)} and {last}"
-
-
-RESUME_FLAGS = ("rounds", "device", "processes", "save_model")       # what --resume may change
-NAMES = {"type": lambda text: text.split(","), "metavar": "NAME,..."}
+NAMES = {"type": lambda text: [word.strip() for word in text.split(",")], "metavar": "NAME,..."}
 FOLDER = {"type": folder, "metavar": "DIR"}
 FILE = {"type": file, "metavar": "FILE"}
 SWITCH = {"action": "store_true"}
@@ -61,15 +63,12 @@ PROCESSES = Range("from 1 to 64", lambda x: 1 <= x <= 64)
 THREADS = Range("from 1 to 1024", lambda x: 1 <= x <= 1024)
 
 
-# ------------------------------------------------------------------------------------------------
-# The table
-
 class Flag(NamedTuple):
     """A flag of every run."""
 
     name: str
     kind: object            # a type, as an annotation has it, or argparse's options
-    default: object         # None: nothing, or what `complete` in config.py finds
+    default: object         # None: nothing, or what plan.py finds
     allowed: Range | None   # of numbers
     meaning: str            # its help; the default is added to it
 
@@ -77,12 +76,14 @@ class Flag(NamedTuple):
 FEDERATION_FLAGS = [        # who has which data and which networks: config.json keeps them
     Flag("dataset", str, "glyphs", None,
          f"the task: {', '.join(DATASETS)}, a .npz file, or a folder of images"),
-    Flag("data_root", FOLDER | {"type": str}, "downloads", None,
+    Flag("data_root", {"metavar": "DIR"}, "downloads", None,
          "folder for torchvision's data sets, which it downloads"),
     Flag("paper", Literal[tuple(PAPER)], None, None,
          "use this paper's networks, partition, settings (default none)"),
     Flag("train_size", int, None, AT_LEAST_1,
          "use at most this many training images, of each class its share (default: all)"),
+    Flag("test_size", int, None, AT_LEAST_1,
+         "use at most this many test images, of each class its share (default: all)"),
     Flag("classes", tuple[int, ...] | None, None, AT_LEAST_0,
          "keep these classes of the task (default none: all)"),
     Flag("model", NAMES, ["resnet20"], None,
@@ -123,9 +124,6 @@ FEDERATION_FLAGS = [        # who has which data and which networks: config.json
          "strength of paf and ofom, in standard deviations (default 10)"),
     Flag("attack_z", float, None, FINITE,
          "strength of lie, in standard deviations (default: the paper's formula)"),
-    Flag("comu", tuple[float, ...] | None, None, SHARE,
-         "accuracies; the summary shows the bytes sent until each of them is reached "
-         "(default none)"),
 ]
 RUN_FLAGS = [               # which runs, where, and what becomes of them
     Flag("algo", NAMES, None, None,
@@ -138,86 +136,23 @@ RUN_FLAGS = [               # which runs, where, and what becomes of them
          "the cores, at most 8 and at most the clients of a round; 1 on a GPU and outside Linux)"),
     Flag("threads", int, None, THREADS,
          "CPU threads while the server trains; clients have one (default: the cores, but 1 for the "
-         "small networks of the quick start, whose numbers are then the same on every machine)"),
+         "small networks of the quick start; the numbers depend on it, and in their last digits on "
+         "the kind of CPU)"),
     Flag("out", FOLDER, None, None,
          "folder for config, metrics, timing and checkpoint (default: none is kept)"),
     Flag("resume", FOLDER, None, None,
-         f"continue the run in this folder; only {flag_names(RESUME_FLAGS)} may be given as well"),
+         "continue the run in this folder; --rounds can be raised; --device, --processes and, for "
+         "data that have moved, --dataset and --public may be given as well"),
+    Flag("comu", tuple[float, ...] | None, None, SHARE,
+         "accuracies; the summary shows the bytes sent until each of them is reached "
+         "(default none)"),
     Flag("save_model", FILE, None, None,
          "write the trained models to this file; saved_model.py reads it"),
     Flag("describe", SWITCH, None, None,
-         "print how many samples of each class a client holds, and end"),
+         "print all settings and how many samples of each class a client holds, and end"),
     Flag("list", SWITCH, None, None, "print algorithms, data sets, networks, partitions, papers"),
 ]
 COMMON_FLAGS = {flag.name: flag for flag in RUN_FLAGS + FEDERATION_FLAGS}
-
-
-# ------------------------------------------------------------------------------------------------
-# Algorithms that --algo names
-
-class Choice(NamedTuple):
-    """One word of --algo."""
-
-    label: str              # the word: fedsdd, or fedsdd:R=4
-    algorithm: Algorithm
-    own: dict               # {"R": 4}: the hyperparameters in the word
-
-
-def choose(label):
-    """The `Choice` of a word of --algo. Bad input ends the program: `fail`."""
-    name, *words = label.split(":")
-    if name not in ALGORITHMS:
-        fail(f"unknown algorithm {label!r}; there are {', '.join(ALGORITHMS)}")
-    algorithm = ALGORITHMS[name]
-    if "" in words:
-        fail(f"{label}: a hyperparameter must follow each colon, as in fedsdd:R=4:K=2")
-    own = parse_flags([algorithm], ["--" + word for word in words])
-    for flag in own.keys() - algorithm.hyperparameters.keys():
-        fail(f"{label}: {flag_name(flag)} is not a hyperparameter of {name}; the algorithms of a "
-             "command share all other flags")
-    return Choice(label, algorithm, own)
-
-
-def descriptions(run):
-    """{name of an argument: its description}, from the docstring of an algorithm's `run`.
-
-    An entry is a line `name   description` at the docstring's own indentation, with two or more
-    spaces between; lines after it that are indented further belong to the description.
-    """
-    found, name, parameters = {}, None, inspect.signature(run).parameters
-    for line in (inspect.getdoc(run) or "").splitlines():
-        entry = re.fullmatch(r"(\w+) {2,}(.*\S)\s*", line)
-        if entry and entry[1] in parameters:
-            name = entry[1]
-            found[name] = entry[2]
-        elif name and line.startswith(" "):
-            found[name] += " " + line.strip()
-        else:
-            name = None
-    return found
-
-
-def hyperparameter_help(name, algorithms):
-    """The help of a hyperparameter: its description and its default, or each algorithm's."""
-    texts = [descriptions(algorithm.run).get(name) for algorithm in algorithms]
-    meaning = HYPERPARAMETERS.get(name, Hyperparameter()).meaning or name.replace("_", " ")
-    text = next(filter(None, texts), meaning)
-    defaults = {algorithm.name: value_text(algorithm.hyperparameters[name].default)
-                for algorithm in algorithms}
-    if len(set(defaults.values())) == 1:
-        return f"{text} (default {defaults[algorithms[0].name]})"
-    return f"{text} (default: {', '.join(f'{algo} {x}' for algo, x in defaults.items())})"
-
-
-def value_text(value):
-    """A flag's value as it would be typed, with on or off for a bool."""
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, list | tuple):
-        return ",".join(map(str, value))
-    return str(value)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -268,9 +203,29 @@ def flag_options(kind, allowed):
     return {"type": number(kind, allowed, optional, several), "metavar": metavar}
 
 
-def add_flag(group, name, kind, allowed=None, help_text=""):
-    action = group.add_argument(flag_name(name), **flag_options(kind, allowed))
-    action.help = help_text.replace("%", "%%")           # argparse formats the help with %
+def value_text(value):
+    """A flag's value as it would be typed, with on or off for a bool."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def words(given):
+    """The words of a command line that gives these flags, {name: value}."""
+    return [flag_name(name) if value is True else flag_name(f"no_{name}") if value is False
+            else f"{flag_name(name)}={value_text(value)}" for name, value in given.items()]
+
+
+def hyperparameter_help(name, algorithms):
+    """The help of a hyperparameter: its meaning and its default, or each algorithm's."""
+    meaning = HYPERPARAMETERS.get(name, Hyperparameter()).meaning or name.replace("_", " ")
+    defaults = {algorithm.name: value_text(algorithm.hyperparameters[name].default)
+                for algorithm in algorithms}
+    if len(set(defaults.values())) == 1:
+        return f"{meaning} (default {defaults[algorithms[0].name]})"
+    return f"{meaning} (default: {', '.join(f'{algo} {x}' for algo, x in defaults.items())})"
 
 
 class Parser(argparse.ArgumentParser):
@@ -279,6 +234,10 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options):
         super().__init__("fedkd_minimal.py", allow_abbrev=False,
                          argument_default=argparse.SUPPRESS, **options)
+
+    def add(self, group, name, kind, allowed, text):
+        action = group.add_argument(flag_name(name), **flag_options(kind, allowed))
+        action.help = text.replace("%", "%%")                # argparse formats the help with %
 
     def error(self, message):
         fail(message)
@@ -294,66 +253,93 @@ def build_parser(algorithms, about):
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     common = parser.add_argument_group("every algorithm")
     for flag in COMMON_FLAGS.values():
-        has_default = flag.default is not None
-        default = f" (default {value_text(flag.default)})" if has_default else ""
-        add_flag(common, flag.name, flag.kind, flag.allowed, flag.meaning + default)
-    names = [algorithm.name for algorithm in algorithms]
-    group = parser.add_argument_group(", ".join(names) or "and those of --algo")
+        default = "" if flag.default is None else f" (default {value_text(flag.default)})"
+        parser.add(common, flag.name, flag.kind, flag.allowed, flag.meaning + default)
+    group = parser.add_argument_group(
+        ", ".join(algorithm.name for algorithm in algorithms) or "and those of --algo")
     for name in dict.fromkeys(name for algorithm in algorithms
                               for name in algorithm.hyperparameters):
         having = [algorithm for algorithm in algorithms if name in algorithm.hyperparameters]
         annotation = having[0].hyperparameters[name].annotation
         allowed = HYPERPARAMETERS.get(name, Hyperparameter()).allowed
-        add_flag(group, name, annotation, allowed, hyperparameter_help(name, having))
+        parser.add(group, name, annotation, allowed, hyperparameter_help(name, having))
     return parser
 
 
-def parse_flags(algorithms, argv, about=""):
-    """{name: value} of the flags in argv: those of every run, and hyperparameters of algorithms."""
-    flags, unknown = build_parser(algorithms, about).parse_known_args(argv)
+# ------------------------------------------------------------------------------------------------
+# The two parsers
+
+def who(argv):
+    """(the words of --algo or [], the folder of --resume or None, the other words of argv)."""
+    parser = Parser(add_help=False)
+    parser.add(parser, "algo", NAMES | {"default": []}, None, "")
+    parser.add(parser, "resume", FOLDER | {"default": None}, None, "")
+    found, others = parser.parse_known_args(argv)
+    return found.algo, found.resume, others
+
+
+def given(labels, argv, about=""):
+    """The flags in argv, and the hyperparameters in the words of --algo.
+
+    returns    ({name: value}, {label: Algorithm}, {label: {name: value}}); what was not given is
+               not in it. --help and --list print and end the program; bad input ends it too: `fail`
+    """
+    if "--list" in argv:
+        say(f"algorithms  {', '.join(ALGORITHMS)}\n"
+            f"datasets    {', '.join(DATASETS)}, FILE.npz, FOLDER\n"
+            f"networks    {', '.join(models.NETWORKS)}\n"
+            f"partitions  {', '.join(PARTITIONS)}\n"
+            f"papers      {', '.join(PAPER)}")
+        raise SystemExit(0)
+    algorithms = {label: algorithm_of(label) for label in labels}
+    if len(algorithms) < len(labels):
+        fail("--algo names an algorithm twice")
+    different = list(dict.fromkeys(algorithms.values()))
+    parser = build_parser(different, about)
+    flags = parse(parser, different, argv)
+    if not labels:
+        fail(f"--algo is missing; there are {', '.join(ALGORITHMS)}")
+    of_words = {}
+    for label, algorithm in algorithms.items():
+        of_words[label] = parse(parser, [algorithm], ["--" + x for x in label.split(":")[1:]])
+        for name in of_words[label].keys() - algorithm.hyperparameters.keys():
+            fail(f"{label}: {flag_name(name)} is not a hyperparameter of {algorithm.name}; the "
+                 "algorithms of a command share all other flags")
+    return {"algo": labels} | flags, algorithms, of_words
+
+
+def algorithm_of(label):
+    """The `Algorithm` of a word of --algo, such as fedsdd:R=4."""
+    name, *settings = label.split(":")
+    if name not in ALGORITHMS:
+        fail(f"unknown algorithm {label!r}{similar(name, ALGORITHMS)}; there are "
+             f"{', '.join(ALGORITHMS)}")
+    if "" in settings:
+        fail(f"{label}: a hyperparameter must follow each colon, as in fedsdd:R=4:K=2")
+    if taken := COMMON_FLAGS.keys() & ALGORITHMS[name].hyperparameters.keys():
+        fail(f"{name}: its `run` cannot have the hyperparameter {min(taken)}, which is a flag of "
+             "every run")
+    return ALGORITHMS[name]
+
+
+def parse(parser, algorithms, argv):
+    """{name: value} of the flags in argv."""
+    flags, unknown = parser.parse_known_args(argv)
     if unknown:
         known = [f"{algorithm.name} has {' '.join(map(flag_name, algorithm.hyperparameters))}; "
                  for algorithm in algorithms]
-        fail(f"unknown flag {unknown[0]}; {''.join(known)}--help lists those of every algorithm")
+        names = [flag_name(name) for name in (*COMMON_FLAGS, *(
+            name for algorithm in algorithms for name in algorithm.hyperparameters))]
+        kind = "flag" if unknown[0].startswith("-") else "word"
+        fail(f"unknown {kind} {unknown[0]}{similar(unknown[0], names)}; {''.join(known)}--help "
+             "lists those of every algorithm")
     if "local_epochs" in flags and "local_steps" in flags:
         fail("--local-epochs and --local-steps exclude each other")
     return vars(flags)
 
 
-def print_names():
-    """What --list prints."""
-    say(f"algorithms  {', '.join(ALGORITHMS)}\n"
-        f"datasets    {', '.join(DATASETS)}, FILE.npz, FOLDER\n"
-        f"networks    {', '.join(models.NETWORKS)}\n"
-        f"partitions  {', '.join(PARTITIONS)}\n"
-        f"papers      {', '.join(PAPER)}")
-
-
-def parse(argv, about=""):
-    """The flags in argv, {name: value}; a flag that was not given is not in it.
-
-    The value of "algo" is a list of `Choice`. With --help or --list it prints and ends the program;
-    bad input ends it too: `fail`.
-    """
-    if "--list" in argv:
-        print_names()
-        raise SystemExit(0)
-    first = Parser(add_help=False)
-    for name in ("resume", *RESUME_FLAGS):
-        row = COMMON_FLAGS.get(name) or HYPERPARAMETERS[name]
-        add_flag(first, name, getattr(row, "kind", int), row.allowed)
-    known, others = first.parse_known_args(argv)
-    if "resume" in known:
-        if others:
-            fail(f"--resume takes no other flags than {flag_names(RESUME_FLAGS)}, not {others[0]}")
-        return vars(known)
-    add_flag(first, "algo", NAMES | {"default": []})
-    labels = first.parse_known_args(argv)[0].algo
-    if len(set(labels)) < len(labels):
-        fail("--algo names an algorithm twice")
-    choices = [choose(label) for label in labels]
-    algorithms = list(dict.fromkeys(choice.algorithm for choice in choices))
-    given = parse_flags(algorithms, argv, about)
-    if not choices:
-        fail(f"--algo is missing; there are {', '.join(ALGORITHMS)}")
-    return given | {"algo": choices}
+def similar(text, names):
+    """A question for the name that is meant, or nothing."""
+    lower = {name.lower(): name for name in names}
+    found = difflib.get_close_matches(text.split("=")[0].lower(), lower, 1)
+    return f" (did you mean {lower[found[0]]}?)" if found else ""

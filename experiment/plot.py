@@ -50,7 +50,7 @@ def scores_of(config, algo):
     """
     if "scores" in config:
         return config["scores"][algo]
-    from algorithms import ALGORITHMS                    # torch takes seconds to import
+    from algorithms import ALGORITHMS  # torch takes seconds to import
     algorithm = ALGORITHMS.get(algo.partition(":")[0])
     if algorithm is None:                                # a reader's own
         return {"accuracy": "accuracy"}
@@ -184,8 +184,8 @@ def rows_with(run, key):
     ComU@0.3 is FedGEMS's, Table 4: MB up and down until the clients' mean accuracy is 0.3.
     """
     if key.startswith("ComU@"):
-        from federation.communication import bytes_until
-        total = bytes_until(run["rows"], float(key.removeprefix("ComU@")))
+        from experiment.report import bytes_until        # torch takes seconds to import
+        total = bytes_until(run["rows"], float(key.removeprefix("ComU@")), run["scores"])
         return [] if total is None else [(run["rows"][-1], total / 2**20)]
     return [(row, row[key]) for row in run["rows"] if row.get(key) is not None]
 

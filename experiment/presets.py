@@ -1,8 +1,7 @@
 """The settings of --paper, and those without it: small ones, for the embedded data."""
 
 # PAPER[paper] has the settings of --paper: under "data" those of the federation, and under each
-# algorithm what differs from the defaults of its signature. An algorithm's own "data" holds the
-# flags of the federation that the paper has for this algorithm alone.
+# algorithm what differs from the defaults of its signature, and the networks that it alone has.
 # Sources: FedSDD section 4.1 and Table 2 (alpha 0.1); FedDF's public code; FedGEMS Tables 11, 13
 # and Appendix B; FedGKT Tables 6, 10; FedMD's public code; FedGen Table 1.
 # "validation" is in the "data" wherever a method needs it, so that all methods of a paper hold the
@@ -19,7 +18,7 @@ EDGE = {"model": ["gkt_edge"], "server_model": "gkt_server55"}
 # FedGKT, Table 10, not iid: "SGD, lr=0.005, momentum=0.9", without the weight decay that it lists
 # for Adam. The public code has Nesterov's momentum.
 FEDGKT_SGD = {"optimizer": "momentum", "server_optimizer": "momentum", "lr": 0.005,
-              "server_lr": 0.005, "weight_decay": 0.0, "server_epochs": 40, "data": EDGE}
+              "server_lr": 0.005, "weight_decay": 0.0, "server_epochs": 40, **EDGE}
 FEDAVG = {**ADAM, "rounds": 200, "participation": 1.0, "local_epochs": 20}
 FEDGKT_BASELINES = {"fedavg": FEDAVG, "centralized": {"rounds": 300, "lr": 3e-3}}
 # The paper runs FedML's FedGKT: there the clients alone distill, by default and in its README.
@@ -47,7 +46,7 @@ PAPER = {
         "fedavg": {"lr": 0.1}, "feddf": {}},
     "fedgems-homogeneous": {
         "data": {**FEDGEMS_DATA, **IID, "model": ["bottleneck11"]}, **FEDGEMS,
-        "fedavg": FEDAVG, "fedgkt": {"server_distill": False, "data": EDGE},
+        "fedavg": FEDAVG, "fedgkt": {"server_distill": False, **EDGE},
         # distill_steps: 5 epochs of half of CIFAR's training images, 5 x ceil(25,000 / 64). With
         # another number of public images, give --distill-steps. The weight decay is the clients'.
         "feddf": {**ADAM, **PLAIN_FEDDF, "rounds": 100, "participation": 1.0, "local_epochs": 40,
@@ -63,7 +62,7 @@ PAPER = {
                               "weight_decay": 1e-4, "server_distill": False}},
     "fedgkt": {
         "data": {**SIXTEEN_CLIENTS, **IID, "model": ["bottleneck56"]}, **FEDGKT_BASELINES,
-        "fedgkt": {"data": EDGE}, "fedgkt-async": {"data": EDGE}, "split-learning": {"data": EDGE}},
+        "fedgkt": EDGE, "fedgkt-async": EDGE, "split-learning": EDGE},
     # Table 6 is of CIFAR-10. CIFAR-100 and CINIC-10: --partition dirichlet_balanced
     "fedgkt-noniid": {
         "data": {**SIXTEEN_CLIENTS, "partition": "fedgkt_table6", "alpha": 0.5,
@@ -107,10 +106,9 @@ WEIGHTS = {"rounds": 20, "local_epochs": 5, "batch_size": 32, "lr": 0.1}
 SERVER = {"distill_steps": 100, "server_batch_size": 128, "server_lr": 0.0125}
 LOGITS = {"rounds": 10, "local_epochs": 5, "batch_size": 64}
 LOGITS_AND_SERVER = {**LOGITS, "server_batch_size": 64}
-SMALL_EDGE = {"clients": 16, **DIRICHLET,
-              "model": ["gkt_edge_small"], "server_model": "gkt_server_small"}
+SMALL_EDGE = {"model": ["gkt_edge_small"], "server_model": "gkt_server_small"}
 FEDGKT = {"rounds": 10, "batch_size": 32, "server_batch_size": 32, "server_epochs": 5,
-          "data": SMALL_EDGE}
+          **SMALL_EDGE}
 QUICK_START = {
     "data": {"model": ["cnn"], "server_model": "cnn_large"},
     "fedavg": WEIGHTS, "fedprox": WEIGHTS, "scaffold": WEIGHTS,
@@ -121,7 +119,7 @@ QUICK_START = {
     "fedbe": {**WEIGHTS, **SERVER},
     "fedsdd": {**WEIGHTS, **SERVER}, "fedsdd-ablations": {**WEIGHTS, **SERVER},
     "fedgkt": FEDGKT, "fedgkt-async": FEDGKT,
-    "split-learning": {"rounds": 10, "batch_size": 32, "data": SMALL_EDGE},
+    "split-learning": {"rounds": 10, "batch_size": 32, **SMALL_EDGE},
     "fedmd": {**LOGITS, "local_epochs": 1, "batch_size": 5, "transfer_public_epochs": 5,
               "transfer_local_epochs": 10, "subset_size": 1000, "public_batch_size": 64},
     "fedmd-pooled": {"rounds": 20, "transfer_public_epochs": 5},

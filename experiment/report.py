@@ -1,36 +1,23 @@
 """What a run prints: its settings, a line per round, the summary."""
 import statistics
-import time
 
-from federation.communication import bytes_until
 from attacks import lie_z
-from experiment import process
-from experiment.accuracies import whose_accuracy
-from experiment.config import reference_settings
+from experiment import processes
 from experiment.flags import value_text
-from experiment.process import say
-
-
-class Clock:
-    """A run's clock."""
-
-    def __init__(self, run, fed):
-        self.run, self.fed = run, fed
-        self.round_start = time.perf_counter()
-
-    def seconds_of_round(self):
-        """{"round_seconds": since the last round, and "NAME_seconds" of each @timed function}."""
-        now = time.perf_counter()
-        seconds = {"round_seconds": now - self.round_start}
-        seconds |= {f"{name}_seconds": x for name, x in self.fed.seconds.items()}
-        self.fed.seconds.clear()
-        self.round_start = now
-        return seconds
+from experiment.processes import say
+from federation.parallel import count_active
+from partition import PARTITIONS
 
 
 def metric_text(value):
     """A metric in a log line: a share with four decimals, a count as it is, None as a dash."""
     return "-" if value is None else str(value) if isinstance(value, int) else f"{value:.4f}"
+
+
+def megabytes(num_bytes):
+    """MB of 2^20 bytes with three significant digits, or all digits before the point."""
+    value = num_bytes / 2**20
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def duration(seconds):
@@ -44,28 +31,32 @@ def duration(seconds):
     return f"{seconds / 3600:.1f}h" if seconds < 172800 else f"{seconds / 86400:.1f} days"
 
 
-def heading(run, fed):
-    """Prints the lines above the rounds of a run."""
+def heading(run, fed, attack):
+    """Prints the lines above the rounds of a run; attack: an `Attack`, or None."""
     resumed = f": resumed after round {run.state['round']}" if run.state else ""
     say(f"\n{run.label}, seed {run.seed}{resumed}")
+    if attack is not None:
+        say(f"malicious clients: {', '.join(map(str, attack.malicious))}")
     if run.algorithm.announcement:
         say(run.algorithm.announcement(fed, run.settings))
     columns = run.algorithm.columns
     say("  ".join(["  round", *columns, "  MB up", "MB down", "seconds", "  left"]))
 
 
-def tell_round(run):
-    """Prints the last round of a run: metrics, MB of 2^20 bytes, seconds, the time left."""
+def tell_round(run, fed):
+    """Prints the last round of a run: metrics, MB, seconds, the time left, uploads left out."""
     metrics, seconds, rounds = run.rows[-1], run.timings[-1], run.settings["rounds"]
     later = [timing["round_seconds"] for timing in run.timings[1:]]    # round 0 trains nothing
     left = statistics.mean(later) * (rounds - metrics["round"]) if later else None
     cells = [f"{metrics['round']:>3}/{rounds:<3}"]
     cells += [metric_text(metrics.get(column)).rjust(len(column))
               for column in run.algorithm.columns]
-    cells += [f"{metrics.get(key, 0) / 2**20:7.2f}" for key in ("bytes_up", "bytes_down")]
+    cells += [megabytes(metrics.get(key, 0)).rjust(7) for key in ("bytes_up", "bytes_down")]
     cells += [f"{seconds['round_seconds']:7.1f}", f"{duration(left):>6}"]
-    if metrics.get("bad_uploads"):
-        cells.append(f"{metrics['bad_uploads']} uploads were not finite")
+    if bad := metrics.get("bad_uploads"):
+        uploads = count_active(len(fed.private), run.settings.get("participation", 1.0))
+        cells.append("every upload was bad: nan, infinity or too large" if bad >= uploads else
+                     f"{bad} of {uploads} uploads were bad: nan, infinity or too large")
     say("  ".join(cells))
 
 
@@ -74,15 +65,14 @@ def mean_and_deviation(values):
     return f"{statistics.mean(values):.4f} ± {deviation}"
 
 
-def summary(runs):
-    """Prints the table at the end of all runs, and with --comu the bytes until each accuracy."""
+def summary(runs, comu):
+    """Prints the table at the end of all runs, and the bytes until each accuracy of `comu`."""
     lines = [("algorithm", "accuracy of", "seeds", "final", "best", "MB up", "MB down", "seconds")]
     notes = []
     for label in dict.fromkeys(run.label for run in runs):
-        seeds = [run for run in runs if run.label == label and run.rows]
-        if seeds:
-            lines += summary_lines(label, seeds)
-            notes += comu_lines(label, seeds)
+        seeds = [run for run in runs if run.label == label]
+        lines += summary_lines(label, seeds)
+        notes += comu_lines(label, seeds, comu)
     print_table(lines, [str.ljust, str.ljust, str.rjust, str.ljust, str.ljust, *3 * [str.rjust]])
     for note in notes:
         say(note)
@@ -90,34 +80,53 @@ def summary(runs):
 
 def summary_lines(label, seeds):
     """The summary's lines of an algorithm, one for each accuracy; seeds: its runs."""
-    flags = seeds[0].config["flags"]
-    megabytes = []
+    costs = []
     for key in ("bytes_up", "bytes_down"):
-        sent = [sum(row.get(key, 0) for row in run.rows) for run in seeds]
-        megabytes.append(f"{statistics.mean(sent) / 2**20:.1f}")
+        costs.append(megabytes(statistics.mean(
+            sum(row.get(key, 0) for row in run.rows) for run in seeds)))
     seconds = [sum(timing["round_seconds"] for timing in run.timings) for run in seeds]
-    costs = (*megabytes, f"{statistics.mean(seconds):.1f}")
+    costs.append(f"{statistics.mean(seconds):.1f}")
     lines = []
-    for key, whose in whose_accuracy(seeds[0].rows[-1], flags["public"] == "half").items():
+    for key, whose in seeds[0].scores.items():
         of_rounds = [[row[key] for row in run.rows if row.get(key) is not None] for run in seeds]
-        final = mean_and_deviation([values[-1] for values in of_rounds])
-        best = mean_and_deviation([max(values) for values in of_rounds])
-        lines.append((label, whose, str(len(seeds)), final, best, *costs))
-        label, costs = "", ("", "", "")                  # once for each algorithm
+        if all(of_rounds):
+            final = mean_and_deviation([values[-1] for values in of_rounds])
+            best = mean_and_deviation([max(values) for values in of_rounds])
+            lines.append((label, whose, str(len(seeds)), final, best, *costs))
+            label, costs = "", ("", "", "")              # once for each algorithm
     return lines
 
 
-def comu_lines(label, seeds):
+def comu_lines(label, seeds, comu):
     """A line for each accuracy of --comu: the bytes that were sent until it was reached."""
     lines = []
-    for threshold in seeds[0].config["flags"]["comu"] or ():
-        needed = [bytes_until(run.rows, threshold) for run in seeds]
-        reached = [num_bytes / 2**20 for num_bytes in needed if num_bytes is not None]
-        text = f"{statistics.mean(reached):.2f} MB up and down" if reached else "not reached"
+    for threshold in comu:
+        needed = [bytes_until(run.rows, threshold, run.scores) for run in seeds]
+        reached = [num_bytes for num_bytes in needed if num_bytes is not None]
+        text = f"{megabytes(statistics.mean(reached))} MB up and down" if reached else "not reached"
         if len(seeds) > 1:
             text += f", by {len(reached)} of {len(seeds)} seeds"
         lines.append(f"{label}  ComU@{threshold:g}: {text}")
     return lines
+
+
+def clients_metric(scores):
+    """The first metric of an algorithm's scores that is the clients'; the headline if none is."""
+    return next((name for name in scores if name.startswith("client_accuracy")), "accuracy")
+
+
+def bytes_until(rows, accuracy, scores):
+    """ComU@x of FedGEMS Table 4: payload up and down until the accuracy is at least x, or None.
+
+    rows    the metrics of each round; their accuracy is that of `clients_metric(scores)`
+    """
+    total = 0
+    for row in rows:
+        total += row.get("bytes_up", 0) + row.get("bytes_down", 0)
+        found = row.get(clients_metric(scores))
+        if found is not None and found >= accuracy:
+            return total
+    return None
 
 
 def print_table(lines, sides):
@@ -129,19 +138,18 @@ def print_table(lines, sides):
         say("  ".join(cells).rstrip())
 
 
-def describe(config, choices, datasets, split, num_processes):
-    """Prints what will run, and what differs from --paper, or from the algorithms' defaults.
+def describe(plan, datasets, fingerprints, split, num_processes):
+    """Prints what will run, and which settings differ from the defaults of the algorithm's file.
 
-    choices            the `Choice` of each algorithm
-    datasets, split    see `build.load_datasets`, and `build.split` of the first seed
+    split    see `build.split`, of the first seed
     """
-    flags, environment = config["flags"], config["environment"]
+    flags, environment = plan.flags, plan.environment
     say(f"torch {environment['torch']}, {environment['device']}, processes: {num_processes} on "
-        f"{process.num_cores()} cores, threads while the server trains: {environment['threads']}")
-    say(f"{flags['dataset']}: {config['data']['dataset']}; {network_text(choices, config)}")
+        f"{processes.num_cores()} cores, threads while the server trains: {environment['threads']}")
+    say(f"{flags['dataset']}: {fingerprints['dataset']}; {network_text(plan)}")
     if datasets.foreign is not None:
-        say(f"{flags['public']}: {config['data']['public']}")
-    say(split_line(flags, datasets.foreign, split))
+        say(f"{flags['public']}: {fingerprints['public']}")
+    say(f"seed {plan.seeds[0]}: {split_line(plan, datasets.foreign, split)}")
     if flags["attack"] is not None:
         strength = f"scale {flags['attack_scale']:g}"
         if flags["attack"] == "lie":
@@ -150,55 +158,68 @@ def describe(config, choices, datasets, split, num_processes):
             strength = f"z {z:.3f}"
         say(f"attack: {flags['attack']} by {flags['attackers']} of {flags['clients']} clients, "
             + strength)
-    reference = reference_settings(config, choices)
-    for label, settings in config["settings"].items():
-        found = flags | config["networks"][label] | settings
-        changed = [f"{name} {value_text(found[name])} ({value_text(value)})"
-                   for name, value in reference[label].items()
-                   if found[name] != value and name not in ("data_root", "comu")]
-        paper = flags["paper"]
-        basis = f"the settings of --paper {paper}" if paper else "without --paper, the defaults"
+    basis = f"--paper {flags['paper']}" if flags["paper"] else "without --paper"
+    for label, algorithm in plan.algorithms.items():
+        defaults = {name: x.default for name, x in algorithm.hyperparameters.items()}
+        changed = [f"{name} {value_text(value)} ({value_text(defaults[name])})"
+                   for name, value in plan.settings[label].items() if value != defaults[name]]
         changes = f" except (replaced values in brackets): {', '.join(changed)}" if changed else ""
-        say(f"{label}: {basis}{changes}")
+        say(f"{label}: {basis}, the defaults{changes}")
 
 
-def network_text(choices, config):
+def network_text(plan):
     """The clients' networks: of all algorithms, or of each; and the servers' that are used."""
     texts = {}
-    for choice in choices:
-        networks = config["networks"][choice.label]
-        server = f", server {networks['server_model']}" if choice.algorithm.server != "none" else ""
-        texts[choice.label] = ",".join(networks["model"]) + server
+    for label, algorithm in plan.algorithms.items():
+        networks = plan.networks[label]
+        server = f", server {networks['server_model']}" if algorithm.server != "none" else ""
+        texts[label] = ",".join(networks["model"]) + server
     if len(set(texts.values())) == 1:
-        return f"network {texts[choices[0].label]}"
+        return f"network {next(iter(texts.values()))}"
     return "networks: " + "; ".join(f"{label} {text}" for label, text in texts.items())
 
 
-def tell_classes(task, split):
-    """Prints a table: how many samples of each class (columns) each client (rows) holds."""
-    counts = [task.train.labels[rows].bincount(minlength=task.num_classes).tolist()
-              for rows in split.clients]
-    names = task.class_names or [str(label) for label in range(task.num_classes)]
-    lines = [("client", *names)] + [(str(i), *map(str, row)) for i, row in enumerate(counts)]
-    print_table(lines, [str.rjust] * len(lines[0]))
+HELD_OUT = {"half": "half of the training and test images", "half-train": "half of the training "
+            "images", "fifth": "a fifth of the training images"}
 
 
-def split_line(flags, foreign, split):
+def split_line(plan, foreign, split):
     """The line about clients and public images; foreign: another data set, or None."""
-    sizes, public = sorted(map(len, split.clients)), "none"
+    flags, sizes, public = plan.flags, sorted(map(len, split.clients)), "none"
     if flags["public"] is not None:
         available = len(foreign.train.images if split.public is None else split.public)
-        public = f"{min(available, flags['public_size'] or available)} of {flags['public']}"
+        source = HELD_OUT.get(flags["public"], f"those of {flags['public']}")
+        used = min(available, flags["public_size"] or available)
+        public = f"{used}, {source}" if used == available else f"{used} of {available}, {source}"
         if flags["joint"]:
             public += " (its classes and the task's in one output layer)"
-    is_dirichlet = flags["partition"].startswith("dirichlet")
-    partition = flags["partition"] + (f", alpha {flags['alpha']}" if is_dirichlet else "")
+    _, needed = PARTITIONS[flags["partition"]]
+    partition = flags["partition"] + (f", alpha {flags['alpha']}" if "alpha" in needed else "")
     clients = f"{flags['clients']} clients with {sizes[0]} to {sizes[-1]} samples each"
     notes = [f"{clients} ({partition})", f"public images: {public}"]
     if split.validation is not None:
         notes.append(f"validation images: {len(split.validation)}")
     if flags["augment"]:
         notes.append("augmented")
-    if flags["amp"]:
+    if plan.environment["amp"]:
         notes.append("bfloat16")
     return "; ".join(notes)
+
+
+def tell_settings(plan):
+    """Prints all settings: those that the algorithms share, and those of each."""
+    def text(settings):
+        return ", ".join(f"{name} {value_text(value)}" for name, value in settings.items())
+    say(f"\nall algorithms: {text(plan.flags)}")
+    for label in plan.algorithms:
+        say(f"{label}: {text(plan.networks[label] | plan.settings[label])}")
+
+
+def tell_classes(plan, task, split):
+    """Prints a table: how many samples of each class (columns) each client (rows) holds."""
+    say(f"\nsamples of each class, seed {plan.seeds[0]}")
+    counts = [task.train.labels[rows].bincount(minlength=task.num_classes).tolist()
+              for rows in split.clients]
+    names = task.class_names or [str(label) for label in range(task.num_classes)]
+    lines = [("client", *names)] + [(str(i), *map(str, row)) for i, row in enumerate(counts)]
+    print_table(lines, [str.rjust] * len(lines[0]))

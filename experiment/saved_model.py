@@ -10,7 +10,8 @@ import torch
 
 import models
 from data.images import adapt, normalize, statistics, to_float
-from experiment.process import rank, say
+from experiment.keep import replace
+from experiment.processes import rank, say
 
 
 def trained_models(algorithm, state, architecture, server_model):
@@ -38,16 +39,17 @@ def trained_models(algorithm, state, architecture, server_model):
     return found | clients
 
 
-def save(path, run, fed, datasets):
+def save(path, run, fed, datasets, joint):
     """Writes the models of a run's last state to a file. Only the first process does.
 
     fed         the federation as the algorithm sees it
     datasets    see `build.load_datasets`
+    joint       do the networks have the public classes, too?
     """
     task, foreign = datasets
     mean, std = statistics(to_float(task.train.images))
     classes = task.class_names or [str(label) for label in range(task.num_classes)]
-    if run.config["flags"]["joint"]:                         # the public classes come first
+    if joint:                         # the public classes come first
         classes = [f"public {j}" for j in range(foreign.num_classes)] + classes
     found = trained_models(run.algorithm, run.state, fed.architecture, run.networks["server_model"])
     if rank() > 0:
@@ -55,7 +57,7 @@ def save(path, run, fed, datasets):
     content = io.BytesIO()       # torch.save to a file gives no reason when the disk is full
     torch.save({"models": found, "image_shape": list(task.train.images.shape[1:]),
                 "classes": classes, "mean": mean, "std": std}, content)
-    path.write_bytes(content.getbuffer())
+    replace(path, content.getbuffer())
     say(f"{path} holds the models: {', '.join(found)}")
 
 

@@ -92,30 +92,3 @@ def features_ledger(num_samples, num_answered, feature_numbers, num_classes,
             "bytes_down": FLOAT_BYTES * num_answered * num_classes,
             "bytes_up_logits": FLOAT_BYTES * num_samples * num_classes,
             "bytes_up_labels": INDEX_BYTES * num_samples}
-
-
-def clients_accuracy(row):
-    """The clients' mean accuracy at the end of a round; `accuracy` where no client was measured.
-
-    row    the metrics of the round. Where clients are measured twice in it, the second time is
-           after distillation, or in FedMD after private training, which `accuracy` repeats: FedMD
-           has no server_accuracy.
-    """
-    if row.get("client_accuracy") is not None:
-        return row["client_accuracy"]
-    if "server_accuracy" in row and "client_accuracy_distilled" in row:
-        return row["client_accuracy_distilled"]
-    return row["accuracy"]
-
-
-def bytes_until(rows, accuracy):
-    """ComU@x of FedGEMS Table 4: payload up and down until the accuracy is at least x, or None.
-
-    rows    the metrics of each round; the accuracy is `clients_accuracy`
-    """
-    total = 0
-    for row in rows:
-        total += row.get("bytes_up", 0) + row.get("bytes_down", 0)
-        if clients_accuracy(row) >= accuracy:
-            return total
-    return None

@@ -507,8 +507,7 @@ TABLE["federation/communication.py", "communication"] = [
     ("num_samples * «2 * →»FLOAT_BYTES * feature_numbers", "eq12_split_learning_bytes_by_hand",
      "the gradients' way is forgotten"),
     ("FLOAT_BYTES * «num_answered→num_samples» * num_classes", "features_ledger_by_hand",
-     "who was left out is answered all the same"),
-    ('get("bytes_up", 0)« + row.get("bytes_down", 0)→»', "bytes_until_by_hand", "uploads alone")]
+     "who was left out is answered all the same")]
 TABLE["benchmarks/costs.py", "communication"] = [
     ("max(training, distill_seconds« + group_seconds[0]→»)",
      "fedsdd::a_round_takes_the_longer_of_two_chains", "the main model needs no training"),

@@ -7,8 +7,6 @@ from toys import labeled, last, linear, with_batchnorm
 from algorithms import ALGORITHMS
 from benchmarks.costs import network_cost
 from federation.communication import (
-    bytes_until,
-    clients_accuracy,
     features_bytes,
     features_ledger,
     logits_bytes,
@@ -66,33 +64,6 @@ def test_fedgems_table_4_is_whole_rounds_up_and_down(algo):
     up, down, indices = (metrics[f"bytes_{way}"] for way in ("up", "down", "down_indices"))
     assert up == down == 4 * 25 * 10 * 16 and indices == (4 * 25 * 16 if algo == "fedmd" else 0)
     assert {n: round(n * 1000 * (up + down) / MB, 2) for n in TABLE_4[algo]} == TABLE_4[algo]
-
-
-def test_bytes_until_by_hand():
-    """ComU@x: payload both ways, up to and with the first round in which the clients reach x;
-    the global model, if clients have none of their own."""
-    rows = [{"accuracy": .0, "client_accuracy": .1},
-            {"accuracy": .1, "client_accuracy": .3,
-             "bytes_up": 10, "bytes_down": 200, "bytes_down_indices": 5_000},
-            {"accuracy": .2, "client_accuracy": .5,
-             "bytes_up": 30, "bytes_down": 400, "bytes_up_buffers": 5_000},
-            {"accuracy": .9, "client_accuracy": .4, "bytes_up": 1, "bytes_down": 1}]
-    one, two = 10 + 200, 10 + 200 + 30 + 400
-    expected = {.05: 0, .1: 0, .2: one, .3: one, .31: two, .5: two, .51: None}
-    assert {x: bytes_until(rows, x) for x in expected} == expected
-    for rest in ({}, {"client_accuracy": None}):
-        rows = [{"accuracy": row["accuracy"]} | rest | {
-            name: row[name] for name in row if "bytes" in name} for row in rows]
-        assert bytes_until(rows, .2) == two and bytes_until(rows, 0) == 0
-
-
-def test_the_clients_accuracy_is_that_at_the_end_of_the_round():
-    """After distillation; FedMD, without a model on the server, ends with private training."""
-    twice = {"client_accuracy_distilled": .2, "client_accuracy_private": .3}
-    rows = {.2: {"accuracy": .5, "server_accuracy": .5, **twice}, .3: {"accuracy": .3, **twice},
-            .4: {"accuracy": .5, "server_accuracy": .5, "client_accuracy": .4},
-            .5: {"accuracy": .5, "server_accuracy": .5}}
-    assert {x: clients_accuracy(row) for x, row in rows.items()} == {x: x for x in rows}
 
 
 def test_eq13_features_bytes_by_hand():

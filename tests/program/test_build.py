@@ -1,4 +1,6 @@
 """From flags to a federation: who holds which images, with which labels and networks."""
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from benchmarks.commands import federation_of
 from data.images import adapt, crop_and_flip, normalize, statistics
 from experiment import build
 from federation import Data, restrict_public
+from partition import PARTITIONS
 
 FOREIGN = toy_set(4, 6, 2, seed=1)
 BYTES = torch.arange(500 * 4 * 4).remainder(256).byte().view(500, 1, 4, 4)
@@ -16,7 +19,8 @@ SETS = {"toy": TOY, "foreign": FOREIGN, "ten": TEN, "copy": TOY,
         "dark": FOREIGN._replace(train=Data(FOREIGN.train.images / 100, FOREIGN.train.labels))}
 FLAGS = dict(dataset="toy", data_root="downloads", classes=None, partition="iid", clients=3,
              alpha=0.5, per_class=2, public=None, public_size=None, joint=False, validation=None,
-             train_size=None, model=["mlp"], server_model="mlp", augment=False, amp=False)
+             train_size=None, test_size=None, model=["mlp"], server_model="mlp", augment=False,
+             amp=False)
 
 
 @pytest.fixture(autouse=True)
@@ -31,10 +35,12 @@ def built(seed=0, **changes):
     """(the federation, the data sets, the split)."""
     flags = FLAGS | changes
     networks = {name: flags.pop(name) for name in ("model", "server_model")}
-    datasets = build.load_datasets(flags, {"fedavg": networks})
-    split = build.split(flags, datasets.task, seed)
-    fed = build.federation(flags, datasets, split, seed, torch.device("cpu"))
-    return build.with_networks(fed, **networks), datasets, split
+    plan = SimpleNamespace(flags=flags, environment={"amp": flags["amp"], "threads": 1},
+                           seeds=[seed], networks={"fedavg": networks}, algorithms={})
+    datasets = build.load_datasets(flags)
+    build.check(plan, datasets, [], torch.device("cpu"))
+    fed = build.federation(plan, datasets, seed, torch.device("cpu"))
+    return build.with_networks(fed, **networks), datasets, build.split(flags, datasets.task, seed)
 
 
 def classes_of(part):
@@ -136,8 +142,19 @@ def test_no_image_is_in_two_places_and_all_are_used(public):
     assert len(used.unique(dim=0)) == len(used) == 84 + 28
 
 
+@pytest.mark.parametrize("public, sizes", [(None, [14]), ("half", [7, 7])])
+def test_test_size_takes_a_share_of_every_class_before_the_test_set_is_halved(public, sizes):
+    """28 test images of 7 classes. Another seed draws others."""
+    fed, other = (built(seed, test_size=14, public=public)[0] for seed in (0, 1))
+    tests = [part for part in (fed.test, fed.public_test) if part]
+    assert [len(part.labels) for part in tests] == sizes
+    images, labels = (torch.cat(parts) for parts in zip(*tests))
+    assert len(images.unique(dim=0)) == 14 and labels.bincount().tolist() == [2] * 7
+    assert not torch.equal(fed.test.images, other.test.images)
+
+
 # ------------------------------------------------------------------------------------ partitions
-@pytest.mark.parametrize("kind", build.PARTITIONS)
+@pytest.mark.parametrize("kind", PARTITIONS)
 def test_the_rows_of_every_partition_are_sorted_and_in_one_place(kind):
     """FedGKT's table wants 16 clients and 10 classes, a writer 18 samples."""
     fit = {"fedgkt_table6": {"dataset": "ten", "clients": 16}, "single_writer": {"dataset": "ten"}}

@@ -1,36 +1,39 @@
 """From a command to a run: bad input, flags, presets, help, and what a run prints and keeps."""
 import contextlib
-import functools
 import inspect
 import io
 import itertools
 import json
+import os
 import shutil
+import signal
 import statistics
 
 import pytest
 import torch
 from commands import OF_PAPERS, refused
-from toys import federation, same
+from toys import same
 
 import fedkd_minimal
 import models
 from algorithms import ALGORITHMS, fedavg, fedsdd
 from algorithms.hyperparameters import HYPERPARAMETERS
 from data.load import DATASETS
-from experiment.build import PARTITIONS
-from experiment.config import configure
 from experiment.flags import (
     COMMON_FLAGS,
     build_parser,
     flag_name,
     hyperparameter_help,
-    parse,
     value_text,
+    who,
 )
+from experiment.flags import given as given_flags
+from experiment.plan import plan_of
 from experiment.presets import PAPER
-from experiment.report import Clock, metric_text
+from experiment.report import megabytes, metric_text
+from federation import stream
 from fedkd_minimal import main
+from partition import PARTITIONS
 
 TINY = "--model mlp --clients 4 --partition iid --threads 1".split()
 SHORT = "--rounds 2 --local-epochs 1 --batch-size 16 --participation 1".split()
@@ -39,9 +42,8 @@ LOGITS = [*TINY, *"--server-model mlp --public half --local-epochs 1 --batch-siz
 
 
 def configured(command):
-    """The config of a command."""
-    config, _ = configure(parse(command.split()))
-    return config
+    """What the plan of a command has: "flags", "settings", ..."""
+    return vars(plan_of(command.split()))
 
 
 def hyperparameters(algo):
@@ -121,7 +123,7 @@ def test_bad_input_is_one_line_status_2_and_nothing_on_disk(capsys, tmp_path, np
 
 EDGES = [   # numbers that are refused, numbers that are allowed, the flags
     ("0 -1 2.5 two 99999999999999999999999", "1 7",
-     "train_size local_epochs local_steps server_epochs batch_size server_batch_size "
+     "train_size test_size local_epochs local_steps server_epochs batch_size server_batch_size "
      "public_batch_size lr_patience K R distill_steps check_every patience subset_size clients "
      "generator_steps "
      "transfer_public_batch_size transfer_batch_size per_class public_size attackers"),
@@ -137,19 +139,25 @@ EDGES = [   # numbers that are refused, numbers that are allowed, the flags
     ("0 1025 99999999999999999999999", "1 1024", "threads")]
 
 
+def parsed(argv):
+    """The flags of a command line, {name: value}."""
+    labels, _, others = who(argv)
+    return given_flags(labels, others)[0]
+
+
 NUMBERS = [name for name, row in (HYPERPARAMETERS | COMMON_FLAGS).items() if row.allowed]
 
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_a_number_outside_its_range_is_refused(capsys, name):
-    """By `parse`, before the number reaches torch: too many threads end the process."""
+    """Before the number reaches torch: too many threads end the process."""
     [(outside, inside)] = [edge[:2] for edge in EDGES if name in edge[2].split()]
     algo = next((algo for algo in ALGORITHMS if name in hyperparameters(algo)), "fedavg")
     for value in outside.split():
         argv = ["--algo", algo, f"{flag_name(name)}={value}"]
-        refused(capsys, argv, flag_name(name), value, run=parse)
+        refused(capsys, argv, flag_name(name), value, run=parsed)
     for value in inside.split():
-        assert name in parse(["--algo", algo, f"{flag_name(name)}={value}"])
+        assert name in parsed(["--algo", algo, f"{flag_name(name)}={value}"])
 
 
 def test_networks_may_differ_unless_one_model_goes_to_all_clients():
@@ -190,19 +198,21 @@ def test_a_folder_that_holds_a_run_is_left_alone(capsys, finished, npz, tmp_path
         assert contents(before) == bytes_before
 
 
-@pytest.mark.parametrize("place, value", [
-    ("algo", 5), ("algo", ["fedprox"]), ("seeds", [0, 0]), ("flags", {}), ("flags.clients", "x"),
-    ("settings", {}), ("settings", 5), ("settings.fedavg.rounds", "x"), ("data", 5),
-    ("environment", {}), ("environment", 5), ("environment.threads", 0), ("identity", 0)])
-def test_a_config_changed_by_hand_is_refused(capsys, finished, tmp_path, place, value):
-    folder = shutil.copytree(finished[0] / "fedavg-seed3", tmp_path / "out")
+@pytest.mark.parametrize("argv", [5, [5], None])
+def test_a_config_without_a_command_is_refused(capsys, finished, tmp_path, argv):
+    folder = shutil.copytree(finished[0], tmp_path / "out")
     config = json.loads((folder / "config.json").read_text())
-    *path, key = place.split(".")
-    functools.reduce(dict.get, path, config)[key] = value
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config | {"argv": argv}))
     before = contents(folder)
-    refused(capsys, ["--resume", folder])
+    refused(capsys, ["--resume", folder], "config.json is damaged")
     assert contents(folder) == before
+
+
+def test_a_part_of_a_command_is_not_resumed(capsys, finished):
+    before = contents(finished[0])
+    refused(capsys, ["--resume", finished[0] / "fedavg-seed3"], "does not hold all runs")
+    refused(capsys, ["--resume", finished[0], "--seeds", "3,6"], "does not hold all runs")
+    assert contents(finished[0]) == before
 
 
 # -------------------------------------------------------------------------------- flags and presets
@@ -291,14 +301,10 @@ def printed_help(capsys, argv):
 
 
 def test_the_help_of_a_keyword_tells_its_meaning_and_the_default_of_each_algorithm(capsys):
-    """The meaning is the algorithm's own, maybe of several lines, or the one that all share."""
-    assert hyperparameter_help("patience", [ALGORITHMS["feddf"]]) == (
-        "steps without a better student on the validation set before distillation stops; none: "
-        "it makes all steps (default 1000)")
+    assert hyperparameter_help("lr", [ALGORITHMS["feddf"]]) == (
+        f"{HYPERPARAMETERS['lr'].meaning} (default 0.1)")
     assert hyperparameter_help("rounds", [ALGORITHMS["fedmd"], ALGORITHMS["fedavg"]]) == (
-        "number of communication rounds (default: fedmd 20, fedavg 100)")
-    assert ("--generator-lr FLOAT learning rate of the generator; it falls by 2% after every round "
-            "(default 0.0003)") in printed_help(capsys, ["--algo", "fedgen"])
+        f"{HYPERPARAMETERS['rounds'].meaning} (default: fedmd 20, fedavg 100)")
     values = [None, True, False, 100, 0.001, "sgd", ["cnn", "mlp"]]     # as they would be typed
     assert [*map(value_text, values)] == "none on off 100 0.001 sgd cnn,mlp".split()
 
@@ -362,21 +368,17 @@ def test_several_runs_have_a_folder_each_and_a_mean_with_standard_deviation(fini
 
 
 def test_describe_prints_the_samples_of_each_class_and_client(capsys, npz):
-    main(["--algo", "fedavg", "--dataset", npz, *TINY, *SHORT, "--rounds=1", "--describe"])
-    lines = [line.split() for line in capsys.readouterr().out.split("client ")[-1].splitlines()]
+    """And all settings, with the seed whose split it is; it trains nothing."""
+    main(["--algo", "fedavg", "--dataset", npz, *TINY, *SHORT, "--seeds=7", "--describe"])
+    printed = capsys.readouterr().out
+    assert "samples of each class, seed 7\n" in printed and "MB up" not in printed
+    assert "model mlp, server_model cnn_large, rounds 2, participation 1.0, " in printed
+    lines = [line.split() for line in printed.split("client ")[-1].splitlines()]
     assert lines[0] == ["0", "1", "2"]                       # the classes of 96 samples
     counts = [[int(x) for x in row] for row in lines[1:5]]
     assert [row[0] for row in counts] == [0, 1, 2, 3]
     assert [sum(row[1:]) for row in counts] == [24] * 4
     assert [sum(column) for column in zip(*(row[1:] for row in counts))] == [32] * 3
-
-
-def test_the_seconds_of_a_function_count_in_one_round_alone():
-    fed = federation()
-    clock = Clock(None, fed)
-    fed.seconds["evaluate"] = 2.0
-    assert clock.seconds_of_round()["evaluate_seconds"] == 2.0
-    assert clock.seconds_of_round().keys() == {"round_seconds"}
 
 
 @pytest.mark.parametrize("flags", ["--lr 1e30", "--server-lr 1e30", "--temperature 1e-30",
@@ -402,6 +404,8 @@ def test_an_attack_is_printed_changes_the_numbers_and_resumes(capsys, npz, tmp_p
         printed[name] = capsys.readouterr().out.splitlines()
     z = statistics.NormalDist().inv_cdf((3 - 2) / 3)     # 4 clients, 1 malicious: s = 3 - 1 = 2
     assert f"attack: lie by 1 of 4 clients, z {z:.3f}" in printed["lie"]
+    malicious = sorted(stream(0, "attackers").choice(4, 2, replace=False).tolist())
+    assert f"malicious clients: {malicious[0]}, {malicious[1]}" in printed["ofom"]
     assert "attack: ofom by 2 of 4 clients, scale 10" in printed["ofom"]
     servers = [states[name]["server"] for name in ("clean", "lie", "ofom")]
     assert not any(same(a, b) for a, b in itertools.combinations(servers, 2))
@@ -409,4 +413,34 @@ def test_an_attack_is_printed_changes_the_numbers_and_resumes(capsys, npz, tmp_p
     accuracies = [row["client_accuracy_distilled"] for row in rows["clean"]]
     assert accuracies[0] > 0.01 and max(accuracies) < 1              # reached before any upload
     comu = [line for line in printed["clean"] if "ComU" in line]
-    assert comu == ["fedgems  ComU@0.01: 0.00 MB up and down", "fedgems  ComU@1: not reached"]
+    assert comu == ["fedgems  ComU@0.01: 0 MB up and down", "fedgems  ComU@1: not reached"]
+
+
+def test_a_round_whose_uploads_are_all_bad_says_so(capsys, npz):
+    main(["--algo", "fedavg", "--dataset", npz, *TINY, *SHORT, "--rounds=1", "--lr=1e30"])
+    assert "every upload was bad" in capsys.readouterr().out
+
+
+def test_megabytes_have_three_significant_digits():
+    assert [megabytes(x * 2**20) for x in (0, 0.007629, 0.30303, 12.345, 1234.5)] == [
+        "0", "0.00763", "0.303", "12.3", "1234"]
+
+
+def test_a_word_that_is_nearly_right_is_named(capsys):
+    refused(capsys, ["--algo", "fedsd"], "did you mean fedsdd?")
+    refused(capsys, ["--algo", "fedsdd", "--k", "2"], "did you mean --K?")
+    refused(capsys, ["--algo", "fedsdd", "--model", "resnet2"], "did you mean resnet20?")
+    assert configured_labels("fedsdd, fedmd") == ["fedsdd", "fedmd"]
+
+
+def configured_labels(text):
+    return list(plan_of(["--algo", text]).algorithms)
+
+
+def test_main_leaves_the_callers_process_alone_and_returns_the_runs(npz):
+    """With one process, which is the default for another's program."""
+    threads, handlers = torch.get_num_threads(), [*map(signal.getsignal, (2, 13))]
+    [run] = main(["--algo", "fedavg", "--dataset", npz, *TINY, *SHORT])
+    assert [row["round"] for row in run.rows] == [0, 1, 2]
+    assert [*map(signal.getsignal, (2, 13))] == handlers
+    assert torch.get_num_threads() == threads and "RANK" not in os.environ

@@ -9,10 +9,10 @@ from test_command_line import configured, kept
 from toys import arrays
 
 from algorithms import ALGORITHMS
-from experiment import process
+from experiment import processes
 from experiment.build import HELD_OUT
-from experiment.config import DEFAULTS, NETWORKS
 from experiment.flags import flag_name, value_text
+from experiment.plan import DEFAULTS, NETWORKS, merged, plan_of
 from experiment.presets import PAPER, QUICK_START
 from fedkd_minimal import main
 from models import BOTTLENECKS
@@ -66,7 +66,7 @@ def test_what_a_command_sets(line):
     command, *expected = line.split(" | ")
     config = configured("--algo " + command)
     label = command.split()[0]
-    found = {**config["environment"], **config["flags"], **config["networks"][label],
+    found = {**config["flags"], **config["environment"], **config["networks"][label],
              **config["settings"][label]}
     assert [f"{name} {value_text(found[name])}"
             for name, _ in map(str.split, expected)] == expected
@@ -86,8 +86,8 @@ def test_validation_images_are_held_out_where_they_are_used(command, share):
     (True, "cpu", True), (False, "cpu", False), (False, "cuda", True)])
 def test_a_cpu_without_bfloat16_runs_in_float32_and_says_so(
         has_bfloat16, device, amp, monkeypatch, capsys):
-    monkeypatch.setattr(process, "cpu_has_bfloat16", lambda: has_bfloat16)
-    assert configured(f"--algo fedavg --amp --device {device}")["flags"]["amp"] == amp
+    monkeypatch.setattr(processes, "cpu_has_bfloat16", lambda: has_bfloat16)
+    assert configured(f"--algo fedavg --amp --device {device}")["environment"]["amp"] == amp
     assert ("uses float32" in capsys.readouterr().out) == (not amp)
 
 
@@ -129,16 +129,36 @@ def test_table_11_gives_clients_networks_in_turn():
                       (1, 2, 2), (2, 1, 2), (2, 2, 1), (1, 1, 2)]
 
 
-def test_a_run_tells_what_differs_from_its_paper(capsys, npz, tmp_path):
+def test_a_run_tells_what_differs_from_the_algorithms_defaults(capsys, npz, tmp_path):
     argv = "--algo fedavg --paper fedgkt --model mlp --clients 4 --alpha 1 --threads 1 --rounds 1"
     argv += f" --local-epochs 1 --lr-patience none --dataset {npz} --out {tmp_path}/out"
     main(argv.split())
-    line = ("fedavg: the settings of --paper fedgkt except (replaced values in brackets): "
-            "clients 4 (16), alpha 1.0 (0.5), lr_patience none (10), model mlp (bottleneck56), "
-            "rounds 1 (200), local_epochs 1 (20)")
+    line = ("fedavg: --paper fedgkt, the defaults except (replaced values in brackets): "
+            "rounds 1 (100), participation 1.0 (0.4), local_epochs 1 (40), lr 0.001 (0.8), "
+            "optimizer amsgrad (sgd), weight_decay 0.0001 (0.0)")
     assert line in capsys.readouterr().out.splitlines()
     main(["--resume", f"{tmp_path}/out", "--rounds", "2"])
     assert line.replace("rounds 1", "rounds 2") in capsys.readouterr().out.splitlines()
+
+
+def test_without_a_paper_the_federation_does_not_depend_on_the_algorithms():
+    """But for what one of them needs held out."""
+    expected = configured("--algo fedavg")["flags"]
+    assert (expected["clients"], expected["partition"], expected["alpha"]) == (
+        DEFAULTS["clients"], DEFAULTS["partition"], DEFAULTS["alpha"])
+    for algo in ALGORITHMS:
+        for found in (configured(f"--algo {algo}"), configured(f"--algo fedntd:lr=1,{algo}")):
+            for name in expected.keys() - {"public", "joint", "validation"}:
+                assert found["flags"][name] == expected[name], (algo, name)
+
+
+def test_a_later_table_wins():
+    """Default, preset, flag, word: 100, 20, 7, 3."""
+    algorithm = ALGORITHMS["fedavg"]
+    assert algorithm.hyperparameters["rounds"].default == 100
+    assert merged({}, algorithm)["rounds"] == 20
+    assert merged({"rounds": 7}, algorithm)["rounds"] == 7
+    assert merged({"rounds": 7}, algorithm, {"rounds": 3})["rounds"] == 3
 
 
 @pytest.fixture
@@ -154,16 +174,17 @@ def own_data(tmp_path, monkeypatch):
     return tmp_path / "run"
 
 
-def test_a_run_finds_its_data_from_another_folder_and_where_config_json_says(own_data, capsys):
+def test_a_run_finds_its_data_from_another_folder_or_where_it_is_told(own_data, capsys):
     main(["--resume", str(own_data)])
     (own_data.parent / "own.npz").rename("moved.npz")
     refused(capsys, ["--resume", own_data], "own.npz: no such file")
-    config = (own_data / "config.json").read_text()
-    (own_data / "config.json").write_text(config.replace("own.npz", "elsewhere/moved.npz"))
-    main(["--resume", str(own_data), "--rounds", "2"])
-    assert len(kept(own_data / "dsfl-seed0")) == 3
+    main(["--resume", str(own_data), "--rounds", "2", "--dataset", "moved.npz"])
+    main(["--resume", str(own_data), "--rounds", "3"])                  # which is kept
+    assert len(kept(own_data / "dsfl-seed0")) == 4
     flags = configured("--algo dsfl --public mnist --data-root torchvision")["flags"]
     assert flags["data_root"] == os.path.abspath("torchvision")
+    assert f"--data-root={flags['data_root']}" in plan_of(
+        "--algo dsfl --public mnist --data-root torchvision".split()).argv
 
 
 def test_a_run_does_not_go_on_with_other_data(own_data, capsys):
@@ -171,12 +192,10 @@ def test_a_run_does_not_go_on_with_other_data(own_data, capsys):
         path = own_data.parent / name
         before, changed = path.read_bytes(), dict(np.load(path))
         np.savez(path, **changed | {key: np.roll(changed[key], 1, axis=0)})
-        for folder in (own_data, own_data / "fedavg-seed0"):
-            refused(capsys, ["--resume", folder], f"{path} has changed; the run was ")
+        refused(capsys, ["--resume", own_data], f"{path} has changed; the run was ")
         path.write_bytes(before)
-    config = (own_data / "config.json").read_text()
-    (own_data / "config.json").write_text(config.replace('"data":', '"no data":'))
-    refused(capsys, ["--resume", own_data], "config.json is damaged")
+    refused(capsys, ["--resume", own_data, "--dataset", own_data.parent / "public.npz", "--public",
+                     own_data.parent / "own.npz"], "public.npz has changed; the run was ")
 
 
 SMALL = {"rounds": 1, "local_epochs": 1, "distill_steps": 1, "K": 2, "participation": 1.0,
@@ -185,7 +204,8 @@ PRESETS = [(paper, algo) for paper in PAPER for algo in PAPER[paper] if algo != 
 
 
 def flags_of(paper, algo):
-    return {**DEFAULTS, **PAPER[paper]["data"], **PAPER[paper][algo].get("data", {})}
+    return {**DEFAULTS, **PAPER[paper]["data"], **{
+        name: value for name, value in PAPER[paper][algo].items() if name in NETWORKS}}
 
 
 FIRST = {(*own["model"], own["server_model"]): preset for preset in reversed(PRESETS)
@@ -198,7 +218,7 @@ def test_every_preset_runs(tmp_path, paper, algo):
     config = configured(f"--algo {algo} --paper {paper}")
     own = {name: parameter.default for name, parameter
            in ALGORITHMS[algo].hyperparameters.items()}
-    own |= {name: value for name, value in PAPER[paper][algo].items() if name != "data"}
+    own |= {name: x for name, x in PAPER[paper][algo].items() if name not in NETWORKS}
     assert config["settings"][algo] == own
     for name, value in flags_of(paper, algo).items():
         found = config["networks"][algo] if name in NETWORKS else config["flags"]

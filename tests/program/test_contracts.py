@@ -19,7 +19,8 @@ from toys import federation, labeled, linear, same, samples, through_a_file, wit
 from algorithms import ALGORITHMS, fedgkt
 from algorithms.hyperparameters import HYPERPARAMETERS
 from attacks import Attack
-from experiment import checkpoint
+from experiment import keep
+from experiment.flags import COMMON_FLAGS
 from federation import Federation, parallel, stream, training
 from federation.parallel import active_clients, sample_clients
 
@@ -193,7 +194,7 @@ def test_metrics_are_numbers_with_a_headline(algo):
     columns = ALGORITHMS[algo].columns
     for metrics, state in whole(algo):
         assert all(type(x) in (int, float, type(None)) for x in metrics.values())
-        assert checkpoint.dumps(metrics) and "accuracy" in metrics and "round" not in metrics
+        assert keep.dumps(metrics) and "accuracy" in metrics and "round" not in metrics
         assert all(0 <= x <= 1 for name, x in metrics.items() if "accuracy" in name)
         assert state["round"] == 0 or set(columns) <= metrics.keys()
         sent = [x for name, x in metrics.items() if name.startswith("bytes")]
@@ -215,7 +216,7 @@ def test_it_learns(algo):
 @every_algorithm
 def test_a_lone_client_works(algo):
     *_, (metrics, state) = run(algo, toy(algo, sizes=(6,)), K=1)
-    assert checkpoint.dumps(metrics) and sound(models_in(state)) and not metrics.get("bad_uploads")
+    assert keep.dumps(metrics) and sound(models_in(state)) and not metrics.get("bad_uploads")
 
 
 def test_every_hyperparameter_has_a_row_and_every_row_is_used():
@@ -241,6 +242,11 @@ def test_a_state_has_what_is_declared_and_another_algorithms_is_refused(algo):
         assert state.keys() == {"round", *ALGORITHMS[algo].keeps}
     with pytest.raises(ValueError, match=f"{algo}: the state is another algorithm's"):
         ALGORITHMS[algo].run(toy(algo), {"round": 1, "something": []})
+
+
+@every_algorithm
+def test_no_hyperparameter_has_the_name_of_a_flag_of_every_run(algo):
+    assert not ALGORITHMS[algo].hyperparameters.keys() & COMMON_FLAGS.keys()
 
 
 @every_algorithm
@@ -274,7 +280,7 @@ def test_a_client_whose_numbers_are_not_finite_is_left_out(algo):
     fed = toy(algo)
     fed.private[2].images[0, 0, 0, 0] = math.inf
     for metrics, state in run(algo, fed, participation=1.0, latencies=(1.0,) * 6):
-        assert checkpoint.dumps(metrics)
+        assert keep.dumps(metrics)
         if "bad_uploads" in ALGORITHMS[algo].columns + tuple(metrics) and state["round"]:
             assert metrics["bad_uploads"] == 1 and sound(models_in(without_client(state, 2)))
 
@@ -285,7 +291,7 @@ def test_when_every_client_is_spoilt_the_run_goes_on(algo):
     for private in fed.private:
         private.images[0, 0, 0, 0] = math.nan
     _, *rounds = run(algo, fed, participation=1.0, latencies=(1.0,) * 6)
-    assert len(rounds) == 2 and all(checkpoint.dumps(metrics) for metrics, _ in rounds)
+    assert len(rounds) == 2 and all(keep.dumps(metrics) for metrics, _ in rounds)
     if "bad_uploads" in rounds[0][0]:
         assert [metrics["bad_uploads"] for metrics, _ in rounds] == [6, 6]
         assert all(sound(models_in({"server": state.get("server", {})})) for _, state in rounds)

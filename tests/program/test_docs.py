@@ -11,8 +11,7 @@ import torch
 from commands import ROOT, main, shipped
 
 from docs.reading import sources
-from experiment.config import configure
-from experiment.flags import parse
+from experiment.plan import NETWORKS, plan_of
 from experiment.presets import PAPER, QUICK_START
 
 README = (ROOT / "README.md").read_text()
@@ -130,8 +129,8 @@ def test_the_paper_of_a_run_line_takes_every_default(file):
         r"\(small settings of experiment/presets\.py; "
         r"(?:with --paper (\S+): `run`'s defaults|the defaults of `run` are .*?)\)", text).groups()
     for algo in algos.split(","):
-        assert {*QUICK_START[algo]} - {"data"}
-        assert not paper or not {*PAPER[paper][algo]} - {"data"}
+        assert {*QUICK_START[algo]} - {*NETWORKS}
+        assert not paper or not {*PAPER[paper][algo]} - {*NETWORKS}
 
 
 @pytest.mark.parametrize("file", [x for x in FILES["algorithms"] if sources.header(x).notation])
@@ -154,7 +153,7 @@ def test_all_draws_are_by_the_runs_seed(file):
     r"([^#\n`|]+)", TEXT.replace((ROOT / "docs" / "REPRODUCE.md").read_text(), "")))
 def test_every_command_on_a_page_is_understood(command):
     """Those of REPRODUCE.md are in test_reproduce.py."""
-    configure(parse(re.sub(r"[][]|\.\.\.", "", command).split()))
+    plan_of(re.sub(r"[][]|\.\.\.", "", command).split())
 
 
 def places(path):

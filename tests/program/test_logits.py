@@ -1,7 +1,6 @@
 """What the algorithms that exchange logits share: training, optimizers that live, valid uploads."""
 import dataclasses
 import math
-import re
 from functools import partial
 
 import pytest
@@ -23,8 +22,6 @@ from toys import (
 )
 
 from algorithms import ALGORITHMS
-from experiment.checkpoint import Run
-from experiment.report import summary
 from federation import Data
 from federation.evaluation import client_scores, server_metrics
 from federation.training import OPTIMIZERS, restore, shuffled, snapshot
@@ -155,28 +152,6 @@ def test_without_public_epochs_no_client_learns_from_another(algo):
         return clients_of(state)[0]["model"]
     assert same(first_client(7, 0), first_client(8, 0))
     assert same(first_client(7, 1), first_client(8, 1)) == (algo == "public-private")
-
-
-def test_the_summary_says_whose_accuracy_it_is_and_on_which_half(capsys):
-    """Final and best of each, in the mean over two seeds."""
-    names = ("accuracy", "client_accuracy_distilled", "client_accuracy_private")
-
-    def both(*rows):
-        return "both", [dict(zip(names, (0., *row))) for row in rows]
-    server = [{"accuracy": .7, "server_accuracy": .7, "server_accuracy_private_test": .5}]
-    measured = [both((.1,), (.6, .3), (.5, .4)), both((.9,), (.2, .1), (.1, .2)),
-                ("server", server), ("own", [{"accuracy": .4}])]
-    lines = [("clients, after distillation", "private",
-              ".3000", ".7500"),                             # final (.5 + .1)/2, best (.6 + .9)/2
-             ("clients, after private training", "private", ".3000", ".3000"),
-             ("server", "public", ".7000", ".7000"), ("model", "private", ".4000", ".4000")]
-    for public in ("half", None):
-        config = {"flags": {"public": public, "comu": None}}
-        summary([Run(label, None, 0, config, None, rows=rows) for label, rows in measured])
-        printed = capsys.readouterr().out.splitlines()[2:]
-        for line, (whose, half, final, best) in zip(printed, lines, strict=True):
-            whose += f", {half} half" * (public == "half")
-            assert re.search(rf"  {whose} +\d  0{final} ± \S+ +0{best} ± ", line), line
 
 
 # --------------------------------------------------------------------- uploads that are not finite

@@ -15,7 +15,7 @@ from commands import refused
 from test_command_line import contents, kept
 
 from algorithms import ALGORITHMS
-from experiment import checkpoint, report
+from experiment import keep
 from federation.parallel import packed, unpacked
 from fedkd_minimal import main
 
@@ -45,34 +45,24 @@ def bytes_of(folder):
 
 @pytest.fixture(scope="module")
 def finished(npz, tmp_path_factory):
-    """({algorithm: its folder}, {algorithm: clients trained}): each alone, in this process."""
-    folders, trained = {}, {}
-    for algo in ALGORITHMS:
-        folders[algo], clocks = tmp_path_factory.mktemp("finished") / algo, []
-
-        class Clock(report.Clock):
-            def __init__(self, *arguments, clocks=clocks):
-                super().__init__(*arguments)
-                clocks.append(self)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(report, "Clock", Clock)
-            main(command(algo, npz, "--out", folders[algo]))
-        trained[algo] = clocks[0].num_trained
-    return folders, trained
+    """{algorithm: its folder}: each alone, in this process."""
+    folders = {algo: tmp_path_factory.mktemp("finished") / algo for algo in ALGORITHMS}
+    for algo, folder in folders.items():
+        main(command(algo, npz, "--out", folder))
+    return folders
 
 
 @pytest.fixture(scope="module")
 def expected(finished):
     """{algorithm: the bytes of its metrics}."""
-    return {algo: bytes_of(folder) for algo, folder in finished[0].items()}
+    return {algo: bytes_of(folder) for algo, folder in finished.items()}
 
 
 # ------------------------------------------------------------------------------------- the seconds
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_a_rounds_parts_are_timed_and_fit_into_it(algo, finished):
-    timings = kept(finished[0][algo], "timing.jsonl")
+    timings = kept(finished[algo], "timing.jsonl")
     assert [timing.pop("round") for timing in timings] == list(range(ROUNDS + 1))
     for timing in timings:
         assert timing.keys() >= {"round_seconds", "evaluate_seconds"}
@@ -85,11 +75,11 @@ ELSEWHERE = """
 import json, os, signal, sys, traceback
 import torch
 import fedkd_minimal
-from experiment import checkpoint, report
-killed, write, writes = False, checkpoint.Path.write_bytes, []
+from experiment import keep
+killed, write, writes = False, keep.Path.write_bytes, []
 
 def half_written(path, content):         # of round 2: its checkpoint is the third
-    writes.append(path)
+    writes.extend([path] * path.name.startswith("checkpoint.pt"))
     if killed and len(writes) == 3:
         write(path, b"half of it")
         os.kill(os.getpid(), signal.SIGKILL)
@@ -109,7 +99,7 @@ def child(argvs, printed):
             os._exit(1)
     return pid
 
-checkpoint.Path.write_bytes = half_written
+keep.Path.write_bytes = half_written
 torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1)
 for killed, printed, argvs in json.loads(sys.argv[1]):
     _, status = os.waitpid(child(argvs, printed), 0)
@@ -147,7 +137,8 @@ def test_kill_9_and_resume_give_the_same_bytes(algo, elsewhere, expected):
     assert bytes_of(elsewhere / algo) == expected[algo]
     assert [timing["round"] for timing in kept(elsewhere / algo, "timing.jsonl")] == list(
         range(ROUNDS + 1))
-    assert contents(elsewhere / algo).keys() == {*checkpoint.FILES}       # no temporary files
+    [left] = contents(elsewhere / algo).keys() - {*keep.FILES}    # what the killed process wrote
+    assert left.startswith("checkpoint.pt.")
     printed = (elsewhere / f"{algo}.txt").read_text()
     assert f"\n{algo}, seed 0: resumed after round 1\n" in printed
 
@@ -156,15 +147,6 @@ def test_kill_9_and_resume_give_the_same_bytes(algo, elsewhere, expected):
 def test_several_processes_give_the_same_bytes(algo, elsewhere, expected):
     kind = "edges" if algo in EDGES else "others"
     assert bytes_of(elsewhere / "several" / kind / f"{algo}-seed0") == expected[algo]
-
-
-@pytest.mark.parametrize("kind", ["edges", "others"])
-def test_all_processes_train_clients(kind, elsewhere, finished):
-    printed = (elsewhere / f"{kind}.txt").read_text()
-    counts = [int(x) for x in printed.split("clients trained by each process:")[1].split()]
-    total = sum(n for algo, n in finished[1].items() if (algo in EDGES) == (kind == "edges"))
-    assert len(counts) == (2 if kind == "edges" else 3)
-    assert min(counts) > 0 and sum(counts) == total
 
 
 @pytest.mark.parametrize("sent", [
@@ -178,32 +160,61 @@ def test_a_message_is_read_as_it_was_sent(sent, through):
     assert (name, got.dtype) == ("logits", sent.dtype) and torch.equal(got, sent)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="several processes need Linux")
-def test_an_error_in_one_process_alone_is_printed_and_ends_all():
-    lines = """
-from experiment import process
-with process.resumable(None), process.forked(2, []):
-    assert process.rank() == 0, "its client has no samples"
-    process.wait_for_all()
+def started(lines):
+    """What a program with these lines does in two processes: its standard output and error."""
+    before = """
+import os, signal
+from types import SimpleNamespace
+from federation.parallel import in_parallel
+from experiment import processes
+fed = SimpleNamespace(device="cpu")
+def work():
 """
-    ended = subprocess.run([sys.executable, "-c", lines], cwd=ROOT, capture_output=True, text=True)
-    assert ended.returncode == 1
-    assert "AssertionError: its client has no samples" in ended.stderr
-    assert ended.stderr.splitlines()[-1].endswith("it was killed, or it met the error above")
+    text = before + lines + "\nprocesses.start(work, 2, '; --resume DIR continues')"
+    return subprocess.run([sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True)
+
+
+several_processes = pytest.mark.skipif(sys.platform != "linux", reason="it forks")
+
+
+@several_processes
+def test_all_processes_train_clients():
+    ended = started("    processes.say(in_parallel(fed, lambda i: os.getpid(), [0, 1, 2, 3, 4]))")
+    numbers = ended.stdout.strip("[]\n").split(", ")
+    assert len({*numbers}) == 2 and numbers[0::2] == [numbers[0]] * 3 and ended.returncode == 0
+
+
+@several_processes
+@pytest.mark.parametrize("number", [0, 1])
+def test_an_error_in_one_process_alone_is_printed_and_ends_all(number):
+    """The other one waits for it."""
+    ended = started(f"""    assert processes.rank() != {number}, "its client has no samples"
+    in_parallel(fed, lambda i: i, [0, 1])""")
+    assert ended.returncode == 1 and "AssertionError: its client has no samples" in ended.stderr
+
+
+@several_processes
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_process_that_is_killed_ends_all_with_one_line(number):
+    ended = started(f"""    if processes.rank() == {number}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    in_parallel(fed, lambda i: i, [0, 1])""")
+    assert ended.returncode == 1 and ended.stderr.count("\n") == 1
+    assert "was killed; --resume DIR continues" in ended.stderr
 
 
 # ------------------------------------------------------------------------------- stops and resumes
 
 def stopped_after(rounds, argv, algo=None):
     """Ctrl-C after that many rounds of the first run, or of this algorithm."""
-    keep = checkpoint.Run.keep
+    keep_round = keep.keep_round
 
-    def keep_then_stop(run, metrics, state):
-        keep(run, metrics, state)
+    def keep_then_stop(run, fed, metrics, state):
+        keep_round(run, fed, metrics, state)
         if state["round"] == rounds and algo in (None, run.label):
             raise KeyboardInterrupt
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
-        patch.setattr(checkpoint.Run, "keep", keep_then_stop)
+        patch.setattr(keep, "keep_round", keep_then_stop)
         main(argv)
     assert stop.value.code == 130
 
@@ -274,22 +285,48 @@ def stopped(first_stop, tmp_path):
 
 
 @pytest.mark.parametrize("flags, words", [
-    *((flags.split(), ["--resume takes no other flag", flags.split()[0]]) for flags in (
-        "--lr 0.2", "--seeds 1", "--out x", "--algo fedavg", "--threads 1")),
-    (["--rounds", "2"], ["--rounds 2", str(ROUNDS)])])
-def test_resume_takes_no_flag_but_more_rounds(stopped, capsys, flags, words):
+    ("--lr 0.2", "lr 0.1, not 0.2"), ("--seeds 1", "does not hold all runs"),
+    ("--algo fedprox", "does not hold all runs"), ("--threads 2", "threads 1, not 2"),
+    ("--amp", "amp off, not on"), ("--clients 4", "clients 6, not 4"), ("--out x", "no --out"),
+    ("--rounds 2", f"--rounds 2: fedavg was started with {ROUNDS} rounds")])
+def test_resume_refuses_what_would_change_the_numbers(stopped, capsys, flags, words):
     before = contents(stopped)
-    refused(capsys, ["--resume", stopped, *flags], *words)
+    refused(capsys, ["--resume", stopped, *flags.split()], words)
     assert contents(stopped) == before
 
 
-def test_a_run_from_another_device_goes_on_with_device_cpu(stopped, expected, capsys):
-    path = stopped / "config.json"
-    path.write_text(path.read_text().replace('"device": "cpu"', '"device": "cuda:99"'))
+def test_a_run_from_another_machine_goes_on_as_it_was_started(stopped, expected, capsys):
+    """With its threads, and with another device if that is given; config.json keeps the start."""
+    path = stopped / "checkpoint.pt"
+    found = torch.load(path, weights_only=True)
+    found["config"]["environment"] |= {"device": "cuda:99", "torch": "2.4"}
+    torch.save(found, path)
     refused(capsys, ["--resume", stopped], "'cuda:99' cannot be used", "--device cpu")
     main(["--resume", str(stopped), "--device", "cpu"])
     assert bytes_of(stopped) == expected["fedavg"]
-    assert "cuda:99 and continues with cpu: the last digits may differ" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "cuda:99 and continues with cpu: the last digits may differ" in printed
+    assert "torch 2.4 and continues with" in printed
+    environment = json.loads((stopped / "config.json").read_text())["environment"]
+    assert (environment["device"], environment["torch"]) == ("cuda:99", "2.4")
+    main(["--resume", str(stopped), "--rounds", str(ROUNDS + 1)])         # the device is kept, too
+
+
+def test_two_commands_that_resume_one_folder_write_the_bytes_of_one(stopped, expected):
+    argv = [sys.executable, "fedkd_minimal.py", "--resume", str(stopped), "--rounds", "9"]
+    main(["--resume", str(shutil.copytree(stopped, stopped.parent / "alone")), "--rounds", "9"])
+    both = [subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.DEVNULL) for _ in range(2)]
+    assert [process.wait() for process in both] == [0, 0]
+    assert bytes_of(stopped) == bytes_of(stopped.parent / "alone")
+    assert contents(stopped).keys() == {*keep.FILES}
+
+
+def test_a_folder_is_made_by_one_of_two_commands(npz, tmp_path, capsys, monkeypatch):
+    """The second one finds config.json, which the first has just made."""
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(keep, "FILES", ())               # as if it had not been there before
+    refused(capsys, command("fedavg", npz, "--out", tmp_path), "config.json", "exists")
+    assert (tmp_path / "config.json").read_text() == "{}"
 
 
 def turn_a_bit(path):
@@ -310,6 +347,7 @@ def turn_a_bit(path):
     ("checkpoint.pt", lambda path: torch.save([1, 2], path), "not from this program"),
     ("config.json", lambda path: path.write_text("{"), "damaged"),
     ("config.json", lambda path: path.write_text("[]"), "damaged"),
+    ("checkpoint.pt", lambda path: path.write_bytes(b"x" * 1000), "damaged"),
     ("config.json", lambda path: path.unlink(), "holds no run")])
 def test_a_spoilt_run_is_refused_in_one_line(stopped, capsys, name, spoil, word):
     spoil(stopped / name)
@@ -329,4 +367,4 @@ def test_nothing_is_executed_from_a_checkpoint(stopped, capsys, tmp_path):
 
 def test_nan_never_reaches_the_metrics():
     with pytest.raises(ValueError, match="JSON"):
-        checkpoint.dumps({"accuracy": float("nan")})
+        keep.dumps({"accuracy": float("nan")})

@@ -6,16 +6,17 @@ import itertools
 import os
 import signal
 import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
-from commands import refused
 from test_runs import bytes_of, command, stopped_after
 from toys import federation as toy
 from toys import labeled
 
 from algorithms import ALGORITHMS
-from experiment import checkpoint, process
+from experiment import keep, processes
 from federation import no_server_model
 from fedkd_minimal import main
 
@@ -25,19 +26,15 @@ class Killed(BaseException):
 
 
 def killed_at(step, argv):
-    """True if the command was killed at its write number `step`: a file replaced, a line added."""
-    writes = itertools.count()
+    """True if the command was killed before its file number `step` was replaced."""
+    writes, replace = itertools.count(), os.replace
 
-    def counted(write, is_write):
-        def write_or_die(value, *more, **options):
-            if is_write(value) and next(writes) >= step:
-                raise Killed
-            return write(value, *more, **options)
-        return write_or_die
+    def replace_or_die(temporary, path):
+        if next(writes) >= step:
+            raise Killed
+        replace(temporary, path)
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
-        patch.setattr(checkpoint.os, "replace", counted(os.replace, lambda temporary: True))
-        dumps = counted(checkpoint.dumps, lambda value: "round" in value)
-        patch.setattr(checkpoint, "dumps", dumps)
+        patch.setattr(keep.os, "replace", replace_or_die)
         main(argv)
         return False
     return True
@@ -54,11 +51,10 @@ def short(npz, tmp_path_factory):
 def test_killed_before_any_single_write_a_run_goes_on_with_the_same_bytes(short, tmp_path):
     step = 0
     while killed_at(step, [*short[0], "--out", str(tmp_path / str(step))]):
-        if (tmp_path / str(step) / "config.json").exists():       # else nothing has begun
-            main(["--resume", str(tmp_path / str(step))])
-            assert bytes_of(tmp_path / str(step)) == short[1], step
+        main(["--resume", str(tmp_path / str(step))])
+        assert bytes_of(tmp_path / str(step)) == short[1], step
         step += 1
-    assert step == 2 + 3 * 3     # the config twice; checkpoint, metrics and timing of rounds 0 to 2
+    assert step == 1 + 3 * 3     # the run's config; checkpoint, metrics, timing of rounds 0 to 2
 
 
 @pytest.mark.parametrize("rounds, begun", [(0, "1"), (1, "1"), (1, "2")])
@@ -95,8 +91,8 @@ def child(argv, errors):
             sys.stdout = open(write, "w", encoding="utf-8")
             for name in (signal.SIGINT, signal.SIGPIPE):     # pytest has handlers of its own
                 signal.signal(name, signal.SIG_DFL)
-            process.end_on_signals()
-            process.end_with(main, [*map(str, argv)])
+            processes.end_on_signals()
+            processes.end_with(main, [*map(str, argv)])
         finally:
             os._exit(99)                                     # nothing of the parent's is done twice
     os.close(write)
@@ -109,58 +105,70 @@ def status_of(number):
 
 
 def test_ctrl_c_ends_with_130_and_one_line_that_says_how_to_go_on(npz, tmp_path):
-    argv = command("fedavg", npz, "--rounds", 100000, "--out", tmp_path / "out")
+    argv = command("fedavg", npz, "--rounds", 100000, "--out", tmp_path / "the out")
     with child(argv, tmp_path / "errors") as (number, printed):
         assert any(line.startswith("  3/") for line in printed)
         os.kill(number, signal.SIGINT)
         assert status_of(number) == 130
-        advice = f"stopped; every finished round is kept; --resume {tmp_path / 'out'} continues"
-        assert advice in printed.read()
+        advice = f"; every finished round is kept; --resume '{tmp_path / 'the out'}' continues"
+        assert f"stopped{advice}" in printed.read()
     assert (tmp_path / "errors").read_text() == ""
-    kept = torch.load(tmp_path / "out" / "checkpoint.pt", weights_only=True)
+    kept = torch.load(tmp_path / "the out" / "checkpoint.pt", weights_only=True)
     assert kept["state"]["round"] == kept["rows"][-1]["round"] >= 3
+
+
+def test_ctrl_c_ends_a_run_whose_second_process_is_stopped(npz, tmp_path):
+    argv = command("fedavg", npz, "--rounds", 100000, "--processes", 2)
+    with child(argv, tmp_path / "errors") as (number, printed):
+        assert any(line.startswith("  1/") for line in printed)
+        children = Path(f"/proc/{number}/task/{number}/children").read_text().split()
+        os.kill(int(children[1]), signal.SIGSTOP)
+        os.kill(number, signal.SIGINT)
+        start = time.monotonic()
+        assert status_of(number) == 130 and time.monotonic() - start < 2
+        assert not any(Path(f"/proc/{own}").exists() for own in children)
+
+
+@pytest.mark.parametrize("who", ["parent", "child"])
+def test_kill_9_of_one_process_ends_all(npz, tmp_path, who):
+    argv = command("fedavg", npz, "--rounds", 100000, "--processes", 2)
+    with child(argv, tmp_path / "errors") as (number, printed):
+        assert any(line.startswith("  1/") for line in printed)
+        children = Path(f"/proc/{number}/task/{number}/children").read_text().split()
+        os.kill(number if who == "parent" else int(children[0]), signal.SIGKILL)
+        assert status_of(number) == (-signal.SIGKILL if who == "parent" else 1)
+        end = time.monotonic() + 2
+        while any(Path(f"/proc/{own}").exists() for own in children):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+    errors = (tmp_path / "errors").read_text()
+    assert errors.count("\n") == (who == "child") and (not errors or "was killed" in errors)
 
 
 def test_a_closed_pipe_ends_a_run_silently_and_it_goes_on_with_the_same_bytes(short, tmp_path):
     with child([*short[0], "--out", tmp_path / "out"], tmp_path / "errors") as (number, printed):
         assert any(line.startswith("  0/") for line in printed)
         printed.close()
-        assert status_of(number) == -signal.SIGPIPE
+        assert status_of(number) in (-signal.SIGPIPE, 128 + signal.SIGPIPE)     # it has children
     assert (tmp_path / "errors").read_text() == ""
     main(["--resume", str(tmp_path / "out")])
     assert bytes_of(tmp_path / "out") == short[1]
 
 
-def test_a_sweep_holds_its_folder_and_those_of_all_its_runs(npz, tmp_path, capsys, monkeypatch):
-    resume = ["--resume", tmp_path]       # also from inside the run, which still holds its folder
-    keep = checkpoint.Run.keep
-
-    def keep_after_another_command(run, metrics, state):
-        refused(capsys, resume, f"{tmp_path} is in use")
-        keep(run, metrics, state)
-    monkeypatch.setattr(checkpoint.Run, "keep", keep_after_another_command)
-    for argv in (command("fedavg", npz, "--seeds=0,1", "--rounds=1", "--out", tmp_path), resume):
-        for folder in (tmp_path, tmp_path / "fedavg-seed0", tmp_path / "fedavg-seed1"):
-            folder.mkdir(exist_ok=True)
-            with checkpoint.lock(folder):
-                refused(capsys, argv, f"{folder} is in use")
-        main([*map(str, argv)])
-
-
 def test_after_a_write_that_fails_every_finished_round_is_kept(short, tmp_path, capsys):
-    write, writes = checkpoint.Path.write_bytes, itertools.count()
+    write, writes = keep.Path.write_bytes, itertools.count()
 
     def written(path, content):
         write(path, content[:1000])
-        if next(writes) == 2:
+        if next(writes) == 4:                                # the checkpoint of round 1
             raise OSError(errno.ENOSPC, "no space")
         write(path, content)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
-        patch.setattr(checkpoint.Path, "write_bytes", written)
+        patch.setattr(keep.Path, "write_bytes", written)
         main([*short[0], "--out", str(tmp_path)])
     error = capsys.readouterr().err
     assert stop.value.code == 1 and "continues" in error and error.count("\n") == 1
-    assert {path.name for path in tmp_path.iterdir()} == {*checkpoint.FILES}
+    assert {path.name for path in tmp_path.iterdir()} == {*keep.FILES}
     main(["--resume", str(tmp_path)])
     assert bytes_of(tmp_path) == short[1]
 

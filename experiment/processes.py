@@ -1,0 +1,240 @@
+"""The program as one or several processes: printed lines, errors, signals, the device.
+
+torch is imported only where it is needed, so that Ctrl-C works while it is imported.
+"""
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import sys
+import tempfile
+import time
+from datetime import timedelta
+
+MOST = 8                             # processes that a program starts by itself
+NEVER = timedelta(days=365)          # processes wait for one another while the server trains
+PR_SET_PDEATHSIG = 1                 # of Linux's prctl
+
+
+def rank():
+    """The number of this process; 0 if there is one."""
+    return int(os.environ.get("RANK", 0))
+
+
+def count():
+    """The number of processes."""
+    return int(os.environ.get("WORLD_SIZE", 1))
+
+
+def say(text):
+    """Prints a text at once. Only the first process prints."""
+    if rank() == 0:
+        print(text, flush=True)
+
+
+def fail(message, status=2):
+    """Ends the program with this exit status after one line on standard error."""
+    if rank() == 0:
+        print("fedkd_minimal.py: error:", *str(message).split(), file=sys.stderr)
+    raise SystemExit(status)
+
+
+@contextlib.contextmanager
+def bad_input_is_refused():
+    """A ValueError or OSError in this block ends the program: one line, exit status 2."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        fail(error)
+
+
+@contextlib.contextmanager
+def stops_are_told(advice):
+    """Ctrl-C in this block, or a write that fails, ends the program: one line with the advice."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        say(f"\nstopped{advice}")
+        raise SystemExit(130) from None
+    except OSError as error:                                 # a full disk, for example
+        fail(f"{error}{advice}", 1)
+
+
+# --------------------------------------------------------------------------------- the own program
+
+def end_on_signals():
+    """Ctrl-C and a closed pipe (`| head`) end the process at once and without a traceback."""
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:    # ignored in a script's background jobs
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if hasattr(signal, "SIGPIPE"):                           # Windows has none; Python ignores it
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+
+
+def end_with(main, argv):
+    """Calls main(argv) as this process's own program, and ends the process with its exit status.
+
+    os._exit: gloo's threads can abort Python's own exit, and a full disk would make it fail.
+    """
+    sys.stdout.reconfigure(errors="replace")                 # "?" on a terminal without ±
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    status = 0
+    try:
+        with stops_are_told(""):
+            main(argv, is_program=True)
+    except SystemExit as stop:
+        status = stop.code or 0
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    os._exit(status)
+
+
+# -------------------------------------------------------------------------- the device, the threads
+
+@contextlib.contextmanager
+def one_thread():
+    """A process has one thread, except while the server trains (`run_students` in parallel.py).
+
+    So no number depends on how many processes there are.
+    """
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def device_of(name, is_program):
+    """The torch.device of this name. Raises ValueError if it cannot be used.
+
+    is_program    True: a GPU uses torch's deterministic algorithms. Another's process is left alone
+    """
+    import torch
+
+    try:
+        device = torch.device(name)
+        if name == "cuda" and "LOCAL_RANK" in os.environ:
+            number = int(os.environ["LOCAL_RANK"]) % max(1, torch.cuda.device_count())
+            device = torch.device("cuda", number)
+        torch.ones(1, device=device).item()
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device {name!r} cannot be used ({reason}): choose another with "
+                         "--device, such as --device cpu") from None
+    if device.type == "cuda" and is_program:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    return device
+
+
+def cpu_has_bfloat16():
+    """False if this CPU would emulate bfloat16, which takes many times as long as float32."""
+    import torch
+
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def import_optimizers():
+    """A process's first optimizer imports for 2 seconds: before round 1, whose time counts."""
+    import torch
+
+    torch.optim.SGD([torch.zeros(1)], lr=1.0)
+
+
+# ------------------------------------------------------------------------------ several processes
+
+def num_cores():
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def how_many(asked, device, num_clients, is_program):
+    """The number of processes: torchrun's, or `asked` of --processes, or one for each core.
+
+    By default at most MOST, and at most one for each client of a round; one in another's process.
+    Raises ValueError where a fork is not safe: not on Linux, on a GPU, in a process of torchrun.
+    """
+    can_fork = sys.platform == "linux" and device == "cpu" and "WORLD_SIZE" not in os.environ
+    if asked is not None and asked > count() and not can_fork:
+        raise ValueError("--processes needs Linux and a CPU; torchrun starts several elsewhere")
+    if asked is not None:
+        return max(asked, count())
+    return max(1, min(num_cores(), num_clients, MOST)) if is_program and can_fork else count()
+
+
+def start(work, num_processes, advice):
+    """Calls work() in so many processes, which run the same lines; one process is this one.
+
+    advice     what a line about a stop ends with
+    returns    what work() returns, if one process is enough
+    The processes of torchrun are there already. Others are forked: this process then waits, and
+    they end together with it and with one another.
+    """
+    import torch.distributed as dist
+    from torch.multiprocessing import (
+        ProcessExitedException,
+        ProcessRaisedException,
+        start_processes,
+    )
+
+    import_optimizers()
+    with stops_are_told(advice), tempfile.TemporaryDirectory() as folder:
+        if num_processes <= count():
+            if count() > 1 and not dist.is_initialized():
+                dist.init_process_group("gloo", timeout=NEVER)
+            return work()
+        logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
+        arguments = (work, num_processes, f"file://{folder}/meeting", os.getpid(), advice)
+        context = start_processes(child, arguments, num_processes, join=False, start_method="fork")
+        try:
+            while not context.join():
+                pass
+        except ProcessRaisedException as error:
+            print(error, file=sys.stderr)
+            raise SystemExit(1) from None
+        except ProcessExitedException as error:
+            if error.exit_code > 0:                          # it has said why
+                raise SystemExit(error.exit_code) from None
+            if error.signal_name == "SIGPIPE":
+                raise SystemExit(128 + signal.SIGPIPE) from None
+            fail(f"process {error.error_pid} of this run was killed{advice}", 1)
+        finally:
+            for process in context.processes:
+                process.kill()
+                process.join()
+
+
+def child(number, work, num_processes, meeting, parent, advice):
+    """A process of `start`: it ends with its parent, who alone hears Ctrl-C."""
+    import torch.distributed as dist
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:                               # it has ended already
+        os._exit(1)
+    os.environ.update(RANK=str(number), WORLD_SIZE=str(num_processes), GLOO_SOCKET_IFNAME="lo")
+    dist.init_process_group("gloo", init_method=meeting, timeout=NEVER, rank=number,
+                            world_size=num_processes)
+    try:
+        with stops_are_told(advice):
+            work()
+        dist.barrier()
+    except BaseException:
+        if number > 0:
+            time.sleep(1)            # the first process meets most errors too, and tells them
+        raise
+
+
+def from_first(value):
+    """The `value` of the first process, in every process."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        return value
+    values = [value]
+    dist.broadcast_object_list(values)
+    return values[0]
