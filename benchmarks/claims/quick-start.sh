@@ -15,6 +15,8 @@
 # alpha 0.3 +0.4, +1.4. Public digits: +1.4, +2.0 (taken); 60 rounds of 15 steps +0.3, +1.1; alpha
 # 0.3 +0.1, +0.8. Alpha 1.0: 300 steps of distillation instead of 100, also with twice the rate,
 # changed nothing.
+# The plain Dirichlet rule (--partition dirichlet) instead of equal sizes, alpha 0.5, seed 10:
+# FedAvg 92.9, FedSDD (R = 2) 93.5, ensemble 94.9; with equal sizes 92.7, 94.1 and 94.1.
 source "$(dirname "$0")/common.sh"
 headline=readme
 for data in ${*:-readme default fifth letters letters-validation letters-1.0}; do
