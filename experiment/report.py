@@ -166,7 +166,8 @@ def describe(plan, datasets, fingerprints, split, num_processes):
         changed = [f"{name} {value_text(value)} ({value_text(defaults[name])})"
                    for name, value in plan.settings[label].items() if value != defaults[name]]
         changes = f" except (in brackets): {', '.join(changed)}" if changed else ""
-        say(f"{label}: network {','.join(networks['model'])}{server}; {basis}, the defaults{changes}")
+        network = ",".join(networks["model"])
+        say(f"{label}: network {network}{server}; {basis}, the defaults{changes}")
 
 
 HELD_OUT = {"half": "half of the training and test images", "half-train": "half of the training "
