@@ -227,5 +227,5 @@ def fingerprint(dataset):
     return (f"{len(train.labels)} training and {len(test.labels)} test images "
             f"{'x'.join(map(str, train.images.shape[1:]))}, {pixels}, "
             f"{dataset.num_classes} classes{note}, "
-            f"pixels {crc(*(part.images.permute(0, 2, 3, 1) for part in (train, test)))}, "
-            f"labels {crc(train.labels, test.labels, *known)}")
+            f"checksums {crc(*(part.images.permute(0, 2, 3, 1) for part in (train, test)))} "
+            f"(pixels) and {crc(train.labels, test.labels, *known)} (labels)")

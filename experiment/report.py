@@ -146,7 +146,7 @@ def describe(plan, datasets, fingerprints, split, num_processes):
     flags, environment = plan.flags, plan.environment
     say(f"torch {environment['torch']}, {environment['device']}, processes: {num_processes} on "
         f"{processes.num_cores()} cores, threads while the server trains: {environment['threads']}")
-    say(f"{flags['dataset']}: {fingerprints['dataset']}; {network_text(plan)}")
+    say(f"{flags['dataset']}: {fingerprints['dataset']}")
     if datasets.foreign is not None:
         say(f"{flags['public']}: {fingerprints['public']}")
     say(f"seed {plan.seeds[0]}: {split_line(plan, datasets.foreign, split)}")
@@ -160,23 +160,14 @@ def describe(plan, datasets, fingerprints, split, num_processes):
             + strength)
     basis = f"--paper {flags['paper']}" if flags["paper"] else "without --paper"
     for label, algorithm in plan.algorithms.items():
+        networks = plan.networks[label]
+        server = f", server {networks['server_model']}" if algorithm.server != "none" else ""
         defaults = {name: x.default for name, x in algorithm.hyperparameters.items()}
         changed = [f"{name} {value_text(value)} ({value_text(defaults[name])})"
                    for name, value in plan.settings[label].items() if value != defaults[name]]
-        changes = f" except (replaced values in brackets): {', '.join(changed)}" if changed else ""
-        say(f"{label}: {basis}, the defaults{changes}")
-
-
-def network_text(plan):
-    """The clients' networks: of all algorithms, or of each; and the servers' that are used."""
-    texts = {}
-    for label, algorithm in plan.algorithms.items():
-        networks = plan.networks[label]
-        server = f", server {networks['server_model']}" if algorithm.server != "none" else ""
-        texts[label] = ",".join(networks["model"]) + server
-    if len(set(texts.values())) == 1:
-        return f"network {next(iter(texts.values()))}"
-    return "networks: " + "; ".join(f"{label} {text}" for label, text in texts.items())
+        changes = f" except (in brackets): {', '.join(changed)}" if changed else ""
+        network = ",".join(networks["model"])
+        say(f"{label}: network {network}{server}; {basis}, the defaults{changes}")
 
 
 HELD_OUT = {"half": "half of the training and test images", "half-train": "half of the training "

@@ -340,7 +340,7 @@ def test_help_of_several_algorithms_and_of_none(capsys):
 
 def test_a_run_prints_a_line_per_round_and_keeps_what_it_measured(finished):
     folder, _, printed = finished
-    assert ("fedsdd: without --paper, the defaults except (replaced values in brackets): "
+    assert ("fedsdd: network mlp; without --paper, the defaults except (in brackets): "
             "rounds 2 (100), participation 1.0 (0.4), K 2 (4), local_epochs 1 (40), "
             "batch_size 16 (64), lr 0.1 (0.8), distill_steps 2 (5000), "
             "server_batch_size 16 (256), server_lr 0.0125 (0.1)"

@@ -133,7 +133,7 @@ def test_a_run_tells_what_differs_from_the_algorithms_defaults(capsys, npz, tmp_
     argv = "--algo fedavg --paper fedgkt --model mlp --clients 4 --alpha 1 --threads 1 --rounds 1"
     argv += f" --local-epochs 1 --lr-patience none --dataset {npz} --out {tmp_path}/out"
     main(argv.split())
-    line = ("fedavg: --paper fedgkt, the defaults except (replaced values in brackets): "
+    line = ("fedavg: network mlp; --paper fedgkt, the defaults except (in brackets): "
             "rounds 1 (100), participation 1.0 (0.4), local_epochs 1 (40), lr 0.001 (0.8), "
             "optimizer amsgrad (sgd), weight_decay 0.0001 (0.0)")
     assert line in capsys.readouterr().out.splitlines()
