@@ -40,16 +40,8 @@ from algorithms import Algorithm, checked
 from federation import timed, union
 from federation.evaluation import client_metrics, client_scores, score, server_metrics
 from federation.parallel import by_architecture, in_parallel
-from federation.training import (
-    OPTIMIZERS,
-    Optimizer,
-    forward,
-    load_model,
-    network,
-    restore,
-    shuffled,
-    snapshot,
-)
+from federation.training import (OPTIMIZERS, Optimizer, forward, load_model, network, restore,
+                                 shuffled, snapshot)
 
 
 def new_network(fed, name):

@@ -48,15 +48,8 @@ from algorithms.equations import soft_cross_entropy
 from federation import evaluation, timed
 from federation.communication import logits_ledger
 from federation.parallel import in_parallel, run_students
-from federation.training import (
-    OPTIMIZERS,
-    Optimizer,
-    forward,
-    predict_logits,
-    restore,
-    shuffled,
-    snapshot,
-)
+from federation.training import (OPTIMIZERS, Optimizer, forward, predict_logits, restore, shuffled,
+                                 snapshot)
 from federation.uploads import Trained, collect_rows, usable
 
 evaluate = partial(evaluation.evaluate, main_metric="client_accuracy_distilled")

@@ -50,15 +50,8 @@ from algorithms.equations import soft_cross_entropy
 from federation import timed
 from federation.communication import logits_ledger
 from federation.evaluation import client_metrics, client_scores
-from federation.training import (
-    OPTIMIZERS,
-    Optimizer,
-    forward,
-    in_float32,
-    restore,
-    shuffled,
-    snapshot,
-)
+from federation.training import (OPTIMIZERS, Optimizer, forward, in_float32, restore, shuffled,
+                                 snapshot)
 from federation.uploads import Trained, collect_rows, is_usable
 
 

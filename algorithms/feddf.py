@@ -61,18 +61,8 @@ from federation import timed
 from federation.communication import weights_ledger
 from federation.evaluation import Score, accuracy, client_metrics, disagreement, global_metrics
 from federation.parallel import active_clients, by_architecture, run_students
-from federation.training import (
-    OPTIMIZERS,
-    Best,
-    Optimizer,
-    best_of,
-    forward,
-    load_model,
-    network,
-    predict_logits,
-    predict_members,
-    shuffled,
-)
+from federation.training import (OPTIMIZERS, Best, Optimizer, best_of, forward, load_model, network,
+                                 predict_logits, predict_members, shuffled)
 from federation.uploads import collect
 
 

@@ -46,15 +46,8 @@ from algorithms.fedgems import distill_client, server_loss, train_client
 from federation import evaluation, timed
 from federation.communication import logits_ledger
 from federation.parallel import in_parallel, on_server
-from federation.training import (
-    OPTIMIZERS,
-    Optimizer,
-    forward,
-    predict_logits,
-    restore,
-    shuffled,
-    snapshot,
-)
+from federation.training import (OPTIMIZERS, Optimizer, forward, predict_logits, restore, shuffled,
+                                 snapshot)
 from federation.uploads import collect_rows, usable
 
 evaluate = partial(evaluation.evaluate, main_metric="server_accuracy")

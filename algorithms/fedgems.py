@@ -63,15 +63,8 @@ from algorithms.equations import kl_divergence
 from federation import evaluation, timed
 from federation.communication import logits_ledger
 from federation.parallel import in_parallel, on_server
-from federation.training import (
-    OPTIMIZERS,
-    Optimizer,
-    forward,
-    predict_logits,
-    restore,
-    shuffled,
-    snapshot,
-)
+from federation.training import (OPTIMIZERS, Optimizer, forward, predict_logits, restore, shuffled,
+                                 snapshot)
 from federation.uploads import HUGE, Trained, collect_rows, is_usable
 
 CASES = ("self_training", "self_distillation", "ensemble_distillation", "nobody_right")

@@ -56,15 +56,8 @@ from algorithms.fedavg import aggregate, evaluate
 from federation import seeded, stream, timed
 from federation.communication import FLOAT_BYTES, INDEX_BYTES, weights_ledger
 from federation.parallel import on_server, sample_clients
-from federation.training import (
-    forward,
-    in_float32,
-    load_model,
-    network,
-    restore,
-    shuffled,
-    snapshot,
-)
+from federation.training import (forward, in_float32, load_model, network, restore, shuffled,
+                                 snapshot)
 from federation.uploads import collect
 
 # The generator, in the public code for MNIST:

@@ -63,27 +63,10 @@ from attacks import attack_samples
 from federation import output_shape, seeded, stream, timed
 from federation.communication import features_ledger
 from federation.evaluation import accuracy, mean_own, own_accuracy
-from federation.parallel import (
-    by_architecture,
-    count_active,
-    in_parallel,
-    on_server,
-    own_share,
-    sample_clients,
-    to_all,
-    to_server,
-)
-from federation.training import (
-    OPTIMIZERS,
-    Optimizer,
-    autocast,
-    batches,
-    forward,
-    predict_logits,
-    restore,
-    shuffled,
-    snapshot,
-)
+from federation.parallel import (by_architecture, count_active, in_parallel, on_server, own_share,
+                                 sample_clients, to_all, to_server)
+from federation.training import (OPTIMIZERS, Optimizer, autocast, batches, forward, predict_logits,
+                                 restore, shuffled, snapshot)
 from federation.uploads import Trained, is_usable
 
 CHUNK = 64      # samples of a forward pass without training: limits the memory it takes

@@ -38,15 +38,8 @@ from typing import Literal
 import torch
 
 from algorithms import Algorithm, checked
-from algorithms.fedgkt import (
-    announcement,
-    collect_features,
-    evaluate,
-    feature_map,
-    ledger,
-    start,
-    train_server,
-)
+from algorithms.fedgkt import (announcement, collect_features, evaluate, feature_map, ledger, start,
+                               train_server)
 from federation import stream
 from federation.training import OPTIMIZERS, Optimizer
 

@@ -61,15 +61,8 @@ from federation import stream, timed
 from federation.communication import logits_ledger
 from federation.evaluation import by_client, client_metrics, client_scores, two_phase_metrics
 from federation.parallel import in_parallel
-from federation.training import (
-    OPTIMIZERS,
-    Optimizer,
-    forward,
-    in_float32,
-    predict_logits,
-    restore,
-    shuffled,
-)
+from federation.training import (OPTIMIZERS, Optimizer, forward, in_float32, predict_logits,
+                                 restore, shuffled)
 from federation.uploads import Trained, collect_rows, is_usable
 
 

@@ -33,15 +33,8 @@ from algorithms.fedmd_transfer import PRIVATE_STAGE, learn_public, train_with_pe
 from federation import timed, union
 from federation.evaluation import accuracy, by_client, client_metrics, client_scores
 from federation.parallel import in_parallel
-from federation.training import (
-    OPTIMIZERS,
-    Best,
-    Optimizer,
-    best_of,
-    predict_logits,
-    restore,
-    snapshot,
-)
+from federation.training import (OPTIMIZERS, Best, Optimizer, best_of, predict_logits, restore,
+                                 snapshot)
 
 
 def train_client(fed, i, t, client, private, *, early_stopping, batch_size, new_optimizer,

@@ -44,15 +44,8 @@ from algorithms.fedavg import COPIES, aggregate, evaluate, start_server
 from federation import stream
 from federation.communication import weights_ledger
 from federation.parallel import sample_clients
-from federation.training import (
-    OPTIMIZERS,
-    Optimizer,
-    forward,
-    load_model,
-    network,
-    predict_logits,
-    shuffled,
-)
+from federation.training import (OPTIMIZERS, Optimizer, forward, load_model, network,
+                                 predict_logits, shuffled)
 from federation.uploads import collect
 
 

@@ -40,15 +40,8 @@ from algorithms import Algorithm, checked
 from algorithms.fedgkt import feature_map, stacked_scores
 from federation import timed
 from federation.communication import FLOAT_BYTES
-from federation.training import (
-    OPTIMIZERS,
-    Optimizer,
-    autocast,
-    forward,
-    restore,
-    shuffled,
-    snapshot,
-)
+from federation.training import (OPTIMIZERS, Optimizer, autocast, forward, restore, shuffled,
+                                 snapshot)
 
 
 @timed

@@ -10,15 +10,8 @@ import attacks
 import models
 import partition
 from data.images import adapt, crop_and_flip, normalize, statistics, to_float
-from data.load import (
-    Dataset,
-    by_superclass,
-    check_classes,
-    check_public,
-    fingerprint,
-    load_dataset,
-    only,
-)
+from data.load import (Dataset, by_superclass, check_classes, check_public, fingerprint,
+                       load_dataset, only)
 from federation import Data, Federation, restrict_public, seeded, stream
 
 # --public: the share that no client holds. With "half" the test set is halved as well.

@@ -12,16 +12,8 @@ from typing import Literal, NamedTuple
 
 import models
 from algorithms import ALGORITHMS
-from algorithms.hyperparameters import (
-    AT_LEAST_0,
-    AT_LEAST_1,
-    FINITE,
-    HYPERPARAMETERS,
-    POSITIVE,
-    SHARE,
-    Hyperparameter,
-    Range,
-)
+from algorithms.hyperparameters import (AT_LEAST_0, AT_LEAST_1, FINITE, HYPERPARAMETERS, POSITIVE,
+                                        SHARE, Hyperparameter, Range)
 from attacks import ATTACKS
 from data.load import DATASETS
 from experiment.presets import PAPER

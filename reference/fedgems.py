@@ -13,16 +13,8 @@ Differs from the printed algorithm:
 """
 import math
 
-from reference.linear import (
-    average,
-    cross_entropy_slope,
-    gradient,
-    kl_slope,
-    logits,
-    predicted,
-    softmax,
-    train,
-)
+from reference.linear import (average, cross_entropy_slope, gradient, kl_slope, logits, predicted,
+                              softmax, train)
 
 
 def entropy(z):

@@ -13,15 +13,8 @@ Differs from the printed algorithm:
 - Algorithm 1 has all clients in each round. Here those that do not take part keep older logits.
 - With augmentation a client's images change after each of its trainings, not in each batch.
 """
-from reference.linear import (
-    added,
-    cross_entropy_slope,
-    gradient,
-    kl_slope,
-    layer_outputs,
-    logits,
-    train,
-)
+from reference.linear import (added, cross_entropy_slope, gradient, kl_slope, layer_outputs, logits,
+                              train)
 
 
 def loss_slope(labels, teacher, temperature):

@@ -2,25 +2,10 @@
 import numpy as np
 import pytest
 import torch
-from slow import (
-    close,
-    cross_entropy_slope,
-    slow_accuracy,
-    slow_learner,
-    slow_own_accuracy,
-    slow_softmax,
-    slow_training,
-)
-from toys import (
-    federation,
-    last,
-    linear,
-    same,
-    train_with_labels,
-    with_batchnorm,
-    with_dropout,
-    with_hidden_layer,
-)
+from slow import (close, cross_entropy_slope, slow_accuracy, slow_learner, slow_own_accuracy,
+                  slow_softmax, slow_training)
+from toys import (federation, last, linear, same, train_with_labels, with_batchnorm, with_dropout,
+                  with_hidden_layer)
 
 from algorithms import fd
 from attacks import Attack

@@ -7,17 +7,8 @@ from functools import partial
 import pytest
 import torch
 from slow import close, drawn, numbers, pixels, slow_logits
-from toys import (
-    SHAPE,
-    constant,
-    federation,
-    last,
-    linear,
-    same,
-    with_batchnorm,
-    with_dropout,
-    with_hidden_layer,
-)
+from toys import (SHAPE, constant, federation, last, linear, same, with_batchnorm, with_dropout,
+                  with_hidden_layer)
 
 from algorithms import fedavg, fedsdd, fedsdd_ablations
 from algorithms.equations import ensemble_logits

@@ -12,19 +12,8 @@ from test_contracts import Net, Server, every_algorithm, models_in, run, sound, 
 from torch import nn
 from toys import same, samples, with_batchnorm, with_hidden_layer
 
-from algorithms import (
-    ALGORITHMS,
-    fedavg,
-    fedbe,
-    feddf,
-    fedgems,
-    fedgkt,
-    fedmd,
-    fedntd,
-    fedsdd,
-    fedsdd_ablations,
-    scaffold,
-)
+from algorithms import (ALGORITHMS, fedavg, fedbe, feddf, fedgems, fedgkt, fedmd, fedntd, fedsdd,
+                        fedsdd_ablations, scaffold)
 from attacks import build
 from federation import from_tensors, stream
 
