@@ -69,7 +69,8 @@ TABLE["federation/parallel.py", "shared"] = [
 TABLE["federation/uploads.py", "shared"] = [
     ("bool((x.abs() < HUGE).«all→any»())", "logits::an_upload_with_one_bad_number_is_left_out[inf]",
      "one good number is enough"),
-    ("if «is_usable(upload)→True»}", "fedavg::non_finite_upload_is_left_out",
+    ("if «is_usable(upload)→True»}",
+     "same::a_bad_upload_leaves_all_as_if_its_client_were_not_there[fedavg]",
      "an upload with nan is averaged"),
     ("«attack_models(attack, uploads, ids)→uploads»",
      "contracts::an_attack_sees_every_round_and_what_it_returns_arrives[fedavg]",
@@ -166,7 +167,7 @@ TABLE["algorithms/fedntd.py", "fedntd"] = [
      "KL(student || teacher)"),
     ("if «keep_true→True»:", "the_labels_logit_neither_counts_nor_learns_from_the_teacher",
      "the label's class is distilled, too"),
-    ("«beta * →»not_true_loss(", "fedntd_with_beta_0_is_fedavg_bit_for_bit[with_dropout-False]",
+    ("«beta * →»not_true_loss(", "same::with_this_setting_it_is_that_algorithm[fedntd]",
      "beta has no effect"),
     ("predict_logits(fed, «teacher→model», batch)",
      "two_rounds_of_fedntd_against_a_slow_loop[False]", "the client is its own teacher"),
@@ -322,10 +323,10 @@ TABLE["algorithms/fd.py", "fd"] = [
      "without a target a sample learns towards its own logits", "PFLlib's and HtFLlib's FD"),
     ("counts = torch.«zeros→ones»_like(targets[:, :1])", "rounds_of_fd_against_algorithm_1[None]",
      "counts start at 1", "FedGen's FD"),
-    ("«gamma * →»distillation ", "fd_with_gamma_0_is_every_client_alone_bit_for_bit[with_dropout]",
+    ("«gamma * →»distillation ", "same::with_this_setting_it_is_that_algorithm[fd]",
      "gamma has no effect"),
     ("client_means = «torch.where(is_valid[:, None, None], uploads, 0.0)→uploads»",
-     "logits::non_finite_logits_are_left_out[fd]", "nan is in the targets")]
+     "same::a_bad_upload_leaves_all_as_if_its_client_were_not_there[fd]", "nan is in the targets")]
 TABLE["algorithms/cronus.py", "cronus"] = [
     ("kept = kept.«scatter(0, farthest, False)→clone()»",
      "a_liar_is_left_out_on_each_sample_it_lies_on", "the filter leaves nobody out"),
