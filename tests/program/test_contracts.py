@@ -253,6 +253,34 @@ def test_check_takes_all_settings_and_tells_what_needs_validation_images(algo):
 
 # ------------------------------------------------------------------------------ uploads gone wrong
 
+def without_client(state, i):
+    """The state without what client i keeps of its own."""
+    return {key: value[:i] + value[i + 1:] if key == "clients" else value
+            for key, value in state.items()}
+
+
+@every_algorithm
+def test_a_client_whose_numbers_are_not_finite_is_left_out(algo):
+    fed = toy(algo)
+    fed.private[2].images[0, 0, 0, 0] = math.inf
+    for metrics, state in run(algo, fed, participation=1.0, latencies=(1.0,) * 6):
+        assert checkpoint.dumps(metrics)
+        if "bad_uploads" in ALGORITHMS[algo].columns + tuple(metrics) and state["round"]:
+            assert metrics["bad_uploads"] == 1 and sound(models_in(without_client(state, 2)))
+
+
+@every_algorithm
+def test_when_every_client_is_spoilt_the_run_goes_on(algo):
+    fed = toy(algo)
+    for private in fed.private:
+        private.images[0, 0, 0, 0] = math.nan
+    _, *rounds = run(algo, fed, participation=1.0, latencies=(1.0,) * 6)
+    assert len(rounds) == 2 and all(checkpoint.dumps(metrics) for metrics, _ in rounds)
+    if "bad_uploads" in rounds[0][0]:
+        assert [metrics["bad_uploads"] for metrics, _ in rounds] == [6, 6]
+        assert all(sound(models_in({"server": state.get("server", {})})) for _, state in rounds)
+
+
 # ------------------------------------------------------------------------- what reaches the clients
 
 @every_algorithm

@@ -5,11 +5,10 @@ import math
 
 import pytest
 from commands import OF_PAPERS
-from test_contracts import Net, models_in, run, sound, toy
+from test_contracts import Net, models_in, run, toy
 from toys import same
 
 from algorithms import ALGORITHMS
-from experiment import checkpoint
 
 MOMENTUM = {"optimizer": "momentum", "weight_decay": 0.0}
 SAME = {    # an algorithm: its settings, what it then is, settings of both
@@ -48,13 +47,14 @@ def test_with_this_setting_it_is_that_algorithm(algo):
 # ------------------------------------------------------------------------------------- bad uploads
 
 EVERYBODY = {"participation": 1.0, "malicious_fraction": 0.0, "latencies": (1.0,) * 6}
-NO_UPLOADS = ["fedmd-pooled", "split-learning", "standalone", "public-private", "centralized",
-              "centralized-all"]
+WITHOUT = ["fedmd-pooled", "split-learning", "standalone", "public-private", "centralized",
+           "centralized-all"]
+WITH_UPLOADS = [algo for algo in OF_PAPERS if algo not in WITHOUT]
 # What trains on the server without uploads: on labels, or from global models that stay.
 LEARN = ["fedsdd", "fedgem", "fedgems", "fedgems-ablations"]
 
 
-@pytest.mark.parametrize("algo", [algo for algo in OF_PAPERS if algo not in NO_UPLOADS])
+@pytest.mark.parametrize("algo", WITH_UPLOADS)
 def test_a_bad_upload_leaves_all_as_if_its_client_were_not_there(algo):
     """One pixel spoils what the last of six clients trains."""
     def kept(state):
@@ -74,15 +74,13 @@ def test_a_bad_upload_leaves_all_as_if_its_client_were_not_there(algo):
         assert same(kept(state), kept(theirs))
 
 
-@pytest.mark.parametrize("algo", ALGORITHMS)
-def test_if_all_uploads_are_bad_the_run_goes_on_and_the_servers_models_stay(algo):
+@pytest.mark.parametrize("algo", [algo for algo in WITH_UPLOADS if algo not in LEARN])
+def test_if_all_uploads_are_bad_the_servers_models_stay(algo):
     fed = toy(algo)
     for private in fed.private:
         private.images[0, 0, 0, 0] = math.nan
     (_, start), *rounds = run(algo, fed, **EVERYBODY, students="none", distill=False)
-    assert len(rounds) == 2
     for metrics, state in rounds:
-        assert metrics.get("bad_uploads", 6) == 6 and checkpoint.dumps(metrics)
-        for key in {"server", "global_models"} & state.keys() if algo not in NO_UPLOADS else ():
-            assert sound(models_in(state[key]))
-            assert same(state[key], start[key]) or algo not in OF_PAPERS or algo in LEARN
+        assert metrics["bad_uploads"] == 6
+        for key in {"server", "global_models"} & state.keys():
+            assert same(state[key], start[key])
