@@ -73,7 +73,7 @@ def mutated(mutant):
     """The text of the file with the mistake in it."""
     text = (ROOT / mutant.file).read_text()
     if text.count(mutant.old) != 1 or "\n" in mutant.old + mutant.new:
-        raise SystemExit(f"{mutant.file} must hold this once, in one line: {mutant.old}")
+        raise ValueError(f"{mutant.file} must hold this once, in one line: {mutant.old}")
     return text.replace(mutant.old, mutant.new)
 
 

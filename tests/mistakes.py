@@ -69,7 +69,8 @@ TABLE["federation/parallel.py", "shared"] = [
 TABLE["federation/uploads.py", "shared"] = [
     ("bool((x.abs() < HUGE).«all→any»())", "logits::an_upload_with_one_bad_number_is_left_out[inf]",
      "one good number is enough"),
-    ("if «is_usable(upload)→True»}", "fedavg::non_finite_upload_is_left_out",
+    ("if «is_usable(upload)→True» or \"model\" in upload",
+     "same::a_bad_upload_leaves_all_as_if_its_client_were_not_there[fedavg]",
      "an upload with nan is averaged"),
     ("«attack_models(attack, uploads, ids)→uploads»",
      "contracts::an_attack_sees_every_round_and_what_it_returns_arrives[fedavg]",
@@ -89,10 +90,15 @@ TABLE["federation/training.py", "shared"] = [
      "FedDF's code"),
     ("load_model(fed, members[«m→0»])", "predict_members_is_one_prediction_per_state",
      "every member is the first one"),
-    ("    model.«train→eval»()", "contracts::augmentation_is_for_what_is_trained_on_alone[dsfl]",
-     "training in eval mode"),
-    ("batch_loss = loss(forward(fed, model, batch), rows«→.sort().values»)",
-     "logits::a_loss_is_given_the_rows_of_its_images", "targets of other images"),
+    ("yield rows«→.sort().values», fed.augment",
+     "logits::a_batch_has_the_images_of_its_rows_augmented_if_the_run_says_so",
+     "targets of other images"),
+    ("yield rows, «fed.augment(images[rows], rng) if fed.augment else →»images[rows]",
+     "contracts::augmentation_is_for_what_is_trained_on_alone[dsfl]", "no augmentation"),
+    ("rng, fed.device«, steps→»)", "contracts::local_steps_are_counted_over_passes[fedavg]",
+     "--local-steps has no effect"),
+    ("with seeded(fed.seed, *keys«→[:1]»)", "no_two_trainings_share_dropout[fedavg]",
+     "the same dropout in two trainings"),
     ('if «saved["optimizer"] is not None→False»:',
      "logits::saved_and_restored_is_as_if_never_saved[adam-Adam]", "the optimizer forgets"),
     ("«partial(→»torch.optim.Adam«, amsgrad=True)→»",
@@ -101,8 +107,7 @@ TABLE["federation/training.py", "shared"] = [
      "always float32"),
     ("cache_enabled=«False→True»",
      "library::a_run_inside_an_autocast_is_one_with_amp[False-fedavg]",
-     "inside a user's autocast, the weights of the first batch"),
-    ("«optimizer.step()→pass»", "contracts::it_learns[dsfl]", "nothing is learned")]
+     "inside a user's autocast, the weights of the first batch")]
 TABLE["federation/evaluation.py", "shared"] = [
     ("combinations(predicted«→[:2]», 2)", "disagreement_by_hand",
      "only the first two members are compared"),
@@ -114,10 +119,10 @@ TABLE["algorithms/fedavg.py", "fedavg"] = [
      "fedavg_round_by_hand", "sizes by place among the active", "FedBE's code"),
     ("sizes = [«len(fed.private[i].labels)→1» for i in", "two_rounds_against_a_slow_loop[run-0.0]",
      "clients count equally whatever their sizes", "FedDF's code"),
-    ("«fed.augment(images[rows], rng) if fed.augment else →»images[rows]",
-     "contracts::augmentation_is_for_what_is_trained_on_alone[fedavg]", "no augmentation"),
-    ("rng, fed.device«, local_steps→»)", "contracts::local_steps_are_counted_over_passes[fedavg]",
-     "--local-steps has no effect"),
+    ("    model.«train→eval»()", "contracts::augmentation_is_for_what_is_trained_on_alone[fedavg]",
+     "training in eval mode"),
+    ("local_«optimizer.step()→optimizer.zero_grad()»", "contracts::it_learns[fedavg]",
+     "nothing is learned"),
     ("if «not uploads→len(uploads) < 2»:", "a_federation_of_one_is_local_training[fedprox]",
      "a lone client is not heard"),
     ("sample_clients(len(fed.private), «participation→1.0»,",
@@ -166,7 +171,7 @@ TABLE["algorithms/fedntd.py", "fedntd"] = [
      "KL(student || teacher)"),
     ("if «keep_true→True»:", "the_labels_logit_neither_counts_nor_learns_from_the_teacher",
      "the label's class is distilled, too"),
-    ("«beta * →»not_true_loss(", "fedntd_with_beta_0_is_fedavg_bit_for_bit[with_dropout-False]",
+    ("«beta * →»not_true_loss(", "same::with_this_setting_it_is_that_algorithm[fedntd]",
      "beta has no effect"),
     ("predict_logits(fed, «teacher→model», batch)",
      "two_rounds_of_fedntd_against_a_slow_loop[False]", "the client is its own teacher"),
@@ -190,7 +195,7 @@ TABLE["algorithms/fedgen.py", "fedgen"] = [
      "labels of the client's own classes", "FL-bench's FedGen"),
     ("torch.«zeros→ones»(fed.num_classes, dtype", "two_rounds_against_a_slow_loop",
      "counters start at 1", "FedGen's code"),
-    ("            if generated«→ and t > 1»:",
+    ("        if generated«→ and t > 1»:",
      "two_rounds_against_a_slow_loop", "nothing is generated in round 1", "FedGen's code"),
     ("loss = loss + «weight→10» * F", "two_rounds_against_a_slow_loop",
      "a weight of 10 that the paper lacks", "FedGen's code"),
@@ -209,14 +214,14 @@ TABLE["algorithms/feddf.py", "feddf"] = [
      "feddf_round_by_hand", "the mean of probabilities for the mean of logits"),
     ("server_batch_size=«server_batch_size→batch_size»,", "feddf_round_by_hand",
      "the server takes the clients' batch size", "FedDF's code"),
-    ("validation_accuracy = accuracy(«logits, fed.validation→predict_logits(fed, model, "
+    ("best_of(best, accuracy(«logits, fed.validation→predict_logits(fed, model, "
      "fed.test.images), fed.test».labels)", "patience_ends_and_returns_the_best",
      "early stopping on the test set", "FedDF's code"),
-    ("best_state, best_step = «-1→0».0, None", "a_student_wrong_at_every_look_is_that_of_the_first",
+    ("best, best_state = Best(«→0.0»), None", "a_student_wrong_at_every_look_is_that_of_the_first",
      "a student that is always wrong is never returned"),
     ("accuracy(ensemble_logits(client_logits«→.softmax(-1)»), fed.test.labels)",
      "the_ensemble_predicts_by_mean_logits[feddf]", "the ensemble is of probabilities"),
-    ("            if «→not »cosine:", "the_papers_student_against_a_slow_adam",
+    ("        if «→not »cosine:", "the_papers_student_against_a_slow_adam",
      "the rate does not fall")]
 TABLE["algorithms/__init__.py", "feddf"] = [
     ("return «any→all»(settings[name] is not None and",
@@ -230,7 +235,7 @@ TABLE["algorithms/fedbe.py", "fedbe"] = [
      "gaussian_sample_by_hand", "the variance is not weighted", "FedBE's code"),
     ("mean + variance«.sqrt()→» * torch", "gaussian_sample_by_hand",
      "the variance for the standard deviation"),
-    ("if «not name.endswith(BUFFERS)→mean.is_floating_point()»:",
+    ("if not is_mask« and not name.endswith(BUFFERS)→»:",
      "samples_have_the_averages_buffers[gaussian_sample]",
      "running variances are drawn, maybe below 0", "FedBE's code"),
     ("«[g * p for g, p in zip(gamma, weights)]→gamma»", "dirichlet_sample_by_hand",
@@ -244,7 +249,7 @@ TABLE["algorithms/fedbe.py", "fedbe"] = [
 TABLE["algorithms/fedsdd.py", "fedsdd"] = [
     ("«rng.permutation(active).tolist()→list(active)»", "groups_change_and_all_meet_the_main_model",
      "the same groups in every round"),
-    ("sorted(shuffled[k::K]) for k in «range(K)→reversed(range(K))»",
+    ("sorted(dealt[k::K]) for k in «range(K)→reversed(range(K))»",
      "group_clients_gives_the_first_groups_the_remainder", "the last ones are larger"),
     ("if not 1 <= K« <= len(active)→»:", "more_models_than_active_clients_is_an_error",
      "a global model without clients"),
@@ -259,15 +264,15 @@ TABLE["algorithms/fedsdd.py", "fedsdd"] = [
      "K equal initial models"),
     ("group_of[i]]«→ | {x: c for x, c in global_models[0].items() if x == 'client_controls'}»",
      "rounds_with_R_2_against_algorithm_1[scaffold]", "a control of another global model"),
-    ("range(len(averaged)) if «is_main(k, K)→True»]", "rounds_with_R_2_against_algorithm_1",
+    ("range(num_models) if «k % K == 0→True»]", "rounds_with_R_2_against_algorithm_1",
      "all models distilled"),
     ("    model.«train→eval»()", "distill_moves_the_students_running_statistics",
      "the student learns in eval mode")]
 TABLE["algorithms/fedsdd_ablations.py", "fedsdd"] = [
-    ('if students != "none"«→ and t > warmup_rounds»:', "warm_up_rounds_have_no_distillation",
-     "warm-up rounds are forgotten"),
-    ("[«*ring, →»ensemble_logits(member_logits)«→, *ring»]",
-     "an_ensemble_of_clients_has_every_client", "the ring keeps the oldest rounds")]
+    ("(num_models, K, t) if t > «warmup_rounds→0» else", "warm_up_rounds_have_no_distillation",
+     "no warm-up rounds"),
+    ("for i in «sorted(clients)→sorted(clients)[1:]»] or averaged",
+     "an_ensemble_of_clients_has_every_client", "a client is no member")]
 # ------------------------------------------------------------------------------------ logits travel
 TABLE["algorithms/fedmd.py", "fedmd"] = [
     ("weights / weights.sum(), client_logits«→.softmax(-1)», dims",
@@ -289,16 +294,17 @@ TABLE["algorithms/fedmd.py", "fedmd"] = [
 TABLE["algorithms/fedmd_transfer.py", "fedmd"] = [
     ("fed.«validation→test» if early_stopping else None", "transfer_never_sees_a_test_set",
      "early stopping on the test set", "FedMD's code"),
-    ("if reached > best« + min_delta→»:", "training_ends_after_patience_without_gain",
+    ("validation.labels), epoch«, min_delta→»)", "training_ends_after_patience_without_gain",
      "any growth counts"),
     ("«min_delta=min_delta, **PUBLIC_STAGE→**PRIVATE_STAGE»",
      "each_stage_counts_growth_beyond_its_own_min_delta", "the second stage's min_delta"),
-    ("isinstance(module, nn.Linear)][«-1→0»]", "the_penalty_is_of_the_last_layers_kernel_alone",
+    ("_, last = «last_layer(model)→'', [m for m in model.modules() if hasattr(m, 'weight')][0]»",
+     "the_penalty_is_of_the_last_layers_kernel_alone",
      "the penalty is on the first")]
 TABLE["algorithms/fedmd_pooled.py", "fedmd"] = [
-    ("t - «1 - →»best_round >=", "pooled_training_stops_for_each_network_on_its_own",
+    ("t - «1 - →»best.when >=", "pooled_training_stops_for_each_network_on_its_own",
      "a round less than patience"),
-    ("pool = «union(*→»fed.private«)→[0]»", "pooled_is_public_training_and_then_epochs",
+    ("private = «union(*→»fed.private«)→[0]»", "pooled_is_public_training_and_then_epochs",
      "one client's data for everyone's")]
 TABLE["algorithms/dsfl.py", "dsfl"] = [
     ("(client_probs«.mean(0)→» / temperature).softmax(-1)«→.mean(0)»",
@@ -322,10 +328,10 @@ TABLE["algorithms/fd.py", "fd"] = [
      "without a target a sample learns towards its own logits", "PFLlib's and HtFLlib's FD"),
     ("counts = torch.«zeros→ones»_like(targets[:, :1])", "rounds_of_fd_against_algorithm_1[None]",
      "counts start at 1", "FedGen's FD"),
-    ("«gamma * →»distillation ", "fd_with_gamma_0_is_every_client_alone_bit_for_bit[with_dropout]",
+    ("«gamma * →»distillation ", "same::with_this_setting_it_is_that_algorithm[fd]",
      "gamma has no effect"),
     ("client_means = «torch.where(is_valid[:, None, None], uploads, 0.0)→uploads»",
-     "logits::non_finite_logits_are_left_out[fd]", "nan is in the targets")]
+     "same::a_bad_upload_leaves_all_as_if_its_client_were_not_there[fd]", "nan is in the targets")]
 TABLE["algorithms/cronus.py", "cronus"] = [
     ("kept = kept.«scatter(0, farthest, False)→clone()»",
      "a_liar_is_left_out_on_each_sample_it_lies_on", "the filter leaves nobody out"),
@@ -348,7 +354,7 @@ TABLE["algorithms/fedgems.py", "fedgems"] = [
      "reliable_is_who_predicts_the_label_by_hand", "who is wrong is trusted"),
     ("== labels)« & usable→»", "a_logit_that_is_not_usable_is_never_right",
      "infinity can be right"),
-    ("usable = «(client_logits.abs() < 1e30)→torch.isfinite(client_logits)».all(-1)",
+    ("usable = «(client_logits.abs() < HUGE)→torch.isfinite(client_logits)».all(-1)",
      "a_logit_that_is_not_usable_is_never_right", "any finite number is usable"),
     ('masked_fill(~reliable, «float("-inf")→0.0»)', "eq4_unreliable_client_gets_exactly_zero",
      "masked with 0: the softmax gives it exp(0)", "AIJack's FedGEMS"),
@@ -389,7 +395,7 @@ TABLE["algorithms/fedgems.py", "fedgems"] = [
      "nobody_right_is_plain_cross_entropy", "the uniform distribution teaches"),
     ("not is_usable(logits«[requested]→»)", "an_upload_is_bad_only_for_what_was_asked",
      "bad for logits that never travel"),
-    ("rows = torch.«nonzero(~pool.mask)[:, 0]→arange(len(labels))»",
+    ("return torch.nonzero(requests«→ | True»)[:, 0]",
      "clients_predict_exactly_what_the_pool_lacks", "clients predict all rows")]
 TABLE["algorithms/fedgems_ablations.py", "fedgems"] = [
     ("~self_training & «→(»in_pool «→| correct) »& with_self_distillation",
@@ -405,9 +411,9 @@ TABLE["algorithms/fedgkt.py", "fedgkt"] = [
      "eq7_by_hand", "the server learns in the client's loss"),
     ("distillation_loss(client_logits, logits, temperature)«→ / temperature**2»",
      "eq6_by_hand", "no temperature²"),
-    ("upload_images(fed, i, number« - 1→»)", "participation_below_1_against_algorithm_1",
+    ("view(fed, i, number« - 1→»), dataclasses", "participation_below_1_against_algorithm_1",
      "the server's logits are of other images", "FedML's FedGKT"),
-    ("«upload_images(fed, i, number)→fed.private[i].images», dtype",
+    ("«view(fed, i, number)→fed.private[i].images», dtype",
      "extraction_is_in_eval_mode_of_the_next_view", "feature maps of clean images"),
     ("server_logits[«rows→:len(rows)»] if has_teacher", "two_rounds_against_algorithm_1",
      "logits of other images", "FedML's FedGKT"),
@@ -523,7 +529,7 @@ TABLE["experiment/plateau.py", "plateau"] = [
     ("«plateau.load_state_dict(saved)→pass»", "a_resumed_run_goes_on_with_the_fallen_rate",
      "a resumed run forgets the best")]
 TABLE["algorithms/secure_sum.py", "secure_sum"] = [
-    ("w.«double().→»cpu() * weight", "a_weighted_model_is_not_rounded_to_float32",
+    ("model_state[name].«double().→»cpu() * weight", "a_weighted_model_is_not_rounded_to_float32",
      "n_i w_i is rounded to float32"),
     ('stream(fed.seed, "mask", «t, →»*pair)', "uploads_are_masked_anew_in_every_round",
      "the masks come back every round"),
@@ -531,8 +537,9 @@ TABLE["algorithms/secure_sum.py", "secure_sum"] = [
      "the sum is rounded to float32")]
 # ------------------------------------- the same dropout in every round, or in every client or model
 for file, keys, case in [
-        ("scaffold.py", '"local", t«, i→»', "scaffold"), ("feddf.py", '"distil", «t, →»', "feddf"),
-        ("fedsdd.py", "*keys«→[:-1]»", "fedsdd"), ("fedgkt.py", '"server"«, event→»', "fedgkt")]:
+        ("scaffold.py", 'shuffled(fed, images, ("local", t«, i→»)', "scaffold"),
+        ("feddf.py", '("distil", «t, →»first_client)', "feddf"),
+        ("fedsdd.py", 'keys=("distil", t«, k→»)', "fedsdd"),
+        ("fedgkt.py", 'seeded(fed.seed, "server"«, event→»', "fedgkt")]:
     TABLE.setdefault((f"algorithms/{file}", "shared"), []).append((
-        f"seeded(fed.seed, {keys}", f"no_two_trainings_share_dropout[{case}]",
-        "the same dropout in two trainings"))
+        keys, f"no_two_trainings_share_dropout[{case}]", "the same dropout in two trainings"))

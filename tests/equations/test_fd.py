@@ -4,13 +4,11 @@ import pytest
 import torch
 from slow import (close, cross_entropy_slope, slow_accuracy, slow_learner, slow_own_accuracy,
                   slow_softmax, slow_training)
-from toys import (federation, last, linear, same, train_with_labels, with_batchnorm, with_dropout,
-                  with_hidden_layer)
+from toys import federation, last, same
 
 from algorithms import fd
 from attacks import Attack
 from federation import stream
-from federation.training import snapshot
 
 LOCAL = {"local_epochs": 2, "local_steps": None, "batch_size": 2, "lr": 0.05}
 NONE = [0., 0.]
@@ -77,20 +75,6 @@ def test_rounds_of_fd_against_algorithm_1(local_steps):
             slow_own_accuracy(w, fed.test, fed.private[i]) for i, w in enumerate(clients)) / 3)
         assert metrics["accuracy"] == metrics["client_accuracy"] == pytest.approx(sum(own) / 3)
         assert metrics["bytes_up"] == metrics["bytes_down"] == 4 * 3 * 3 * 3     # no network's size
-
-
-@pytest.mark.parametrize("network", [with_batchnorm, with_dropout, (linear, with_hidden_layer)])
-def test_fd_with_gamma_0_is_every_client_alone_bit_for_bit(network):
-    """A plain loop of training on the client's own labels, with one optimizer for all rounds."""
-    fed = federation(sizes=(5, 3, 4), network=network)
-    _, state = last(fd.run(fed, rounds=2, gamma=0., **LOCAL))
-    for i, found in enumerate(state["clients"]):
-        model = fed.client_model(i, init=i)
-        adam = torch.optim.Adam(model.parameters(), lr=0.05, weight_decay=1e-4, amsgrad=True)
-        for t in (1, 2):
-            train_with_labels(fed, model, adam, fed.private[i], epochs=2, batch_size=2,
-                              keys=("local", t, i))
-        assert same(found, snapshot(model, adam))
 
 
 def test_an_attack_is_on_the_rows_of_all_classes():

@@ -200,17 +200,6 @@ def test_the_ensemble_predicts_by_mean_logits(evaluate):
     assert metrics["ensemble_accuracy"] == 1 and metrics["disagreement"] == pytest.approx(2 / 3)
 
 
-def test_a_round_without_any_good_upload_keeps_the_model(teachers_of):
-    fed = with_validation((5, 3))
-    for private in fed.private:
-        private.images[:] = math.nan
-    metrics, state = last(feddf.run(fed, **{**ONCE, "drop_worst": True}))
-    assert metrics["bad_uploads"] == 2 and metrics["steps"] == 0 and not teachers_of
-    assert metrics["ensemble_accuracy"] is metrics["disagreement"] is None
-    assert [metrics[f"client_accuracy{x}"] for x in ("", "_min", "_max")] == [None] * 3
-    assert same(state["global_models"], [fedavg.start_server(fed, "linear")])
-
-
 def test_every_client_teaches_the_average_of_each_network(teachers_of):
     """Two students of 5 steps; 4 teachers and 8 images; 2 clients of each network."""
     fed = federation(network=MIXED)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from toys import federation, last, linear, same
 
-from algorithms import fedavg, fedgen
+from algorithms import fedgen
 from attacks import Attack
 from federation import stream
 from federation.parallel import sample_clients
@@ -127,27 +127,6 @@ def test_two_rounds_against_a_slow_loop(weights):
     parameters, numbers = 4 * 2 + 2 + 2 * 3 + 3, (32 + 3) * 256 + 256 + 256 * 2 + 2
     assert metrics["bytes_up"] == 2 * 4 * (parameters + 3)             # 3 counts, 3 shares
     assert metrics["bytes_down"] == 2 * 4 * (parameters + numbers + 3)
-
-
-def test_without_generated_features_it_is_fedavg_bit_for_bit():
-    fed, fedavgs = federation(network=network), {**LOCAL, "rounds": 2, "participation": 0.5}
-    both = zip(fedavg.run(fed, **fedavgs), fedgen.run(fed, **{**ROUNDS, "generated": 0}),
-               strict=True)
-    assert all(same(list(a), list(b)) for a, b in both)
-
-
-def test_without_a_good_upload_the_server_stays():
-    """Client 1's labels do not count; then nobody's do."""
-    fed = federation(sizes=(5, 3, 4, 6), network=plain)
-    fed.private[1].images[:] = math.nan
-    everybody = {**ROUNDS, "participation": 1.0, "rounds": 1}
-    _, state = last(fedgen.run(fed, **everybody))
-    seen = sum([fed.private[i].labels.tolist() for i in (0, 2, 3)], [])
-    assert state["server"]["label_shares"] == [seen.count(c) / 15 for c in range(3)]
-    for private in fed.private:
-        private.images[:] = math.nan
-    (_, before), (_, after) = fedgen.run(fed, **everybody)
-    assert same(after["server"], before["server"])
 
 
 def test_an_attack_poisons_the_teachers_and_not_the_counts():

@@ -301,18 +301,6 @@ def test_server_logits_are_of_the_trained_server():
 
 # ---------------------------------------------------------------------------- asynchronous
 
-def test_equal_latencies_are_synchronous():
-    """Bit for bit; the clock shows rounds of one latency."""
-    fed = toy(network=EdgeWithBatchNorm, augment=shifted)
-    changes = {**QUICK, "rounds": 4, "server_order": "mixed"}
-    both = zip(fedgkt.run(fed, **changes), fedgkt_async.run(fed, **changes, latencies=(2.5,) * 3),
-               strict=True)
-    for t, ((metrics, state), found) in enumerate(both):
-        clock = {"clock": t * 2.5}
-        expected = metrics | clock | {"clock_if_all_wait": t * 2.5}, state | clock | {"event": t}
-        assert same(found, expected)
-
-
 def test_asynchronous_rounds_against_algorithm_1(monkeypatch):
     """A round has at least three uploads; if all waited, each training would take 0.4.
 
