@@ -29,7 +29,7 @@ Scores: at the end of a round. server_accuracy is of the server's network, clien
 over the clients; `accuracy` repeats the first, where there is one, or the second. evaluation.py
 says on which test images.
 Bad upload: there is no upload.
-Departures (all are in docs/DEPARTURES.md):
+Departures (docs/DEPARTURES.md has more):
 D1  the paper counts epochs; here a round is local_epochs passes over the data of each network
 """
 from functools import partial

@@ -32,9 +32,9 @@ Modes: all training (steps 1, 4) is in train mode, with --augment on augmented i
 the mean over the batch. Step 2 predicts clean images in eval mode.
 Scores: means over the clients: `accuracy` and client_accuracy_distilled after step 4,
 client_accuracy_private after step 1.
-Bad upload: `usable` leaves it out of the mean as a whole; its client still learns towards it. If
-none is left, the round has no step 4.
-Departures (all are in docs/DEPARTURES.md):
+Bad upload (nan or infinity): `usable` leaves it out of the mean as a whole; its client still learns
+towards it. If none is left, the round has no step 4.
+Departures (docs/DEPARTURES.md has more):
 D1  the filter is ours, from FedGEMS and the filter's idea, without Cronus's text to read: for each
     sample at most two passes over the M usable uploads; each leaves out the ceil(epsilon M / 2)
     clients farthest along the direction of largest variance; a pass that would keep fewer than

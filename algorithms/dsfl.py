@@ -31,9 +31,9 @@ is the mean over the batch. Step 2 predicts clean images in eval mode.
 Scores: `accuracy` and client_accuracy_distilled are the mean over the clients after step 5,
 client_accuracy_private after step 1; server_accuracy is of the server's model after step 4.
 evaluation.py says on which test images.
-Bad upload: `usable` leaves it out of the mean as a whole; its client still learns towards y. If
-none is left, the round has no steps 4 and 5.
-Departures (all are in docs/DEPARTURES.md):
+Bad upload (nan or infinity): `usable` leaves it out of the mean as a whole; its client still learns
+towards y. If none is left, the round has no steps 4 and 5.
+Departures (docs/DEPARTURES.md has more):
 D1  all public samples take part in every round, as FedGEMS's cost table implies. This file was
     written from FedGEMS and public code, without DS-FL's text to read
 """

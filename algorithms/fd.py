@@ -32,9 +32,9 @@ Modes: clients train in train mode, with --augment on augmented images, and F(b)
 same pass. Both losses of line 5 are means over the batch. The test images are predicted in eval
 mode.
 Scores: `accuracy` and client_accuracy are the mean over the clients at the end of a round.
-Bad upload: one that is not usable (uploads.py) is replaced by zeros, as if its client had drawn no
-class; this client still receives hat F_i.
-Departures (all are in docs/DEPARTURES.md):
+Bad upload (nan or infinity): one that is not usable (uploads.py) is replaced by zeros, as if its
+client had drawn no class; this client still receives hat F_i.
+Departures (docs/DEPARTURES.md has more):
 D1  a step is on the mean over a batch, and line 6 takes the F(b) from before this step
 D2  line 10-15: the mean is over the other clients that have drawn the class; as printed, over all
     M - 1, a target would sum to less than 1 where one of them has not. If no other client has drawn

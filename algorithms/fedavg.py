@@ -24,8 +24,9 @@ Modes: clients train in train mode, with --augment on augmented images; the loss
 the batch. The test images are predicted in eval mode.
 Kept between rounds: the global model. A client keeps nothing: its optimizer is new in every round.
 Scores: `accuracy` and server_accuracy are of the global model after step 3.
-Bad upload: `collect` leaves it out of the average. If none is left, the global model stays.
-Departures (all are in docs/DEPARTURES.md): none that changes an equation.
+Bad upload (nan or infinity): `collect` leaves it out of the average. If none is left, the global
+model stays.
+Departures (docs/DEPARTURES.md has more): none that changes an equation.
 """
 import torch.nn.functional as F
 

@@ -34,9 +34,9 @@ the mean over the batch. The models of the ensemble predict in eval mode and fro
 Kept between rounds: the global model. No optimizer, no drawn model and no client's model is kept.
 Scores: `accuracy` and server_accuracy are of the global model after step 4, ensemble_accuracy of
 the ensemble of step 3; disagreement is among its members.
-Bad upload: `collect` leaves it out of the average and of the ensemble. If none is left, the
-ensemble is the old global model alone, and nothing is distilled.
-Departures (all are in docs/DEPARTURES.md):
+Bad upload (nan or infinity): `collect` leaves it out of the average and of the ensemble. If none is
+left, the ensemble is the old global model alone, and nothing is distilled.
+Departures (docs/DEPARTURES.md has more):
 D3  the ensemble predicts by the mean of its logits, as FedSDD's does
 D4  a teacher's probabilities are the mean ones, squared and normalized: FedBE sharpens, the power
     is ours

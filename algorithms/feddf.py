@@ -40,10 +40,10 @@ Scores: `accuracy` and server_accuracy are of the students after step 5, in the 
 networks, client_accuracy of the uploads that count in step 3, ensemble_accuracy of their mean
 logits; disagreement is among them. dropped: clients that step 2 left out. steps: of all students in
 step 5. teacher_forwards: public images that clients predicted in step 4.
-Bad upload: `collect` leaves it out of steps 2 to 5. A network without a remaining upload keeps its
-model, which still learns from the clients of other networks. If none is left at all, step 5 is
-left out, and the scores of clients and of their ensemble are null.
-Departures (all are in docs/DEPARTURES.md):
+Bad upload (nan or infinity): `collect` leaves it out of steps 2 to 5. A network without a remaining
+upload keeps its model, which still learns from the clients of other networks. If none is left at
+all, step 5 is left out, and the scores of clients and of their ensemble are null.
+Departures (docs/DEPARTURES.md has more):
 D2  models are averaged by numbers of samples; the public code weighs them equally, which is the
     same in its equal partition
 D9  the loss has the factor temperature², which is 1 at the paper's temperature

@@ -30,9 +30,9 @@ Modes: all training (steps 1, 2, 4) is in train mode, with --augment on augmente
 is the mean over the batch. All predictions are of clean images in eval mode.
 Scores: server_accuracy (and `accuracy`) after step 3; means over clients: client_accuracy_private
 after step 1, client_accuracy_distilled after step 4. evaluation.py says on which test images.
-Bad upload: `usable` leaves it out of the mean. Its client keeps its network and receives L_s.
-Without any other upload the server learns from the labels alone, by CE.
-Departures (all are in docs/DEPARTURES.md):
+Bad upload (nan or infinity): `usable` leaves it out of the mean. Its client keeps its network and
+receives L_s. Without any other upload the server learns from the labels alone, by CE.
+Departures (docs/DEPARTURES.md has more):
 D1  private training opens a round, epsilon weighs CE, and L_s is predicted once, after the server's
     last step: D1, D3 and D5 of fedgems.py
 """
@@ -129,5 +129,5 @@ ALGORITHM = Algorithm(
     keeps=("clients", "server"),
     public="labeled", mixed_networks=True,
     server="images",         # the server has a network of its own, which reads images
-    plateau=("lr", "server_lr"), evaluate=evaluate,         # for --lr-patience alone
+    plateau=("lr", "server_lr"), evaluate=evaluate,         # for --lr-patience
     columns=("server_accuracy", "client_accuracy_distilled"))

@@ -12,7 +12,8 @@ Paper                      here                     shape         note
 X^0, Y^0                   fed.public               [N, ...], [N] N public samples and their labels
 L_Global                   pool.logits, pool.mask   [N, C], [N]   the pool; C classes
 S_Correct                  correct                  bool [B]      of a batch of B public samples
-l_{C_j}                    client_logits            [M, n, C]     M clients; n: not yet in the pool
+l_{C_j}                    client_logits            [M, n, C]     M clients; n public samples outside
+                                                                  the pool when the round starts
 C_Reliable                 reliable                 bool [M, n]   client j is right on the sample
 alpha_{C_j}                weights                  [M, n]        Eq. (4)
 sum_j alpha_{C_j} l_{C_j}  fused_logits             [n, C]        Eq. (5)
@@ -22,35 +23,38 @@ epsilon                    epsilon (--epsilon)      number        weight of CE i
 A round, with the lines of the paper's Algorithm 1 in brackets. CE is cross-entropy; with a teacher
 the loss is epsilon CE + (1 - epsilon) KL(teacher || student), at temperature 1. The server and each
 client keep an optimizer of their own for all training, AMSGrad (--optimizer).
- a  Each client trains on its own samples, for local_epochs: CE [25-27]. Then it predicts all n
-    samples outside the pool [31-33]; of these, only what the server requests in b counts as sent.
+ a  Each client trains on its own samples, for local_epochs: CE [25-27]. Then the simulation lets it
+    predict all n samples outside the pool at once [31-33]; its network does not change in b, so
+    the logits are those that it would send on request. Only requested ones are counted as sent.
  b  The server trains on all public samples, for server_epochs [4]. Before a batch's step [14] it
     predicts the batch in eval mode, which gives each sample its case:
       self_training          right: no teacher, CE, Eq. (1) [5-6]; these logits go to the pool [7]
       self_distillation      wrong, in the pool: the pool's logits teach, Eq. (2) [8-9]
-      ensemble_distillation  wrong, not in the pool: the server requests the sample, and the fused
-                             logits of the clients that are right teach, Eq. (3)-(5) [10-12]
-      nobody_right           the same, but no client is right: no teacher, CE; not in the paper
+      ensemble_distillation  wrong, not in the pool: the server requests the sample; the teacher is
+                             the fused logits of the clients that are right, Eq. (3)-(5) [10-12]
+      nobody_right           wrong, not in the pool, and no client is right: no teacher, CE; not in
+                             the paper
  c  The server predicts all public samples and sends these logits L_s to all clients [15, 17].
  d  Each client trains on all public samples, for public_epochs: L_s teaches, Eq. (6) [19-23].
 
-Modes: all training is in train mode, with --augment on augmented images; each loss is one mean over
-the batch, with and without teacher. All predictions (in a, before each step of b, in c) are of
-clean images in eval mode.
+Modes: all training is in train mode, with --augment on augmented images; each loss is a single mean
+over the batch, in which samples with and without a teacher count alike. All predictions (in a,
+before each step of b, in c) are of clean images in eval mode.
 Kept between rounds: server: network, optimizer, pool (newer logits of a sample replace older).
 Client: network, optimizer. A network and its optimizer are in a snapshot, a dict of state_dicts.
 Scores: server_accuracy (and `accuracy`) after b; means over clients: client_accuracy_private after
 a, client_accuracy_distilled after d. evaluation.py says on which test images.
-Bad upload: `reliable_clients` takes a client for wrong on a sample of which its logits are not
-usable. On other samples it may teach; it trains as always. bad_uploads counts the clients with such
-logits of a requested sample.
-Departures (all are in docs/DEPARTURES.md):
+Bad upload (nan or infinity): `reliable_clients` takes a client for wrong on a sample of which its
+logits are not usable. On other samples it may teach; it trains as always. bad_uploads counts the
+clients with such logits of a requested sample.
+Departures (docs/DEPARTURES.md has more):
 D1  private training opens the round, as in section 3.2. In Algorithm 1 it ends the round, so that
     untrained clients would teach first
 D2  Eq. (4)'s softmax is over the reliable clients alone, so that their weights sum to 1
-D3  epsilon weighs CE, as the equations print it; the text says that it weighs the distillation
-D4  the pool takes the logits that were just found right; line 7's are of the round before
-D5  L_s is of one model, after b's last step; the paper's line 15 is inside the loop over batches
+D3  epsilon weighs CE, as the equations print it: CE has 0.75. The text says that it weighs the
+    distillation
+D4  the pool takes the logits that were just found right; line 7 takes L_s of the round before
+D5  all of L_s is of the server after the last step of b; line 15 is inside the loop over batches
 """
 from functools import partial
 from typing import NamedTuple
@@ -93,7 +97,8 @@ def reliable_clients(client_logits, labels):
 def entropy_weights(client_logits, reliable):
     """The weight of each client on each sample: softmax over the reliable clients of 1/H.   Eq. (4)
 
-    The smaller the entropies, the more one client decides: of H = 0.01 and 0.02 the ratio is e^50.
+    At small entropies the most certain client has nearly all weight: of H = 0.01 and 0.02 the ratio
+    is e^50.
     H below 1e-6 counts as 1e-6, so that 1/H is finite.
     client_logits, reliable   [M, n, C], bool [M, n]; logits may be nan where a client is unreliable
     returns                   [M, n]: 0 for unreliable clients; each column sums to 1, or is 0 where
@@ -110,7 +115,7 @@ def entropy_weights(client_logits, reliable):
 def fuse_logits(client_logits, weights):
     """sum_j weights[j] * client_logits[j]: [M, n, C], [M, n] -> [n, C].   Inside Eq. (5)
 
-    Where a weight is 0, logits that are not finite count as 0. Nothing is differentiated here.
+    A client with weight 0 adds nothing, even if its logits are nan. Nothing is differentiated here.
     """
     weights = weights.unsqueeze(-1)                                                      # [M, n, 1]
     return torch.where(weights != 0, weights * client_logits, 0.0).sum(0)    # 0 x nan counts as 0
@@ -119,7 +124,7 @@ def fuse_logits(client_logits, weights):
 def server_loss(logits, labels, teacher_logits, has_teacher, epsilon):
     """CE where has_teacher is False, epsilon CE + (1 - epsilon) KL(teacher || server) where True.
 
-    logits, teacher_logits   [B, C]; where has_teacher is False the teacher is not looked at
+    logits, teacher_logits   [B, C]; where has_teacher is False the teacher may be anything
     labels, has_teacher      [B], bool [B]
     returns                  scalar, mean over the batch; no gradient to the teacher
     source                   Eq. (1), (2), (5)
@@ -216,7 +221,7 @@ def server_result_metrics(fed, public_rows, client_logits, weights, result):
 
 
 def who_teaches(correct, in_pool):
-    """(self_training, self_distillation, requests), bool [B]: one of them is True of each sample.
+    """(self_training, self_distillation, requests), bool [B]: exactly one is True for each sample.
 
     correct, in_pool    bool [B]: the server is right in this check; it was right in an earlier one
     requests            ensemble_distillation if a client is right, otherwise nobody_right
@@ -228,9 +233,9 @@ def who_teaches(correct, in_pool):
 
 
 def may_request(rule, pool):
-    """The public rows [n] that the server may request: by `who_teaches` those not in the pool.
+    """The public rows [n] that `rule` requests of a server that is wrong on every sample.
 
-    They are what the rule requests for a server that is wrong everywhere.
+    By `who_teaches` these are all rows outside the pool. No rule may request others.
     """
     correct = torch.zeros_like(pool.mask)
     _, _, requests = rule(correct, pool.mask)
@@ -339,5 +344,5 @@ ALGORITHM = Algorithm(
             "client_accuracy_private": "clients, after private training"},
     keeps=("clients", "server", "pool"), public="labeled", mixed_networks=True,
     server="images",         # the server has a network of its own, which reads images
-    plateau=("lr", "server_lr"), evaluate=evaluate,         # for --lr-patience alone
+    plateau=("lr", "server_lr"), evaluate=evaluate,         # for --lr-patience
     columns=("server_accuracy", "client_accuracy_distilled", *CASES))

@@ -22,7 +22,7 @@ The loop is that of fedgems.py: `who_teaches` replaces the function of that name
 which samples the clients predict.
 
 Modes, what is kept, scores, bad uploads: as in fedgems.py.
-Departures (all are in docs/DEPARTURES.md):
+Departures (docs/DEPARTURES.md has more):
 D1  the paper does not define the three rows; the table above is our reading
 """
 from functools import partial

@@ -38,9 +38,9 @@ means over their batches, as is Eq. (4). Features for clients are generated with
 test images are predicted in eval mode.
 Kept between rounds: by the server theta, p(y), the generator and its Adam. Clients keep nothing.
 Scores: `accuracy` and server_accuracy are of theta after line 13.
-Bad upload: `collect` leaves it out of lines 13 and 14, with its counts. If none is left, the server
-stays as it is.
-Departures (all are in docs/DEPARTURES.md):
+Bad upload (nan or infinity): `collect` leaves it out of lines 13 and 14, with its counts. If none
+is left, the server stays as it is.
+Departures (docs/DEPARTURES.md has more):
 D1  line 13: models are averaged by numbers of samples, as in FedAvg; the paper's mean is plain
 D2  in round 1 p(y) is uniform, and the generator that is sent is untrained
 D3  line 14 also has the diversity loss, which the text only names; its formula is the code's

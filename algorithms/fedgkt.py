@@ -1,12 +1,13 @@
 """FedGKT: small edge networks send feature maps to a large server network; both exchange logits.
 
 He, Annavaram and Avestimehr, "Group Knowledge Transfer: Federated Learning of Large CNNs at the
-Edge", arXiv:2007.14513. Defaults: Table 10, iid; temperature and kind of Adam: its code of 2020.
+Edge", arXiv:2007.14513. The defaults are Table 10's for iid data; the temperature and AMSGrad are
+those of the authors' code of 2020.
 
 Run:   python fedkd_minimal.py --algo fedgkt
 What travels: in each round a client sends feature maps, logits and labels of all its samples; the
-server sends its logits of them back. To predict, a device sends the feature map of its input, or
-downloads the server's network once.
+server sends its logits of them back. After the last round a device that predicts sends the feature
+map of its input, or downloads the server's network once.
 Public data: none. Edge networks may differ; their feature maps have one shape.
 
 Paper              here                         shape         note
@@ -22,7 +23,7 @@ E_c, E_s           local_epochs, server_epochs  numbers
 
 Algorithm 1, with the paper's line numbers; its client k is i here. CE is cross-entropy. KD is T²
 KL(teacher || student), both softmaxes at temperature T; --no-client-distill drops it from Eq. (7),
---no-server-distill from Eq. (6). Each network has one optimizer for all rounds, AMSGrad.
+--no-server-distill from Eq. (6). Each network keeps its optimizer over all rounds, AMSGrad.
  3- 5  each client (with --participation: some) trains, then uploads H^(k), Z_c^(k) and Y^(k):
 19-22    E_c passes over its samples: CE + KD from the server's logits, Eq. (7); CE alone if it has
          none, as in its first training
@@ -32,22 +33,23 @@ KL(teacher || student), both softmaxes at temperature T; --no-client-distill dro
 11-12  one pass in eval mode: the server's logits of these feature maps
 14-15  each client with a valid upload receives the server's logits of its samples, for its next
        training. A client that did not take part keeps the logits that it has
-With --augment a client's images are augmented anew for each upload. Upload j is of view j. Training
-j + 1 of this client is on view j in all its passes, because the server's logits are of it; training
-1, which has no such logits, is on view 0.
+With --augment training j of a client is on view j - 1 of its images, in all its passes, and upload
+j is of view j, augmented anew. So the server's logits of upload j fit training j + 1.
 
-Modes: clients and server train in train mode; each loss is the mean over the batch. Uploads, the
+Modes: clients and server train in train mode; CE and KD are means over the batch. Uploads, the
 server's logits and scores are predicted in eval mode; test images are clean.
 Kept between rounds: server: network, optimizer. Client: network, optimizer, the server's logits and
-the number of trainings. A network and its optimizer are in a snapshot, a dict of state_dicts.
-Scores: at the end of a round, means over all clients. `accuracy`: a client's extractor with the
-server's network behind it. edge_accuracy: the client's own network.
-Bad upload: `collect_features` leaves it out. Its client goes on from its new network, but without
-logits of the server: by CE alone.
-Departures (all are in docs/DEPARTURES.md):
-D1  as printed, the server's logits are of the client's own sample; in the public code, of another
+the number of trainings. A snapshot is a dict of the state_dicts of a network and its optimizer.
+Scores: after line 15, means over all clients, also those that did not take part. `accuracy`: of a
+client's extractor with the server's network behind it. edge_accuracy: of the client's own network.
+Bad upload (nan or infinity): `collect_features` leaves it out. Its client goes on from the network
+that it has trained, without logits of the server, by CE alone.
+Departures (docs/DEPARTURES.md has more):
+D1  a client learns from the server's logits of the same sample, as printed; the public code pairs
+    them with another sample
 D2  clients of one architecture start equal (unless --no-common-start); the paper is silent
-D3  KD has the factor T², as in the public code; of Eq. (6)'s sum, only the sample's own client
+D3  KD has the factor T², as in the public code. In Eq. (6) it is a sum over all clients; here a
+    sample has the logits of its own client alone
 D4  lines 11-12 follow the last epoch; in Algorithm 1 they are the training passes of that epoch
 """
 import dataclasses
@@ -125,10 +127,8 @@ def extract(fed, model, images, dtype):
 
 
 def view(fed, i, number):
-    """The images [n, c, h, w] of client i's upload with this number, from 1; of its first training.
-
-    With --augment the samples are cropped and flipped anew for each view; the first training is on
-    view 0, which is never uploaded.
+    """View `number` of client i's images [n, c, h, w]: of its upload `number` and of training
+    `number` + 1. With --augment each view is cropped and flipped anew; 0 is never uploaded.
     """
     images = fed.private[i].images
     return fed.augment(images, stream(fed.seed, "view", number, i)) if fed.augment else images
@@ -147,9 +147,8 @@ def train_client(fed, i, client, server_logits, *, local_epochs, batch_size, new
     model = fed.client_model(i)
     optimizer = restore(client, model, new_optimizer)
     number = client["trainings"] + 1                     # of this training and of its upload
-    # The server's logits are of the last upload's view, so the client trains on the same images:
-    # they are augmented already.
-    images, fed_without_augment = view(fed, i, number - 1), dataclasses.replace(fed, augment=None)
+    images = view(fed, i, number - 1)                    # of the last upload
+    fed_without_augment = dataclasses.replace(fed, augment=None)     # a view is augmented already
     model.train()
     for rows, batch in shuffled(fed_without_augment, images, ("local", number, i),
                                 epochs=local_epochs, batch_size=batch_size):     # Alg. 1, line 19
@@ -159,14 +158,13 @@ def train_client(fed, i, client, server_logits, *, local_epochs, batch_size, new
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()                                                     # Alg. 1, line 21
-    # The new upload is of a new view: its server logits are for the next training.
     upload = extract(fed, model, view(fed, i, number), dtype)                # Alg. 1, line 24-29
     return Trained(upload, snapshot(model, optimizer) | {"trainings": number})     # Alg. 1, line 30
 
 
 @timed
 def collect_features(fed, clients, ids, server_logits, attack=None, **training):
-    """({client: valid upload}, all clients), after the clients `ids` have trained in parallel.
+    """({client: valid upload}, snapshots of all clients), after the clients `ids` have trained.
 
     Of several processes, only the one that trains the server has the uploads, which are large.
     attack    an `Attack` of attacks.py, which replaces uploads of malicious clients, or None
@@ -187,7 +185,8 @@ def collect_features(fed, clients, ids, server_logits, attack=None, **training):
 def server_batches(fed, uploads, server_batch_size, server_order, rng):
     """The batches of an epoch of the server: [(a client, rows [B] of its upload)].
 
-    Client after client in the order of their numbers, or, "mixed", all batches shuffled.
+    A client's samples are in random order. Client comes after client, or, "mixed", all batches are
+    shuffled.
     """
     epoch = [(i, rows) for i in uploads                                      # Alg. 1, line 8-9
              for rows in batches(len(fed.private[i].labels), server_batch_size, epochs=1, rng=rng,
@@ -234,7 +233,7 @@ class ClientScore(NamedTuple):
 
     stacked: float     # of its extractor with the server's network behind it
     edge: float        # of its own network
-    edge_own: float | None     # of its own network, weighed by its own classes: `own_accuracy`
+    edge_own: float | None     # of its own network, each class weighed by its share of own labels
 
 
 def stacked_scores(fed, clients, server, data):
@@ -292,10 +291,12 @@ def ledger(fed, clients, ids, valid, values_per_map, dtype):
 
 @torch.no_grad()
 def feature_map(fed):
-    """The feature map [1, channels, h, w] of a private image; all clients have this shape.
+    """The feature map [1, ...] of a private image, of the same shape for all clients.
 
-    raises    ValueError: a client's network has none, or one that the server cannot read
+    raises    ValueError: a network has none, one of another shape, or one that the server's network
+              makes no logits of
     """
+    shapes = set()
     for name, ids in by_architecture(fed).items():
         edge = fed.client_model(ids[0]).eval()
         if not (hasattr(edge, "extract") and hasattr(edge, "classify")):
@@ -307,6 +308,9 @@ def feature_map(fed):
                              f"{list(features.shape[1:])} feature maps of {name}: gkt_server55 "
                              "and gkt_server109 go with gkt_edge..., gkt_server_small with "
                              "gkt_edge_small")
+        shapes.add(features.shape)
+    if len(shapes) > 1:
+        raise ValueError(f"feature maps of all clients need one shape, not {sorted(shapes)}")
     return features
 
 
@@ -360,7 +364,7 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local
         # The server trains on the uploads; each client receives the server's logits of its samples.
         server, answers = train_server(fed, t, server, uploads,              # Alg. 1, line 6-12
                                        new_optimizer=new_optimizer, **server_training)
-        # After a bad upload a client has None. Who did not take part keeps the logits of before.
+        # After a bad upload a client has None; one that did not take part keeps its old logits.
         server_logits = [answers.get(i) if i in active else z                # Alg. 1, line 14-15
                          for i, z in enumerate(server_logits)]
         uploads.clear()              # frees all feature maps before the next round makes new ones
@@ -378,6 +382,6 @@ ALGORITHM = Algorithm(
     mixed_networks=True,
     server="features",       # the server has a network of its own, which reads feature maps
     check_settings=check_settings,
-    plateau=("server_lr",), evaluate=evaluate,      # for --lr-patience alone
+    plateau=("server_lr",), evaluate=evaluate,      # for --lr-patience: experiment/plateau.py
     announcement=announcement,
     columns=("accuracy", "accuracy_min", "accuracy_max", "edge_accuracy"))

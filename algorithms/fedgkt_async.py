@@ -29,7 +29,7 @@ optimizer, number of its trainings and the server's logits of its samples.
 Scores: those of fedgkt.py. clock: simulated time; clock_if_all_wait: the time of as many trainings
 if each round waited for the slowest client.
 Bad upload: as in fedgkt.py.
-Departures (all are in docs/DEPARTURES.md):
+Departures (docs/DEPARTURES.md has more):
 D1  uploads that arrive at the same moment are trained on together, client after client
 """
 from functools import partial
@@ -127,7 +127,7 @@ ALGORITHM = Algorithm(
     mixed_networks=True,
     server="features",       # the server has a network of its own, which reads feature maps
     check_settings=check_settings,
-    plateau=("server_lr",), evaluate=evaluate,      # for --lr-patience alone
+    plateau=("server_lr",), evaluate=evaluate,      # for --lr-patience
     announcement=announcement,
     columns=("accuracy", "accuracy_min", "accuracy_max", "edge_accuracy", "clock",
              "clock_if_all_wait"))

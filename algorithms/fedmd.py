@@ -40,10 +40,10 @@ digests and one of all its revisits; both start in round 1. Server: nothing.
 Scores: means over the clients: client_accuracy_distilled after step 4, client_accuracy_private and
 `accuracy` after step 5, in round 0 all three after step 0. With --joint the class that is predicted
 may be a public one, which is then wrong.
-Bad upload: `usable_consensus` leaves it out and scales the other c_k to sum to 1; its client
-receives f~, too. If no c_k > 0 is left, step 4 is skipped, and client_accuracy_distilled is last
-round's `accuracy`.
-Departures (all are in docs/DEPARTURES.md):
+Bad upload (nan or infinity): `usable_consensus` leaves it out and scales the other c_k to sum to 1;
+its client receives f~, too. If no c_k > 0 is left, step 4 is skipped, and client_accuracy_distilled
+is last round's `accuracy`.
+Departures (docs/DEPARTURES.md has more):
 D1  the digest's loss is the mean absolute error of raw logits, as in the code; the text names none
 D2  the first revisit starts a new Adam; in the code Adam goes on from step 0's training on D_k
 D3  the subset has each class in proportion, as in the code; in the text any subset may come
@@ -259,5 +259,5 @@ ALGORITHM = Algorithm(
     mixed_networks=True,
     validation_for=("early_stopping",),      # the keywords that need validation images
     check_settings=check_settings,
-    plateau=("lr",), evaluate=evaluate,      # for --lr-patience alone
+    plateau=("lr",), evaluate=evaluate,      # for --lr-patience
     columns=("client_accuracy_distilled", "client_accuracy_private"))

@@ -23,7 +23,7 @@ batch. The validation and the test images are predicted clean, in eval mode.
 Kept between rounds: each network, its Adam, its best validation accuracy and the round of it.
 Scores: `accuracy` and client_accuracy are the mean over the networks after step 1, in round 0 after
 step 0.
-Departures (all are in docs/DEPARTURES.md):
+Departures (docs/DEPARTURES.md has more):
 D1  training stops by the task's validation set, in the code by a test set
 """
 from functools import partial

@@ -22,7 +22,7 @@ trains on all of D_0, and both stages make all passes. The weights of the last e
 optimizers are not.
 Modes: training is in train mode, with --augment on augmented images, and the cross-entropy is the
 mean over the batch. The held-out and the validation images are predicted clean, in eval mode.
-Departures (all are in docs/DEPARTURES.md):
+Departures (docs/DEPARTURES.md has more):
 D1  the text trains "until convergence"; here a held-out set decides when to stop, in the code a
     test set
 D2  all losses have the penalty kernel_l2 |W|² on the last layer's weights W, as in the code

@@ -31,8 +31,9 @@ Modes: clients train in train mode, with --augment on augmented images. The teac
 same augmented images in eval mode. Both losses of line 7 are means over the batch.
 Kept between rounds: the global model. A client keeps nothing; its optimizer is new in every round.
 Scores: `accuracy` and server_accuracy are of the global model after line 8.
-Bad upload: `collect` leaves it out of the average. If none is left, the global model stays.
-Departures (all are in docs/DEPARTURES.md):
+Bad upload (nan or infinity): `collect` leaves it out of the average. If none is left, the global
+model stays.
+Departures (docs/DEPARTURES.md has more):
 D1  the learning rate stays the same; the code multiplies it by .99 after each round
 """
 import torch

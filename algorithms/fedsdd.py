@@ -10,6 +10,7 @@ Public data: N unlabeled images, on the server alone.
 
 Paper              here                         shape         note
 K, R, T, tau       K, R, rounds, temperature    numbers       global models, rounds in the ensemble
+M                  len(global_models)           number        K; with several networks K of each
 w*_{t,k}           global_models[k]["model"]    state_dict    global model k; the main one is k = 0
 C_{t,k,n}          groups[k]                    client ids    N_{t,k} clients train model k
 w^l*_{t,k,n}       uploads[k][i]["model"]       state_dict    client i's model after local training
@@ -30,25 +31,29 @@ Algorithm 1 of the paper, which does not number its lines:
  9      if k = 0: w*_{t,0} <- Distillation(w_{t,0}, {w_{t-r,k}: 0 <= k < K, 0 <= r < R})
 10      else: w*_{t,k} <- w_{t,k}
 Before line 3 a share of the clients (--participation) is drawn and dealt at random to K groups.
-Line 6 is cross-entropy with plain SGD, line 7 the mean, weighed by numbers of samples (--local:
-both as in fedprox.py or scaffold.py). Line 9 is distill_steps steps of plain SGD on public images
-with the loss of Eq. (4) as D1 reads it. All optimizers are new in every round.
-With one architecture for all clients M = K. With several (A.5) each architecture has K models; k
-counts through all M of them, k = 0, K, 2K, ... are main models, and all M are in the ensemble.
+By default line 6 is plain SGD on cross-entropy and line 7 the mean, weighed by numbers of samples;
+--local fedprox or scaffold replaces both. Line 9 is distill_steps steps of plain SGD on public
+images, with the loss of Eq. (4) changed as in D1. All optimizers are new in every round.
+With several networks (A.5) each has K models with groups of its own clients; k counts through all
+M of them, k = 0, K, 2K, ... are main models, and all M are in the ensemble.
 
 Modes: clients (line 6) and the main model (line 9) train in train mode, with --augment on augmented
-images; each loss is the mean over the batch. All models that predict, as teachers or for a score,
-do so in eval mode and from clean images.
+images; each loss is the mean over the batch. All predictions, the teacher's and those for a score,
+are of clean images in eval mode: the main model sees an augmented image, its teacher the clean one.
 Kept between rounds: server: the global models after line 10, and for each of the last R rounds the
 logits of Eq. (3), of public images (ring) and of test images (test_ring). Client: nothing. With
---local scaffold the server also keeps a control for each global model, a client one for each.
+--local scaffold server and clients each keep a control for each global model, which the simulation
+has in global_models[k].
 Scores: `accuracy` and server_accuracy are of the main model after line 9, in the mean over several
-main models, ensemble_accuracy of the models of line 7 of R rounds, Eq. (5). disagreement: how often
-two models of line 7 differ in the class that they predict.
-Bad upload: `collect` leaves it out of line 7. If a group has none left, w_{t,k} = w*_{t-1,k}.
-Departures (all are in docs/DEPARTURES.md):
-D1  Eq. (4) is printed KL(student || teacher), without temperature. Line 9 takes temperature²
-    KL(teacher || student): Hinton et al., whom the paper cites for distillation
+main models, ensemble_accuracy of the mean logits of line 7's models of the last R rounds, Eq. (5).
+disagreement: the share of test images on which two models of this round's line 7 predict different
+classes, in the mean over the pairs. teacher_forwards: public images that models predicted.
+Bad upload (nan or infinity): `collect` leaves it out of line 7. If a group has none left, w_{t,k} =
+w*_{t-1,k}.
+Departures (docs/DEPARTURES.md has more):
+D1  Eq. (4) is printed KL(student || teacher), without the temperature that section 4.1 sets to 4.
+    Line 9 takes temperature² KL(teacher || student) of softmax(logits / temperature), as in Hinton
+    et al., which the paper cites for distillation
 """
 from functools import partial
 from typing import Literal
@@ -65,7 +70,8 @@ from federation.training import forward, load_model, network, predict_members, s
 from federation.uploads import collect
 
 # Local training and averaging: each file has start_server (line 1), train_client (line 5-6),
-# aggregate (line 7) and COPIES, the size of a message in models.
+# aggregate (line 7; without uploads the model stays) and COPIES, how many tensors of the model's
+# size a message has.
 LOCAL = {"fedavg": fedavg, "fedprox": fedprox, "scaffold": scaffold}
 
 
@@ -91,7 +97,10 @@ def start_models(fed, method, K):
 
 
 def deal_clients(fed, t, participation, K):
-    """The groups of round t, one per global model: each network's active clients dealt to its K."""
+    """The groups of round t: each network's active clients dealt to its K models.
+
+    Networks come in the order of `start_models`, so that group k is that of global model k.
+    """
     rng = stream(fed.seed, "groups", t)
     active = active_clients(fed, participation, t)
     return [group for ids in active.values() for group in group_clients(ids, K, rng)]
@@ -123,22 +132,23 @@ def distill(fed, student, teacher_logits, *, distill_steps, server_batch_size, s
     for rows, batch in shuffled(fed, fed.public.images, keys, batch_size=server_batch_size,
                                 steps=distill_steps):
         student_logits = forward(fed, model, batch)                                      # [B, C]
-        # temperature² times the mean over the batch of KL(teacher || student) (D1)
+        # D1: temperature² times the mean over the batch of KL(teacher || student)
         loss = distillation_loss(teacher_logits[rows], student_logits, temperature)      # Eq. (4)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    return student | {"model": model.state_dict()}
+    return student | {"model": model.state_dict()}         # SCAFFOLD's controls stay
 
 
-# Who is in the ensemble, and who learns from it. Tables 5 and 6 vary both: fedsdd_ablations.py.
+# Who is in the ensemble, and who learns from it. Tables 5 and 6 vary both, also by the uploads and
+# by the round: fedsdd_ablations.py.
 
 def averaged_models(averaged, uploads):
     """The members of the ensemble: the averaged global models of the round."""
     return averaged
 
 
-def main_models(num_models, K, t):
+def main_models(num_models, K, t=None):
     """The global models that learn: the main one, the first of the K of each network."""
     return [k for k in range(num_models) if k % K == 0]
 
@@ -147,7 +157,7 @@ def main_models(num_models, K, t):
 def evaluate(fed, state, K):
     """Test accuracy of the main model; with several networks, of each network's main model."""
     global_models = state["global_models"]
-    return global_metrics(fed, [global_models[k] for k in main_models(len(global_models), K, 0)])
+    return global_metrics(fed, [global_models[k] for k in main_models(len(global_models), K)])
 
 
 @timed
@@ -173,7 +183,10 @@ def ledger(fed, groups, uploads, models, copies):
 
 
 def check_settings(fed, *, participation, K, local, attack, **settings):
-    """Raises ValueError if a group would have no client, or if the attack fits no upload."""
+    """Raises ValueError if a group would have no client, or if uploads cannot be attacked.
+
+    An attack computes means over all clients' weights: of one network, and without controls.
+    """
     for ids in by_architecture(fed).values():      # every deal has groups of these sizes
         group_clients(range(count_active(len(ids), participation)), K, stream(fed.seed))
     if attack and (local == "scaffold" or len(by_architecture(fed)) > 1):
@@ -212,7 +225,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
                     for k, global_model in enumerate(global_models)]
 
         # The teacher is the ensemble of the averaged models of the last R rounds. Old models and
-        # public images do not change: so the ring keeps old logits, and only new models predict.
+        # public images are fixed: so the ring keeps old logits, and only the new models predict.
         members = members_of(averaged, uploads)
         member_logits = predict_members(fed, members, fed.public.images)         # [M, N, C]
         ring = [*ring, ensemble_logits(member_logits)][-R:]                      # Eq. (3)

@@ -21,9 +21,10 @@ Modes: those of fedsdd.py.
 Kept between rounds: as in fedsdd.py.
 Scores: those of fedsdd.py. `accuracy` is the main model's, also where other models learn or none
 does. ensemble_accuracy and disagreement are the members', before distillation.
-Bad upload: `collect` leaves it out of the average and of an ensemble of clients. If no upload is
-left at all, the averaged models are the members. With --secure-sum: see secure_sum.py.
-Departures (all are in docs/DEPARTURES.md):
+Bad upload (nan or infinity): `collect` leaves it out of the average and of an ensemble of clients.
+If no upload is left at all, the averaged models are the members. With --secure-sum: see
+secure_sum.py.
+Departures (docs/DEPARTURES.md has more):
 D1  all students learn from the same teacher, the ensemble before any distillation
 """
 import dataclasses

@@ -33,9 +33,9 @@ Modes: clients train in train mode, with --augment on augmented images; the loss
 the batch. The test images are predicted in eval mode.
 Kept between rounds: the global model and c on the server, c_i on client i. No optimizer is kept.
 Scores: `accuracy` and server_accuracy are of the global model after line 17.
-Bad upload: `collect` leaves it out of both means, and its client keeps its old c_i. If none is
-left, x and c stay.
-Departures (all are in docs/DEPARTURES.md): none that changes an equation.
+Bad upload (nan or infinity): `collect` leaves it out of both means, and its client keeps its old
+c_i. If none is left, x and c stay.
+Departures (docs/DEPARTURES.md has more): none that changes an equation.
 """
 import torch
 import torch.nn.functional as F

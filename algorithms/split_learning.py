@@ -28,7 +28,7 @@ Modes: both halves train in train mode, with --augment on augmented images; the 
 over the batch. The test images are predicted in eval mode.
 Scores: `accuracy`, also server_accuracy, is of the two halves together.
 Bad upload: not looked for; nan in a client's features reaches both halves.
-Departures (all are in docs/DEPARTURES.md):
+Departures (docs/DEPARTURES.md has more):
 D1  a round is local_epochs passes over each client's data, in the order of the clients' numbers
 """
 import copy
