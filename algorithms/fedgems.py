@@ -12,8 +12,8 @@ Paper                      here                     shape         note
 X^0, Y^0                   fed.public               [N, ...], [N] N public samples and their labels
 L_Global                   pool.logits, pool.mask   [N, C], [N]   the pool; C classes
 S_Correct                  correct                  bool [B]      of a batch of B public samples
-l_{C_j}                    client_logits            [M, n, C]     M clients; n public samples outside
-                                                                  the pool when the round starts
+l_{C_j}                    client_logits            [M, n, C]     M clients; n public samples are not
+                                                                  in the pool when a round starts
 C_Reliable                 reliable                 bool [M, n]   client j is right on the sample
 alpha_{C_j}                weights                  [M, n]        Eq. (4)
 sum_j alpha_{C_j} l_{C_j}  fused_logits             [n, C]        Eq. (5)

@@ -7,8 +7,9 @@ defaults.
 Run:   python fedkd_minimal.py --algo fedmd
 What travels: in each round the server sends the positions of some public samples; each client sends
 its logits of these samples; the server sends the mean of these logits. No weights travel.
-Public data: labeled, at every client and at the server. With public data of another task (--joint)
-every network has one output layer: first the public classes, then the classes of the task.
+Public data: labeled, at every client and at the server; of another task with --joint, the default
+if it is another data set. Then the one output layer of a network has the public classes first, then
+the classes of the task, and C counts both.
 
 Paper              here                         shape         note
 D_0                fed.public                   [N, ...], [N] public samples and their labels
@@ -19,10 +20,10 @@ f~(x^0)            consensus_logits             [n, C]        the mean, or a wei
 c_k                consensus_weights            [M]           divided by their sum; or all 1 / M
 
 Algorithm 1. The paper does not number its steps; these numbers are ours:
- 0  transfer learning (fedmd_transfer.py) with cross-entropy, each stage with a new Adam and at most
-    `run`'s number of passes: on nine tenths of D_0 until the accuracy on the rest no longer grows,
-    then on D_k until the accuracy on the validation images, which no client has, no longer grows.
-    With --no-early-stopping each stage makes all its passes, the first on all of D_0
+ 0  transfer learning (fedmd_transfer.py): cross-entropy, a new Adam for each of two stages.
+      public stage: on nine tenths of D_0, until the accuracy on the other tenth stops growing
+      private stage: on D_k, until the accuracy on validation images, no client's, stops growing
+    `run` limits the passes of both. With --no-early-stopping both make all of them, on all of D_0
  then in each round:
  1  the server draws a subset of D_0
  2  communicate: each client sends its logits of the subset
@@ -32,22 +33,23 @@ Algorithm 1. The paper does not number its steps; these numbers are ours:
 All training is with Adam (--optimizer). All losses have the penalty kernel_l2 |W|² on the last
 layer's weights W.
 
-Modes: all training (steps 0, 4, 5) is in train mode, with --augment on augmented images; each loss
-is the mean over the batch, step 4's over its classes, too. All predictions (step 2, scores, early
-stopping) are of clean images in eval mode.
+Modes: all training (steps 0, 4, 5) is in train mode, with --augment on augmented images.
+Cross-entropy is a mean over the batch, the digest's loss over batch and classes. All predictions
+(step 2, scores, early stopping) are of clean images in eval mode.
 Kept between rounds: client: its network (a state_dict) and the states of two Adams, one of all its
 digests and one of all its revisits; both start in round 1. Server: nothing.
 Scores: means over the clients: client_accuracy_distilled after step 4, client_accuracy_private and
-`accuracy` after step 5, in round 0 all three after step 0. With --joint the class that is predicted
-may be a public one, which is then wrong.
+`accuracy` after step 5, in round 0 all three after step 0, and client_accuracy_public_stage after
+its first stage. With --joint, predicting a public class counts as an error.
 Bad upload (nan or infinity): `usable_consensus` leaves it out and scales the other c_k to sum to 1;
 its client receives f~, too. If no c_k > 0 is left, step 4 is skipped, and client_accuracy_distilled
 is last round's `accuracy`.
 Departures (docs/DEPARTURES.md has more):
-D1  the digest's loss is the mean absolute error of raw logits, as in the code; the text names none
-D2  the first revisit starts a new Adam; in the code Adam goes on from step 0's training on D_k
-D3  the subset has each class in proportion, as in the code; in the text any subset may come
-D4  all c_k are equal, as in the code; the text lowers those of two clients, without numbers
+D1  from the text, which names no loss for the digest: the mean absolute error of raw logits, as in
+    the authors' code
+D2  from the code, where Adam goes on from step 0's training on D_k: the first revisit starts anew
+D3  from the text, which asks for a random subset: it has each class in proportion, as in the code
+D4  from the text, which lowers two clients' c_k without numbers: all are equal, as in the code
 """
 from functools import partial
 
@@ -109,7 +111,8 @@ def usable_consensus(client_logits, weights):
     """(the consensus [n, C] of the clients with usable logits, the number of these clients).
 
     weights    one for each client; None: equal
-    The consensus is None if no client with usable logits has a weight above 0.
+    The consensus is None if no client with usable logits has a weight above 0; uploads.py says which
+    logits are usable.
     """
     usable = [i for i, logits in enumerate(client_logits) if is_usable(logits)]
     weights = [1.0 if weights is None else weights[i] for i in usable]                         # D4
@@ -131,7 +134,7 @@ def digest(fed, i, t, client, images, consensus_logits, *, public_epochs, public
     It goes on with the optimizer of its last digest.
     images, consensus_logits    [n, c, h, w], [n, C]
     """
-    model = fed.client_model(i)
+    model = fed.client_model(i)                      # a new network, into which `restore` loads
     saved = {"model": client["model"], "optimizer": client["digest_optimizer"]}
     optimizer = restore(saved, model, new_optimizer)
     model.train()
@@ -227,7 +230,7 @@ def run(fed, state=None, *, rounds: int = 20, transfer_public_epochs: int = 20,
         subset = public_subset(public_labels, subset_size, stream(fed.seed, "subset", t))      # D3
         public_rows = torch.from_numpy(subset).to(fed.device)                # [n], Alg. 1, step 1
         images = fed.public.images[public_rows]                              # [n, c, h, w]
-        # client_logits [M, n, C]: after the attack. Nobody has trained, so no clients come back.
+        # client_logits [M, n, C]: after the attack. The second value, trained clients, is empty.
         client_logits, _ = collect_rows(fed, public_rows, lambda i: upload_logits(
             fed, i, clients[i], images), attack)                             # Alg. 1, step 2
         # The server averages the logits that are usable.
