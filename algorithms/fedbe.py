@@ -1,4 +1,4 @@
-"""FedBE: models drawn from a posterior, which the clients' models give, join their ensemble.
+"""FedBE: an ensemble of the average, the clients' models, and models drawn from their posterior.
 
 Chen and Chao, "FedBE: Making Bayesian Model Ensemble Applicable to Federated Learning", ICLR 2021;
 written from the formulas that others quote, without its own text; here as the baseline of FedSDD
@@ -12,12 +12,12 @@ Public data: none; with --distill, unlabeled images on the server alone.
 Paper              here                         shape         note
 w_i                client_states                M state_dicts the clients' models after training
 w-bar              server["model"]              state_dict    their average by numbers of samples
-p_i                sizes                        [M]           clients' numbers of samples: p_i, when
-                                                              normalized
+p_i                sizes / their sum            [M]           clients' shares of all samples
 w^(m)              drawn                        state_dicts   models drawn from the posterior
 gamma              gamma                        [M]           one draw of a Dirichlet distribution
 E                  len(members)                 number        models of the ensemble
-p_i-bar            teacher_logits               [N, C]        whose softmax is the sharpened mean
+the teacher        teacher_logits               [N, C]        their softmax is the sharpened mean
+                                                              probability of the ensemble
 
 A round:
  1  active clients train the global model on their own samples: cross-entropy, plain SGD
@@ -27,10 +27,11 @@ A round:
  4  by default, as in FedSDD's Table 5, the ensemble only predicts; the next round starts at w-bar.
     With --distill, as in FedBE, w-bar first makes distill_steps steps of plain SGD on N public
     images, on KL(teacher || student): the teacher is the sharpened mean of the probabilities of
-    all E models of the ensemble
+    all E models. (What ensemble_accuracy scores is the mean of their logits: D3)
 
 Modes: clients and the student train in train mode, with --augment on augmented images; each loss is
-the mean over the batch. The models of the ensemble predict in eval mode and from clean images.
+the mean over the batch. All predictions are of clean images in eval mode: the student sees an
+augmented image, its teacher the clean one.
 Kept between rounds: the global model. No optimizer, no drawn model and no client's model is kept.
 Scores: `accuracy` and server_accuracy are of the global model after step 4, ensemble_accuracy of
 the ensemble of step 3; disagreement is among its members.
@@ -38,8 +39,8 @@ Bad upload (nan or infinity): `collect` leaves it out of the average and of the 
 left, the ensemble is the old global model alone, and nothing is distilled.
 Departures (docs/DEPARTURES.md has more):
 D3  the ensemble predicts by the mean of its logits, as FedSDD's does
-D4  a teacher's probabilities are the mean ones, squared and normalized: FedBE sharpens, the power
-    is ours
+D4  a teacher's probabilities are the mean ones, squared and normalized: FedBE sharpens, too; the
+    exponent 2 is our choice
 D5  --distill takes plain steps of SGD, at FedSDD's rate and batch size; FedBE averages the student
     over its path (SWA)
 """
@@ -66,7 +67,8 @@ def gaussian_sample(state_dicts, weights, rng):
     state_dicts, weights   M models of one network and their weights p_i, normalized here
     rng                    a numpy Generator
     returns                BatchNorm's statistics and counters are the averaged ones
-    limits                 an entry that is equal in all models stays
+    limits                 an entry that is equal in all models stays, and so does a mask, whose
+                           entries are truth values or -inf
     """
     average = average_weights(state_dicts, weights)
     sample = dict(average)
@@ -164,8 +166,10 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
         members = [server, *(server | {"model": upload["model"]} for upload in uploads.values()),
                    *(server | {"model": model} for model in drawn)]
 
-        # FedBE's own distillation: the average learns from the ensemble.
+        # FedBE's distillation: the average learns from the ensemble.
+        num_forwards = 0
         if distill and uploads:
+            num_forwards = len(members) * len(fed.public.images)
             member_logits = predict_members(fed, members, fed.public.images)             # [E, N, C]
             teacher_logits = sharpened_teacher(member_logits)                            # [N, C]
             [server] = run_students(fed, lambda _: fedsdd.distill(                       # D5
@@ -175,7 +179,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
         state = {"round": t, "server": server}
         model = network(fed, server["architecture"])
         metrics = {**evaluate(fed, state, members), "bad_uploads": len(active) - len(uploads),
-                   "teacher_forwards": len(members) * len(fed.public.images) if distill else 0,
+                   "teacher_forwards": num_forwards,
                    **weights_ledger([(model, len(active))], fedavg.COPIES)}
         yield metrics, state
 

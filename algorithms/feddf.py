@@ -6,11 +6,12 @@ Written from FedDF's public code, whose settings are the defaults; --paper fedsd
 FedSDD's comparison.
 
 Run:   python fedkd_minimal.py --algo feddf
-What travels: in each round a global model, down to each active client; its trained model and its
-number of samples, up.
-Public data: unlabeled images, on the server alone. For --drop-worst and --patience, the defaults,
-it also has labeled images of the task that no client holds, fed.validation.
-Clients may have different networks: each network has its own average, and all clients teach all.
+What travels: in each round the server sends each active client its network's global model; the
+client sends back its trained model and its number of samples. No logits travel.
+Public data: unlabeled images, on the server alone. --drop-worst and --patience, both on by default,
+also need labeled images of the task there, held by no client: fed.validation.
+Clients may have different networks: each network has its own average, and every student learns from
+the clients of all networks.
 
 Paper              here                         shape         note
 x_k                uploads[i]["model"]          state_dict    client i's model after local training
@@ -24,25 +25,27 @@ A round:
  1  active clients train their network's global model on their own samples: cross-entropy,
     --optimizer (plain SGD)
  2  --drop-worst leaves out clients whose accuracy on the validation set is below 1.2 / C; if all
-    are, it leaves out none
+    are below, all are kept
  3  a student is the average of its network's remaining clients, by numbers of samples, FedSDD
     Eq. (2)
- 4  the teacher is the mean of these clients' logits on the public images: each predicts once
+ 4  the server runs each remaining client's model once over the public images; the teacher is the
+    mean of their logits
  5  each student makes steps towards the teacher, on batches of public images: Adam with cosine
-    annealing and clipped gradients, on temperature² KL(teacher || student). With --patience,
-    the default, they may end early: the student with the best validation accuracy is taken
+    annealing and clipped gradients, on temperature² KL(teacher || student), both softmaxes at the
+    temperature. A student stops when the last --patience steps brought no better validation
+    accuracy, and its weights at the best one are taken
 
 Modes: clients and students train in train mode, with --augment on augmented images; each loss is
-the mean over the batch. Clients predict, as teachers and for validation, in eval mode and from
-clean images, and so does a student when it is checked.
+the mean over the batch. All predictions, the teacher's and those on validation and test images, are
+of clean images in eval mode: a student sees an augmented image, its teacher the clean one.
 Kept between rounds: one global model for each network. No optimizer is kept.
 Scores: `accuracy` and server_accuracy are of the students after step 5, in the mean over the
 networks, client_accuracy of the uploads that count in step 3, ensemble_accuracy of their mean
 logits; disagreement is among them. dropped: clients that step 2 left out. steps: of all students in
 step 5. teacher_forwards: public images that clients predicted in step 4.
 Bad upload (nan or infinity): `collect` leaves it out of steps 2 to 5. A network without a remaining
-upload keeps its model, which still learns from the clients of other networks. If none is left at
-all, step 5 is left out, and the scores of clients and of their ensemble are null.
+upload starts its student from its old global model. If none is left at all, all global models
+stay, and the scores of clients and of their ensemble are null.
 Departures (docs/DEPARTURES.md has more):
 D2  models are averaged by numbers of samples; the public code weighs them equally, which is the
     same in its equal partition
@@ -67,7 +70,7 @@ from federation.uploads import collect
 
 
 def drop_worst(accuracies, num_classes):
-    """True for clients that are right at least 1.2 times as often as chance; if none is, for all.
+    """True for clients that stay: right at least 1.2 times as often as chance; all, if none is.
 
     accuracies     float [M], in [0, 1], on a validation set
     num_classes    C; chance is right with probability 1/C
@@ -103,6 +106,7 @@ def average_networks(fed, global_models, uploads):
     for global_model in global_models:
         own = {i: upload for i, upload in uploads.items()
                if fed.architecture[i] == global_model["architecture"]}
+        # By shares of samples; without uploads the global model stays.
         averaged.append(fedavg.aggregate(fed, global_model, own))               # FedSDD Eq. (2), D2
     return averaged
 
@@ -110,7 +114,7 @@ def average_networks(fed, global_models, uploads):
 class Distilled(NamedTuple):
     """A student after distillation, and the number of steps of the distillation."""
 
-    student: dict      # {"architecture", "model"}; with patience of the best step, not of the last
+    student: dict      # {"architecture", "model"}; with patience the weights of the best step
     steps: int
 
 
@@ -142,7 +146,7 @@ def distill(fed, t, student, teacher_logits, *, distill_steps, server_batch_size
         if cosine:
             annealing.step()
         if patience is not None and (step % check_every == 0 or step == distill_steps):
-            logits = predict_logits(fed, model, fed.validation.images)
+            logits = predict_logits(fed, model, fed.validation.images)     # stays in train mode
             best = best_of(best, accuracy(logits, fed.validation.labels), now=step)
             if best.when == step:
                 best_state = copy.deepcopy(model.state_dict())
@@ -169,7 +173,7 @@ def evaluate(fed, state, uploads=None):
 
 
 def check_settings(fed, *, attack, **settings):
-    """Raises ValueError for an attack on different networks: it compares weights."""
+    """Raises ValueError for an attack on several networks: it computes means over weights."""
     if attack and len(by_architecture(fed)) > 1:
         raise ValueError("feddf: an attack on weights needs one network for all clients")
 
@@ -209,7 +213,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
         kept = without_worst(fed, uploads) if drop_worst else uploads
         averaged = average_networks(fed, global_models, kept)
 
-        # Each average learns from the ensemble of all these clients; without any, it stays.
+        # Every student learns from the mean logits of all kept clients, if there are any.
         distilled = [Distilled(average, steps=0) for average in averaged]
         if kept:
             client_logits = predict_members(fed, client_members(fed, kept), fed.public.images)

@@ -12,7 +12,7 @@ Paper                      here                     shape         note
 X^0, Y^0                   fed.public               [N, ...], [N] N public samples and their labels
 L_Global                   pool.logits, pool.mask   [N, C], [N]   the pool; C classes
 S_Correct                  correct                  bool [B]      of a batch of B public samples
-l_{C_j}                    client_logits            [M, n, C]     M clients; n public samples are not
+l_{C_j}                    client_logits            [M, n, C]     M clients; n samples are not yet
                                                                   in the pool when a round starts
 C_Reliable                 reliable                 bool [M, n]   client j is right on the sample
 alpha_{C_j}                weights                  [M, n]        Eq. (4)

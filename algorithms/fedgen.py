@@ -1,8 +1,9 @@
 """FedGen: FedAvg whose clients also train their last layer on features that a generator draws.
 
 Zhu, Hong and Zhou, "Data-Free Knowledge Distillation for Heterogeneous Federated Learning", ICML
-2021, arXiv:2105.10056, whose settings are the defaults; the generator's sizes and its Adam are
-those of the public code for MNIST. --paper fedgen has the code's weight of Eq. (5), 10 x 0.98^t.
+2021, arXiv:2105.10056. The defaults are the paper's settings; the generator's sizes and its Adam
+are the public code's for MNIST. --paper fedgen replaces the weight 1 in Eq. (5) by the code's, which
+is 10 x 0.98^(t - 1) in round t.
 
 Run:   python fedkd_minimal.py --algo fedgen
 What travels: in each round the global model, the generator and the label shares p(y), down to each
@@ -23,15 +24,17 @@ T, B, B'           local_steps, batch_size,     numbers       B' = B in the pape
 Algorithm 1, by the paper's line numbers:
 2-3    the server draws active clients and sends them theta, w and p(y)
 4-5    each of them starts at theta: theta_k <- theta
-6-7    for T steps: the next B samples (x, y) of shuffled passes over its own, B' labels y' ~ p(y)
+6-7    for T steps: the next B of its own samples (x, y), in shuffled passes; B' labels y' ~ p(y)
          and features z' ~ G_w(z | y') for them
 8        it counts the labels y in c_k
 9        theta_k <- a step of SGD on Eq. (5): mean CE(h_k(f_k(x)), y) + mean CE(h_k(z'), y'), the
          second with --generated-weight, 1 in the paper. After T steps it sends theta_k and c_k
-13     theta <- the mean of theta_k, by numbers of samples (D1); p(y) <- the label shares in all c_k
-14     w <- steps of Adam on Eq. (4): CE of the mean over k of h_k(z) against y, for labels
+13     theta <- the mean of theta_k, by the clients' numbers of samples (D1); p(y) <- the shares of
+       the labels in the sum of all c_k
+14     w <- steps of Adam on Eq. (4): CE(plain mean over k of the logits h_k(z), y), for B labels
        y ~ p(y) and features z ~ G_w(z | y)
 f_k, the layers below h_k, learns from real images alone. The generator's noise is N(0, I).
+--generated 0 is FedAvg.
 
 Modes: clients train in train mode, with --augment on augmented images; both losses of Eq. (5) are
 means over their batches, as is Eq. (4). Features for clients are generated without gradient. The
@@ -43,7 +46,7 @@ is left, the server stays as it is.
 Departures (docs/DEPARTURES.md has more):
 D1  line 13: models are averaged by numbers of samples, as in FedAvg; the paper's mean is plain
 D2  in round 1 p(y) is uniform, and the generator that is sent is untrained
-D3  line 14 also has the diversity loss, which the text only names; its formula is the code's
+D3  line 14 also has the diversity loss: the paper names it, the formula is the public code's
 """
 from functools import partial
 
@@ -69,14 +72,14 @@ LR_DECAY = 0.98              # its learning rate is multiplied by this after eve
 def generator_loss(client_logits, labels):
     """Cross-entropy of the mean over the clients of their logits: a scalar.        Eq. (4)
 
-    client_logits    [M, B, C]: what the last layers of M clients make of B generated features
+    client_logits    [M, B, C]: logits of M clients' last layers on B generated features
     labels           int64 [B]: what the features were generated for
     >>> logits = torch.tensor([[[4., 0.]], [[-2., 0.]]])     # mean logits: [1, 0]
     >>> generator_loss(logits, torch.tensor([0]))            # not the mean of both losses, 1.0725
     tensor(0.3133)
     """
     shares = torch.full_like(client_logits[:, 0, 0], 1 / len(client_logits))             # [M]
-    # The mean; `mean(0)` of ensemble_logits rounds differently, and the results are of this form.
+    # The mean over the clients. `mean(0)` would round otherwise than the runs in docs/results.
     mean_logits = torch.tensordot(shares, client_logits, dims=1)                         # [B, C]
     return F.cross_entropy(mean_logits, labels)
 
@@ -108,7 +111,7 @@ def draw_features(fed, generator, label_shares, count, rng):
 
 
 def start_server(fed, architecture, generated):
-    """FedAvg's server before round 1 and, if `generated` > 0, a generator and label shares."""
+    """The server before round 1: FedAvg's, plus a generator and label shares if generated > 0."""
     server = fedavg.start_server(fed, architecture)
     if generated == 0:
         return server
@@ -153,7 +156,7 @@ def train_client(fed, i, t, server, *, local_epochs, local_steps, batch_size, lr
 @on_server
 def train_generator(fed, t, server, uploads, *, batch_size, generator_steps, generator_lr,
                     diversity):
-    """The server with the label shares of the uploads, and with a generator trained on Eq. (4).
+    """Sets p(y) from the uploads, trains the generator on Eq. (4), and returns the new server.
 
     The generator's teachers are the last layers of the uploaded models. Without a generator or
     without any upload the server stays as it is.
@@ -167,7 +170,7 @@ def train_generator(fed, t, server, uploads, *, batch_size, generator_steps, gen
     generator = new_generator(fed, heads[0][0].shape[1])
     new_optimizer = partial(torch.optim.Adam, lr=generator_lr * LR_DECAY**(t - 1),
                             weight_decay=GENERATOR_L2)
-    optimizer = restore(server["generator"], generator, new_optimizer)
+    optimizer = restore(server["generator"], generator, new_optimizer)    # with the new rate
     rng = stream(fed.seed, "generator", t)
     for _ in range(generator_steps):
         labels, noise, features = draw_features(fed, generator, label_shares, batch_size, rng)
@@ -228,7 +231,7 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 0.5, local
             fed, i, t, server, **at_client), attack)                         # line 4-9
         # The new global model is the average of theirs.
         server = aggregate(fed, server, uploads)                             # line 13, D1
-        # The generator learns to draw features which the clients recognize together.
+        # The generator learns features to which the clients' mean logits give their label.
         server = train_generator(fed, t, server, uploads, **at_server)       # line 13-14
 
         state = {"round": t, "server": server}

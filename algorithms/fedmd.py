@@ -111,8 +111,7 @@ def usable_consensus(client_logits, weights):
     """(the consensus [n, C] of the clients with usable logits, the number of these clients).
 
     weights    one for each client; None: equal
-    The consensus is None if no client with usable logits has a weight above 0; uploads.py says which
-    logits are usable.
+    The consensus is None if no client with usable logits (uploads.py) has a weight above 0.
     """
     usable = [i for i, logits in enumerate(client_logits) if is_usable(logits)]
     weights = [1.0 if weights is None else weights[i] for i in usable]                         # D4
