@@ -2,8 +2,8 @@
 
 Zhu, Hong and Zhou, "Data-Free Knowledge Distillation for Heterogeneous Federated Learning", ICML
 2021, arXiv:2105.10056. The defaults are the paper's settings; the generator's sizes and its Adam
-are the public code's for MNIST. --paper fedgen replaces the weight 1 in Eq. (5) by the code's, which
-is 10 x 0.98^(t - 1) in round t.
+are the public code's for MNIST. --paper fedgen replaces the weight 1 in Eq. (5) by the code's:
+10 x 0.98^(t - 1) in round t.
 
 Run:   python fedkd_minimal.py --algo fedgen
 What travels: in each round the global model, the generator and the label shares p(y), down to each

@@ -124,7 +124,7 @@ class Step(NamedTuple):
     """A step of a round, or text between steps."""
 
     label: str             # "7", "3-5", "a", "self_training"; of text ""
-    column: int            # where its text begins, or, of a name, the label
+    column: int            # where its text begins, or, of a case, the label
     text: str
 
     def lines(self):
@@ -174,7 +174,9 @@ def steps(paragraph):
     for line in paragraph.split("\n"):
         item = re.match(r" {0,6}(\d[\d, -]*\d|[\w-]+)  +(?=\S)", line)
         if item:
-            column = item.start(1) if item[1][1:].isidentifier() else item.end()
+            column = item.end()
+            if item[1][1:].isidentifier():             # a case: below the text of its step
+                column = item.start(1) and item.start(1) + 5
             made.append(Step(item[1].replace("- ", "-"), column, line[item.end():]))
         elif not made or HEADING.match(line) or made[-1].text.startswith("Run:") or (
                 made[-1].label and not line.startswith("  ")):

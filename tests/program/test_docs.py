@@ -12,7 +12,7 @@ from commands import ROOT, main, shipped
 
 from docs.reading import sources
 from experiment.plan import NETWORKS, plan_of
-from experiment.presets import PAPER, QUICK_START
+from experiment.presets import QUICK_START
 
 README = (ROOT / "README.md").read_text()
 PAGES = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("docs/results/*.md")]
@@ -121,16 +121,10 @@ def test_a_departure_of_a_header_is_on_the_page_and_marked_in_the_code(file):
 
 
 @pytest.mark.parametrize("file", WITH_RUN)
-def test_the_paper_of_a_run_line_takes_every_default(file):
-    """And without --paper the command takes settings of its own."""
+def test_the_command_of_a_header_has_small_settings(file):
     text = " ".join(sources.docstring(file).split())
-    algos, paper = re.search(
-        r"Run: python fedkd_minimal\.py --algo (\S+).*? "
-        r"\(small settings of experiment/presets\.py; "
-        r"(?:with --paper (\S+): `run`'s defaults|the defaults of `run` are .*?)\)", text).groups()
-    for algo in algos.split(","):
-        assert {*QUICK_START[algo]} - {*NETWORKS}
-        assert not paper or not {*PAPER[paper][algo]} - {*NETWORKS}
+    algos = re.search(r"Run: python fedkd_minimal\.py --algo (\S+)", text)[1].split(",")
+    assert all({*QUICK_START[algo]} - {*NETWORKS} for algo in algos)
 
 
 @pytest.mark.parametrize("file", [x for x in FILES["algorithms"] if sources.header(x).notation])
