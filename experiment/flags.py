@@ -108,8 +108,9 @@ FEDERATION_FLAGS = [        # who has which data and which networks: config.json
     Flag("public_size", int, None, AT_LEAST_1,
          "use at most this many public images (default: all)"),
     Flag("validation", float, None, SPLIT_SHARE,
-         "share of the training images that the server holds for validation (default: 0.1 if an "
-         "algorithm needs validation images, otherwise none)"),
+         "share of the training images that the server holds for validation; with a partition by "
+         "writer, of writers that no client has (default: 0.1 if an algorithm needs validation "
+         "images, otherwise none)"),
     Flag("augment", bool, False, None, "train on randomly cropped and flipped images"),
     Flag("amp", bool, False, None,
          "use bfloat16 autocast in every forward pass, if the device can compute with it"),
