@@ -8,7 +8,7 @@ raise a ValueError of one line.
     iid, dirichlet, dirichlet_balanced,        every sample is assigned to a client
     dirichlet_equal, by_writer, fedgkt_table6
     single_writer, few_per_class, by_subclass  from FedMD: most samples are assigned to no client
-    hold_out, halves                           two parts, such as public and private
+    hold_out, halves, hold_out_writers         two parts, such as public and private
 
 The literature calls three different rules "Dirichlet". `dirichlet` is the plain one.
 `dirichlet_balanced` is that of FedML's code, which FedGKT and FedGEMS use; A.1 of FedGKT's paper
@@ -263,8 +263,7 @@ def hold_out(labels, share, rng):
     empty.
     """
     labels = _checked(labels, rng)
-    if not 0 < share < 1:
-        raise ValueError(f"share is {share}: it must lie between 0 and 1")
+    _check_share(share)
     classes, counts = np.unique(labels, return_counts=True)
     exact = np.round(share * counts, 9)      # 0.29 * 100 is 28.999999999999996 in floating point
     sizes = np.floor(exact).astype(np.int64)
@@ -286,6 +285,30 @@ def halves(labels, rng):
     `rng`: a numpy Generator.
     """
     return hold_out(labels, 0.5, rng)
+
+
+def hold_out_writers(writers, share, rng):
+    """(held_out, rest): the samples of writers [N] drawn until they are a `share` of all; the rest.
+
+    A writer's samples stay together. `rng`: a numpy Generator. ValueError: `share` is not between 0
+    and 1, or all writers were drawn.
+    """
+    writers = _checked(writers, rng)
+    _check_share(share)
+    names, counts = np.unique(writers, return_counts=True)
+    order = rng.permutation(len(names))
+    before = counts[order].cumsum() - counts[order]      # samples of the writers drawn before
+    drawn = names[order[before < np.round(share * len(writers), 9)]]
+    held_out = np.isin(writers, drawn)
+    if held_out.all():
+        raise ValueError(f"a share of {share} takes all of {len(names)} writers: take a smaller "
+                         "share")
+    return np.flatnonzero(held_out), np.flatnonzero(~held_out)
+
+
+def _check_share(share):
+    if not 0 < share < 1:
+        raise ValueError(f"share is {share}: it must lie between 0 and 1")
 
 
 def _checked(labels, rng, num_clients=None, min_size=1):

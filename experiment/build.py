@@ -85,11 +85,15 @@ def split(flags, task, seed):
         share = HELD_OUT[flags["public"]]
         held_out, rest = partition.hold_out(labels[rows], share, stream(seed, "public"))
         public, rows = rows[held_out], rows[rest]
+    rule, needed = partition.PARTITIONS[flags["partition"]]
     if flags["validation"] is not None:
         rng = stream(seed, "validation")
-        held_out, rest = partition.hold_out(labels[rows], flags["validation"], rng)
+        if "writers" in needed:                          # a client has all images of its writers
+            held_out, rest = partition.hold_out_writers(
+                task.writers[rows], flags["validation"], rng)
+        else:
+            held_out, rest = partition.hold_out(labels[rows], flags["validation"], rng)
         validation, rows = rows[held_out], rows[rest]
-    rule, needed = partition.PARTITIONS[flags["partition"]]
     known = {"labels": labels, "writers": task.writers, "subclass": task.subclass}
     arguments = {name: known[name][rows] if name in known else flags[name] for name in needed}
     parts = rule(**arguments, num_clients=flags["clients"], rng=stream(seed, "partition"))

@@ -100,8 +100,9 @@ FEDERATION_FLAGS = [        # who has which data and which networks: config.json
     Flag("public_size", int, None, AT_LEAST_1,
          "use at most this many public images (default: all)"),
     Flag("validation", float, None, SPLIT_SHARE,
-         "share of the training images that the server holds for validation (default: 0.1 if an "
-         "algorithm needs validation images, otherwise none)"),
+         "share of the training images that the server holds for validation; with a partition by "
+         "writer, of writers that no client has (default: 0.1 if an algorithm needs validation "
+         "images, otherwise none)"),
     Flag("augment", bool, False, None, "train on randomly cropped and flipped images"),
     Flag("amp", bool, False, None,
          "use bfloat16 autocast in every forward pass, if the device can compute with it"),
@@ -323,8 +324,11 @@ def parse(parser, algorithms, argv):
         names = [flag_name(name) for name in (*COMMON_FLAGS, *(
             name for algorithm in algorithms for name in algorithm.hyperparameters))]
         kind = "flag" if unknown[0].startswith("-") else "word"
-        fail(f"unknown {kind} {unknown[0]}{similar(unknown[0], names)}; {''.join(known)}--help "
-             "lists those of every algorithm")
+        owners = [name for name, algorithm in ALGORITHMS.items()
+                  if unknown[0] in map(flag_name, algorithm.hyperparameters)]
+        hint = f"; {', '.join(owners)} has it" if owners else similar(unknown[0], names)
+        fail(f"unknown {kind} {unknown[0]}{hint}; {''.join(known)}--help lists those of every "
+             "algorithm")
     if "local_epochs" in flags and "local_steps" in flags:
         fail("--local-epochs and --local-steps exclude each other")
     return vars(flags)

@@ -8,6 +8,7 @@ from partition import dirichlet, dirichlet_balanced, dirichlet_equal
 CLASSES, SHARES = [3, 10, 11, 12, 15, 40], [.1, .1, .2, .2, .3, .1]
 LABELS = np.random.default_rng(7).choice(CLASSES, size=1500, p=SHARES)
 WRITERS = np.random.default_rng(8).integers(100, 163, size=1500)
+WRITERS_OF_15 = np.random.default_rng(2).permutation(np.repeat(np.arange(100), 15))
 SUBCLASS = np.repeat(np.arange(30), 50)       # five subclasses in each of six superclasses
 TEN = np.random.default_rng(1).permutation(np.repeat(np.arange(10), 150))
 EXHAUSTIVE = {      # rules that use every sample, which take lists as well as arrays
@@ -19,6 +20,7 @@ EXHAUSTIVE = {      # rules that use every sample, which take lists as well as a
     "by_writer": lambda rng: partition.by_writer(WRITERS.tolist(), 7, rng),
     "hold_out": lambda rng: partition.hold_out(LABELS.tolist(), .2, rng),
     "halves": lambda rng: partition.halves(LABELS.tolist(), rng),
+    "hold_out_writers": lambda rng: partition.hold_out_writers(WRITERS.tolist(), .2, rng),
     "fedgkt_table6": lambda rng: partition.fedgkt_table6(TEN.tolist(), 16, rng)}
 ALL = EXHAUSTIVE | {
     "single_writer": lambda rng: partition.single_writer(WRITERS.tolist(), 7, rng),
@@ -75,7 +77,9 @@ ERRORS = [    # (rule, arguments without rng, words of the error)
     (partition.few_per_class, (LABELS, 3, 0), "per_class is 0"),
     (partition.by_subclass, ([1, 1, 0, 0, 0], [7, 7, 8, 8, 8], 3),
      "subclass 7 of superclass 1 has 2 samples for 3 clients"),
-    *((partition.hold_out, (LABELS, share), f"share is {share}") for share in (0, 1, -.1, np.nan)),
+    *((rule, (LABELS, share), f"share is {share}") for share in (0, 1, -.1, np.nan)
+      for rule in (partition.hold_out, partition.hold_out_writers)),
+    (partition.hold_out_writers, ([5, 5, 9, 9, 9], .7), "takes all of 2 writers"),
     *((partition.hold_out, (np.zeros(10), share), "one part empty") for share in (.01, .99)),
     *((partition.fedgkt_table6, (labels, m), "16 clients and 10 classes")
       for labels, m in [(TEN, 15), (TEN, 17), (TEN % 9, 16), (TEN + 1, 16), ([], 16)]),
@@ -249,6 +253,23 @@ def test_hold_out_takes_the_share_of_every_class_to_one_sample(share):
 
 def test_hold_out_does_not_take_the_first_samples():
     assert partition.hold_out(np.zeros(10), .5, rng())[0].tolist() != [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("share", [.5, .2, .29, 1 / 3])
+def test_hold_out_writers_takes_whole_writers_until_they_are_the_share(share):
+    """100 writers of 15 samples: exact where the share is of whole writers, else rounded up."""
+    held = WRITERS_OF_15[partition.hold_out_writers(WRITERS_OF_15, share, rng())[0]]
+    drawn, counts = np.unique(held, return_counts=True)
+    assert len(drawn) == {.5: 50, .2: 20, .29: 29, 1 / 3: 34}[share] and set(counts) == {15}
+    assert drawn.tolist() != [*range(len(drawn))]                     # not the first writers
+
+
+def test_hold_out_writers_stops_at_the_writer_that_makes_the_share():
+    """Without any of the drawn writers less than the share of samples would be left."""
+    for seed in range(20):
+        held = WRITERS[partition.hold_out_writers(WRITERS, .2, rng(seed))[0]]
+        counts = np.unique(held, return_counts=True)[1]
+        assert 300 <= len(held) < 300 + counts.max()
 
 
 def test_halves_differ_by_at_most_one_per_class_and_in_total():

@@ -8,6 +8,7 @@ from test_data import SUPERCLASS, TOY, refused, toy_set
 
 from benchmarks.commands import federation_of
 from data.images import adapt, crop_and_flip, normalize, statistics
+from data.load import load_dataset
 from experiment import build
 from federation import Data, restrict_public
 from partition import PARTITIONS
@@ -169,6 +170,20 @@ def test_the_seed_decides_who_holds_which_images_and_which_are_public():
     one, same, other = (built(seed, public="half")[2] for seed in (0, 0, 1))
     for place in (lambda split: split.clients[0], lambda split: split.public):
         assert place(one).tolist() == place(same).tolist() != place(other).tolist()
+
+
+@pytest.mark.parametrize("kind, clients", [("by_writer", 7), ("single_writer", 4)])
+def test_validation_images_by_writer_are_of_writers_that_no_client_has(kind, clients):
+    """A client has all images of its writers. 40 writers of 104 letters, a tenth are four."""
+    flags = FLAGS | {"partition": kind, "clients": clients, "validation": 0.1}
+    letters = load_dataset("glyphs-letters")
+    for seed in range(3):
+        split = build.split(flags, letters, seed)
+        owners = [np.unique(letters.writers[rows]) for rows in [*split.clients, split.validation]]
+        for rows, own in zip([*split.clients, split.validation], owners):
+            assert np.array_equal(rows, np.flatnonzero(np.isin(letters.writers, own)))
+        everyone = np.concatenate(owners)
+        assert len(set(everyone)) == len(everyone) and len(owners[-1]) == 4
 
 
 def test_by_subclass_gives_clients_other_subclasses_of_all_superclasses():

@@ -69,10 +69,10 @@ REFUSED = """
 --seeds 0                             | --algo is missing | fedsdd
 --algo fedsd                          | fedsd | fedavg
 --algo fedavg,fedavg                  | twice
---algo fedavg --R 3                   | --R | fedavg has --rounds --participation --local-epochs
+--algo fedavg --R 3                   | --R | fedsdd, fedsdd-ablations has it; fedavg has --rounds --participation --local-epochs
 --algo fedavg --local-steps 5 --local-epochs 2 | --local-epochs and --local-steps exclude
 --algo fedavg --round 3               | unknown flag --round | fedavg has
---algo feddf --secure-sum             | unknown flag --secure-sum | feddf has
+--algo fedsdd --secure-sum            | unknown flag --secure-sum | fedsdd-ablations has it
 --algo fedsdd TINY --K 3              | fedsdd: K = 3 | 2 | participation
 --algo feddf --temperature none       | --temperature | none
 --algo fedavg --model resnet21        | resnet21 | resnet20

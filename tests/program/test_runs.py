@@ -220,7 +220,7 @@ def stopped_after(rounds, argv, algo=None):
 
 
 @pytest.mark.parametrize("algo, more", [
-    ("fedbe", ["--distill", "--posterior", "dirichlet"]), ("fedsdd", ["--secure-sum"]),
+    ("fedbe", ["--distill", "--posterior", "dirichlet"]), ("fedsdd-ablations", ["--secure-sum"]),
     ("fedsdd-ablations", ["--ensemble", "clients"]),
     ("feddf", ["--patience", "none", "--max-grad-norm", "none"])])
 def test_other_modes_resume_with_the_same_bytes(algo, more, npz, tmp_path):
