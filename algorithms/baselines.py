@@ -58,7 +58,7 @@ def train_network(fed, t, name, saved, data, *, batch_size, new_optimizer):
     """
     model = new_network(fed, name)
     optimizer = restore(saved, model, new_optimizer)
-    model.train()
+    model.train()                        # --augment: the batches are augmented
     for part, ((images, labels), epochs) in enumerate(data):
         for rows, batch in shuffled(fed, images, ("alone", t, name, part), epochs=epochs,
                                     batch_size=batch_size):

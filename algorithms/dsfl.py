@@ -74,7 +74,7 @@ def train_client(fed, i, t, client, *, local_epochs, batch_size, new_optimizer):
     images, labels = fed.private[i]
     model = fed.client_model(i)
     optimizer = restore(client, model, new_optimizer)
-    model.train()
+    model.train()                        # --augment: the batches are augmented
     for rows, batch in shuffled(fed, images, ("local", t, i), epochs=local_epochs,
                                 batch_size=batch_size):
         loss = F.cross_entropy(forward(fed, model, batch), labels[rows])
@@ -94,7 +94,7 @@ def distill(fed, saved, model, target_probs, *, epochs, batch_size, new_optimize
     keys     of `shuffled`: they name this training
     """
     optimizer = restore(saved, model, new_optimizer)
-    model.train()
+    model.train()                        # --augment: the batches are augmented
     for rows, batch in shuffled(fed, fed.public.images, keys, epochs=epochs,
                                 batch_size=batch_size):
         loss = soft_cross_entropy(forward(fed, model, batch), target_probs[rows]).mean()

@@ -85,7 +85,7 @@ def train_client(fed, i, t, client, targets, *, local_epochs, local_steps, batch
     optimizer = restore(client, model, new_optimizer)
     sums = torch.zeros_like(targets)                                                     # [C, C]
     counts = torch.zeros_like(targets[:, :1])                                            # [C, 1]
-    model.train()
+    model.train()                        # --augment: the batches are augmented
     for rows, batch in shuffled(fed, images, ("local", t, i), epochs=local_epochs,
                                 batch_size=batch_size, steps=local_steps):
         logits, y = forward(fed, model, batch), labels[rows]

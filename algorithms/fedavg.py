@@ -54,7 +54,7 @@ def train_client(fed, i, t, server, *, local_epochs, local_steps=None, batch_siz
     images, labels = fed.private[i]                                          # [n, c, h, w], [n]
     model = load_model(fed, server)                                          # Eq. (1)
     local_optimizer = OPTIMIZERS[optimizer](model.parameters(), lr=lr, weight_decay=weight_decay)
-    model.train()
+    model.train()                        # --augment: the batches are augmented
     for rows, batch in shuffled(fed, images, ("local", t, i), epochs=local_epochs,
                                 batch_size=batch_size, steps=local_steps):
         loss = F.cross_entropy(forward(fed, model, batch), labels[rows])

@@ -44,8 +44,8 @@ networks, client_accuracy of the uploads that count in step 3, ensemble_accuracy
 logits; disagreement is among them. dropped: clients that step 2 left out. steps: of all students in
 step 5. teacher_forwards: public images that clients predicted in step 4.
 Bad upload (nan or infinity): `collect` leaves it out of steps 2 to 5. A network without a remaining
-upload starts its student from its old global model. If none is left at all, all global models
-stay, and the scores of clients and of their ensemble are null.
+upload starts its student from its old global model. If none is left at all, all global models stay,
+and the scores of clients and of their ensemble are null.
 Departures (docs/DEPARTURES.md has more):
 D2  models are averaged by numbers of samples; the public code weighs them equally, which is the
     same in its equal partition
@@ -132,7 +132,7 @@ def distill(fed, t, student, teacher_logits, *, distill_steps, server_batch_size
     annealing = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, distill_steps)
     first_client = fed.architecture.index(student["architecture"])       # stands for the network
     best, best_state = Best(), None
-    model.train()
+    model.train()                        # --augment: the batches are augmented
     for step, (rows, batch) in enumerate(
             shuffled(fed, fed.public.images, ("distil", t, first_client),
                      batch_size=server_batch_size, steps=distill_steps), start=1):
@@ -146,7 +146,7 @@ def distill(fed, t, student, teacher_logits, *, distill_steps, server_batch_size
         if cosine:
             annealing.step()
         if patience is not None and (step % check_every == 0 or step == distill_steps):
-            logits = predict_logits(fed, model, fed.validation.images)     # stays in train mode
+            logits = predict_logits(fed, model, fed.validation.images)     # in eval mode
             best = best_of(best, accuracy(logits, fed.validation.labels), now=step)
             if best.when == step:
                 best_state = copy.deepcopy(model.state_dict())

@@ -65,7 +65,7 @@ def train_server(fed, t, server, teacher_logits, has_teacher, *, server_epochs, 
     images, labels = fed.public
     model = fed.server_model()
     optimizer = restore(server, model, new_optimizer)
-    model.train()
+    model.train()                        # --augment: the batches are augmented
     for rows, batch in shuffled(fed, images, ("server", t), epochs=server_epochs,
                                 batch_size=batch_size):
         loss = server_loss(forward(fed, model, batch), labels[rows], teacher_logits[rows],

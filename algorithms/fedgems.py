@@ -22,7 +22,7 @@ epsilon                    epsilon (--epsilon)      number        weight of CE i
 
 A round, with the lines of the paper's Algorithm 1 in brackets. CE is cross-entropy; with a teacher
 the loss is epsilon CE + (1 - epsilon) KL(teacher || student), at temperature 1. The server and each
-client keep an optimizer of their own for all training, AMSGrad (--optimizer).
+client have one optimizer each for all training, AMSGrad by default (--optimizer).
  a  Each client trains on its own samples, for local_epochs: CE [25-27]. Then the simulation lets it
     predict all n samples outside the pool at once [31-33]; its network does not change in b, so
     the logits are those that it would send on request. Only requested ones are counted as sent.
@@ -69,7 +69,7 @@ from federation.communication import logits_ledger
 from federation.parallel import in_parallel, on_server
 from federation.training import (OPTIMIZERS, Optimizer, forward, predict_logits, restore, shuffled,
                                  snapshot)
-from federation.uploads import HUGE, Trained, collect_rows, is_usable
+from federation.uploads import Trained, collect_rows, is_usable
 
 CASES = ("self_training", "self_distillation", "ensemble_distillation", "nobody_right")
 evaluate = partial(evaluation.evaluate, main_metric="server_accuracy")
@@ -90,7 +90,7 @@ def reliable_clients(client_logits, labels):
 
     source    section 3.3.2; uploads.py says which logits are usable
     """
-    usable = (client_logits.abs() < HUGE).all(-1)                                        # [M, n]
+    usable = (client_logits.abs() < 1e30).all(-1)            # [M, n], as in uploads.py
     return (client_logits.argmax(-1) == labels) & usable
 
 
@@ -172,7 +172,7 @@ def train_client(fed, i, t, client, public_rows, *, local_epochs, batch_size, ne
     images, labels = fed.private[i]
     model = fed.client_model(i)
     optimizer = restore(client, model, new_optimizer)
-    model.train()
+    model.train()                        # --augment: the batches are augmented
     for rows, batch in shuffled(fed, images, ("local", t, i), epochs=local_epochs,
                                 batch_size=batch_size):                      # Alg. 1, line 25
         loss = F.cross_entropy(forward(fed, model, batch), labels[rows])     # Alg. 1, line 26
@@ -192,7 +192,7 @@ def distill_client(fed, i, t, client, server_logits, *, public_epochs, batch_siz
     images, labels = fed.public
     model = fed.client_model(i)
     optimizer = restore(client, model, new_optimizer)
-    model.train()
+    model.train()                        # --augment: the batches are augmented
     for rows, batch in shuffled(fed, images, ("public", t, i), epochs=public_epochs,
                                 batch_size=batch_size):                      # Alg. 1, line 21
         loss = client_loss(forward(fed, model, batch), labels[rows], server_logits[rows],
@@ -260,7 +260,7 @@ def train_server(fed, t, server, pool, public_rows, fused_logits, has_reliable, 
     all_has_reliable[public_rows] = has_reliable                             # [N]
     cases = torch.zeros(len(CASES), len(labels), dtype=torch.bool, device=fed.device)    # [4, N]
     requested = torch.zeros_like(pool.mask)                                  # [N]
-    model.train()
+    model.train()                        # --augment: the batches are augmented
     for rows, batch in shuffled(fed, images, ("server", t), epochs=server_epochs,
                                 batch_size=batch_size):                      # Alg. 1, line 4
         # The check is of the clean images, in eval mode; then the model is in train mode again.
@@ -308,7 +308,7 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
     clients, server, pool = state["clients"], state["server"], Pool(**state["pool"])
     labels = fed.public.labels
     for t in range(state["round"] + 1, rounds + 1):                          # Alg. 1, line 2
-        # D1: clients train on their own data, and predict the samples that the server may request.
+        # a (D1): clients train on their own data, and predict the samples that may be requested.
         # Results: their logits [M, n, C], after the attack; the clients after training.
         public_rows = may_request(rule, pool)                                            # [n]
         client_logits, trained = collect_rows(fed, public_rows, lambda i: train_client(
@@ -320,13 +320,13 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
         weights = entropy_weights(client_logits, reliable)                   # Eq. (4), [M, n]
         fused_logits = fuse_logits(client_logits, weights)                   # Eq. (5), [n, C]
 
-        # The server learns alone, from its pool or from the clients: Alg. 1, line 3-15.
+        # b, c: the server trains by labels, its pool or the clients: Alg. 1, line 3-15.
         result = train_server(fed, t, server, pool, public_rows, fused_logits, reliable.any(0),
                               server_epochs=server_epochs, epsilon=epsilon, rule=rule,
                               **server_training)
         server, pool = result.server, result.pool
 
-        # All clients learn from the server's logits of all public samples.
+        # d: all clients learn from the server's logits of all public samples.
         clients = in_parallel(fed, lambda i: distill_client(                 # Alg. 1, line 17, 19
             fed, i, t, trained[i], result.server_logits, public_epochs=public_epochs,
             epsilon=epsilon, **client_training), ids)

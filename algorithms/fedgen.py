@@ -135,7 +135,7 @@ def train_client(fed, i, t, server, *, local_epochs, local_steps, batch_size, lr
     weight = generated_weight * generated_weight_decay**(t - 1)
     label_counts = torch.zeros(fed.num_classes, dtype=torch.int64, device=fed.device)
     rng = stream(fed.seed, "generated", t, i)
-    model.train()
+    model.train()                        # --augment: the batches are augmented
     for rows, batch in shuffled(fed, images, ("local", t, i), epochs=local_epochs,
                                 batch_size=batch_size, steps=local_steps):   # line 6
         label_counts += labels[rows].bincount(minlength=fed.num_classes)     # line 8

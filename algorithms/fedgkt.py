@@ -6,8 +6,8 @@ those of the authors' code of 2020.
 
 Run:   python fedkd_minimal.py --algo fedgkt
 What travels: in each round a client sends feature maps, logits and labels of all its samples; the
-server sends its logits of them back. After the last round a device that predicts sends the feature
-map of its input, or downloads the server's network once.
+server sends back its logits of these samples. After the last round a device that predicts sends the
+feature map of its input, or downloads the server's network once.
 Public data: none. Edge networks may differ; their feature maps have one shape.
 
 Paper              here                         shape         note
@@ -39,11 +39,13 @@ j is of view j, augmented anew. So the server's logits of upload j fit training 
 Modes: clients and server train in train mode; CE and KD are means over the batch. Uploads, the
 server's logits and scores are predicted in eval mode; test images are clean.
 Kept between rounds: server: network, optimizer. Client: network, optimizer, the server's logits and
-the number of trainings. A snapshot is a dict of the state_dicts of a network and its optimizer.
+the number of trainings. A snapshot is a dict of the state_dicts of a network and its optimizer,
+which is None before the first training.
 Scores: after line 15, means over all clients, also those that did not take part. `accuracy`: of a
 client's extractor with the server's network behind it. edge_accuracy: of the client's own network.
 Bad upload (nan or infinity): `collect_features` leaves it out. Its client goes on from the network
-that it has trained, without logits of the server, by CE alone.
+that it has trained, without logits of the server, by CE alone. If that network itself holds nan, so
+do all its later uploads.
 Departures (docs/DEPARTURES.md has more):
 D1  a client learns from the server's logits of the same sample, as printed; the public code pairs
     them with another sample
@@ -149,7 +151,7 @@ def train_client(fed, i, client, server_logits, *, local_epochs, batch_size, new
     number = client["trainings"] + 1                     # of this training and of its upload
     images = view(fed, i, number - 1)                    # of the last upload
     fed_without_augment = dataclasses.replace(fed, augment=None)     # a view is augmented already
-    model.train()
+    model.train()                        # --augment: the view is augmented
     for rows, batch in shuffled(fed_without_augment, images, ("local", number, i),
                                 epochs=local_epochs, batch_size=batch_size):     # Alg. 1, line 19
         teacher_logits = server_logits[rows] if has_teacher else None            # D1
@@ -178,7 +180,7 @@ def collect_features(fed, clients, ids, server_logits, attack=None, **training):
         features, logits = zip(*uploads.values())
         features = attack_samples(attack, features, ids)
         logits = attack_samples(attack, logits, ids)
-        uploads = {i: Upload(*upload) for i, *upload in zip(ids, features, logits)}
+        uploads = {i: Upload(f, z) for i, f, z in zip(ids, features, logits)}
     return {i: upload for i, upload in uploads.items() if is_usable(upload)}, clients
 
 

@@ -7,9 +7,9 @@ defaults.
 Run:   python fedkd_minimal.py --algo fedmd
 What travels: in each round the server sends the positions of some public samples; each client sends
 its logits of these samples; the server sends the mean of these logits. No weights travel.
-Public data: labeled, at every client and at the server; of another task with --joint, the default
-if it is another data set. Then the one output layer of a network has the public classes first, then
-the classes of the task, and C counts both.
+Public data: labeled, held by every client and the server. With --joint, the default if it is of
+another data set, it has classes of its own: the one output layer has these first, then the task's,
+and C is their total. Labels of private and test images are shifted behind the public ones.
 
 Paper              here                         shape         note
 D_0                fed.public                   [N, ...], [N] public samples and their labels
@@ -23,15 +23,16 @@ Algorithm 1. The paper does not number its steps; these numbers are ours:
  0  transfer learning (fedmd_transfer.py): cross-entropy, a new Adam for each of two stages.
       public stage: on nine tenths of D_0, until the accuracy on the other tenth stops growing
       private stage: on D_k, until the accuracy on validation images, no client's, stops growing
-    `run` limits the passes of both. With --no-early-stopping both make all of them, on all of D_0
+    `run` limits the passes of both. With --no-early-stopping both make all passes, and the public
+    stage trains on all of D_0
  then in each round:
  1  the server draws a subset of D_0
  2  communicate: each client sends its logits of the subset
  3  aggregate: the server computes the consensus f~ = sum_k c_k f_k; distribute: it sends f~ to all
  4  digest: each client trains on the subset for public_epochs; the loss is the mean of |f_k - f~|
  5  revisit: each client trains on its own D_k for local_epochs, with cross-entropy
-All training is with Adam (--optimizer). All losses have the penalty kernel_l2 |W|² on the last
-layer's weights W.
+All training uses --optimizer, Adam by default. All losses have the penalty kernel_l2 |W|² on the
+last layer's weights W.
 
 Modes: all training (steps 0, 4, 5) is in train mode, with --augment on augmented images.
 Cross-entropy is a mean over the batch, the digest's loss over batch and classes. All predictions
@@ -136,7 +137,7 @@ def digest(fed, i, t, client, images, consensus_logits, *, public_epochs, public
     model = fed.client_model(i)                      # a new network, into which `restore` loads
     saved = {"model": client["model"], "optimizer": client["digest_optimizer"]}
     optimizer = restore(saved, model, new_optimizer)
-    model.train()
+    model.train()                        # --augment: the batches are augmented
     for rows, batch in shuffled(fed, images, ("digest", t, i), epochs=public_epochs,
                                 batch_size=public_batch_size):       # rows: positions in `images`
         loss = digest_loss(forward(fed, model, batch), consensus_logits[rows])                 # D1
@@ -156,7 +157,7 @@ def revisit(fed, i, t, client, *, local_epochs, batch_size, new_optimizer, kerne
     model = fed.client_model(i)
     saved = {"model": client["model"], "optimizer": client["revisit_optimizer"]}
     optimizer = restore(saved, model, new_optimizer)
-    model.train()
+    model.train()                        # --augment: the batches are augmented
     for rows, batch in shuffled(fed, images, ("revisit", t, i), epochs=local_epochs,
                                 batch_size=batch_size):
         loss = F.cross_entropy(forward(fed, model, batch), labels[rows]) + penalty(model, kernel_l2)

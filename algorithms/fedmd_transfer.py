@@ -56,7 +56,7 @@ def penalty(model, kernel_l2):
 
 def train_with_penalty(fed, model, optimizer, data, kernel_l2, *, epochs, batch_size, keys):
     """Trains `model` in place by cross-entropy plus the penalty; keys: of `shuffled`."""
-    model.train()
+    model.train()                        # --augment: the batches are augmented
     for rows, batch in shuffled(fed, data.images, keys, epochs=epochs, batch_size=batch_size):
         loss = F.cross_entropy(forward(fed, model, batch), data.labels[rows])
         loss = loss + penalty(model, kernel_l2)

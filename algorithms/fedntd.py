@@ -87,7 +87,7 @@ def train_client(fed, i, t, server, *, local_epochs, local_steps=None, batch_siz
     model, teacher = load_model(fed, server), load_model(fed, server)        # line 3
     # The learning rate is the same in every round (D1).
     local_optimizer = OPTIMIZERS[optimizer](model.parameters(), lr=lr, weight_decay=weight_decay)
-    model.train()
+    model.train()                        # --augment: the batches are augmented
     for rows, batch in shuffled(fed, images, ("local", t, i), epochs=local_epochs,
                                 batch_size=batch_size, steps=local_steps):
         teacher_logits = predict_logits(fed, teacher, batch)                 # line 4

@@ -5,7 +5,7 @@ Federated Learning", arXiv:2312.17029v1, whose settings are the defaults.
 
 Run:   python fedkd_minimal.py --algo fedsdd --K 4 --R 2
 What travels: in each round the server sends each active client its group's global model; the client
-sends back its trained model and its number of samples.
+sends back its trained model and its number of samples. SCAFFOLD's controls travel, too.
 Public data: N unlabeled images, on the server alone.
 
 Paper              here                         shape         note
@@ -42,8 +42,8 @@ images; each loss is the mean over the batch. All predictions, the teacher's and
 are of clean images in eval mode: the main model sees an augmented image, its teacher the clean one.
 Kept between rounds: server: the global models after line 10, and for each of the last R rounds the
 logits of Eq. (3), of public images (ring) and of test images (test_ring). Client: nothing. With
---local scaffold server and clients each keep a control for each global model, which the simulation
-has in global_models[k].
+--local scaffold global_models[k] also has the server's control and those of the clients; a real
+client would keep its own, one for each global model.
 Scores: `accuracy` and server_accuracy are of the main model after line 9, in the mean over several
 main models, ensemble_accuracy of the mean logits of line 7's models of the last R rounds, Eq. (5).
 disagreement: the share of test images on which two models of this round's line 7 predict different
@@ -70,8 +70,7 @@ from federation.training import forward, load_model, network, predict_members, s
 from federation.uploads import collect
 
 # Local training and averaging: each file has start_server (line 1), train_client (line 5-6),
-# aggregate (line 7; without uploads the model stays) and COPIES, how many tensors of the model's
-# size a message has.
+# aggregate (line 7; without uploads the model stays) and COPIES, the size of a message in models.
 LOCAL = {"fedavg": fedavg, "fedprox": fedprox, "scaffold": scaffold}
 
 
@@ -128,7 +127,7 @@ def distill(fed, student, teacher_logits, *, distill_steps, server_batch_size, s
     """
     model = load_model(fed, student)           # a network with a copy of its weights
     optimizer = torch.optim.SGD(model.parameters(), lr=server_lr)
-    model.train()
+    model.train()                        # --augment: the batches are augmented
     for rows, batch in shuffled(fed, fed.public.images, keys, batch_size=server_batch_size,
                                 steps=distill_steps):
         student_logits = forward(fed, model, batch)                                      # [B, C]

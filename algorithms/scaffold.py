@@ -97,7 +97,7 @@ def train_client(fed, i, t, server, *, local_epochs, local_steps=None, batch_siz
     client_control = server["client_controls"].get(i) or zero_control(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     steps = 0
-    model.train()
+    model.train()                        # --augment: the batches are augmented
     for rows, batch in shuffled(fed, images, ("local", t, i), epochs=local_epochs,
                                 batch_size=batch_size, steps=local_steps):
         loss = F.cross_entropy(forward(fed, model, batch), labels[rows])

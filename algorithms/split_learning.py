@@ -54,7 +54,7 @@ def train_split(fed, i, t, edge, server, edge_optimizer, server_optimizer, *, lo
     sent_bytes = 0
     images, labels = fed.private[i]
     edge.train()
-    server.train()
+    server.train()                       # --augment: the batches are augmented
     for rows, batch in shuffled(fed, images, ("local", t, i), epochs=local_epochs,
                                 batch_size=batch_size):
         with autocast(fed):

@@ -69,7 +69,7 @@ REFUSED = """
 --seeds 0                             | --algo is missing | fedsdd
 --algo fedsd                          | fedsd | fedavg
 --algo fedavg,fedavg                  | twice
---algo fedavg --R 3                   | --R | fedsdd, fedsdd-ablations has it; fedavg has --rounds --participation --local-epochs
+--algo fedavg --R 3                   | --R | fedsdd-ablations has it; fedavg has --rounds
 --algo fedavg --local-steps 5 --local-epochs 2 | --local-epochs and --local-steps exclude
 --algo fedavg --round 3               | unknown flag --round | fedavg has
 --algo fedsdd --secure-sum            | unknown flag --secure-sum | fedsdd-ablations has it
@@ -100,7 +100,7 @@ REFUSED = """
 --algo fedgems --attack-z 1.5         | --attack-z | without --attack
 --algo fedgems,scaffold --attack paf  | --attack | scaffold | fedgems
 --algo split-learning TINY            | mlp has no feature map | gkt_edge
---algo fedgems,fedgkt --server-model gkt_server_small --model gkt_edge_small | fedgems: | cannot
+--algo fedgems,fedgkt --server-model gkt_server_small --model gkt_edge_small | fedgems: | must make
 --algo fedgkt TINY                    | mlp has no feature map | gkt_edge
 --algo fedgkt TINY --model gkt_edge --server-model gkt_server_small | gkt_server_small | [16, 8, 8]
 """
@@ -240,8 +240,9 @@ PAPERS_DEFAULTS = {   # every keyword of every algorithm
     # FedSDD, section 4.1
     "fedavg": {**LOCAL, **PLAIN}, "fedprox": {**LOCAL, **PLAIN, "mu": 0.001},
     "scaffold": {**LOCAL, "global_lr": 1.0},
-    "fedsdd": {**SDD, "secure_sum": False},
-    "fedsdd-ablations": {**SDD, "ensemble": "aggregated", "students": "main", "warmup_rounds": 0},
+    "fedsdd": SDD,
+    "fedsdd-ablations": {**SDD, "ensemble": "aggregated", "students": "main", "warmup_rounds": 0,
+                         "secure_sum": False},
     # FedSDD, Table 5: ten samples, and the ensemble only predicts; gamma ~ Dir(1, ..., 1)
     "fedbe": {**LOCAL, "posterior": "gaussian", "samples": 10, "concentration": 1.0,
               "distill": False, "distill_steps": 5000, "server_batch_size": 256, "server_lr": 0.1},

@@ -430,8 +430,9 @@ def test_the_page_of_metrics_has_every_key_and_no_other(npz, tmp_path, pytestcon
     rows = [json.loads(line) for file in tmp_path.rglob("*.jsonl") for line in open(file)]
     rows += [row for algo in OF_PAPERS for row, _ in whole(algo)]
     found = {re.sub(r"\d$", "I", re.sub("Net|Wide", "NETWORK", key)) for row in rows for key in row}
-    for name in shipped():
-        code = (pytestconfig.rootpath / "algorithms" / f"{name}.py").read_text()
+    files = [f"algorithms/{name}.py" for name in shipped()]
+    for file in [*files, "federation/uploads.py", "federation/evaluation.py"]:
+        code = (pytestconfig.rootpath / file).read_text()
         timed = re.findall(r"^@timed\n(?:@on_server\n)?def (\w+)", code, re.M)
         found |= {f"{name}_seconds" for name in timed}
     page = (pytestconfig.rootpath / "docs" / "METRICS.md").read_text()

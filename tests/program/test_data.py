@@ -375,8 +375,9 @@ CLIENTS = [OWN, OWN, OWN]
 def test_from_tensors_keeps_the_tensors_and_counts_the_networks_outputs():
     fed = from_tensors(CLIENTS, OWN, [two_classes], public=(OWN[0], None), validation=OWN)
     for part in (*fed.private, fed.test, fed.validation):
-        assert part.images is OWN[0] and part.labels is OWN[1]
-    assert fed.public.images is OWN[0] and fed.public.labels is None and fed.num_classes == 2
+        assert torch.equal(part.images, OWN[0]) and part.labels is OWN[1]
+    assert torch.equal(fed.public.images, OWN[0]) and fed.public.labels is None
+    assert fed.num_classes == 2
 
 
 def test_from_tensors_gives_clients_the_networks_in_turn():

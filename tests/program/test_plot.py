@@ -158,7 +158,8 @@ def test_rounds_leaves_out_the_later_ones(tmp_path, capsys):
 @pytest.mark.parametrize("name", ["x.csv", "x.csv.gz"])
 def test_a_csv_of_all_metrics_is_read_like_the_runs_themselves(tmp_path, capsys, name):
     write(tmp_path / "runs", "a", A)
-    write(tmp_path / "runs", "b", B, alpha=2, client_accuracy=0.3)
+    write(tmp_path / "runs", "b", B, alpha=2, client_accuracy=0.3,
+          scores=MODEL | {"client_accuracy": "clients"})
     keys = "accuracy,client_accuracy,ComU@0.2"
     kept = tmp_path / name
     plot.main([f"{tmp_path}/runs", "--out", str(kept)])
