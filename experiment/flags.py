@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import models
 from algorithms import ALGORITHMS
 from algorithms.hyperparameters import (AT_LEAST_0, AT_LEAST_1, FINITE, HYPERPARAMETERS, POSITIVE,
-                                        SHARE, Hyperparameter, Range)
+                                        SHARE, Hyperparameter, Range, allowed_numbers)
 from attacks import ATTACKS
 from data.load import DATASETS
 from experiment.presets import PAPER
@@ -78,9 +78,9 @@ FEDERATION_FLAGS = [        # who has which data and which networks: config.json
          "use at most this many test images, of each class its share (default: all)"),
     Flag("classes", tuple[int, ...] | None, None, AT_LEAST_0,
          "keep these classes of the task (default none: all)"),
-    Flag("model", NAMES, ["resnet20"], None,
+    Flag("model", NAMES, ["cnn"], None,
          "networks of the clients (see --list), assigned to them in turn"),
-    Flag("server_model", {"metavar": "NAME"}, "resnet56", None,
+    Flag("server_model", {"metavar": "NAME"}, "cnn_large", None,
          "network of the server, if it has its own"),
     Flag("clients", int, 20, AT_LEAST_1, "number of clients"),
     Flag("partition", Literal[tuple(PARTITIONS)], "dirichlet_equal", None,
@@ -152,13 +152,11 @@ COMMON_FLAGS = {flag.name: flag for flag in RUN_FLAGS + FEDERATION_FLAGS}
 # From a row of the table to argparse
 
 def number(kind, allowed, optional=False, several=False):
-    """The type of an int or float in a `Range`; None: a whole number from 0, or any finite number.
+    """The type of an int or float in a `Range`.
 
     optional   "none" is allowed as well and gives None
     several    a list of such numbers, separated by commas
     """
-    allowed = allowed or (AT_LEAST_0 if kind is int else FINITE)
-
     def convert(text):
         try:
             value = kind(text)
@@ -254,8 +252,8 @@ def build_parser(algorithms, about):
                               for name in algorithm.hyperparameters):
         having = [algorithm for algorithm in algorithms if name in algorithm.hyperparameters]
         annotation = having[0].hyperparameters[name].annotation
-        allowed = HYPERPARAMETERS.get(name, Hyperparameter()).allowed
-        parser.add(group, name, annotation, allowed, hyperparameter_help(name, having))
+        parser.add(group, name, annotation, allowed_numbers(name, annotation),
+                   hyperparameter_help(name, having))
     return parser
 
 
@@ -325,7 +323,7 @@ def parse(parser, algorithms, argv):
             name for algorithm in algorithms for name in algorithm.hyperparameters))]
         kind = "flag" if unknown[0].startswith("-") else "word"
         owners = [name for name, algorithm in ALGORITHMS.items()
-                  if unknown[0] in map(flag_name, algorithm.hyperparameters)]
+                  if unknown[0].split("=")[0] in map(flag_name, algorithm.hyperparameters)]
         hint = f"; {', '.join(owners)} has it" if owners else similar(unknown[0], names)
         fail(f"unknown {kind} {unknown[0]}{hint}; {''.join(known)}--help lists those of every "
              "algorithm")

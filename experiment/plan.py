@@ -91,20 +91,15 @@ def plan_of(argv, about=""):
 
 # ---------------------------------------------------------------------------------------- the merge
 
-def merged(given, algorithm=None, words=None):
-    """{name: value}: defaults, the preset, flags, the words of --algo; a later one wins.
+def merged(given, algorithm, words):
+    """{name: value} of an algorithm: defaults, the preset, flags, words; a later one wins.
 
-    given        the flags
-    algorithm    its hyperparameters are among the names, and its settings in the preset; None: the
-                 federation's flags alone
-    words        its hyperparameters in --algo
+    given    the flags
+    words    its hyperparameters in --algo
     """
-    preset = preset_of(given)
-    found, tables = dict(DEFAULTS), [preset["data"], given]
-    if algorithm is not None:
-        found |= {name: parameter.default for name, parameter in algorithm.hyperparameters.items()}
-        tables = [preset["data"], preset.get(entry(preset, algorithm), {}), given, words or {}]
-    for table in tables:
+    preset, found = preset_of(given), dict(DEFAULTS)
+    found |= {name: parameter.default for name, parameter in algorithm.hyperparameters.items()}
+    for table in (preset["data"], preset.get(entry(preset, algorithm), {}), given, words):
         if "local_epochs" in table:          # it wins over the local_steps of the tables before
             found["local_steps"] = None
         found |= table
@@ -123,7 +118,7 @@ def entry(preset, algorithm):
 
 def federation_flags(given, algorithms, settings):
     """The federation's flags; those whose default depends on others are filled in here."""
-    found = merged(given)
+    found = DEFAULTS | preset_of(given)["data"] | given
     found = {name: found[name] for name in DEFAULTS if name not in NETWORKS}
     public_uses = {algorithm.public for algorithm in algorithms.values()} - {"none"}
     if found["public"] is None and public_uses:

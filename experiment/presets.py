@@ -110,7 +110,7 @@ SMALL_EDGE = {"model": ["gkt_edge_small"], "server_model": "gkt_server_small"}
 FEDGKT = {"rounds": 10, "batch_size": 32, "server_batch_size": 32, "server_epochs": 5,
           **SMALL_EDGE}
 QUICK_START = {
-    "data": {"model": ["cnn"], "server_model": "cnn_large"},
+    "data": {},              # the defaults of the flags
     "fedavg": WEIGHTS, "fedprox": WEIGHTS, "scaffold": WEIGHTS,
     "fedntd": {**WEIGHTS, "participation": 0.4, "optimizer": "sgd", "weight_decay": 0.0},
     "fedgen": {**WEIGHTS, "participation": 0.4},

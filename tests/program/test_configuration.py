@@ -156,8 +156,8 @@ def test_a_later_table_wins():
     """Default, preset, flag, word: 100, 20, 7, 3."""
     algorithm = ALGORITHMS["fedavg"]
     assert algorithm.hyperparameters["rounds"].default == 100
-    assert merged({}, algorithm)["rounds"] == 20
-    assert merged({"rounds": 7}, algorithm)["rounds"] == 7
+    assert merged({}, algorithm, {})["rounds"] == 20
+    assert merged({"rounds": 7}, algorithm, {})["rounds"] == 7
     assert merged({"rounds": 7}, algorithm, {"rounds": 3})["rounds"] == 3
 
 
