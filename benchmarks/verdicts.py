@@ -41,10 +41,10 @@ lies within one point of 0; a claim that one is not lower, if the interval lies 
 where the paper says "a few points"). Otherwise these do not hold if the interval contradicts them
 and excludes 0, and are open if it contains 0.
 
-Without °: the mean of the last rounds (a tenth of all, at least five), and each seed draws its own
-images. °: the older protocol, the last round alone, and on CIFAR-10 one file of images for all
-seeds. Differences are of the accuracies as the tables round them: the last digit can differ from
-the pages'.
+Without °: the mean of the last rounds, a tenth of all and at least five. °: the older protocol, the
+last round alone, and on CIFAR-10 one file of images for all seeds; elsewhere a seed draws the
+clients' shares and the public images. Differences are of the accuracies as the tables round them:
+the last digit can differ from the pages'.
 
 """
 
