@@ -41,9 +41,10 @@ lies within one point of 0; a claim that one is not lower, if the interval lies 
 where the paper says "a few points"). Otherwise these do not hold if the interval contradicts them
 and excludes 0, and are open if it contains 0.
 
-What is compared is the mean of the last rounds, a tenth of all and at least five, and each seed
-draws its own images. °: the last round alone, and on CIFAR-10 the same images
-for all seeds.
+Without °: the mean of the last rounds, a tenth of all and at least five. °: the older protocol, the
+last round alone, and on CIFAR-10 one file of images for all seeds; elsewhere a seed draws the
+clients' shares and the public images. Differences are of the accuracies as the tables round them:
+the last digit can differ from the pages'.
 
 """
 
@@ -117,7 +118,9 @@ def page():
     counts = Counter(found for _, found, *_ in of_papers)
     directed = sum(claim["claimed"] in ("greater", "lower") and found != "cannot be judged"
                    for claim, found, *_ in of_papers)
-    lines = [f"Of the papers' {len(of_papers)} claims: "
+    older = sum(text.endswith("°") for *_, text in rows)
+    lines = [f"{older} of all {len(rows)} claims have a °.",
+             f"Of the papers' {len(of_papers)} claims: "
              + ", ".join(f"{name} {counts[name]}" for name in COLORS if counts[name]) + ".",
              f"{directed} of them say that one method is above another. If none were, noise alone "
              f"would give about {directed / 20:.0f} intervals without 0, "

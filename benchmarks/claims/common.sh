@@ -3,6 +3,8 @@
 # Each seed draws its own images, so that the intervals cover their choice: of all of CIFAR-10's
 # 50,000 training images, in a file made once for all scripts by
 #     python benchmarks/cifar10_npz.py downloads cifar10.npz --test-per-class 200
+# The older figures in docs/results (see docs/RESULTS.md) are of one file of 10,000 images for all
+# seeds, fedgkt.sh's of 5,000, five seeds and the last round: measured again, they change.
 # Seeds are 10 to 14, of the methods in $headline 10 to 19; no setting was chosen on these.
 # SEEDS="10 11" measures two of them, so that two cores can work side by side. Settings are tried
 # with SEEDS=0, other flags in EXTRA, and the name of another folder in CLAIM.
