@@ -6,15 +6,18 @@ function returns index arrays: int64, sorted and disjoint. Inputs are not change
 raise a ValueError of one line.
 
     iid, dirichlet, dirichlet_balanced,        every sample is assigned to a client
-    dirichlet_equal, by_writer, fedgkt_table6
+    dirichlet_equal, dirichlet_by_client,
+    by_writer, fedgkt_table6
     single_writer, few_per_class, by_subclass  from FedMD: most samples are assigned to no client
     hold_out, halves, hold_out_writers         two parts, such as public and private
 
-The literature calls three different rules "Dirichlet". `dirichlet` is the plain one.
-`dirichlet_balanced` is that of FedML's code, which FedGKT and FedGEMS use; A.1 of FedGKT's paper
-words the plain one. `dirichlet_equal` is that of FedDF's code: its clients have equal sizes, so
-that the unweighted average of the models equals the average weighted by samples. FedSDD only cites
-Hsu et al.; that it uses FedDF's rule is inferred from "the same setting".
+The literature calls four different rules "Dirichlet". `dirichlet` is that of Yurochkin et al. 2019
+(arXiv:1905.12022): each class is divided over the clients. `dirichlet_balanced` is that of FedML's
+code, which FedGKT and FedGEMS use; A.1 of FedGKT's paper words the plain one. `dirichlet_equal` is
+that of FedDF's code: its clients have equal sizes, so that the unweighted average of the models
+equals the average weighted by samples. `dirichlet_by_client` is that of Hsu et al. 2019
+(arXiv:1909.06335): each client has its own shares of the classes, and all have equal sizes. FedSDD
+cites Hsu et al.; that it uses FedDF's rule is inferred from "the same setting".
 """
 import numpy as np
 
@@ -30,7 +33,7 @@ def iid(labels, num_clients, rng):
 
 
 def dirichlet(labels, num_clients, alpha, rng, min_size=10):
-    """Clients whose shares of each class are drawn from Dir(alpha, ..., alpha) (Hsu et al. 2019).
+    """Clients whose shares of each class are from Dir(alpha, ..., alpha) (Yurochkin et al. 2019).
 
     alpha      concentration: with 0.1 a client has few classes, with 100 clients are nearly alike
     rng        numpy Generator
@@ -107,6 +110,36 @@ def dirichlet_equal(labels, num_clients, alpha, rng):
             assigned.append(rows[part[by_class]])
     chunks = np.array_split(np.concatenate(assigned), num_clients)
     return [np.sort(chunk) for chunk in chunks]
+
+
+def dirichlet_by_client(labels, num_clients, alpha, rng):
+    """Clients of equal sizes, each with class shares q ~ Dir(alpha p) of its own (Hsu et al. 2019).
+
+    p is the share of each class in `labels`, so alpha is the sum of the concentrations: with ten
+    classes, Hsu et al.'s 1 is as skewed as 0.1 of a Dir(alpha, ..., alpha). One client after the
+    other draws a class from its q for each of its samples, and a sample of this class that nobody
+    has. A class that has run out is drawn again from q. If q has only such classes, they are drawn
+    in proportion to what is left. So the last clients have what the others left. Sizes differ by at
+    most one, the larger first. Arguments (`rng` is a numpy Generator) are those of `dirichlet`.
+    ValueError: alpha is not a positive number, or there are fewer samples than clients.
+    """
+    labels = _checked(labels, rng, num_clients)
+    classes, left = np.unique(labels, return_counts=True)
+    shares = _dirichlet_shares(alpha, num_clients, len(classes), rng, left / len(labels))  # [M, C]
+    queues = [rng.permutation(np.flatnonzero(labels == c)) for c in classes]
+    parts = []
+    for i, q in enumerate(shares):
+        size = (len(labels) - i - 1) // num_clients + 1
+        taken = np.zeros_like(left)                                               # [C]
+        while taken.sum() < size:
+            possible = q * (taken < left)
+            if possible.sum() == 0:
+                possible = left - taken
+            drawn = rng.multinomial(size - taken.sum(), possible / possible.sum())
+            taken = np.minimum(taken + drawn, left)
+        parts.append([queue[n - k:n] for queue, n, k in zip(queues, left, taken)])
+        left = left - taken
+    return [np.sort(np.concatenate(part)) for part in parts]
 
 
 def by_writer(writers, num_clients, rng):
@@ -247,6 +280,7 @@ PARTITIONS = {
     "dirichlet": (dirichlet, ("labels", "alpha")),
     "dirichlet_balanced": (dirichlet_balanced, ("labels", "alpha")),
     "dirichlet_equal": (dirichlet_equal, ("labels", "alpha")),
+    "dirichlet_by_client": (dirichlet_by_client, ("labels", "alpha")),
     "by_writer": (by_writer, ("writers",)),
     "single_writer": (single_writer, ("writers",)),
     "few_per_class": (few_per_class, ("labels", "per_class")),
@@ -333,13 +367,14 @@ def _checked(labels, rng, num_clients=None, min_size=1):
     return labels
 
 
-def _dirichlet_shares(alpha, num_rows, num_clients, rng):
-    """[num_rows, num_clients]: rows ~ Dir(alpha, ..., alpha) that sum to 1 for every alpha > 0."""
+def _dirichlet_shares(alpha, num_rows, num_columns, rng, p=None):
+    """[num_rows, num_columns]: rows ~ Dir(alpha, ..., alpha), or Dir(alpha p), that sum to 1."""
     if not 0 < alpha < np.inf:
         raise ValueError(f"alpha is {alpha}: a positive, finite number is needed")
-    # Above alpha = 1e9 the shares are equal to four digits.
-    shares = rng.dirichlet(np.full(num_clients, min(alpha, 1e9)), size=num_rows)
-    # Some numpy versions give 0/0 for a tiny alpha. In the limit, one client gets everything.
+    p = np.ones(num_columns) if p is None else p
+    # Above alpha = 1e9 the shares are those of p to four digits.
+    shares = rng.dirichlet(min(alpha, 1e9) * p, size=num_rows)
+    # Some numpy versions give 0/0 for a tiny alpha. In the limit, one column gets everything.
     invalid = ~np.isfinite(shares).all(axis=1)
-    shares[invalid] = np.eye(num_clients)[rng.integers(num_clients, size=invalid.sum())]
+    shares[invalid] = np.eye(num_columns)[rng.choice(num_columns, invalid.sum(), p=p / p.sum())]
     return shares

@@ -48,7 +48,7 @@ def emnist(root):
     """EMNIST `letters`: 124,800 + 20,800 gray 28 x 28 images, A-Z in both cases as 26 classes.
 
     The files hold transposed images and labels 1..26; here images are upright and labels are 0..25.
-    FedMD's a-f are 0..5. Writers are unknown: leaf_to_npz.py makes a FEMNIST file that has them.
+    FedMD's a-f are 0..5. Writers are unknown: emnist_to_npz.py makes a file that has them.
     """
     arrays = torchvision("emnist", root, split="letters")
     return {"x_train": arrays["x_train"].swapaxes(1, 2), "y_train": arrays["y_train"] - 1,

@@ -125,9 +125,12 @@ INPUTS = {      # name: makes the arguments of one call or several, new each tim
         (classes(), 6, 0.3, rng()), (classes(30), 3, 1e-4, rng(1), 1)],
     "partition.dirichlet_equal": lambda: [
         (classes(), 6, 0.3, rng()), (classes(400), 23, 0.3, rng())],
+    "partition.dirichlet_by_client": lambda: [
+        (classes(), 6, 0.3, rng()), (classes(30), 4, 1e-300, rng(1))],
     "partition.by_writer": lambda: [(classes(60, 9), 4, rng())],
     "partition.single_writer": lambda: [(classes(300, 9), 4, rng())],
     "partition.hold_out": lambda: [(classes(), 0.29, rng())],
+    "partition.hold_out_writers": lambda: [(classes(60, 9), 0.29, rng())],
     "partition.halves": lambda: [(classes(301), rng())],
     "partition.few_per_class": lambda: [(classes(), 4, 3, rng())],
     "partition.by_subclass": lambda: [

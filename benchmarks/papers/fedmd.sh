@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # FedMD's tables and curves, arXiv:1910.03581. Usage: rows.sh
-# femnist.npz: LEAF's files, by data/leaf_to_npz.py; a to f are its classes 36 to 41. The rounds,
-# epochs and batches are those of the authors' code.
+# emnist-letters.npz: EMNIST's letters with their writers, the authors' data, by
+#     python data/emnist_to_npz.py emnist-letters.mat emnist-letters.npz
+# Classes 0 to 5 are a to f of both cases. The rounds, epochs and batches are those of the authors'
+# code.
 networks() {
     echo "$1"{0..9} | tr ' ' ,
 }
 letters="--paper fedmd --dataset emnist --classes 0,1,2,3,4,5 --public mnist --min-delta 0.001"
-writers="--paper fedmd --dataset femnist.npz --classes 36,37,38,39,40,41 --public mnist"
+writers="--paper fedmd --dataset emnist-letters.npz --classes 0,1,2,3,4,5 --public mnist"
 writers+=" --partition single_writer --min-delta 0.001 --model $(networks fedmd)"
 subclasses="--paper fedmd --dataset cifar100 --classes 0,2,20,63,71,82 --public cifar10"
 superclasses="--paper fedmd --dataset cifar100 --classes 0,1,2,3,4,5 --public cifar10"

@@ -79,6 +79,6 @@ a5() {          # clients with different networks
     row --algo fedsdd $sdd $cifar10 --model resnet20,wrn16_2 --K 2
 }
 secure() {      # secure aggregation, section 3.2: the server sees sums alone
-    row --algo fedsdd-ablations $sdd $cifar10 --secure-sum
+    row --algo $ablations $sdd $cifar10 --secure-sum
 }
 source "$(dirname "$0")/rows.sh"

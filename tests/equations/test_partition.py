@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 import partition
-from partition import dirichlet, dirichlet_balanced, dirichlet_equal
+from partition import dirichlet, dirichlet_balanced, dirichlet_by_client, dirichlet_equal
 
 CLASSES, SHARES = [3, 10, 11, 12, 15, 40], [.1, .1, .2, .2, .3, .1]
 LABELS = np.random.default_rng(7).choice(CLASSES, size=1500, p=SHARES)
@@ -17,6 +17,7 @@ EXHAUSTIVE = {      # rules that use every sample, which take lists as well as a
     "dirichlet_balanced": lambda rng: dirichlet_balanced(LABELS.tolist(), 7, .5, rng),
     "dirichlet_equal": lambda rng: dirichlet_equal(LABELS.tolist(), 7, .5, rng),
     "dirichlet_equal_three_groups": lambda rng: dirichlet_equal(LABELS.tolist(), 23, .5, rng),
+    "dirichlet_by_client": lambda rng: dirichlet_by_client(LABELS.tolist(), 7, .5, rng),
     "by_writer": lambda rng: partition.by_writer(WRITERS.tolist(), 7, rng),
     "hold_out": lambda rng: partition.hold_out(LABELS.tolist(), .2, rng),
     "halves": lambda rng: partition.halves(LABELS.tolist(), rng),
@@ -60,7 +61,8 @@ def test_every_sample_is_in_a_part(name):
     assert np.array_equal(np.sort(rows), np.arange(1500))
 
 
-WHOLE = {partition.iid: (), dirichlet: (1,), dirichlet_balanced: (1,), dirichlet_equal: (1,)}
+WHOLE = {partition.iid: (), dirichlet: (1,), dirichlet_balanced: (1,), dirichlet_equal: (1,),
+         dirichlet_by_client: (1,)}
 ERRORS = [    # (rule, arguments without rng, words of the error)
     *((rule, (LABELS, m, *more), f"1500 samples cannot be split among {m} clients")
       for rule, more in [*WHOLE.items(), (partition.few_per_class, (1,))] for m in (0, 1501)),
@@ -172,10 +174,48 @@ def test_balanced_gives_full_clients_nothing_more():
     assert any(late(dirichlet, 6, seed) for seed in range(20))       # the plain rule does not
 
 
+@pytest.mark.parametrize("split", [dirichlet_equal, dirichlet_by_client])
 @pytest.mark.parametrize("num_clients", [1, 2, 4, 9, 10, 11, 20, 23])
-def test_equal_sizes_differ_by_at_most_one(num_clients):
-    sizes = [len(part) for part in dirichlet_equal(LABELS, num_clients, .5, rng())]
-    assert max(sizes) - min(sizes) <= 1 and len(sizes) == num_clients
+def test_equal_sizes_differ_by_at_most_one(num_clients, split):
+    """The larger first."""
+    sizes = [len(part) for part in split(LABELS, num_clients, .5, rng())]
+    assert sizes == [1500 // num_clients + (i < 1500 % num_clients) for i in range(num_clients)]
+
+
+@pytest.mark.parametrize("alpha", [.2, 1., 10.])
+def test_by_client_shares_have_mean_and_variance_of_dir_of_the_prior(alpha):
+    """A component q of Dir(alpha p) has mean p and variance v = p (1 - p) / (alpha + 1). A share of
+    n samples that are drawn by it has variance v + (p (1 - p) - v) / n. Of 2,000 clients the first
+    600 draw, long before a class has run out: five standard errors, the variance to 20%."""
+    n, p = 50, np.array([.5, .3, .2])
+    labels = np.repeat([7, 8, 9], (2000 * n * p).astype(int))
+    shares = counts(labels, dirichlet_by_client(labels, 2000, alpha, rng())[:600]) / n
+    v = p * (1 - p) / (alpha + 1)
+    variance = v + (p * (1 - p) - v) / n
+    assert (np.abs(shares.mean(axis=0) - p) < 5 * np.sqrt(variance / 600)).all()
+    assert shares.var(axis=0) == pytest.approx(variance, rel=.2)
+
+
+@pytest.mark.filterwarnings("error")
+def test_by_client_by_hand():
+    """With alpha near 0 a client wants one class, class 0 with p = 4/6. Then client 0 has three of
+    it, and client 1 what is left; or both samples of class 1, and one of what is left: a 0."""
+    labels = [0, 0, 1, 0, 0, 1]
+    held = [counts(labels, dirichlet_by_client(labels, 2, 1e-300, rng(seed))).tolist()
+            for seed in range(900)]
+    first = held.count([[3, 0], [1, 2]])
+    assert first + held.count([[1, 2], [3, 0]]) == 900
+    assert abs(first - 600) < 5 * np.sqrt(900 * (4 / 6) * (2 / 6))
+
+
+def test_by_client_draws_in_proportion_to_what_is_left_once_its_classes_have_run_out():
+    """Who wants class 2 alone has its 10 samples and 40 others: of 60 and 30 that are left, 2 to 1,
+    to five standard errors. Who wants class 1 has all of its 30."""
+    labels = np.repeat([0, 1, 2], [60, 30, 10])
+    first = np.array([counts(labels, dirichlet_by_client(labels, 2, 1e-9, rng(seed)))[0]
+                      for seed in range(500)])
+    zeros = first[(first[:, 1] < 30) & (first[:, 2] == 10), 0]
+    assert abs(zeros.mean() - 40 * 2 / 3) < 5 * np.sqrt(40 * (2 / 9) / len(zeros))
 
 
 def test_equal_gives_half_the_mean_size_before_the_cut():

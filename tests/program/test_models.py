@@ -99,9 +99,12 @@ def test_bottleneck_trainable_parameters(name, blocks):
      + (128 + 1) * 10),
     ("gkt_edge", STEM + stages(bottleneck, (2,), (16, 64)) + (64 + 1) * 10),
     *((name, STEM + n * basic(16, 16) + (16 + 1) * 10)
-      for name, n in [("gkt_edge4", 1), ("gkt_edge6", 2), ("gkt_edge_table7", 3)])])
+      for name, n in [("gkt_edge4", 1), ("gkt_edge6", 2), ("gkt_edge_table7", 3)]),
+    # FedGEMS's ResNet-20 and FedGKT's ResNet-56 and -110, 464 parameters of the stem less.
+    ("gkt_server19", 220_378 - 464), ("gkt_server55", 591_322 - 464),
+    ("gkt_server109", 1_147_738 - 464)])
 def test_residual_trainable_parameters(name, expected):
-    """FedSDD's networks; FedGKT's edges of appendix B.3, Table 5 and Table 7."""
+    """FedSDD's networks; FedGKT's edges of appendix B.3, Table 5 and Table 7, and its servers."""
     assert trainable(network(name)) == expected
 
 

@@ -1,9 +1,12 @@
-"""LEAF's FEMNIST becomes an .npz file that the loader reads."""
+"""LEAF's FEMNIST and EMNIST's letters become .npz files that the loader reads."""
 import json
+import sys
 
+import numpy as np
 import pytest
 import torch
 
+from data import emnist_to_npz
 from data.leaf_to_npz import convert
 from data.load import load_dataset
 
@@ -48,3 +51,27 @@ def test_a_mistake_in_a_leaf_file_is_named(leaf, old, new, words):
     path.write_text(path.read_text().replace(old, new, 1))
     with pytest.raises(ValueError, match=words):
         convert(leaf, leaf / "femnist.npz")
+
+
+def test_emnists_images_are_upright_its_labels_begin_at_0_and_it_names_writers(tmp_path):
+    """In the file a pixel's number is 28 x its column + its row."""
+    savemat = pytest.importorskip("scipy.io", reason="scipy writes the .mat file").savemat
+    upright = np.random.default_rng(0).integers(0, 256, (5, 28, 28), dtype=np.uint8)
+    columns = np.stack([image.flatten(order="F") for image in upright])
+    labels, writers = np.array([[26], [1], [2], [1], [6]], np.uint8), np.array([[7], [7], [9.0]])
+    savemat(tmp_path / "letters.mat", {"dataset": {
+        "train": {"images": columns[:3], "labels": labels[:3], "writers": writers},
+        "test": {"images": columns[3:], "labels": labels[3:], "writers": writers[:2]},
+        "mapping": np.array([[1, 65, 97]])}})
+    emnist_to_npz.convert(tmp_path / "letters.mat", tmp_path / "letters.npz")
+    loaded = load_dataset(tmp_path / "letters.npz")
+    images = torch.cat([loaded.train.images, loaded.test.images])
+    assert torch.equal(images, torch.from_numpy(upright)[:, None])
+    assert loaded.train.labels.tolist() == [25, 0, 1] and loaded.test.labels.tolist() == [0, 5]
+    assert loaded.writers.tolist() == [7, 7, 9]
+
+
+def test_without_scipy_the_converter_says_what_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy.io", None)
+    with pytest.raises(SystemExit, match="^scipy, .*: pip install scipy$"):
+        emnist_to_npz.convert("letters.mat", tmp_path / "letters.npz")
