@@ -149,6 +149,8 @@ def test_the_differences_of_a_table_are_those_of_its_seeds(path):
                 points = [float(row[seed]) - float(base[seed]) for seed in seeds
                           if "-" not in (row[seed], base[seed])]
                 if found:
+                    # Columns are rounded to 0.005; of two seeds an interval has 12.7 times that.
+                    off = 0.015 if len(points) > 2 else 0.15
                     shown = float(found[1]), float(found[2])
                     assert shown == pytest.approx((statistics.mean(points), spread(points)),
-                                                  abs=0.015), row
+                                                  abs=off), row
