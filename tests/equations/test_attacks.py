@@ -245,6 +245,13 @@ def test_attack_on_models_keeps_every_type(name):
         assert same(before, after) == (i not in attack.malicious)
 
 
+def test_models_of_which_nothing_is_finite_stay_as_they_are():
+    uploads = [{"model": {"w": torch.full((2,), math.nan)}} for _ in range(6)]
+    assert attack_models(made("paf"), uploads, range(6)) is uploads
+    with pytest.raises(ValueError, match='needs uploads {"model": state_dict, ...}, not {counts}'):
+        attack_models(made("paf"), [{"counts": torch.zeros(2)}] * 6, range(6))
+
+
 @pytest.mark.parametrize("run, settings, networks", [
     (fedsdd.run, {"K": 2}, 2),
     (fedsdd.run, {"K": 2, "local": "scaffold"}, 1),
