@@ -5,6 +5,7 @@ import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from numbers import Integral, Real
 from typing import Literal
 
 from algorithms.hyperparameters import allowed_numbers
@@ -78,7 +79,8 @@ class Algorithm:
         settings = {name: x.default for name, x in self.keywords.items()} | settings
         for name, parameter in self.hyperparameters.items():
             check_value(f"{self.name}: {name}", settings[name], parameter.annotation, name)
-        if state is not None and not {"round", *self.keeps} <= state.keys():
+        keeps = {"round", *self.keeps}
+        if state is not None and state.keys() - {"plateau", "rate_factors"} != keeps:
             raise ValueError(f"{self.name}: the state is another algorithm's: it has "
                              f"{', '.join(state)}, not {', '.join(('round', *self.keeps))}")
         networks = list(dict.fromkeys(fed.architecture))
@@ -102,7 +104,8 @@ class Algorithm:
             shape = output_shape(fed.server_model(), image)
             if shape != (1, fed.num_classes):
                 raise ValueError(f"{self.name}: the server's network must make logits "
-                                 f"[B, {fed.num_classes}] of images {list(image.shape[1:])}")
+                                 f"[B, {fed.num_classes}] of images {list(image.shape[1:])}, "
+                                 f"not {shape}")
         if self.check_settings:
             self.check_settings(fed, **settings)
 
@@ -116,15 +119,19 @@ def check_value(what, value, annotation, name):
     """Raises ValueError unless a keyword's value is one that its annotation and its row allow."""
     if value is None and type(None) in typing.get_args(annotation):
         return
+    if annotation is bool and not isinstance(value, bool):
+        raise ValueError(f"{what} is {value!r}: it must be True or False")
     if typing.get_origin(annotation) is Literal:
         if value not in typing.get_args(annotation):
             raise ValueError(f"{what} is {value!r}: choose from "
                              f"{', '.join(map(str, typing.get_args(annotation)))}")
         return
     allowed = allowed_numbers(name, annotation)
+    kind = Integral if int in (annotation, *typing.get_args(annotation)) else Real
     for number in value if isinstance(value, (tuple, list)) else [value]:
-        if allowed and not (isinstance(number, (int, float)) and allowed.holds(number)):
-            raise ValueError(f"{what} is {number!r}: it must be {allowed.words}")
+        if allowed and not (isinstance(number, kind) and allowed.holds(number)):
+            noun = "a whole number, " if kind is Integral else ""
+            raise ValueError(f"{what} is {number!r}: it must be {noun}{allowed.words}")
 
 
 def checked(run):

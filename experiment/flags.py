@@ -33,10 +33,11 @@ def folder(text):
 
 def file(text):
     """The type of --save-model: a file that can be made."""
-    if not text.strip() or Path(text).is_dir() or not Path(text).parent.is_dir():
+    path = Path(text)
+    if not text.strip() or path.exists() and not path.is_file() or not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} is not the name of a file in a folder")
     try:
-        tempfile.TemporaryFile(dir=Path(text).parent).close()
+        tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text
@@ -307,7 +308,7 @@ def algorithm_of(label):
              f"{', '.join(ALGORITHMS)}")
     if "" in settings:
         fail(f"{label}: a hyperparameter must follow each colon, as in fedsdd:R=4:K=2")
-    if taken := COMMON_FLAGS.keys() & ALGORITHMS[name].hyperparameters.keys():
+    if taken := {"help", *COMMON_FLAGS} & ALGORITHMS[name].hyperparameters.keys():
         fail(f"{name}: its `run` cannot have the hyperparameter {min(taken)}, which is a flag of "
              "every run")
     return ALGORITHMS[name]

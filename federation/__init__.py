@@ -132,11 +132,11 @@ def restrict_public(fed, public_use):
 
 @torch.no_grad()
 def output_shape(model, inputs):
-    """The shape of the network's output for inputs [n, ...]; None if it cannot take them."""
+    """The shape of the network's output for inputs [n, ...], or the error that it raises."""
     try:
         return tuple(model.eval()(inputs).shape)
-    except (RuntimeError, ValueError):
-        return None
+    except Exception as error:       # of any type: it is somebody's own network
+        return error
 
 
 def from_tensors(private, test, networks, *, public=None, validation=None, server_network=None,
@@ -157,8 +157,8 @@ def from_tensors(private, test, networks, *, public=None, validation=None, serve
                       ValueError: images, labels and networks that do not fit together
     """
     device = torch.device(device)
-    if not private or not networks:
-        raise ValueError("a federation needs at least one client and one network")
+    if not private or not isinstance(networks, (list, tuple)) or not networks:
+        raise ValueError("a federation needs at least one client, and a list of networks")
 
     def new_network(name, make, key, init):
         with seeded(seed, key, init):
@@ -191,6 +191,9 @@ def from_tensors(private, test, networks, *, public=None, validation=None, serve
                              f"not {images.dtype} {list(images.shape)}")
         parts[name] = Data(images.to(device, memory_format=torch.channels_last),
                            None if labels is None else labels.to(device))
+    if server_network and server_model() is server_model():
+        raise TypeError("server_network: each call must make a new network, not return the same "
+                        "one")
     examples = {images.shape[1:]: images[:1] for images, _ in parts.values()}.values()
     shapes = {}
     for j in range(len(networks)):
@@ -198,9 +201,10 @@ def from_tensors(private, test, networks, *, public=None, validation=None, serve
             raise TypeError(f"network {j}: each call must make a new network, not return the same "
                             "one")
         for image in examples:                                                   # [1, c, h, w]
-            shapes[f"network {j}"] = output_shape(client_model(j), image)
-            if shapes[f"network {j}"] is None:
-                raise ValueError(f"network {j} cannot take images {list(image.shape[1:])}")
+            shape = shapes[f"network {j}"] = output_shape(client_model(j), image)
+            if isinstance(shape, Exception):
+                raise ValueError(f"network {j} cannot take images {list(image.shape[1:])}: "
+                                 f"{shape}") from shape
     num_classes = shapes["network 0"][-1]
     if set(shapes.values()) != {(1, num_classes)}:
         raise ValueError("all networks must give logits [B, C] with the same C; for one image: "

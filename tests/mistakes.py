@@ -69,7 +69,7 @@ TABLE["federation/parallel.py", "shared"] = [
 TABLE["federation/uploads.py", "shared"] = [
     ("bool((x.abs() < HUGE).«all→any»())", "logits::an_upload_with_one_bad_number_is_left_out[inf]",
      "one good number is enough"),
-    ("if «is_usable(upload)→True» or \"model\" in upload",
+    ("if «is_usable(upload)→True» or is_usable",
      "same::a_bad_upload_leaves_all_as_if_its_client_were_not_there[fedavg]",
      "an upload with nan is averaged"),
     ("«attack_models(attack, uploads, ids)→uploads»",

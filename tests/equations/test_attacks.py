@@ -9,8 +9,18 @@ import torch
 from toys import federation, linear, same, with_batchnorm, with_hidden_layer
 
 from algorithms import feddf, fedsdd
-from attacks import (Attack, attack_models, attack_rows, attack_samples, build, check, lie, lie_z,
-                     ofom, paf)
+from attacks import (
+    Attack,
+    attack_models,
+    attack_rows,
+    attack_samples,
+    build,
+    check,
+    lie,
+    lie_z,
+    ofom,
+    paf,
+)
 from federation import stream
 
 BENIGN = torch.tensor([[1., 0., 4.], [3., 0., 5.], [8., 3., 6.]])                # means 4, 1, 5

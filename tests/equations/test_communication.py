@@ -6,8 +6,15 @@ from toys import labeled, last, linear, with_batchnorm
 
 from algorithms import ALGORITHMS
 from benchmarks.costs import network_cost
-from federation.communication import (features_bytes, features_ledger, logits_bytes, logits_ledger,
-                                      split_learning_bytes, weights_bytes, weights_ledger)
+from federation.communication import (
+    features_bytes,
+    features_ledger,
+    logits_bytes,
+    logits_ledger,
+    split_learning_bytes,
+    weights_bytes,
+    weights_ledger,
+)
 from models import build
 
 KIB, MB, GIB = 1024, 1024**2, 1024**3            # FedGEMS writes "kb" and "MB"

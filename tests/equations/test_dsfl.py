@@ -4,8 +4,16 @@ from functools import partial
 
 import pytest
 import torch
-from slow import (close, slow_accuracy, slow_learner, slow_logits, slow_softmax, slow_training,
-                  towards_labels, towards_probs)
+from slow import (
+    close,
+    slow_accuracy,
+    slow_learner,
+    slow_logits,
+    slow_softmax,
+    slow_training,
+    towards_labels,
+    towards_probs,
+)
 from toys import federation, linear
 
 from algorithms import dsfl

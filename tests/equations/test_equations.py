@@ -6,8 +6,12 @@ import pytest
 import torch
 from toys import linear, same, with_batchnorm
 
-from algorithms.equations import (average_weights, distillation_loss, kl_divergence,
-                                  soft_cross_entropy)
+from algorithms.equations import (
+    average_weights,
+    distillation_loss,
+    kl_divergence,
+    soft_cross_entropy,
+)
 
 
 def test_kl_is_from_teacher_to_student_by_hand():

@@ -2,8 +2,15 @@
 import numpy as np
 import pytest
 import torch
-from slow import (close, cross_entropy_slope, slow_accuracy, slow_learner, slow_own_accuracy,
-                  slow_softmax, slow_training)
+from slow import (
+    close,
+    cross_entropy_slope,
+    slow_accuracy,
+    slow_learner,
+    slow_own_accuracy,
+    slow_softmax,
+    slow_training,
+)
 from toys import federation, last, same
 
 from algorithms import fd

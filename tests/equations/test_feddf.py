@@ -6,8 +6,16 @@ import pytest
 import torch
 from slow import close, slow_learner, slow_logits, slow_slopes, slow_training
 from test_fedavg import slow_average, slow_client
-from toys import (constant, federation, last, linear, same, samples, with_batchnorm,
-                  with_hidden_layer)
+from toys import (
+    constant,
+    federation,
+    last,
+    linear,
+    same,
+    samples,
+    with_batchnorm,
+    with_hidden_layer,
+)
 
 from algorithms import fedavg, fedbe, feddf
 from federation import stream

@@ -9,8 +9,14 @@ from slow import close, drawn, numbers, pixels, slow_accuracy, update_by
 from toys import SHAPE, labeled, last, linear, receives, same, with_batchnorm
 
 from algorithms import fedgems, fedgems_ablations
-from algorithms.fedgems import (client_loss, entropy, entropy_weights, fuse_logits,
-                                reliable_clients, server_loss)
+from algorithms.fedgems import (
+    client_loss,
+    entropy,
+    entropy_weights,
+    fuse_logits,
+    reliable_clients,
+    server_loss,
+)
 from federation.training import predict_logits
 from federation.uploads import HUGE, is_usable
 from reference import fedgems as oracle

@@ -7,8 +7,17 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from slow import (close, drawn, numbers, pixels, slow_accuracy, slow_learner, slow_training,
-                  towards_labels, update_by)
+from slow import (
+    close,
+    drawn,
+    numbers,
+    pixels,
+    slow_accuracy,
+    slow_learner,
+    slow_training,
+    towards_labels,
+    update_by,
+)
 from toys import federation, last, same, samples, through_a_file, with_hidden_layer
 
 from algorithms import fedmd, fedmd_pooled, fedmd_transfer

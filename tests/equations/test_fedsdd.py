@@ -7,8 +7,7 @@ from functools import partial
 import pytest
 import torch
 from slow import close, drawn, numbers, pixels, slow_logits
-from toys import (SHAPE, constant, federation, last, linear, same, with_batchnorm,
-                  with_hidden_layer)
+from toys import SHAPE, constant, federation, last, linear, same, with_batchnorm, with_hidden_layer
 
 from algorithms import fedavg, fedsdd, fedsdd_ablations
 from algorithms.equations import ensemble_logits

@@ -19,8 +19,14 @@ import models
 from algorithms import ALGORITHMS, fedavg, fedsdd
 from algorithms.hyperparameters import HYPERPARAMETERS
 from data.load import DATASETS
-from experiment.flags import (COMMON_FLAGS, build_parser, flag_name, hyperparameter_help,
-                              value_text, who)
+from experiment.flags import (
+    COMMON_FLAGS,
+    build_parser,
+    flag_name,
+    hyperparameter_help,
+    value_text,
+    who,
+)
 from experiment.flags import given as given_flags
 from experiment.plan import plan_of
 from experiment.presets import PAPER

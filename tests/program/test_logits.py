@@ -7,8 +7,19 @@ import pytest
 import torch
 from test_contracts import run
 from torch import nn
-from toys import (constant, federation, labeled, last, linear, receives, same, samples,
-                  through_a_file, train_with_labels, with_batchnorm)
+from toys import (
+    constant,
+    federation,
+    labeled,
+    last,
+    linear,
+    receives,
+    same,
+    samples,
+    through_a_file,
+    train_with_labels,
+    with_batchnorm,
+)
 
 from algorithms import ALGORITHMS
 from federation import Data

@@ -4,8 +4,15 @@ from functools import partial
 
 import pytest
 from test_contracts import SETTINGS, toy, whole
-from toys import (federation, linear, same, samples, through_a_file, train_with_labels,
-                  without_seconds)
+from toys import (
+    federation,
+    linear,
+    same,
+    samples,
+    through_a_file,
+    train_with_labels,
+    without_seconds,
+)
 
 from algorithms import ALGORITHMS, Algorithm
 from experiment.plateau import with_plateau

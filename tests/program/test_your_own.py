@@ -13,6 +13,7 @@ import torch
 from commands import refused
 from PIL import Image
 from test_command_line import configured
+from test_library import with_mask
 from toys import same
 
 from algorithms import ALGORITHMS
@@ -52,6 +53,13 @@ def test_the_pages_algorithms_keep_every_promise(name, request):
     assert len(test_contracts.CONTRACTS) >= 13
     for contract in test_contracts.CONTRACTS:
         test_contracts.hold(contract, name)
+
+
+def test_fmls_uploads_with_a_mask_in_either_network_are_usable(fml):
+    for networks in ({"network": with_mask}, {"server": with_mask}):
+        fed = test_contracts.toy("fml", **{"network": test_contracts.Net, **networks})
+        *_, (metrics, _) = test_contracts.run("fml", fed)
+        assert metrics["bad_uploads"] == 0
 
 
 def test_with_cross_entropy_alone_fmls_personal_models_learn_alone(fml):
@@ -153,7 +161,7 @@ def test_a_saved_model_predicts_as_in_the_run(algo, key, npz, tmp_path, monkeypa
     Image.new("L", (9, 9)).save("photos/a.png")
     exec(BLOCKS["predict"], {})
     assert re.search("a.png [012]\n", capsys.readouterr().out)
-    for bad in ("", ".", "none/model.pt"):
+    for bad in ("", ".", "none/model.pt", "/dev/null"):
         refused(capsys, ["--algo", "fedavg", "--save-model", bad], "is not the name of a file")
     with pytest.raises(ValueError, match="has no model 'client 9'; it has "):
         saved_model.load("model.pt", "client 9")
