@@ -48,7 +48,7 @@ TABLE["algorithms/equations.py", "equations"] = [
      "weights_that_make_no_average_are_refused[weights2]", "a negative weight"),
     ("if «first.is_floating_point()→True»:", "average_weights_keeps_counters_whole",
      "counters become fractions"),
-    ("«torch.stack(values).amax(0)→values[0]»", "the_average_of_one_model_is_a_copy_of_it",
+    ("first«.clone()→»", "the_average_of_one_model_is_a_copy_of_it",
      "a client's own tensor comes back"),
     ("-(target_probs.detach()«→.log_softmax(-1)»",
      "soft_cross_entropy_by_hand", "the target is a log-softmax", "AIJack's DS-FL"),
