@@ -86,19 +86,25 @@ def read_run(folder):
 
 def read_folders(folders):
     """{label: {seed: run}} of the runs below folders."""
-    groups = {}                                          # {(folder, algorithm): {seed: run}}
+    places = {}                                          # a run that is named twice is read once
     for folder in folders:
-        paths = [path for path in sorted(folder.rglob("metrics.jsonl")) if path.stat().st_size]
-        if not paths:
+        found = {path.parent.resolve(): None for path in sorted(folder.rglob("metrics.jsonl"))
+                 if path.stat().st_size}
+        if not found:
             raise ValueError(f"{folder} has no finished round of a run; "
                              "name a folder that fedkd_minimal.py --out made")
-        for path in paths:
-            place = path.parent.resolve()
-            run = read_run(place)
-            algo, seed = run["algo"], run["seed"]
-            for name in (f"{algo.replace(':', '-')}-seed{seed}", str(seed)):
-                place = place.parent if place.name == name else place
-            groups.setdefault((place, algo), {})[seed] = run
+        places |= found
+    groups = {}                                          # {(folder, algorithm): {seed: run}}
+    for place in places:
+        run = read_run(place)
+        algo, seed = run["algo"], run["seed"]
+        for name in (f"{algo.replace(':', '-')}-seed{seed}", str(seed)):
+            place = place.parent if place.name == name else place
+        seeds = groups.setdefault((place, algo), {})
+        if seed in seeds:
+            raise ValueError(f"{place} has two runs of {algo} with seed {seed}; "
+                             "name folders separately")
+        seeds[seed] = run
     places = [place for place, _ in groups]
     names = [place / algo if places.count(place) > 1 else place for place, algo in groups]
     above = os.path.commonpath([name.parent for name in names])
@@ -147,12 +153,15 @@ def read_runs(paths, rounds=None):
     folders = [path for path in paths if path not in files]
     curves = read_folders(folders) if folders else {}
     for file in files:
-        curves |= read_csv(file)
+        found = read_csv(file)
+        for label in curves.keys() & found.keys():
+            raise ValueError(f"{file} has the label {label}, and another RUN has it, too")
+        curves |= found
     for label, seeds in curves.items():
         first = None
         for seed, run in seeds.items():
             run["rows"] = [row for row in run["rows"] if rounds is None or row["round"] <= rounds]
-            found = run["settings"] | {"last round": last_round(run)}
+            found = run["settings"] | {"rounds": last_round(run)}
             first = first or found
             for name, value in found.items():
                 if value != first.get(name):
@@ -243,6 +252,8 @@ def draw(curves, keys, axis, last, path, names=None):
     ax.grid(color="0.9")
     if all(is_share(key) for key in keys):
         ax.yaxis.set_major_formatter(PercentFormatter(1))
+        low, high = ax.get_ylim()
+        ax.set_ylim(max(low, 0), min(high, 1))           # two seeds' interval can be wider
     figure.legend(loc="outside right upper", frameon=False)
     with rc_context({"svg.hashsalt": "curves"}):         # the same curves, the same bytes
         figure.savefig(path, metadata={"Date": None})
@@ -321,7 +332,7 @@ def print_table(rows):
 def print_tables(curves, keys, bases, last):
     print_settings(curves)
     print("\nminus ...: the mean difference, paired by seed; +- half of its 95% interval\n"
-          "*: accuracies of different networks, classes or test images\n"
+          "*: not an accuracy of the same models on the same half of the test images\n"
           "#: the two end in different rounds")
     measures = {"final": lambda values: values[-1], "best": max}
     if last > 1:
@@ -339,7 +350,7 @@ def main(argv):
                              "a .csv or .csv.gz file that --out made here")
     parser.add_argument("--key", default="accuracy", help="metrics, separated by commas")
     parser.add_argument("--base", help="labels, separated by commas, whose values the table "
-                                       "subtracts (default: the first)")
+                                       "subtracts (default: that of the first row)")
     parser.add_argument("--rounds", type=int, help="leave out the rounds after this one")
     parser.add_argument("--last", type=int, default=1, metavar="N",
                         help="the mean of the last N rounds, in tables and at each point of curves")
@@ -355,6 +366,9 @@ def main(argv):
         if args.last < 1 or args.rounds is not None and args.rounds < 0:
             raise ValueError("--last is 1 or more, --rounds 0 or more")
         curves = read_runs(args.runs, args.rounds)
+        for label, runs in curves.items():
+            if args.last > 1 and any(last_round(run) < args.last for run in runs.values()):
+                raise ValueError(f"--last {args.last}: {label} has fewer rounds")
         known = {key for runs in curves.values() for run in runs.values() for row in run["rows"]
                  for key in row}
         for key in keys:

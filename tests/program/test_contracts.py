@@ -262,7 +262,8 @@ def test_check_takes_all_settings_and_tells_what_needs_validation_images(algo):
         with pytest.raises(ValueError, match=f"{algo} needs validation images"):
             run(algo, without, **settings)
     if not algorithm.validation:
-        unused = dict.fromkeys(algorithm.validation_for)
+        unused = {name: False if isinstance(settings[name], bool) else None
+                  for name in algorithm.validation_for}
         algorithm.check(without, **settings | unused)
         assert len(run(algo, without, **settings | unused | {"rounds": 1})) == 2
 

@@ -197,7 +197,7 @@ def test_a_label_is_the_folder_or_the_algorithm_below_what_all_share(tmp_path):
 
 
 @pytest.mark.parametrize("second, words", [
-    ({"alpha": 2}, "alpha (1, but 2 with seed 1)"), ({}, "last round (2, but 0 with seed 1)")])
+    ({"alpha": 2}, "alpha (1, but 2 with seed 1)"), ({}, "rounds (2, but 0 with seed 1)")])
 def test_runs_of_two_methods_are_not_pooled(tmp_path, capsys, second, words):
     write(tmp_path, "a", {0: A[0]})
     write(tmp_path, "a", {1: A[1] if second else [0.1]}, **second)
@@ -207,8 +207,23 @@ def test_runs_of_two_methods_are_not_pooled(tmp_path, capsys, second, words):
     assert line.startswith("plot: error: ") and words in line
 
 
+def test_no_run_hides_another(tmp_path, capsys):
+    """Two runs of one label and seed: below one folder, or one in a folder and one in a file."""
+    write(tmp_path / "x", "fedavg", A)
+    write(tmp_path / "x" / "0", "fedavg", {0: A[0]})
+    write(tmp_path / "y", "fedavg", A)
+    file = tmp_path / "y.csv"
+    printed(capsys, tmp_path / "y", "--out", file)
+    for runs in (["x"], ["y", "y.csv"]):
+        with pytest.raises(SystemExit, match="2"):
+            plot.main([str(tmp_path / name) for name in runs])
+        [line] = capsys.readouterr().err.splitlines()
+        assert "has two runs of fedavg with seed 0" in line or "has the label y" in line
+
+
 @pytest.mark.parametrize("flags, rows, words", [
     ("--key acc", ROW, "there are MB, accuracy, loss"), ("--base a,c", ROW, "the labels are"),
+    ("--last 2", ROW, "has fewer rounds"),
     ("--last 0", ROW, "1 or more"), ("--rounds -1", ROW, "0 or more"),
     ("--out x.png --names a b", ROW, "2 names for these 1 lines"),
     ("", "", "no finished round"), ("", ROW[:9], "damaged"), ("--x week", ROW, "invalid choice"),
