@@ -78,6 +78,7 @@ def group_clients(active, K, rng):
     """The active clients dealt at random into K groups, one per global model.   Section 3.1.1; A.2
 
     active    list of client ids
+    rng       numpy.random.Generator
     returns   K sorted lists; their sizes differ by at most 1, and the larger ones come first, so
               the main model's group is never the smaller one
     raises    ValueError if K < 1 or K > len(active): a group without clients could not be trained
