@@ -233,7 +233,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
         ensemble_metrics, test_ring = evaluate_ensemble(fed, members, test_ring, R)
 
         # Only the main model learns from the ensemble, so that the others stay diverse.
-        student_ks = students_of(len(averaged), K, t)                            # Alg. 1, line 8-9
+        student_ks = students_of(len(averaged), K, t)                            # Alg. 1, line 8
         distilled = run_students(fed, lambda k: distill(                         # Alg. 1, line 9
             fed, averaged[k], teacher_logits, keys=("distil", t, k), **distillation), student_ks)
         students = dict(zip(student_ks, distilled))

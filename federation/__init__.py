@@ -191,15 +191,15 @@ def from_tensors(private, test, networks, *, public=None, validation=None, serve
                              f"not {images.dtype} {list(images.shape)}")
         parts[name] = Data(images.to(device, memory_format=torch.channels_last),
                            None if labels is None else labels.to(device))
-    if server_network and server_model() is server_model():
-        raise TypeError("server_network: each call must make a new network, not return the same "
-                        "one")
+    makers = {f"network {j}": functools.partial(client_model, j) for j in range(len(networks))}
+    if server_network:
+        makers["server_network"] = server_model
+    for name, make in makers.items():
+        if make() is make():
+            raise TypeError(f"{name}: each call must make a new network, not return the same one")
     examples = {images.shape[1:]: images[:1] for images, _ in parts.values()}.values()
     shapes = {}
     for j in range(len(networks)):
-        if client_model(j) is client_model(j):
-            raise TypeError(f"network {j}: each call must make a new network, not return the same "
-                            "one")
         for image in examples:                                                   # [1, c, h, w]
             shape = shapes[f"network {j}"] = output_shape(client_model(j), image)
             if isinstance(shape, Exception):
