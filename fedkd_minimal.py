@@ -23,12 +23,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from experiment import processes
-
-if __name__ == "__main__":
-    processes.end_on_signals()                      # also while torch is imported
-
-from experiment import build, keep, report, saved_model
+from experiment import build, keep, processes, report, saved_model
 from experiment.plan import plan_of
 from experiment.plateau import with_plateau
 

@@ -12,10 +12,8 @@ import partition
 from data.images import adapt, crop_and_flip, normalize, statistics, to_float
 from data.load import (Dataset, by_superclass, check_classes, check_public, fingerprint,
                        load_dataset, only)
+from experiment.presets import HELD_OUT
 from federation import Data, Federation, restrict_public, seeded, stream
-
-# --public: the share that no client holds. With "half" the test set is halved as well.
-HELD_OUT = {"half": 1 / 2, "half-train": 1 / 2, "fifth": 1 / 5}
 
 
 class Datasets(NamedTuple):
@@ -77,10 +75,8 @@ def num_outputs(flags, datasets):
 def split(flags, task, seed):
     """The `Split` of a seed. Raises ValueError if the data set does not allow the partition."""
     labels = task.train.labels.numpy()
-    public, validation, rows = None, None, np.arange(len(labels))
-    if (flags["train_size"] or len(rows)) < len(rows):
-        share = flags["train_size"] / len(rows)
-        rows, _ = partition.hold_out(labels, share, stream(seed, "train_size"))
+    rows = at_most(flags["train_size"], labels, stream(seed, "train_size"))
+    public, validation = None, None
     if flags["public"] in HELD_OUT:
         share = HELD_OUT[flags["public"]]
         held_out, rest = partition.hold_out(labels[rows], share, stream(seed, "public"))
@@ -98,6 +94,13 @@ def split(flags, task, seed):
     arguments = {name: known[name][rows] if name in known else flags[name] for name in needed}
     parts = rule(**arguments, num_clients=flags["clients"], rng=stream(seed, "partition"))
     return Split([rows[part] for part in parts], public, validation)
+
+
+def at_most(size, labels, rng):
+    """Rows of `size` samples, of each class its share; all rows if size is None or too large."""
+    if size is None or size >= len(labels):
+        return np.arange(len(labels))
+    return partition.hold_out(labels, size / len(labels), rng)[0]
 
 
 def federation(plan, datasets, seed, device, rows=None):
@@ -121,11 +124,8 @@ def federation(plan, datasets, seed, device, rows=None):
     num_classes = num_outputs(flags, datasets)
     first_label = num_classes - task.num_classes         # of the task; public classes come first
     train, test = (part._replace(labels=part.labels + first_label) for part in task[:2])
-    public, public_test, test_rows = None, None, np.arange(len(test.labels))
-    if (flags["test_size"] or len(test_rows)) < len(test_rows):
-        share = flags["test_size"] / len(test_rows)
-        test_rows, _ = partition.hold_out(test.labels.numpy(), share, stream(seed, "test_size"))
-    public_part, public_rows = train, rows.public
+    test_rows = at_most(flags["test_size"], test.labels.numpy(), stream(seed, "test_size"))
+    public, public_test, public_part, public_rows = None, None, train, rows.public
     if foreign is not None:
         public_part = foreign.train if flags["joint"] else foreign.train._replace(labels=None)
         public_rows = np.arange(len(foreign.train.labels))

@@ -5,7 +5,7 @@
 import argparse
 import difflib
 import inspect
-import tempfile
+import os
 import typing
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -16,7 +16,7 @@ from algorithms.hyperparameters import (AT_LEAST_0, AT_LEAST_1, FINITE, HYPERPAR
                                         SHARE, Hyperparameter, Range, allowed_numbers)
 from attacks import ATTACKS
 from data.load import DATASETS
-from experiment.presets import PAPER
+from experiment.presets import HELD_OUT, PAPER
 from experiment.processes import fail, say
 from partition import PARTITIONS
 
@@ -24,23 +24,18 @@ EPILOG = """Without --paper, a run replaces some defaults by small networks and 
 it takes a minute on the embedded data (glyphs, glyphs-letters); it prints what it changed."""
 
 
-def folder(text):
-    """The type of --out and --resume."""
-    if not text.strip():               # Path("") is the current folder
-        raise argparse.ArgumentTypeError("it is empty; . is the current folder")
-    return text
+def data(text):
+    """The type of --dataset and --public: a path is absolute, so that --resume finds its file."""
+    is_path = text not in {*DATASETS, *HELD_OUT} and Path(text).exists()
+    return str(Path(text).absolute()) if is_path else text
 
 
 def file(text):
-    """The type of --save-model: a file that can be made."""
-    path = Path(text)
-    if not text.strip() or path.exists() and not path.is_file() or not path.parent.is_dir():
+    """The type of --save-model: a file in a folder that can be written."""
+    path = Path(text).absolute()
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise argparse.ArgumentTypeError(f"{text!r} is not the name of a file in a folder")
-    try:
-        tempfile.TemporaryFile(dir=path.parent).close()
-    except OSError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return text
+    return str(path)
 
 
 def flag_name(name):
@@ -48,8 +43,7 @@ def flag_name(name):
 
 
 NAMES = {"type": lambda text: [word.strip() for word in text.split(",")], "metavar": "NAME,..."}
-FOLDER = {"type": folder, "metavar": "DIR"}
-FILE = {"type": file, "metavar": "FILE"}
+FOLDER = {"type": Path, "metavar": "DIR"}
 SWITCH = {"action": "store_true"}
 SPLIT_SHARE = Range("greater than 0 and less than 1", lambda x: 0 < x < 1)
 PROCESSES = Range("from 1 to 64", lambda x: 1 <= x <= 64)
@@ -67,7 +61,7 @@ class Flag(NamedTuple):
 
 
 FEDERATION_FLAGS = [        # who has which data and which networks: config.json keeps them
-    Flag("dataset", str, "glyphs", None,
+    Flag("dataset", {"type": data}, "glyphs", None,
          f"the task: {', '.join(DATASETS)}, a .npz file, or a folder of images"),
     Flag("data_root", {"metavar": "DIR"}, "downloads", None,
          "folder for torchvision's data sets, which it downloads"),
@@ -90,7 +84,7 @@ FEDERATION_FLAGS = [        # who has which data and which networks: config.json
          "concentration of Dirichlet partitions; smaller is more heterogeneous"),
     Flag("per_class", int, 3, AT_LEAST_1,
          "samples per class and client, for few_per_class and by_subclass"),
-    Flag("public", {"metavar": "half|half-train|fifth|NAME|PATH"}, None, None,
+    Flag("public", {"type": data, "metavar": "half|half-train|fifth|NAME|PATH"}, None, None,
          "public images: a share of the training images, which no client then holds (half: also "
          "half of the test images), or another data set (default: half if an algorithm needs "
          "labels of the task; with --paper the paper's; with --paper and for FedMD glyphs-letters "
@@ -140,7 +134,7 @@ RUN_FLAGS = [               # which runs, where, and what becomes of them
     Flag("comu", tuple[float, ...] | None, None, SHARE,
          "accuracies; the summary shows the bytes sent until each of them is reached "
          "(default none)"),
-    Flag("save_model", FILE, None, None,
+    Flag("save_model", {"type": file, "metavar": "FILE"}, None, None,
          "write the trained models to this file; saved_model.py reads it"),
     Flag("describe", SWITCH, None, None,
          "print all settings and how many samples of each class a client holds, and end"),

@@ -44,17 +44,18 @@ class Run:
 
 
 def command(folder):
-    """The words of the command whose runs this folder holds. Raises ValueError if it holds none."""
+    """(argv, labels, seeds) of the command whose runs this folder holds.
+
+    Raises ValueError if it holds none.
+    """
     path = Path(folder) / "config.json"
     try:
-        argv = json.loads(path.read_text())["argv"]
-        if all(isinstance(word, str) for word in argv):
-            return argv
+        config = json.loads(path.read_text())
+        return config["argv"], config["algo"], config["seeds"]
     except OSError:
         raise ValueError(f"{folder} holds no run: it has no readable config.json") from None
     except (ValueError, LookupError, TypeError):
-        pass
-    raise ValueError(f"{path} is damaged, or is not from this program")
+        raise ValueError(f"{path} is damaged, or is not from this program") from None
 
 
 def runs_of(plan):
@@ -88,14 +89,10 @@ def config_of(plan, fingerprints, labels, seeds):
 def take_decisions(plan, runs):
     """The config in the checkpoint of each run, or None; the plan gets what the machine decided.
 
-    Raises ValueError if a checkpoint is missing or damaged, or the folder is a part of a command's.
+    Raises ValueError if a checkpoint is missing or damaged.
     """
     if plan.is_new:
         return [None] * len(runs)
-    before = json.loads((plan.folder / "config.json").read_text())
-    if (before.get("algo"), before.get("seeds")) != (list(plan.algorithms), plan.seeds):
-        raise ValueError(f"{plan.folder} does not hold all runs of this command: --resume takes "
-                         "the folder of a command, with all of its algorithms and seeds")
     kept = []
     for run in runs:
         content = checkpoint(run.folder)
@@ -117,9 +114,6 @@ def check(plan, runs, kept, fingerprints):
     Then config.json tells where the run was started: on which device, with which torch.
     """
     for run, before in zip(runs, kept):
-        if before is not None and "rounds=" in run.label:    # an earlier --resume can raise it
-            run.settings["rounds"] = max(run.settings["rounds"],
-                                         before["settings"][run.label]["rounds"])
         run.config = config_of(plan, fingerprints, [run.label], [run.seed])
         if before is None:
             continue

@@ -9,8 +9,8 @@ import models
 from algorithms import ALGORITHMS
 from data.load import DATASETS, TORCHVISION
 from experiment import flags, keep, processes
-from experiment.build import HELD_OUT, has_foreign_public
-from experiment.presets import EMBEDDED, PAPER, PUBLIC_SETS, QUICK_START
+from experiment.build import has_foreign_public
+from experiment.presets import EMBEDDED, HELD_OUT, PAPER, PUBLIC_SETS, QUICK_START
 from federation.parallel import count_active
 
 NETWORKS = ("model", "server_model")         # these flags may differ between the algorithms
@@ -63,8 +63,13 @@ def plan_of(argv, about=""):
     labels, folder, others = flags.who(argv)
     is_new = folder is None
     if not is_new:
-        labels, _, others = flags.who([*keep.command(folder), *argv])
+        started, *whole = keep.command(folder)
+        labels, _, others = flags.who([*started, *argv])
     given, algorithms, words = flags.given(labels, others, about)
+    seeds = given.get("seeds", [0])
+    if not is_new and whole != [labels, seeds]:
+        raise ValueError(f"{folder} does not hold all runs of this command: --resume takes the "
+                         "folder of a command, with all of its algorithms and seeds")
     if not is_new and "out" in given:
         raise ValueError("--resume DIR goes on in DIR, and takes no --out")
     folder = folder or given.pop("out", None)
@@ -78,14 +83,10 @@ def plan_of(argv, about=""):
         networks[label] = {name: found[name] for name in NETWORKS}
     of_federation = federation_flags(given, algorithms, settings)
     check(given, algorithms, of_federation, networks)
-    # Absolute paths, so that --resume finds everything from any working directory.
-    given |= {name: of_federation[name] for name in ("dataset", "public") if name in given}
     if {of_federation["dataset"], of_federation["public"]} & TORCHVISION.keys():
-        given["data_root"] = of_federation["data_root"]
-    if "save_model" in given:
-        given["save_model"] = str(Path(given["save_model"]).absolute())
-    return Plan(flags.words(given), given, Path(folder) if folder else None, is_new, algorithms,
-                given.get("seeds", [0]), of_federation, networks, settings,
+        given["data_root"] = of_federation["data_root"]      # for --resume, wherever it is called
+    return Plan(flags.words(given), given, folder, is_new, algorithms,
+                seeds, of_federation, networks, settings,
                 environment(given, of_federation, networks))
 
 
@@ -132,9 +133,6 @@ def federation_flags(given, algorithms, settings):
         found["attackers"] = 2 if found["attack"] == "ofom" else 1
     if found["attack"] is not None and found["attack_scale"] is None:
         found["attack_scale"] = 10.0
-    for name in ("dataset", "public"):
-        if found[name] not in {*DATASETS, *HELD_OUT, None} and Path(found[name]).exists():
-            found[name] = str(Path(found[name]).absolute())
     if {found["dataset"], found["public"]} & TORCHVISION.keys():
         found["data_root"] = str(Path(found["data_root"]).absolute())
     return found

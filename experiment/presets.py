@@ -90,6 +90,9 @@ PAPER = {
         "fedmd": {}, "fedmd-pooled": {}},
 }
 
+# --public: the share that no client holds. With "half" the test set is halved as well.
+HELD_OUT = {"half": 1 / 2, "half-train": 1 / 2, "fifth": 1 / 5}
+
 # {data set: its default public data set}, for the embedded data (with --paper, or for FedMD) and
 # for each paper. (FedGEMS uses half of the task's own images; FedGKT has no public images.) If a
 # name is not in data.DATASETS, an error message shows it and asks for --public.

@@ -1,7 +1,4 @@
-"""The program as one or several processes: printed lines, errors, signals, the device.
-
-torch is imported only where it is needed, so that Ctrl-C works while it is imported.
-"""
+"""The program as one or several processes: printed lines, errors, signals, the device."""
 import contextlib
 import ctypes
 import logging
@@ -11,6 +8,10 @@ import sys
 import tempfile
 import time
 from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing import ProcessExitedException, ProcessRaisedException, start_processes
 
 MOST = 8                             # processes that a program starts by itself
 NEVER = timedelta(days=365)          # processes wait for one another while the server trains
@@ -63,22 +64,14 @@ def stops_are_told(advice):
 
 # --------------------------------------------------------------------------------- the own program
 
-def end_on_signals():
-    """Ctrl-C and a closed pipe (`| head`) end the process at once and without a traceback."""
-    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:    # ignored in a script's background jobs
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if hasattr(signal, "SIGPIPE"):                           # Windows has none; Python ignores it
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-
-
 def end_with(main, argv):
     """Calls main(argv) as this process's own program, and ends the process with its exit status.
 
     os._exit: gloo's threads can abort Python's own exit, and a full disk would make it fail.
     """
     sys.stdout.reconfigure(errors="replace")                 # "?" on a terminal without ±
-    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if hasattr(signal, "SIGPIPE"):                           # `| head` ends it; Windows has none
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     status = 0
     try:
         with stops_are_told(""):
@@ -98,8 +91,6 @@ def one_thread():
 
     So no number depends on how many processes there are.
     """
-    import torch
-
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -113,8 +104,6 @@ def device_of(name, is_program):
 
     is_program    True: a GPU uses torch's deterministic algorithms. Another's process is left alone
     """
-    import torch
-
     try:
         device = torch.device(name)
         if name == "cuda" and "LOCAL_RANK" in os.environ:
@@ -133,16 +122,7 @@ def device_of(name, is_program):
 
 def cpu_has_bfloat16():
     """False if this CPU would emulate bfloat16, which takes many times as long as float32."""
-    import torch
-
     return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-
-
-def import_optimizers():
-    """A process's first optimizer imports for 2 seconds: before round 1, whose time counts."""
-    import torch
-
-    torch.optim.SGD([torch.zeros(1)], lr=1.0)
 
 
 # ------------------------------------------------------------------------------ several processes
@@ -174,14 +154,7 @@ def start(work, num_processes, advice):
     The processes of torchrun are there already. Others are forked: this process then waits, and
     they end together with it and with one another.
     """
-    import torch.distributed as dist
-    from torch.multiprocessing import (
-        ProcessExitedException,
-        ProcessRaisedException,
-        start_processes,
-    )
-
-    import_optimizers()
+    torch.optim.SGD([torch.zeros(1)], lr=1.0)    # imports for 2 seconds, which are no round's
     with stops_are_told(advice), tempfile.TemporaryDirectory() as folder:
         if num_processes <= count():
             if count() > 1 and not dist.is_initialized():
@@ -210,8 +183,6 @@ def start(work, num_processes, advice):
 
 def child(number, work, num_processes, meeting, parent, advice):
     """A process of `start`: it ends with its parent, who alone hears Ctrl-C."""
-    import torch.distributed as dist
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:                               # it has ended already
@@ -231,8 +202,6 @@ def child(number, work, num_processes, meeting, parent, advice):
 
 def from_first(value):
     """The `value` of the first process, in every process."""
-    import torch.distributed as dist
-
     if not dist.is_initialized():
         return value
     values = [value]

@@ -21,14 +21,12 @@ def megabytes(num_bytes):
 
 
 def duration(seconds):
-    """A time as 45s, 12min, 3.4h or 2.1 days; None as a dash."""
+    """A time as 45s, 12min or 3.4h; None as a dash."""
     if seconds is None:
         return "-"
     if seconds < 600:
         return f"{seconds:.0f}s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f}min"
-    return f"{seconds / 3600:.1f}h" if seconds < 172800 else f"{seconds / 86400:.1f} days"
+    return f"{seconds / 60:.0f}min" if seconds < 7200 else f"{seconds / 3600:.1f}h"
 
 
 def heading(run, fed, attack):

@@ -10,10 +10,9 @@ from toys import arrays
 
 from algorithms import ALGORITHMS
 from experiment import processes
-from experiment.build import HELD_OUT
 from experiment.flags import flag_name, value_text
 from experiment.plan import DEFAULTS, NETWORKS, merged, plan_of
-from experiment.presets import PAPER, QUICK_START
+from experiment.presets import HELD_OUT, PAPER, QUICK_START
 from fedkd_minimal import main
 from models import BOTTLENECKS
 

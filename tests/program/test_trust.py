@@ -89,9 +89,6 @@ def child(argv, errors):
             os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
             sys.stderr = open(2, "w", buffering=1, closefd=False)
             sys.stdout = open(write, "w", encoding="utf-8")
-            for name in (signal.SIGINT, signal.SIGPIPE):     # pytest has handlers of its own
-                signal.signal(name, signal.SIG_DFL)
-            processes.end_on_signals()
             processes.end_with(main, [*map(str, argv)])
         finally:
             os._exit(99)                                     # nothing of the parent's is done twice
