@@ -283,8 +283,6 @@ def given(labels, argv, about=""):
     different = list(dict.fromkeys(algorithms.values()))
     parser = build_parser(different, about)
     flags = parse(parser, different, argv)
-    if not labels:
-        fail(f"--algo is missing; there are {', '.join(ALGORITHMS)}")
     of_words = {}
     for label, algorithm in algorithms.items():
         of_words[label] = parse(parser, [algorithm], ["--" + x for x in label.split(":")[1:]])
@@ -311,6 +309,8 @@ def algorithm_of(label):
 def parse(parser, algorithms, argv):
     """{name: value} of the flags in argv."""
     flags, unknown = parser.parse_known_args(argv)
+    if not algorithms:
+        fail(f"--algo is missing; there are {', '.join(ALGORITHMS)}")
     if unknown:
         known = [f"{algorithm.name} has {' '.join(map(flag_name, algorithm.hyperparameters))}; "
                  for algorithm in algorithms]

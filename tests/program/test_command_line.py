@@ -72,7 +72,7 @@ def finished(npz, tmp_path_factory):
 
 
 REFUSED = """
---seeds 0                             | --algo is missing | fedsdd
+--seeds 0 --rounds 3                  | --algo is missing | fedsdd
 --algo fedsd                          | fedsd | fedavg
 --algo fedavg,fedavg                  | twice
 --algo fedavg --R 3                   | --R | fedsdd-ablations has it; fedavg has --rounds
