@@ -33,7 +33,7 @@ def data(text):
 def file(text):
     """The type of --save-model: a file in a folder that can be written."""
     path = Path(text).absolute()
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
+    if path.exists() and not path.is_file() or not os.access(path.parent, os.W_OK):
         raise argparse.ArgumentTypeError(f"{text!r} is not the name of a file in a folder")
     return str(path)
 
