@@ -114,6 +114,9 @@ def check(plan, runs, kept, fingerprints):
     Then config.json tells where the run was started: on which device, with which torch.
     """
     for run, before in zip(runs, kept):
+        if before is not None and "rounds=" in run.label:    # an earlier --resume can raise it
+            run.settings["rounds"] = max(run.settings["rounds"],
+                                         before["settings"][run.label]["rounds"])
         run.config = config_of(plan, fingerprints, [run.label], [run.seed])
         if before is None:
             continue
