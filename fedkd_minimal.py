@@ -45,7 +45,7 @@ def main(argv, is_program=False):
                                                plan.most_clients, is_program)
             datasets = build.load_datasets(plan.flags)
             fingerprints = build.fingerprints(plan.flags, datasets)
-            keep.check(plan, runs, kept, fingerprints)
+            keep.configure(plan, runs, kept, fingerprints)
             build.check(plan, datasets, runs, device)
             if "describe" not in plan.given:
                 keep.make(plan, runs, fingerprints)

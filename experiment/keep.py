@@ -108,7 +108,7 @@ def take_decisions(plan, runs):
     return kept
 
 
-def check(plan, runs, kept, fingerprints):
+def configure(plan, runs, kept, fingerprints):
     """Gives each run its config. Raises ValueError if its checkpoint belongs to another one.
 
     Then config.json tells where the run was started: on which device, with which torch.
