@@ -123,7 +123,8 @@ def read_runs(paths, rounds=inf):
         seeds = [run["seed"] for run in runs]
         if len({*seeds}) < len(seeds):
             raise ValueError(f"{label} has two runs with one seed, {seeds}; name them separately")
-        methods = [run["settings"] | {"rounds": run["rounds"]} for run in runs]
+        methods = [run["settings"] | {"algo": run["algo"], "rounds": run["rounds"]}
+                   for run in runs]
         for name in sorted({name for method in methods for name in method}):
             values = {str(method.get(name)) for method in methods}
             if len(values) > 1:
@@ -285,7 +286,7 @@ def main(argv=None):
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="folders and files")
     parser.add_argument("--key", default="accuracy", help="metrics, separated by commas")
-    parser.add_argument("--base", help="the labels to subtract (default: that of the first row)")
+    parser.add_argument("--base", help="labels to subtract, with commas (default: the first)")
     parser.add_argument("--rounds", type=int, default=inf, help="leave out the rounds after this")
     parser.add_argument("--last", type=int, default=1, help="also average the last LAST rounds")
     parser.add_argument("--out", type=Path, help="a .png, .svg, .csv or .csv.gz, and no tables")

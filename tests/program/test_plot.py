@@ -203,6 +203,9 @@ def test_no_run_hides_another(tmp_path, capsys):
     write(tmp_path / "y" / "x", "fedavg", {2: B[2]})     # another seed is one more
     [runs] = plot.read_runs([tmp_path / "x.csv", tmp_path / "y"]).values()
     assert [run["seed"] for run in runs] == [0, 1, 2]
+    write(tmp_path / "z" / "x", "fedgem", {2: B[2]})     # but not of another algorithm
+    assert "x: not all seeds have the same algo" in error_line(capsys, tmp_path / "x.csv",
+                                                               tmp_path / "z")
 
 
 @pytest.mark.parametrize("flags, rows, words", [
