@@ -1,13 +1,11 @@
 """Tables and curves of kept runs: means over seeds and differences, with 95% intervals.
 
     python -m experiment.plot runs/a                           last and best accuracy of each label
-    python -m experiment.plot runs/a --last 10                 the mean of the last 10 rounds, too
-    python -m experiment.plot runs/a --base fedavg,fedprox     differences from both, by seed
-    python -m experiment.plot runs/a --rounds 30               after 30 rounds of longer runs
+    python -m experiment.plot runs/a --base fedavg,fedprox     minus those of both, by seed
+    python -m experiment.plot runs/a --rounds 30 --last 10     the mean of rounds 21 to 30, too
     python -m experiment.plot runs/a --key ComU@0.3            MB until the clients' accuracy is 0.3
-    python -m experiment.plot runs/a --out curves.png          accuracy by round (needs matplotlib)
-    python -m experiment.plot runs/a --out curves.csv.gz       each seed's, a file that is a RUN too
-    python -m experiment.plot runs/a runs/b --key server_accuracy,client_accuracy --x MB --out b.svg
+    python -m experiment.plot runs/a --out curves.png --x MB   accuracy by MB (needs matplotlib)
+    python -m experiment.plot runs/a --out curves.csv.gz       all metrics; the file is a RUN, too
 
 A RUN is a folder that --out of fedkd_minimal.py made, or a folder above it. The runs of one
 algorithm in a folder, FOLDER/ALGO-seedN, FOLDER/SEED or FOLDER/SEED/ALGO-seedN, have one label:
@@ -19,14 +17,13 @@ import gzip
 import io
 import json
 import os
-import re
-import signal
-import sys
-from itertools import accumulate
-from math import sqrt
+from math import inf, sqrt
 from pathlib import Path
 from statistics import mean, stdev
 
+# `curves` are {label: [the run of each seed]}. A run is {HEAD..., "rows", "rounds"}: a row has the
+# metrics of a round, the first of round 0, and MB, the payload up and down so far.
+HEAD = ("algo", "seed", "scores", "settings", "environment")
 AXES = {"round": "round", "MB": "MB up and down, summed"}
 SHARES = ("disagreement", "pool", "nobody_right",      # of 1, as accuracies are
           "self_training", "self_distillation", "ensemble_distillation")
@@ -43,151 +40,110 @@ def half_width(values):
     return T[min(n - 1, len(T)) - 1] * stdev(values) / sqrt(n) if n > 1 else None
 
 
-def scores_of(config, algo):
-    """{accuracy metric: whose it is, and on which half of the test set}; `accuracy` is the first.
-
-    config.json of older runs does not say it; for them the registry does.
-    """
-    if "scores" in config:
-        return config["scores"][algo]
-    from algorithms import ALGORITHMS  # torch takes seconds to import
-    algorithm = ALGORITHMS.get(algo.partition(":")[0])
-    if algorithm is None:                                # a reader's own
-        return {"accuracy": "accuracy"}
-    if config["flags"]["public"] != "half":
-        return algorithm.scores
-    half = {"server_accuracy": "public half"} if algorithm.server == "images" else {}
-    return {key: f"{whose}, {half.get(key, 'private half')}"
-            for key, whose in algorithm.scores.items()}
-
-
-def read_run(folder):
-    """{algo, seed, scores, settings, environment, rows: the metrics by round} of a run.
-
-    Raises ValueError if a file of the run is missing or damaged.
-    """
-    try:
-        config = json.loads((folder / "config.json").read_text())
-        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        [algo], [seed] = config["algo"], config["seeds"]
-        settings = config["flags"] | config["networks"][algo] | config["settings"][algo]
-        for name in {"dataset", "public", "data_root"} & settings.keys():
-            if settings[name]:                           # without the folders of this machine
-                settings[name] = Path(settings[name]).name
-        sent = accumulate((row.get("bytes_up", 0) + row.get("bytes_down", 0)) / 2**20
-                          for row in rows)
-        return {"algo": algo, "seed": seed, "scores": scores_of(config, algo),
-                "settings": settings, "environment": config["environment"],
-                "rows": [{**row, "MB": megabytes} for row, megabytes in zip(rows, sent)]}
-    except (OSError, LookupError, ValueError) as error:
-        raise ValueError(f"{folder} has a damaged run ({error}); "
-                         f"fedkd_minimal.py --resume {folder} may repair it") from None
-
-
-def read_folders(folders):
-    """{label: {seed: run}} of the runs below folders."""
-    places = {}                                          # a run that is named twice is read once
-    for folder in folders:
-        found = {path.parent.resolve(): None for path in sorted(folder.rglob("metrics.jsonl"))
-                 if path.stat().st_size}
-        if not found:
-            raise ValueError(f"{folder} has no finished round of a run; "
-                             "name a folder that fedkd_minimal.py --out made")
-        places |= found
-    groups = {}                                          # {(folder, algorithm): {seed: run}}
-    for place in places:
-        run = read_run(place)
-        algo, seed = run["algo"], run["seed"]
-        for name in (f"{algo.replace(':', '-')}-seed{seed}", str(seed)):
-            place = place.parent if place.name == name else place
-        seeds = groups.setdefault((place, algo), {})
-        if seed in seeds:
-            raise ValueError(f"{place} has two runs of {algo} with seed {seed}; "
-                             "name folders separately")
-        seeds[seed] = run
-    places = [place for place, _ in groups]
-    names = [place / algo if places.count(place) > 1 else place for place, algo in groups]
-    above = os.path.commonpath([name.parent for name in names])
-    return {str(name.relative_to(above)): dict(sorted(seeds.items()))
-            for name, seeds in zip(names, groups.values())}
+def read_run(path):
+    """[(folder, without SEED and ALGO-seedN, run)] of a metrics.jsonl of fedkd_minimal.py --out."""
+    folder = path.parent.resolve()
+    config = json.loads((folder / "config.json").read_text())
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    [algo], [seed] = config["algo"], config["seeds"]
+    if "scores" not in config:                           # older runs
+        from algorithms import ALGORITHMS                # torch takes seconds to import
+        from experiment.plan import Plan
+        plan = argparse.Namespace(algorithms=ALGORITHMS, flags=config["flags"])
+        config["scores"] = {algo: Plan.scores(plan, algo.partition(":")[0])}
+    settings = config["flags"] | config["networks"][algo] | config["settings"][algo]
+    settings |= {name: Path(settings[name]).name         # without the folders of this machine
+                 for name in ("dataset", "public", "data_root") if settings.get(name)}
+    num_bytes = 0
+    for row in rows:
+        num_bytes += row.get("bytes_up", 0) + row.get("bytes_down", 0)
+        row["MB"] = num_bytes / 2**20
+    for name in (f"{algo.replace(':', '-')}-seed{seed}", str(seed)):
+        folder = folder.parent if folder.name == name else folder
+    return [(folder, {"algo": algo, "seed": seed, "scores": config["scores"][algo],
+                      "settings": settings, "environment": config["environment"], "rows": rows})]
 
 
 def read_csv(path):
-    """{label: {seed: run}} of a file that `write_csv` made."""
+    """[(label as a relative path, run)] of a file that `write_csv` made."""
     data = path.read_bytes()
     first, *lines = (gzip.decompress(data) if path.suffix == ".gz" else data).decode().splitlines()
-    if not first.startswith("# ["):
-        raise ValueError(f"{path} is no file that --out made here")
-    curves = {}
-    for label, run in json.loads(first.removeprefix("# ")):
-        curves.setdefault(label, {})[run["seed"]] = run | {"rows": []}
+    runs = {(label, run["seed"]): run | {"rows": []}
+            for label, run in json.loads(first.removeprefix("# "))}
     for row in csv.DictReader(lines):
-        run = curves[row.pop("label")][int(row.pop("seed"))]
+        run = runs[row.pop("label"), int(row.pop("seed"))]
         run["rows"].append({key: json.loads(text) for key, text in row.items() if text})
-    return curves
+    return [(Path(label), run) for (label, _), run in runs.items()]
 
 
 def write_csv(curves, path):
     """Writes every metric of each round; the first line is what else `read_csv` needs of a run."""
-    runs = [(label, run) for label, seeds in curves.items() for run in seeds.values()]
-    heads = [(label, {name: run[name] for name in run if name != "rows"}) for label, run in runs]
-    keys = list(dict.fromkeys(key for _, run in runs for row in run["rows"] for key in row))
+    runs = [(label, run) for label, runs in curves.items() for run in runs]
+    heads = [(label, {name: run[name] for name in HEAD}) for label, run in runs]
+    rows = [{"label": label, "seed": run["seed"]}
+            | {key: f"{x:.6g}" if isinstance(x, float) else x for key, x in row.items()}
+            for label, run in runs for row in run["rows"]]
+    keys = list(dict.fromkeys(key for row in rows for key in row))
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(["label", "seed", *keys])
-    for label, run in runs:
-        for row in run["rows"]:
-            cells = [row.get(key) for key in keys]
-            table.writerow([label, run["seed"],
-                            *(f"{x:.6g}" if isinstance(x, float) else x for x in cells)])
+    table.writerows([keys, *([row.get(key) for key in keys] for row in rows)])
     data = f"# {json.dumps(heads)}\n{text.getvalue()}".encode()
     path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
 
 
-def read_runs(paths, rounds=None):
-    """{label: {seed: run}}, see `read_run`, without the rounds after `rounds`.
+def read_runs(paths, rounds=inf):
+    """{label: [the run of each seed]} of folders and files, without the rounds after `rounds`.
 
-    Raises ValueError if a folder has no run, or the runs of a label are not those of one method.
+    Raises ValueError if a folder has no run, a run is damaged, or the runs of a label are not those
+    of one method with different seeds.
     """
-    files = [path for path in paths if path.suffix in (".csv", ".gz")]
-    folders = [path for path in paths if path not in files]
-    curves = read_folders(folders) if folders else {}
-    for file in files:
-        found = read_csv(file)
-        for label in curves.keys() & found.keys():
-            raise ValueError(f"{file} has the label {label}, and another RUN has it, too")
-        curves |= found
-    for label, seeds in curves.items():
-        first = None
-        for seed, run in seeds.items():
-            run["rows"] = [row for row in run["rows"] if rounds is None or row["round"] <= rounds]
-            found = run["settings"] | {"rounds": last_round(run)}
-            first = first or found
-            for name, value in found.items():
-                if value != first.get(name):
-                    raise ValueError(f"{label}: not all seeds have the same {name} "
-                                     f"({first.get(name)}, but {value} with seed {seed}); name "
-                                     "folders separately, or compare after the same --rounds")
+    found = []                                           # [(folder, or label of a file, run)]
+    for path in paths:
+        files = [path] if path.is_file() else sorted(path.rglob("metrics.jsonl"))
+        files = [file for file in files if file.stat().st_size]
+        if not files:
+            raise ValueError(f"{path} has no run of fedkd_minimal.py --out with a finished round")
+        for file in files:
+            try:
+                found += read_csv(file) if file.suffix in (".csv", ".gz") else read_run(file)
+            except (OSError, EOFError, LookupError, TypeError, ValueError) as error:
+                raise ValueError(f"{file} is damaged, or --out did not make it ({error}); "
+                                 "fedkd_minimal.py --resume may repair a run") from None
+    several = [place for place, _ in {(place, run["algo"]) for place, run in found}]
+    names = [place / run["algo"] if several.count(place) > 1 else place for place, run in found]
+    above = os.path.commonpath([name.parent for name in names if name.is_absolute()] or "/")
+    curves = {}
+    for name, (_, run) in zip(names, found):
+        run["rows"] = [row for row in run["rows"] if row["round"] <= rounds]
+        run["rounds"] = len(run["rows"]) - 1
+        label = str(name.relative_to(above) if name.is_absolute() else name)
+        curves.setdefault(label, []).append(run)
+    for label, runs in curves.items():
+        runs.sort(key=lambda run: run["seed"])
+        seeds = [run["seed"] for run in runs]
+        if len({*seeds}) < len(seeds):
+            raise ValueError(f"{label} has two runs with one seed, {seeds}; name them separately")
+        methods = [run["settings"] | {"algo": run["algo"], "rounds": run["rounds"]}
+                   for run in runs]
+        for name in sorted({name for method in methods for name in method}):
+            values = {str(method.get(name)) for method in methods}
+            if len(values) > 1:
+                raise ValueError(f"{label}: not all seeds have the same {name}: {sorted(values)}; "
+                                 "name folders separately, or compare after the same --rounds")
     return curves
-
-
-def last_round(run):
-    return run["rows"][-1]["round"]
-
-
-def whose(seeds, key):
-    """Whose accuracy a metric is: its own name if that is not declared, "" if it is no accuracy."""
-    scores = next(iter(seeds.values()))["scores"]
-    if key == "accuracy":
-        return next(iter(scores.values()))
-    return scores.get(key, key) if "accuracy" in key else ""
 
 
 def is_share(key):
     return "accuracy" in key or key in SHARES
 
 
-def rows_with(run, key):
+def whose(runs, key):
+    """Whose accuracy a metric is; its own name if that is not declared, or it is no accuracy."""
+    scores = runs[0]["scores"]
+    return scores.get(next(iter(scores)) if key == "accuracy" else key, key)
+
+
+def series(run, key):
     """[(row, its metric)] of the rounds that have the metric.
 
     ComU@0.3 is FedGEMS's, Table 4: MB up and down until the clients' mean accuracy is 0.3.
@@ -199,22 +155,19 @@ def rows_with(run, key):
     return [(row, row[key]) for row in run["rows"] if row.get(key) is not None]
 
 
-def curve(seeds, key, axis, last=1):
-    """[(x, mean, half width or None, number of seeds)] of each round with the metric.
+def curve(runs, key, axis, last=1):
+    """[(x, mean, half width or None)] of each round with the metric.
 
     last    each point is the mean of so many rounds up to it
     """
-    found = {}                                           # {round: [(x, value) of each seed]}
-    for run in seeds.values():
-        rows, values = zip(*rows_with(run, key))
-        for end, row in enumerate(rows, start=1):
-            value = mean(values[max(0, end - last):end])
-            found.setdefault(row["round"], []).append((row[axis], value))
-    points = []
-    for _, of_round in sorted(found.items()):
-        x, values = zip(*of_round)
-        points.append((mean(x), mean(values), half_width(values), len(values)))
-    return points
+    rounds = {}                                          # {round: [(x, value) of each seed]}
+    for run in runs:
+        found = series(run, key)
+        for end, (row, _) in enumerate(found, start=1):
+            value = mean(value for _, value in found[:end][-last:])
+            rounds.setdefault(row["round"], []).append((row[axis], value))
+    points = [zip(*rounds[number]) for number in sorted(rounds)]
+    return [(mean(x), mean(values), half_width(values)) for x, values in points]
 
 
 def draw(curves, keys, axis, last, path, names=None):
@@ -222,15 +175,14 @@ def draw(curves, keys, axis, last, path, names=None):
 
     names    of the lines; by default the labels, and whose accuracy it is if that differs
     """
-    lines = [(label, key) for key in keys for label, seeds in curves.items()
-             if any(rows_with(run, key) for run in seeds.values())]
-    meanings = [whose(curves[label], key) or key.replace("_", " ") for label, key in lines]
-    same = len({*meanings}) == 1
-    names = names or [label if same else f"{label}: {meaning}"
-                      for (label, _), meaning in zip(lines, meanings)]
+    lines = [(label, key) for key in keys for label, runs in curves.items()
+             if any(series(run, key) for run in runs)]
+    owners = [whose(curves[label], key) for label, key in lines]
+    same = len({*owners}) == 1
+    names = names or [label if same else f"{label}: {owner}"
+                      for (label, _), owner in zip(lines, owners)]
     if len(names) != len(lines):
-        raise ValueError(f"--names has {len(names)} names for these {len(lines)} lines: "
-                         + ", ".join(f"{key} of {label}" for label, key in lines))
+        raise ValueError(f"--names has {len(names)} names for these {len(lines)} lines: {lines}")
     import numpy as np
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -239,12 +191,12 @@ def draw(curves, keys, axis, last, path, names=None):
     figure = Figure(figsize=(9, 4.5), dpi=150, layout="constrained")
     ax = figure.subplots()
     for i, (name, (label, key)) in enumerate(zip(names, lines)):
-        x, middle, width, numbers = np.array(curve(curves[label], key, axis, last), float).T
+        x, middle, width = np.array(curve(curves[label], key, axis, last), float).T
         color, style = COLORS[i % len(COLORS)], "-" if i < len(COLORS) else "--"
         ax.plot(x, middle, style, color=color, label=name)
         ax.fill_between(x, middle - width, middle + width, color=color, alpha=0.15, linewidth=0)
-    seeds = max(len(runs) for runs in curves.values())
-    described = ["accuracy"] * all("accuracy" in key for key in keys) + meanings[:1] * same
+    seeds = max(map(len, curves.values()))
+    described = ["accuracy"] * all("accuracy" in key for key in keys) + owners[:1] * same
     title = f"mean of {seeds} seeds and its 95% interval" if seeds > 1 else "one seed"
     ax.set(xlabel=AXES[axis], ylabel=" of ".join(described),
            title=title + f"; each point: mean of {last} rounds" * (last > 1))
@@ -259,139 +211,112 @@ def draw(curves, keys, axis, last, path, names=None):
         figure.savefig(path, metadata={"Date": None})
 
 
-def print_settings(curves):
-    """Prints the settings that all runs share, then each label's others."""
-    texts = {(label, seed): [f"{name}={','.join(map(str, x)) if isinstance(x, list) else x}"
-                             for name, x in [("algo", run["algo"]), *run["settings"].items(),
-                                             *run["environment"].items()]]
-             for label, seeds in curves.items() for seed, run in seeds.items()}
-    first, *others = texts.values()
-    shared = [text for text in first if all(text in own for own in others)]
-    print("settings:", *shared)
-    for label, seeds in curves.items():                  # a name twice: seeds have different values
-        own = dict.fromkeys(text for seed in seeds for text in texts[label, seed])
-        print(f"{label}:", *(text for text in own if text not in shared))
-
-
-def values_of(seeds, key, measure):
+def values_of(runs, key, measure):
     """{seed: measure([the metric by round])}, in percent if it is a share."""
     scale = 100 if is_share(key) else 1
-    return {seed: scale * measure([value for _, value in rows])
-            for seed, run in seeds.items() if (rows := rows_with(run, key))}
+    return {run["seed"]: scale * measure([value for _, value in found])
+            for run in runs if (found := series(run, key))}
 
 
 def interval_text(values, form):
     """"MEAN +- HALF WIDTH"; the mean alone of one value, a dash of none."""
-    width = half_width(values)
-    text = f"{mean(values):{form}}" if values else "-"
+    text, width = f"{mean(values):{form}}" if values else "-", half_width(values)
     return text if width is None else f"{text} +- {width:{form.lstrip('+')}}"
 
 
-def table_rows(curves, key, name, measure, bases):
-    """The cells of a table, its header first: a label's values, their differences from each base.
+def print_table(curves, key, name, measure, bases):
+    """Prints a row for each label: mean and interval, differences from each base, values by seed.
 
     name, measure    "best", max
     From a base that does not have an accuracy its `accuracy` is subtracted.
     """
-    form = ".2f" if is_share(key) else ".6g"
-    found = {label: values_of(seeds, key, measure) for label, seeds in curves.items()}
-    ends = {label: last_round(next(iter(seeds.values()))) for label, seeds in curves.items()}
-    seeds = sorted({seed for values in found.values() for seed in values})
-    owned = "accuracy" in key
-    keys = {base: "accuracy" if owned and not found[base] else key for base in bases}
-    owners = {base: whose(curves[base], keys[base]) for base in bases}
-    rows = [[f"{name} {key}" + ", %" * is_share(key), *["accuracy of"] * owned, "mean +- 95%",
-             *(f"minus {base} {keys[base]}" + f" ({owners[base]})" * owned for base in bases),
-             "last round", *(f"seed {seed}" for seed in seeds)]]
-    for label, values in found.items():
-        owner, cells = whose(curves[label], key), []
-        for base in bases:
-            theirs = values_of(curves[base], keys[base], measure)
-            text = interval_text([values[seed] - theirs[seed] for seed in values if seed in theirs],
-                                 "+" + form)
-            marks = "*" * (owner != owners[base]) + "#" * (ends[label] != ends[base])
-            is_base = (label, key) == (base, keys[base])
-            cells.append("reference" if is_base else text + marks * (text != "-"))
-        rows.append([label, *[owner if values else "-"] * owned,
-                     interval_text([*values.values()], form), *cells, str(ends[label]),
-                     *(f"{values[seed]:{form}}" if seed in values else "-" for seed in seeds)])
-    return rows
-
-
-def print_table(rows):
-    """Prints a table, its first column to the left; an accuracy's owner, too."""
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    left = {0} | {i for i, name in enumerate(rows[0]) if name == "accuracy of"}
+    owned, form = "accuracy" in key, ".2f" if is_share(key) else ".6g"
+    values = {label: values_of(runs, key, measure) for label, runs in curves.items()}
+    ends = {label: str(runs[0]["rounds"]) for label, runs in curves.items()}
+    columns = {f"{name} {key}" + ", %" * is_share(key): [*curves]}
+    if owned:
+        columns["accuracy of"] = [whose(curves[label], key) if own else "-"
+                                  for label, own in values.items()]
+    columns["mean +- 95%"] = [interval_text([*own.values()], form) for own in values.values()]
+    for base in bases:
+        other = "accuracy" if owned and not values[base] else key
+        theirs, owner = values_of(curves[base], other, measure), whose(curves[base], other)
+        columns[f"minus {base} {other}" + f" ({owner})" * owned] = cells = []
+        for label, own in values.items():
+            points = [own[seed] - theirs[seed] for seed in own if seed in theirs]
+            marks = "*" * (whose(curves[label], key) != owner) + "#" * (ends[label] != ends[base])
+            text = interval_text(points, "+" + form) + marks * bool(points)
+            cells.append("reference" if (label, key) == (base, other) else text)
+    columns["last round"] = [*ends.values()]
+    for seed in sorted({seed for own in values.values() for seed in own}):
+        columns[f"seed {seed}"] = [f"{own[seed]:{form}}" if seed in own else "-"
+                                   for own in values.values()]
+    table = [[*columns], *zip(*columns.values())]
+    widths = [max(map(len, column)) for column in zip(*table)]
     print()
-    for row in rows:
-        cells = [cell.ljust(width) if i in left else cell.rjust(width)
-                 for i, (cell, width) in enumerate(zip(row, widths))]
-        print(*cells, sep="  ")
+    for row in table:
+        print(*(f"{cell:{'<' if i < 1 + owned else '>'}{width}}"
+                for i, (cell, width) in enumerate(zip(row, widths))), sep="  ")
 
 
 def print_tables(curves, keys, bases, last):
-    print_settings(curves)
+    """Prints the settings that all runs share, each label's others, and the tables."""
+    texts = [(label, [f"{name}={','.join(map(str, x)) if isinstance(x, list) else x}"
+                      for part in ({"algo": run["algo"]}, run["settings"], run["environment"])
+                      for name, x in part.items()])
+             for label, runs in curves.items() for run in runs]
+    shared = [text for text in texts[0][1] if all(text in own for _, own in texts)]
+    print("settings:", *shared)
+    for label in curves:                                 # a name twice: seeds have different values
+        own = dict.fromkeys(text for name, own in texts if name == label for text in own)
+        print(f"{label}:", *(text for text in own if text not in shared))
     print("\nminus ...: the mean difference, paired by seed; +- half of its 95% interval\n"
           "*: not an accuracy of the same models on the same half of the test images\n"
           "#: the two end in different rounds")
-    measures = {"final": lambda values: values[-1], "best": max}
-    if last > 1:
-        measures = {f"mean of {last} rounds": lambda values: mean(values[-last:])} | measures
-    for name, measure in measures.items():
+    measures = [(f"mean of {last} rounds", lambda values: mean(values[-last:])),
+                ("final", lambda values: values[-1]), ("best", max)]
+    for name, measure in measures if last > 1 else measures[1:]:
         for key in keys:
             if name == "final" or "accuracy" in key:     # best loss, bytes: no meaning
-                print_table(table_rows(curves, key, name, measure, bases))
+                print_table(curves, key, name, measure, bases)
 
 
-def main(argv):
-    parser = argparse.ArgumentParser(prog="plot", description=__doc__.splitlines()[0])
-    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path,
-                        help="a folder that --out of fedkd_minimal.py made, a folder above it, or "
-                             "a .csv or .csv.gz file that --out made here")
+def main(argv=None):
+    parser = argparse.ArgumentParser(prog="plot", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="folders and files")
     parser.add_argument("--key", default="accuracy", help="metrics, separated by commas")
-    parser.add_argument("--base", help="labels, separated by commas, whose values the table "
-                                       "subtracts (default: that of the first row)")
-    parser.add_argument("--rounds", type=int, help="leave out the rounds after this one")
-    parser.add_argument("--last", type=int, default=1, metavar="N",
-                        help="the mean of the last N rounds, in tables and at each point of curves")
-    parser.add_argument("--out", type=Path, help="a file to write instead of the table: .png, "
-                        ".svg, or .csv or .csv.gz with every metric by label, seed and round")
+    parser.add_argument("--base", help="labels to subtract, with commas (default: the first)")
+    parser.add_argument("--rounds", type=int, default=inf, help="leave out the rounds after this")
+    parser.add_argument("--last", type=int, default=1, help="also average the last LAST rounds")
+    parser.add_argument("--out", type=Path, help="a .png, .svg, .csv or .csv.gz, and no tables")
     parser.add_argument("--x", choices=AXES, default="round", help="x axis of a picture")
-    parser.add_argument("--names", nargs="+", metavar="NAME",
-                        help="names of a picture's lines, in their order")
+    parser.add_argument("--names", nargs="+", metavar="NAME", help="names of a picture's lines")
     parser.error = lambda message: parser.exit(2, f"plot: error: {message}\n")    # one line
     args = parser.parse_args(argv)
-    keys = [*dict.fromkeys(args.key.split(","))]
+    keys = args.key.split(",")
     try:
-        if args.last < 1 or args.rounds is not None and args.rounds < 0:
-            raise ValueError("--last is 1 or more, --rounds 0 or more")
         curves = read_runs(args.runs, args.rounds)
-        for label, runs in curves.items():
-            if args.last > 1 and any(last_round(run) < args.last for run in runs.values()):
-                raise ValueError(f"--last {args.last}: {label} has fewer rounds")
-        known = {key for runs in curves.values() for run in runs.values() for row in run["rows"]
+        bases = args.base.split(",") if args.base else [*curves][:1]
+        known = {key for runs in curves.values() for run in runs for row in run["rows"]
                  for key in row}
         for key in keys:
-            if key not in known and not re.fullmatch(r"ComU@\d*\.?\d+", key):
-                raise ValueError(f"no run has the metric {key!r}; there are "
-                                 f"{', '.join(sorted(known))}, ComU@0.5")
-        bases = args.base.split(",") if args.base else [next(iter(curves))]
+            if key not in known and not key.startswith("ComU@"):
+                raise ValueError(f"no run has {key}, but {', '.join(sorted(known))}, ComU@0.5")
         for base in {*bases} - {*curves}:
             raise ValueError(f"--base {base}: the labels are {', '.join(curves)}")
+        for label, runs in curves.items():
+            if args.last < 1 or runs[0]["rounds"] < args.last > 1:
+                raise ValueError(f"--last {args.last}: {label} has {runs[0]['rounds']} rounds")
         if args.out and ".csv" in args.out.suffixes:
             write_csv(curves, args.out)
         elif args.out:
             draw(curves, keys, args.x, args.last, args.out, args.names)
         else:
             print_tables(curves, keys, bases, args.last)
-    except ImportError as error:
-        parser.error(f"{error}: pip install it, or write the numbers with --out FILE.csv")
-    except (ValueError, OSError) as error:
+    except (ImportError, OSError, ValueError) as error:
         parser.error(error)
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(errors="backslashreplace")    # names of folders on an ASCII terminal
-    if hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)    # | head ends it without a traceback
-    main(sys.argv[1:])
+    main()

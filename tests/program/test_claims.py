@@ -125,10 +125,10 @@ def test_a_file_of_curves_has_the_values_of_its_tables(path):
     compared = 0
     curves = plot.read_runs([path])
     for (row, metric), rounds in verdicts.read(path.name.removesuffix(".csv.gz")).items():
-        seeds = curves.get(row, curves.get(row.rpartition("/")[2], {}))
-        for seed, value in plot.values_of(seeds, metric, lambda values: values[-1]).items():
-            if plot.is_share(metric) and plot.last_round(seeds[seed]) in rounds:
-                final = rounds[plot.last_round(seeds[seed])]["final"]
+        runs = curves.get(row, curves.get(row.rpartition("/")[2], []))
+        for seed, value in plot.values_of(runs, metric, lambda values: values[-1]).items():
+            if plot.is_share(metric) and runs[0]["rounds"] in rounds:
+                final = rounds[runs[0]["rounds"]]["final"]
                 assert float(final[f"seed {seed}"]) == pytest.approx(value, abs=0.006)
                 compared += 1
     assert compared

@@ -37,7 +37,7 @@ def printed(capsys, *argv):
 def table(tmp_path, capsys):
     write(tmp_path, "a", A)
     write(tmp_path, "b", B, alpha=2, loss=1234)
-    return printed(capsys, tmp_path, "--key", "accuracy,loss", "--base", "a", "--last", 2)
+    return printed(capsys, tmp_path, "--key", "accuracy,loss", "--base", "a,b", "--last", 2)
 
 
 def half(*values):
@@ -47,13 +47,15 @@ def half(*values):
 
 
 def test_the_table_has_the_mean_and_its_interval_in_the_last_round(table):
-    assert f"\na server 50.00 +- {half(40, 60):.2f} reference 2 40.00 60.00 -\n" in table
-    assert f"\nb server {130 / 3:.2f} +- {half(70, 50, 10):.2f} " in table
-    assert "\nb 1234 +- 0 - 2 1234 1234 1234\n" in table         # no percent
+    assert "minus a accuracy (server) minus b accuracy (server) last round seed 0 seed 1" in table
+    x = f"10.00 +- {half(70 - 40, 50 - 60):.2f}"
+    assert f"\na server 50.00 +- {half(40, 60):.2f} reference -{x} 2 40.00 60.00 -\n" in table
+    assert f"\nb server {130 / 3:.2f} +- {half(70, 50, 10):.2f} +{x} reference 2 70.00 " in table
+    assert "\nb 1234 +- 0 - reference 2 1234 1234 1234\n" in table       # no percent
 
 
 def test_differences_are_paired_by_seed(table):
-    row = r"\nb server \S+ .* (\+\S+ \+- \S+) 2 \S+ \S+ \S+\n"
+    row = r"\nb server \S+ .* (\+\S+ \+- \S+) reference 2 \S+ \S+ \S+\n"
     mean, final, best = re.findall(row, table)
     assert mean == f"+5.00 +- {half(65 - 45, 35 - 45):.2f}"
     assert final == f"+10.00 +- {half(70 - 40, 50 - 60):.2f}"
@@ -98,32 +100,16 @@ def test_accuracies_on_different_classes_are_marked(tmp_path, capsys):
     assert "\nfedavg client_accuracy_own 50.00 -20.00* 0 50.00\n" in out
 
 
-def test_rounds_of_different_number_are_marked(tmp_path, capsys):
+def test_rounds_of_different_number_are_marked_or_left_out(tmp_path, capsys):
     write(tmp_path, "a", {0: [0.4]})
     write(tmp_path, "b", {0: [0.1, 0.6]})
     assert "\nb server 60.00 +20.00# 1 60.00\n" in printed(capsys, tmp_path)
+    assert "\nb server 10.00 -30.00 0 10.00\n" in printed(capsys, tmp_path, "--rounds", 0)
 
 
-def test_runs_without_scores_take_them_from_the_registry(tmp_path, capsys):
-    """A server with a network of its own is tested on the public half, clients on the other."""
-    last = {"public": "half", "scores": None}
-    write(tmp_path, "fedmd", {0: [0.4]}, **last)
-    write(tmp_path, "fedgems", {0: [0.6]}, **last)
-    write(tmp_path, "fedavg:lr=1", {0: [0.5]}, **last)
-    write(tmp_path, "mine", {0: [0.3]}, **last)          # not registered
-    out = printed(capsys, tmp_path)
-    assert "\nfedmd clients, after private training, private half 40.00 " in out
-    assert "\nfedgems server, public half 60.00 " in out
-    assert "\nfedavg:lr=1 server, private half 50.00 " in out
-    assert "\nmine accuracy 30.00 " in out
-
-
-def test_several_bases_have_a_column_each(tmp_path, capsys):
-    write(tmp_path, "a", A)
-    write(tmp_path, "b", B)
-    out = printed(capsys, tmp_path, "--base", "b,a")
-    assert "minus b accuracy (server) minus a accuracy (server) last round" in out
-    assert re.search(r"\na server \S+ \+- \S+ -10.00 \+- \S+ reference 2 40.00", out)
+def test_older_runs_without_scores_take_them_from_the_registry(tmp_path, capsys):
+    write(tmp_path, "fedavg:lr=1", {0: [0.5]}, public="half", scores=None)
+    assert " server, private half 50.00 " in printed(capsys, tmp_path)
 
 
 @pytest.mark.parametrize("flags, names", [([], [": server<", ": ensemble<", "mean of 2 seeds and"]),
@@ -140,19 +126,13 @@ def test_a_picture_names_each_line_and_whose_accuracy_it_is(tmp_path, flags, nam
 
 def test_a_curve_has_the_mean_and_interval_of_each_round(tmp_path):
     write(tmp_path, "b", B)
-    [seeds] = plot.read_runs([tmp_path]).values()
-    points = plot.curve(seeds, "accuracy", "round")
+    [runs] = plot.read_runs([tmp_path]).values()
+    points = plot.curve(runs, "accuracy", "round")
     assert [x for x, *_ in points] == [0, 1, 2]
-    assert points[2][1:] == pytest.approx((1.3 / 3, half(.7, .5, .1), 3))
-    assert [x for x, *_ in plot.curve(seeds, "accuracy", "MB")] == [0.5, 2.0, 4.5]
-    smooth = [value for _, value, *_ in plot.curve({0: seeds[0]}, "accuracy", "round", last=2)]
+    assert points[2][1:] == pytest.approx((1.3 / 3, half(.7, .5, .1)))
+    assert [x for x, *_ in plot.curve(runs, "accuracy", "MB")] == [0.5, 2.0, 4.5]
+    smooth = [value for _, value, _ in plot.curve(runs[:1], "accuracy", "round", last=2)]
     assert smooth == pytest.approx([0.1, 0.35, 0.65])
-
-
-def test_rounds_leaves_out_the_later_ones(tmp_path, capsys):
-    write(tmp_path, "a", A)
-    out = printed(capsys, tmp_path, "--rounds", 1)
-    assert re.search(r"final .*\n\S+ server 40.00 .* 1 50.00 30.00", out)
 
 
 @pytest.mark.parametrize("name", ["x.csv", "x.csv.gz"])
@@ -182,7 +162,7 @@ def test_a_label_is_the_folder_or_the_algorithm_below_what_all_share(tmp_path):
     def labels(*folders):
         return sorted(plot.read_runs([tmp_path / x for x in folders]))
     write(tmp_path / "x", "fedavg", A)
-    assert labels("x") == labels("x/fedavg-seed0", "x") == ["x"]
+    assert labels("x") == ["x"]
     write(tmp_path / "x", "fedsdd:R=1", A)
     assert labels("x") == ["fedavg", "fedsdd:R=1"]
     write(tmp_path / "z" / "R1", "fedsdd", B)
@@ -196,50 +176,54 @@ def test_a_label_is_the_folder_or_the_algorithm_below_what_all_share(tmp_path):
     assert labels("s") == ["fedavg", "fedmd"]                            # SEED/ALGO-seedN
 
 
-@pytest.mark.parametrize("second, words", [
-    ({"alpha": 2}, "alpha (1, but 2 with seed 1)"), ({}, "rounds (2, but 0 with seed 1)")])
-def test_runs_of_two_methods_are_not_pooled(tmp_path, capsys, second, words):
-    write(tmp_path, "a", {0: A[0]})
-    write(tmp_path, "a", {1: A[1] if second else [0.1]}, **second)
+def error_line(capsys, *argv):
+    """What the program prints when it ends with status 2: one line."""
     with pytest.raises(SystemExit, match="2"):
-        plot.main([str(tmp_path)])
+        plot.main([str(word) for word in argv])
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("plot: error: ") and words in line
+    return line.removeprefix("plot: error: ")
+
+
+@pytest.mark.parametrize("values, alpha, words", [
+    (A[1], 2, "the same alpha: ['1', '2']"), ([0.1], 1, "the same rounds: ['0', '2']")])
+def test_runs_of_two_methods_are_not_pooled(tmp_path, capsys, values, alpha, words):
+    write(tmp_path, "a", {0: A[0]})
+    write(tmp_path, "a", {1: values}, alpha)
+    assert words in error_line(capsys, tmp_path)
 
 
 def test_no_run_hides_another(tmp_path, capsys):
-    """Two runs of one label and seed: below one folder, or one in a folder and one in a file."""
+    """Two runs of one label and seed: one in a folder, the other below it or in a file."""
     write(tmp_path / "x", "fedavg", A)
+    printed(capsys, tmp_path / "x", "--out", tmp_path / "x.csv")
+    words = "x has two runs with one seed, [0, "
+    assert words in error_line(capsys, tmp_path / "x", tmp_path / "x.csv")
     write(tmp_path / "x" / "0", "fedavg", {0: A[0]})
-    write(tmp_path / "y", "fedavg", A)
-    file = tmp_path / "y.csv"
-    printed(capsys, tmp_path / "y", "--out", file)
-    for runs in (["x"], ["y", "y.csv"]):
-        with pytest.raises(SystemExit, match="2"):
-            plot.main([str(tmp_path / name) for name in runs])
-        [line] = capsys.readouterr().err.splitlines()
-        assert "has two runs of fedavg with seed 0" in line or "has the label y" in line
+    assert words in error_line(capsys, tmp_path / "x")
+    write(tmp_path / "y" / "x", "fedavg", {2: B[2]})     # another seed is one more
+    [runs] = plot.read_runs([tmp_path / "x.csv", tmp_path / "y"]).values()
+    assert [run["seed"] for run in runs] == [0, 1, 2]
+    write(tmp_path / "z" / "x", "fedgem", {2: B[2]})     # but not of another algorithm
+    assert "x: not all seeds have the same algo" in error_line(capsys, tmp_path / "x.csv",
+                                                               tmp_path / "z")
 
 
 @pytest.mark.parametrize("flags, rows, words", [
-    ("--key acc", ROW, "there are MB, accuracy, loss"), ("--base a,c", ROW, "the labels are"),
-    ("--last 2", ROW, "has fewer rounds"),
-    ("--last 0", ROW, "1 or more"), ("--rounds -1", ROW, "0 or more"),
+    ("--key acc", ROW, "no run has acc, but MB, accuracy, loss"),
+    ("--base a,c", ROW, "the labels are"), ("--last 2", ROW, "has 0 rounds"),
+    ("--last 0", ROW, "--last 0"), ("--rounds -1", ROW, "no run has accuracy"),
     ("--out x.png --names a b", ROW, "2 names for these 1 lines"),
-    ("", "", "no finished round"), ("", ROW[:9], "damaged"), ("--x week", ROW, "invalid choice"),
-    ("--out x.png", ROW, "pip install it, or"), ("--out no/x.csv", ROW, "no/x.csv")])
+    ("", "", "finished round"), ("", ROW[:9], "a-seed0/metrics.jsonl is damaged"),
+    ("--x week", ROW, "invalid choice"), ("--out x.png", ROW, "matplotlib"),
+    ("--out no/x.csv", ROW, "no/x.csv")])
 def test_bad_input_ends_in_one_line(tmp_path, monkeypatch, capsys, flags, rows, words):
     write(tmp_path, "a", {0: [0.1]})
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     (tmp_path / "a-seed0" / "metrics.jsonl").write_text(rows)
-    with pytest.raises(SystemExit, match="2"):
-        plot.main(f"{tmp_path} {flags}".split())
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("plot: error: ") and words in line
+    assert words in error_line(capsys, tmp_path, *flags.split())
 
 
-def test_a_csv_of_another_program_ends_in_one_line(tmp_path, capsys):
-    (tmp_path / "x.csv").write_text("label,mean\na,1\n")
-    with pytest.raises(SystemExit, match="2"):
-        plot.main([str(tmp_path / "x.csv")])
-    assert "is no file that --out made here" in capsys.readouterr().err
+@pytest.mark.parametrize("content", [b"label,mean\na,1\n", b"", b"[]\nlabel,seed\na,1\n"])
+def test_a_csv_of_another_program_ends_in_one_line(tmp_path, capsys, content):
+    (tmp_path / "x.csv").write_bytes(content)
+    assert "x.csv " in error_line(capsys, tmp_path / "x.csv")
