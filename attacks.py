@@ -54,10 +54,7 @@ def lie(benign, z):
 
 
 def ofom(benign, theta):
-    """Two uploads [2, ...]: benign mean + theta, then the mean of the benign uploads and the first.
-
-    source    Eq. (11)
-    """
+    """Uploads [2, ...]: benign mean + theta; the mean of the benign and the first.     Eq. (11)"""
     wide = torch.promote_types(benign.dtype, torch.float32)          # sums of float16 overflow
     far = benign.mean(0) + theta
     mean = (benign.sum(0, dtype=wide) + far) / (len(benign) + 1)                         # D5
@@ -157,10 +154,7 @@ def attack_models(attack, uploads, client_ids):
 
 
 def attack_samples(attack, uploads, client_ids):
-    """Uploads [[n_i, ...]] of each client's own samples, as in FedGKT.
-
-    The statistics are over all benign samples of the round.
-    """
+    """Uploads [[n_i, ...]] of each client's own samples, as in FedGKT; statistics over them all."""
     benign = [upload for upload, i in zip(uploads, client_ids) if i not in attack.malicious]
     benign = torch.cat(benign or [uploads[0][:0]])
     benign = benign[torch.isfinite(benign).flatten(1).all(1)]

@@ -120,8 +120,7 @@ def seeded(seed, *keys):
 def restrict_public(fed, public_use):
     """The federation with the public data that an algorithm may see.
 
-    public_use   what it declares: "none": no public data; "unlabeled": images alone; otherwise
-                 labels as well
+    public_use   "none": no public data; "unlabeled": images alone; otherwise labels as well
     """
     if public_use == "none":
         return dataclasses.replace(fed, public=None)
@@ -168,12 +167,9 @@ def from_tensors(private, test, networks, *, public=None, validation=None, serve
     def server_model(init=0):
         return new_network(server_network, "server init", init)
 
-    makers = {f"network {j}": functools.partial(client_model, j) for j in range(len(networks))}
-    if server_network:
-        makers["server_network"] = server_model
-    for name, make in makers.items():
-        if make() is make():
-            raise TypeError(f"{name}: each call must make a new network, not return the same one")
+    for j in range(len(networks)):
+        if client_model(j) is client_model(j):
+            raise TypeError(f"network {j}: each call must make a new network, not return one again")
     image = torch.zeros(1, *test[0].shape[1:], device=device)                    # [1, c, h, w]
     shapes = [output_shape(client_model(j), image) for j in range(len(networks))]
     if len({*shapes}) > 1 or not isinstance(shapes[0], tuple) or len(shapes[0]) != 2:

@@ -58,10 +58,7 @@ def in_parallel(fed, fn, ids):
 
 
 def on_server(function):
-    """Decorator: one process computes function(fed, ...), with the server's threads, for all.
-
-    It is for what the loop of an algorithm calls once in a round, such as `train_server`.
-    """
+    """Decorator: one process computes function(fed, ...), with the server's threads, for all."""
     @functools.wraps(function)
     def wrapper(fed, *arguments, **keywords):
         [result] = run_students(fed, lambda _: function(fed, *arguments, **keywords), [0])
@@ -74,10 +71,9 @@ def run_students(fed, train, ks):
     def with_threads(k):
         threads = torch.get_num_threads()
         torch.set_num_threads(fed.threads or threads)
-        try:
-            return train(k)
-        finally:
-            torch.set_num_threads(threads)
+        result = train(k)
+        torch.set_num_threads(threads)
+        return result
 
     return in_parallel(fed, with_threads, ks)
 
