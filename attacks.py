@@ -54,10 +54,7 @@ def lie(benign, z):
 
 
 def ofom(benign, theta):
-    """Two uploads [2, ...]: benign mean + theta, then the mean of the benign uploads and the first.
-
-    source    Eq. (11)
-    """
+    """Uploads [2, ...]: benign mean + theta; the mean of the benign and the first.     Eq. (11)"""
     wide = torch.promote_types(benign.dtype, torch.float32)          # sums of float16 overflow
     far = benign.mean(0) + theta
     mean = (benign.sum(0, dtype=wide) + far) / (len(benign) + 1)                         # D5
@@ -69,14 +66,10 @@ def lie_z(num_clients, num_attackers):
 
     s = floor(n / 2 + 1) - m benign clients make a majority together with the m attackers;
     Phi(z) = (n - m - s) / (n - m), kept between 0.001 and 0.999.
-    raises    ValueError: no client is benign, or fewer than 0 attackers
     source    Eq. (8), (9); Alg. 2, line 2-3
     >>> round(lie_z(50, 12), 3)
     0.336
     """
-    if not 0 <= num_attackers < num_clients:
-        raise ValueError(f"{num_attackers} attackers of {num_clients} clients: "
-                         "at least one client must be benign")
     supporters = math.floor(num_clients / 2 + 1) - num_attackers                         # D3
     benign = num_clients - num_attackers
     return NormalDist().inv_cdf(min(max((benign - supporters) / benign, 0.001), 0.999))
@@ -143,17 +136,10 @@ def attack_rows(attack, uploads, client_ids, rows):
 def attack_models(attack, uploads, client_ids):
     """Uploads [{"model": state_dict, ...}]: a model is a vector of its floating-point entries.
 
-    Each entry keeps its type. One that is finite in no upload, as a mask is, is not attacked.
-    raises    ValueError: uploads without "model"
+    Each entry keeps its type.
     """
-    if not all("model" in upload for upload in uploads):
-        raise ValueError("an attack on weights needs uploads {\"model\": state_dict, ...}, not "
-                         f"{{{', '.join(uploads[0])}}}")
     models = [upload["model"] for upload in uploads]
-    names = [name for name, w in models[0].items() if w.is_floating_point()
-             and any(model[name].isfinite().all() for model in models)]
-    if not names:
-        return uploads
+    names = [name for name, w in models[0].items() if w.is_floating_point()]
     flat = torch.stack([torch.cat([model[name].flatten() for name in names]) for model in models])
     flat = attack_rows(attack, flat, client_ids, torch.arange(flat.shape[1], device=flat.device))
     attacked = []
@@ -168,10 +154,7 @@ def attack_models(attack, uploads, client_ids):
 
 
 def attack_samples(attack, uploads, client_ids):
-    """Uploads [[n_i, ...]] of each client's own samples, as in FedGKT.
-
-    The statistics are over all benign samples of the round.
-    """
+    """Uploads [[n_i, ...]] of each client's own samples, as in FedGKT; statistics over them all."""
     benign = [upload for upload, i in zip(uploads, client_ids) if i not in attack.malicious]
     benign = torch.cat(benign or [uploads[0][:0]])
     benign = benign[torch.isfinite(benign).flatten(1).all(1)]

@@ -63,10 +63,7 @@ from torch import nn
 
 
 class CNN(nn.Module):
-    """Two 3x3 convolutions, each followed by 2x2 max-pooling and ReLU, and a linear layer.
-
-    It has no BatchNorm, so that a model consists of parameters only, without buffers.
-    """
+    """Two 3x3 convolutions, each followed by 2x2 max-pooling and ReLU, and a linear layer."""
 
     def __init__(self, image_shape, num_classes):
         super().__init__()
@@ -197,10 +194,7 @@ def stage(block, blocks, in_channels, out_channels, stride):
 
 
 def initialize_convolutions(model):
-    """Initialize all convolutions in place with He's normal distribution, scaled by fan_out.
-
-    BatchNorm needs nothing here: torch initializes its weight to 1 and its bias to 0.
-    """
+    """Initialize all convolutions in place with He's normal distribution, scaled by fan_out."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -228,10 +222,7 @@ class ResNet(nn.Module):
 
 
 class Edge(nn.Module):
-    """FedGKT's edge network.
-
-    `extract` returns the feature map that is uploaded; `classify` maps it to the edge's own logits.
-    """
+    """FedGKT's edge: `extract` returns the feature map to upload, `classify` the logits of it."""
 
     def __init__(self, block, blocks, image_shape, num_classes):
         super().__init__()
@@ -276,28 +267,14 @@ class ServerResNet(ResNet):
         super().__init__(Bottleneck, blocks, image_shape, num_classes)
         self.stem = nn.Identity()
 
-    def forward(self, features):
-        if features.shape[1] != 16:
-            raise ValueError("this FedGKT server network needs feature maps of 16 channels, "
-                             f"this input has {features.shape[1]}")
-        return super().forward(features)
 
-
-class SmallServer(nn.Module):
-    """The server for `SmallEdge`: two convolutions and a hidden layer."""
+class SmallServer(LargeCNN):
+    """The server for `SmallEdge`: `LargeCNN` without the first pooling, which is the edge's."""
 
     def __init__(self, image_shape, num_classes):
-        super().__init__()
-        _, h, w = image_shape
-        self.conv1 = nn.Conv2d(8, 32, 3, padding=1)
-        self.conv2 = nn.Conv2d(32, 64, 3, padding=1)
-        self.hidden = nn.Linear(64 * (h // 4) * (w // 4), 128)
-        self.classifier = nn.Linear(128, num_classes)
+        super().__init__((8, *image_shape[1:]), num_classes)
 
     def forward(self, features):                             # [B, 8, h/2, w/2]
-        if features.shape[1] != 8:
-            raise ValueError("this FedGKT server network needs feature maps of 8 channels, "
-                             f"this input has {features.shape[1]}")
         x = F.relu(self.conv1(features))                     # [B, 32, h/2, w/2]
         x = F.relu(F.max_pool2d(self.conv2(x), 2))           # [B, 64, h/4, w/4]
         return self.classifier(F.relu(self.hidden(x.flatten(1))))

@@ -23,11 +23,8 @@ import numpy as np
 
 
 def iid(labels, num_clients, rng):
-    """Random parts of the samples whose sizes differ by at most one, the larger parts first.
-
-    `rng`: a numpy Generator.
-    """
-    labels = _checked(labels, rng, num_clients)
+    """Random parts of the samples whose sizes differ by at most one, the larger parts first."""
+    labels = _checked(labels, num_clients)
     parts = np.array_split(rng.permutation(len(labels)), num_clients)
     return [np.sort(part) for part in parts]
 
@@ -36,26 +33,15 @@ def dirichlet(labels, num_clients, alpha, rng, min_size=10):
     """Clients whose shares of each class are from Dir(alpha, ..., alpha) (Yurochkin et al. 2019).
 
     alpha      concentration: with 0.1 a client has few classes, with 100 clients are nearly alike
-    rng        numpy Generator
     min_size   samples: all shares are drawn again until each client has at least this many
     raises     ValueError: alpha is not a positive number, there are too few samples, or 1,000
                draws did not reach min_size
     """
-    labels = _checked(labels, rng, num_clients, min_size)
-    classes, counts = np.unique(labels, return_counts=True)
-    for _ in range(1000):
-        shares = _dirichlet_shares(alpha, len(classes), num_clients, rng)         # [C, M]
+    def cuts_of(shares, counts):
         # Shares may sum to 0.999...: without the 1e-9, a last client of share 0 would get a sample.
-        cuts = (shares[:, :-1].cumsum(1) * counts[:, None] + 1e-9).astype(np.int64)  # [C, M - 1]
-        sizes = np.diff(cuts, axis=1, prepend=0, append=counts[:, None]).sum(0)   # [M]
-        if sizes.min() >= min_size:
-            break
-    else:
-        raise ValueError(f"none of 1000 draws of Dir({alpha}) gave each of {num_clients} clients "
-                         f"{min_size} samples: raise alpha or take fewer clients")
-    parts = [np.split(rng.permutation(np.flatnonzero(labels == c)), class_cuts)
-             for c, class_cuts in zip(classes, cuts)]
-    return [np.sort(np.concatenate(part)) for part in zip(*parts)]
+        return (shares[:, :-1].cumsum(1) * counts[:, None] + 1e-9).astype(np.int64)
+
+    return _cut_classes(labels, num_clients, alpha, rng, min_size, cuts_of)
 
 
 def dirichlet_balanced(labels, num_clients, alpha, rng, min_size=10):
@@ -63,13 +49,9 @@ def dirichlet_balanced(labels, num_clients, alpha, rng, min_size=10):
 
     This is the rule of FedML's code, used by FedGKT and FedGEMS (alpha 0.5). Classes are split in
     the order of their numbers, over the clients that still have fewer than N / num_clients samples;
-    the shares of these clients are scaled to sum to 1. Arguments (`rng` is a numpy Generator) and
-    errors are those of `dirichlet`.
+    the shares of these clients are scaled to sum to 1.
     """
-    labels = _checked(labels, rng, num_clients, min_size)
-    classes, counts = np.unique(labels, return_counts=True)
-    for _ in range(1000):
-        all_shares = _dirichlet_shares(alpha, len(classes), num_clients, rng)     # [C, M]
+    def cuts_of(all_shares, counts):
         sizes, cuts = np.zeros(num_clients, dtype=np.int64), []
         for shares, count in zip(all_shares, counts):
             below_mean = sizes * num_clients < len(labels)                        # [M]
@@ -78,14 +60,28 @@ def dirichlet_balanced(labels, num_clients, alpha, rng, min_size=10):
                 shares[rng.choice(np.flatnonzero(below_mean))] = 1
             cuts.append((shares[:-1].cumsum() / shares.sum() * count + 1e-9).astype(np.int64))
             sizes = sizes + np.diff(cuts[-1], prepend=0, append=count)
+        return np.array(cuts)
+
+    return _cut_classes(labels, num_clients, alpha, rng, min_size, cuts_of)
+
+
+def _cut_classes(labels, num_clients, alpha, rng, min_size, cuts_of):
+    """Each class in random order, cut into the clients' parts: the first draw that is large enough.
+
+    cuts_of(shares [C, M], counts [C]) -> int64 [C, M - 1]: where client i + 1 begins in class c
+    """
+    labels = _checked(labels, num_clients, min_size)
+    classes, counts = np.unique(labels, return_counts=True)
+    for _ in range(1000):
+        shares = _dirichlet_shares(alpha, np.ones(num_clients), len(classes), rng)    # [C, M]
+        cuts = cuts_of(shares, counts)
+        sizes = np.diff(cuts, axis=1, prepend=0, append=counts[:, None]).sum(0)       # [M]
         if sizes.min() >= min_size:
-            break
-    else:
-        raise ValueError(f"none of 1000 balanced draws of Dir({alpha}) gave each of {num_clients} "
-                         f"clients {min_size} samples: raise alpha or take fewer clients")
-    parts = [np.split(rng.permutation(np.flatnonzero(labels == c)), class_cuts)
-             for c, class_cuts in zip(classes, cuts)]
-    return [np.sort(np.concatenate(part)) for part in zip(*parts)]
+            parts = [np.split(rng.permutation(np.flatnonzero(labels == c)), class_cuts)
+                     for c, class_cuts in zip(classes, cuts)]
+            return [np.sort(np.concatenate(part)) for part in zip(*parts)]
+    raise ValueError(f"none of 1000 draws of Dir({alpha}) gave each of {num_clients} clients "
+                     f"{min_size} samples: raise alpha or take fewer clients")
 
 
 def dirichlet_equal(labels, num_clients, alpha, rng):
@@ -95,9 +91,8 @@ def dirichlet_equal(labels, num_clients, alpha, rng):
     group `dirichlet_balanced` splits this part, with half the mean client size as min_size. Every
     client's samples are then ordered by class, and the lists of all clients are concatenated and
     cut into `num_clients` chunks of equal size: a client's surplus goes to the next client.
-    Arguments (`rng` is a numpy Generator) and errors are those of `dirichlet`.
     """
-    labels = _checked(labels, rng, num_clients)
+    labels = _checked(labels, num_clients)
     order, assigned = rng.permutation(len(labels)), []
     for first in range(0, num_clients, 10):
         size = min(10, num_clients - first)                                       # clients
@@ -120,12 +115,11 @@ def dirichlet_by_client(labels, num_clients, alpha, rng):
     other draws a class from its q for each of its samples, and a sample of this class that nobody
     has. A class that has run out is drawn again from q. If q has only such classes, they are drawn
     in proportion to what is left. So the last clients have what the others left. Sizes differ by at
-    most one, the larger first. Arguments (`rng` is a numpy Generator) are those of `dirichlet`.
-    ValueError: alpha is not a positive number, or there are fewer samples than clients.
+    most one, the larger first.
     """
-    labels = _checked(labels, rng, num_clients)
+    labels = _checked(labels, num_clients)
     classes, left = np.unique(labels, return_counts=True)
-    shares = _dirichlet_shares(alpha, num_clients, len(classes), rng, left / len(labels))  # [M, C]
+    shares = _dirichlet_shares(alpha, left / len(labels), num_clients, rng)       # [M, C]
     queues = [rng.permutation(np.flatnonzero(labels == c)) for c in classes]
     parts = []
     for i, q in enumerate(shares):
@@ -143,12 +137,11 @@ def dirichlet_by_client(labels, num_clients, alpha, rng):
 
 
 def by_writer(writers, num_clients, rng):
-    """All samples of the writers that are assigned to each client at random (FEMNIST).
+    """All samples of the writers [N] that are assigned to each client at random (FEMNIST).
 
-    `writers` [N]. The clients' numbers of writers differ by at most one. A writer's samples are
-    never split between clients. `rng`: a numpy Generator.
+    The clients' numbers of writers differ by at most one.
     """
-    writers = _checked(writers, rng)
+    writers = _checked(writers)
     names, writers = np.unique(writers, return_inverse=True)
     if not 1 <= num_clients <= len(names):
         raise ValueError(f"{num_clients} clients and {len(names)} writers: from 1 to {len(names)} "
@@ -182,10 +175,10 @@ def fedgkt_table6(labels, num_clients, rng):
     """FedGKT's one non-iid split of CIFAR-10 (Table 6, row 7 corrected), for any class sizes.
 
     Each client gets the table's share of each class. Shares are rounded such that all samples are
-    used. The samples are chosen at random by `rng`, a numpy Generator. ValueError: not 16 clients,
-    labels other than 0 to 9, or so few samples that a client has none.
+    used. ValueError: not 16 clients, labels other than 0 to 9, or so few samples that a client has
+    none.
     """
-    labels = _checked(labels, rng)
+    labels = _checked(labels)
     if num_clients != 16 or not np.array_equal(np.unique(labels), np.arange(10)):
         raise ValueError("FedGKT's Table 6 is for 16 clients and 10 classes, labels 0 to 9, as "
                          "CIFAR-10 has them")
@@ -207,9 +200,9 @@ def single_writer(writers, num_clients, rng, min_size=18):
     """All samples of one writer [N] for each client (FedMD, whose code has the same min_size).
 
     The writers are drawn without replacement from those with at least min_size samples; the other
-    writers' samples are not used. `rng`: a numpy Generator. ValueError: too few such writers.
+    writers' samples are not used. ValueError: too few such writers.
     """
-    writers = _checked(writers, rng)
+    writers = _checked(writers)
     names, sizes = np.unique(writers, return_counts=True)
     names = names[sizes >= min_size]
     if not 1 <= num_clients <= len(names):
@@ -223,12 +216,10 @@ def single_writer(writers, num_clients, rng, min_size=18):
 def few_per_class(labels, num_clients, per_class, rng):
     """Exactly `per_class` samples of every class for each client, all different (FedMD).
 
-    The remaining samples are not used. `rng`: a numpy Generator. ValueError: a class has fewer than
-    num_clients * per_class samples.
+    The remaining samples are not used. ValueError: a class has fewer than num_clients * per_class
+    samples.
     """
-    labels = _checked(labels, rng, num_clients)
-    if per_class < 1:
-        raise ValueError(f"per_class is {per_class}: it must be at least 1")
+    labels = _checked(labels, num_clients)
     chosen, needed = [], num_clients * per_class
     for c in np.unique(labels):
         rows = np.flatnonzero(labels == c)
@@ -246,10 +237,9 @@ def by_subclass(superclass, subclass, num_clients, rng):
     Clients with the same subclass share its samples without overlap. (In FedMD's code they may
     overlap.) With fewer clients than subclasses, the other subclasses are not used. The caller
     selects the superclasses: FedMD's code uses 0, 1, 7, 9, 12, 18, and the superclass as the label.
-    `rng`: a numpy Generator.
     ValueError: a subclass has fewer samples than clients.
     """
-    superclass, subclass = (_checked(x, rng, num_clients) for x in (superclass, subclass))
+    superclass, subclass = (_checked(x, num_clients) for x in (superclass, subclass))
     parts = [[] for _ in range(num_clients)]
     for s in np.unique(superclass):
         subclasses = rng.permutation(np.unique(subclass[superclass == s]))
@@ -293,11 +283,9 @@ def hold_out(labels, share, rng):
 
     The number of samples of a class is share * count, rounded down or up. Classes with the largest
     fractions are rounded up (ties at random) until the total is share * N, rounded.
-    `rng`: a numpy Generator. ValueError: `share` is not between 0 and 1, or one part would be
-    empty.
+    ValueError: one part would be empty.
     """
-    labels = _checked(labels, rng)
-    _check_share(share)
+    labels = _checked(labels)
     classes, counts = np.unique(labels, return_counts=True)
     exact = np.round(share * counts, 9)      # 0.29 * 100 is 28.999999999999996 in floating point
     sizes = np.floor(exact).astype(np.int64)
@@ -314,52 +302,36 @@ def hold_out(labels, share, rng):
 
 
 def halves(labels, rng):
-    """(public, private): two halves, equal to one sample in every class and in total (FedGEMS).
-
-    `rng`: a numpy Generator.
-    """
+    """(public, private): two halves, equal to one sample in every class and in total (FedGEMS)."""
     return hold_out(labels, 0.5, rng)
 
 
 def hold_out_writers(writers, share, rng):
     """(held_out, rest): the samples of writers [N] drawn until they are a `share` of all; the rest.
 
-    A writer's samples stay together. `rng`: a numpy Generator. ValueError: `share` is not between 0
-    and 1, or all writers were drawn.
+    ValueError: one part would be empty.
     """
-    writers = _checked(writers, rng)
-    _check_share(share)
+    writers = _checked(writers)
     names, counts = np.unique(writers, return_counts=True)
     order = rng.permutation(len(names))
     before = counts[order].cumsum() - counts[order]      # samples of the writers drawn before
     drawn = names[order[before < np.round(share * len(writers), 9)]]
     held_out = np.isin(writers, drawn)
-    if held_out.all():
-        raise ValueError(f"a share of {share} takes all of {len(names)} writers: take a smaller "
-                         "share")
+    if held_out.all() or not held_out.any():
+        raise ValueError(f"a share of {share} of {len(names)} writers leaves one part empty")
     return np.flatnonzero(held_out), np.flatnonzero(~held_out)
 
 
-def _check_share(share):
-    if not 0 < share < 1:
-        raise ValueError(f"share is {share}: it must lie between 0 and 1")
-
-
-def _checked(labels, rng, num_clients=None, min_size=1):
+def _checked(labels, num_clients=None, min_size=1):
     """The labels (or writers, or superclasses) as an array [N].
 
-    ValueError: they are not one number per sample; `rng` is not a numpy Generator; or, where
-    num_clients is given, there is no client or not min_size samples (at least 1) for each.
+    ValueError: they are not one number per sample; or, where num_clients is given, there is no
+    client or not min_size samples (at least 1) for each.
     """
     labels = np.asarray(labels)
     if labels.ndim != 1:
         raise ValueError(f"labels have shape {list(labels.shape)}: one number per sample, [N], is "
                          "needed, not one-hot rows")
-    if labels.dtype.kind == "f" and not np.isfinite(labels).all():
-        raise ValueError("labels have nan or infinity: each sample needs a whole number")
-    if not isinstance(rng, np.random.Generator):
-        raise ValueError(f"rng is {rng!r}: a numpy Generator is needed, such as "
-                         "np.random.default_rng(0)")
     min_size = max(min_size, 1)
     if num_clients is not None and not 1 <= num_clients <= len(labels) // min_size:
         raise ValueError(f"{len(labels)} samples cannot be split among {num_clients} clients with "
@@ -367,14 +339,8 @@ def _checked(labels, rng, num_clients=None, min_size=1):
     return labels
 
 
-def _dirichlet_shares(alpha, num_rows, num_columns, rng, p=None):
-    """[num_rows, num_columns]: rows ~ Dir(alpha, ..., alpha), or Dir(alpha p), that sum to 1."""
+def _dirichlet_shares(alpha, p, num_rows, rng):
+    """[num_rows, len(p)]: rows ~ Dir(alpha p), that sum to 1."""
     if not 0 < alpha < np.inf:
         raise ValueError(f"alpha is {alpha}: a positive, finite number is needed")
-    p = np.ones(num_columns) if p is None else p
-    # Above alpha = 1e9 the shares are those of p to four digits.
-    shares = rng.dirichlet(min(alpha, 1e9) * p, size=num_rows)
-    # Some numpy versions give 0/0 for a tiny alpha. In the limit, one column gets everything.
-    invalid = ~np.isfinite(shares).all(axis=1)
-    shares[invalid] = np.eye(num_columns)[rng.choice(num_columns, invalid.sum(), p=p / p.sum())]
-    return shares
+    return rng.dirichlet(alpha * p, size=num_rows)

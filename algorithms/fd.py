@@ -50,8 +50,7 @@ from algorithms.equations import soft_cross_entropy
 from federation import timed
 from federation.communication import logits_ledger
 from federation.evaluation import client_metrics, client_scores
-from federation.training import (OPTIMIZERS, Optimizer, forward, in_float32, restore, shuffled,
-                                 snapshot)
+from federation.training import OPTIMIZERS, Optimizer, forward, restore, shuffled, snapshot
 from federation.uploads import Trained, collect_rows, is_usable
 
 
@@ -93,8 +92,7 @@ def train_client(fed, i, t, client, targets, *, local_epochs, local_steps, batch
         loss = F.cross_entropy(logits, y) + gamma * distillation             # Alg. 1, line 5, D1
         probs = logits.detach().softmax(-1)                                  # F(b)
         is_of_class = F.one_hot(y, fed.num_classes).T.to(probs)                          # [C, B]
-        with in_float32(fed):
-            sums += is_of_class @ probs                                      # Alg. 1, line 6
+        sums += is_of_class @ probs                                          # Alg. 1, line 6
         counts += is_of_class.sum(1, keepdim=True)
         optimizer.zero_grad()
         loss.backward()
@@ -137,8 +135,7 @@ def run(fed, state=None, *, rounds: int = 16, local_epochs: int = 1,
         # What a client receives is the mean over the others; an upload that is not usable is zeros.
         is_valid = torch.tensor([is_usable(upload) for upload in uploads], device=fed.device)
         client_means = torch.where(is_valid[:, None, None], uploads, 0.0)
-        with in_float32(fed):
-            targets = others_mean(client_means)                              # Alg. 1, line 10-15
+        targets = others_mean(client_means)                                  # Alg. 1, line 10-15
 
         state = {"round": t, "clients": clients, "targets": targets}
         metrics = {**evaluate(fed, state), "bad_uploads": int((~is_valid).sum()),

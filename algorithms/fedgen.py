@@ -59,8 +59,7 @@ from algorithms.fedavg import aggregate, evaluate
 from federation import seeded, stream, timed
 from federation.communication import FLOAT_BYTES, INDEX_BYTES, weights_ledger
 from federation.parallel import on_server, sample_clients
-from federation.training import (forward, in_float32, load_model, network, restore, shuffled,
-                                 snapshot)
+from federation.training import forward, load_model, network, restore, shuffled, snapshot
 from federation.uploads import collect
 
 # The generator, in the public code for MNIST:
@@ -174,10 +173,8 @@ def train_generator(fed, t, server, uploads, *, batch_size, generator_steps, gen
     rng = stream(fed.seed, "generator", t)
     for _ in range(generator_steps):
         labels, noise, features = draw_features(fed, generator, label_shares, batch_size, rng)
-        with in_float32(fed):
-            client_logits = torch.stack([F.linear(features, *head)
-                                         for head in heads])                         # [M, B, C]
-            loss = generator_loss(client_logits, labels)                             # Eq. (4)
+        client_logits = torch.stack([F.linear(features, *head) for head in heads])   # [M, B, C]
+        loss = generator_loss(client_logits, labels)                                 # Eq. (4)
         loss = loss + diversity * diversity_loss(features, noise)                    # D3
         optimizer.zero_grad()
         loss.backward()

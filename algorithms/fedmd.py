@@ -64,8 +64,8 @@ from federation import stream, timed
 from federation.communication import logits_ledger
 from federation.evaluation import by_client, client_metrics, client_scores, two_phase_metrics
 from federation.parallel import in_parallel
-from federation.training import (OPTIMIZERS, Optimizer, forward, in_float32, predict_logits,
-                                 restore, shuffled)
+from federation.training import (OPTIMIZERS, Optimizer, forward, predict_logits, restore,
+                                 shuffled)
 from federation.uploads import Trained, collect_rows, is_usable
 
 
@@ -234,9 +234,8 @@ def run(fed, state=None, *, rounds: int = 20, transfer_public_epochs: int = 20,
         client_logits, _ = collect_rows(fed, public_rows, lambda i: upload_logits(
             fed, i, clients[i], images), attack)                             # Alg. 1, step 2
         # The server averages the logits that are usable.
-        with in_float32(fed):
-            consensus_logits, num_usable = usable_consensus(                 # Alg. 1, step 3
-                client_logits, consensus_weights)
+        consensus_logits, num_usable = usable_consensus(                     # Alg. 1, step 3
+            client_logits, consensus_weights)
         # Each client trains towards the consensus. Without a consensus clients stay as they are.
         digested = clients
         if consensus_logits is not None:

@@ -15,11 +15,8 @@ import numpy as np
 
 
 def convert(mat, out):
-    """Writes the .npz file. SystemExit, in one line, if scipy is missing."""
-    try:
-        from scipy.io import loadmat
-    except ModuleNotFoundError:
-        raise SystemExit("scipy, which reads .mat files, is missing: pip install scipy") from None
+    """Writes the .npz file."""
+    from scipy.io import loadmat
     parts = loadmat(mat, simplify_cells=True)["dataset"]
     arrays = {"writer_train": parts["train"]["writers"]}
     for name in ("train", "test"):

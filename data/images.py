@@ -31,12 +31,10 @@ def normalize(images, mean, std):
 def adapt(images, image_shape):
     """Public images in the task's image shape (c, h, w): [n, c, h, w] pixels, channels-last.
 
-    RGB becomes gray by luminance (ITU-R 601); gray becomes three equal channels (other numbers of
-    channels: ValueError). Resizing is bilinear with antialiasing, so that pixels stay in [0, 1].
+    RGB becomes gray by luminance (ITU-R 601); gray becomes three equal channels. Resizing is
+    bilinear with antialiasing, so that pixels stay in [0, 1].
     """
     channels, height, width = image_shape
-    if {images.shape[1], channels} - {1, 3}:
-        raise ValueError(f"cannot adapt {images.shape[1]} channels to {channels}: 1 or 3 expected")
     if channels < images.shape[1]:
         luminance = images.new_tensor([.299, .587, .114])[:, None, None]
         images = (images * luminance).sum(1, keepdim=True)

@@ -18,10 +18,7 @@ import numpy as np
 
 
 def read_part(folder):
-    """(uint8 [n, 28, 28], labels [n], the name of each image's writer [n]) of all files.
-
-    ValueError names a file without one label per image, or with pixels outside 0..1.
-    """
+    """(uint8 [n, 28, 28], labels [n], the name of each image's writer [n]) of all files."""
     images, labels, names = [], [], []
     for path in sorted(folder.glob("*.json")):
         print(f"reading {path}")
@@ -29,10 +26,6 @@ def read_part(folder):
         for user in content["users"]:
             own = content["user_data"][user]
             x = np.array(own["x"]).reshape(-1, 28, 28)
-            if len(x) != len(own["y"]):
-                raise ValueError(f"{path}: {user} has {len(x)} images and {len(own['y'])} labels")
-            if not ((0 <= x) & (x <= 1)).all():
-                raise ValueError(f"{path}: {user} has pixels outside 0..1")
             images.append(np.round(255 * (1 - x)).astype(np.uint8))
             labels += own["y"]
             names += [user] * len(x)

@@ -8,7 +8,6 @@ data set needs them.
 """
 import pickle
 import string
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -27,8 +26,7 @@ def torchvision(name, root, **options):
         train, test = (getattr(datasets, TORCHVISION[name])(
             root, train=part, download=True, **options) for part in (True, False))
     except Exception as error:      # many types: from torchvision, urllib, tarfile and pickle
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise ValueError(f"{name}: can be neither read under '{root}' nor downloaded ({reason}): "
+        raise ValueError(f"{name}: can be neither read under '{root}' nor downloaded ({error!r}): "
                          "put torchvision's files there (--data-root), or take the embedded "
                          "glyphs and glyphs-letters") from error
     return {"x_train": np.asarray(train.data), "y_train": np.asarray(train.targets),
@@ -61,21 +59,17 @@ def npz(path):
 
     Images are [n, h, w], [n, h, w, c] or [n, c, h, w] with c = 1 or 3 (the last axis if both can be
     c), uint8 or floats in [0, 1]. Labels [n] or [n, 1] are whole numbers from 0. Pickled arrays are
-    refused. ValueError names file and array.
+    refused. ValueError names the file.
     """
-    if not zipfile.is_zipfile(path):
-        problem = "not an .npz file, or cut short" if Path(path).exists() else "no such file"
-        raise ValueError(f"{path}: {problem}")
-    arrays = {}
-    with np.load(path, allow_pickle=False) as file:
-        for key in ("x_train", "y_train", "x_test", "y_test", "writer_train"):
-            if key in file:
-                try:
-                    arrays[key] = np.asarray(file[key])
-                except Exception as error:      # many types: from zipfile, zlib and numpy
-                    raise ValueError(f"{path}: {key} cannot be read: {error}") from error
-            elif key != "writer_train":
-                raise ValueError(f"{path}: {key} is missing, the file holds {file.files}")
+    names = ("x_train", "y_train", "x_test", "y_test", "writer_train")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in names if name in file}
+    except Exception as error:      # many types: from zipfile, zlib and numpy
+        raise ValueError(f"{path}: cannot be read as an .npz file ({error})") from error
+    for name in names[:4]:
+        if name not in arrays:
+            raise ValueError(f"{path}: {name} is missing")
     return arrays
 
 
@@ -83,14 +77,11 @@ def folder(root):
     """Images, labels and class names of ROOT/train/CLASS/FILE and ROOT/test/CLASS/FILE.
 
     Other parts, such as CINIC-10's `valid`, are NOT read. Classes are numbered in the sorted order
-    of the training folders. Files are read in sorted order; hidden files are ignored. Images have
-    three channels, or one if all images are gray. ValueError names the file with the problem.
+    of the training folders; files are read in sorted order. Images have three channels, or one if
+    all images are gray. ValueError or FileNotFoundError names the place of the problem.
     """
     from PIL import Image
-    def visible(place):
-        if not place.is_dir():
-            raise ValueError(f"{place}: not a folder; expected train/CLASS/FILE, test/CLASS/FILE")
-        return sorted(path for path in place.iterdir() if not path.name.startswith("."))
+    from torchvision.datasets import ImageFolder
 
     def read(path):
         try:
@@ -101,26 +92,21 @@ def folder(root):
         except Exception as error:  # PIL raises many types of errors for a damaged file
             raise ValueError(f"{path}: cannot be read as an image ({error})") from error
 
-    classes = [place.name for place in visible(Path(root) / "train")]
-    arrays, size = {"class_names": classes}, None
-    for part in ("train", "test"):
-        images, labels = [], []
-        for place in visible(Path(root) / part):
-            files = visible(place)
-            if not files or place.name not in classes:
-                problem = "a class without training images" if files else "no images"
-                raise ValueError(f"{place}: {problem}")
-            for path in files:
-                image = read(path)
-                size = size or image.shape[:2]
-                if image.shape[:2] != size:
-                    raise ValueError(f"{path}: size {image.shape[:2]}, the first image has {size}")
-                images.append(image)
-            labels += [classes.index(place.name)] * len(files)
-        if not images:
-            raise ValueError(f"{Path(root) / part}: no images")
-        arrays |= {f"x_{part}": np.stack(images), f"y_{part}": labels}
-    pixels = [arrays["x_train"], arrays["x_test"]]
+    def images_of(files):
+        images = [read(path) for path, _ in files.samples]
+        for (path, _), image in zip(files.samples, images):
+            if image.shape != images[0].shape:
+                raise ValueError(f"{path}: size {image.shape[:2]}, the first image has "
+                                 f"{images[0].shape[:2]}")
+        return np.stack(images)
+
+    train, test = (ImageFolder(Path(root) / part) for part in ("train", "test"))
+    for name in test.classes:
+        if name not in train.classes:
+            raise ValueError(f"{test.root}/{name}: a class without training images")
+    pixels = [images_of(train), images_of(test)]
     if all((x == x[..., :1]).all() for x in pixels):
-        arrays |= {"x_train": pixels[0][..., :1], "x_test": pixels[1][..., :1]}
-    return arrays
+        pixels = [x[..., :1] for x in pixels]
+    return {"x_train": pixels[0], "y_train": train.targets, "x_test": pixels[1],
+            "y_test": [train.classes.index(test.classes[label]) for label in test.targets],
+            "class_names": train.classes}

@@ -120,8 +120,7 @@ def seeded(seed, *keys):
 def restrict_public(fed, public_use):
     """The federation with the public data that an algorithm may see.
 
-    public_use   what it declares: "none": no public data; "unlabeled": images alone; otherwise
-                 labels as well
+    public_use   "none": no public data; "unlabeled": images alone; otherwise labels as well
     """
     if public_use == "none":
         return dataclasses.replace(fed, public=None)
@@ -132,7 +131,7 @@ def restrict_public(fed, public_use):
 
 @torch.no_grad()
 def output_shape(model, inputs):
-    """The shape of the network's output for inputs [n, ...], or the error that it raises."""
+    """The shape of the network's output for inputs [n, ...], a tuple, or the error it raises."""
     try:
         return tuple(model.eval()(inputs).shape)
     except Exception as error:       # of any type: it is somebody's own network
@@ -153,71 +152,49 @@ def from_tensors(private, test, networks, *, public=None, validation=None, serve
     server_network    Network of a server with a model of its own: for FedGEMS it reads images, for
                       FedGKT feature maps
     options           augment, amp: see `Federation`
-    raises            TypeError: what is not a tensor, or not a function that makes a network;
-                      ValueError: images, labels and networks that do not fit together
+    raises            ValueError: images, labels and networks that do not fit together;
+                      TypeError: a network that does not make a new one in each call
     """
     device = torch.device(device)
-    if not private or not isinstance(networks, (list, tuple)) or not networks:
-        raise ValueError("a federation needs at least one client, and a list of networks")
 
-    def new_network(name, make, key, init):
+    def new_network(make, key, init):
         with seeded(seed, key, init):
-            model = make()
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"{name}: a call must make a network, not {type(model).__name__}")
-        return model.to(device, memory_format=torch.channels_last)
+            return make().to(device, memory_format=torch.channels_last)
 
     def client_model(i, init=0):
-        j = i % len(networks)
-        return new_network(f"network {j}", networks[j], "init", init)
+        return new_network(networks[i % len(networks)], "init", init)
 
     def server_model(init=0):
-        return new_network("server_network", server_network, "server init", init)
+        return new_network(server_network, "server init", init)
 
-    for make in [*networks, *([server_network] if server_network else [])]:
-        if isinstance(make, nn.Module) or not callable(make):
-            raise TypeError("a network is given as a class or function that makes one, not as "
-                            f"{type(make).__name__}(...) itself")
-    parts = {f"client {i}": part for i, part in enumerate(private)} | {"test": test}
-    parts |= {name: part for name, part in [("public", public), ("validation", validation)]
-              if part is not None}
-    for name, part in parts.items():
-        if not isinstance(part, (tuple, list)) or len(part) != 2 or not all(
-                isinstance(x, Tensor) or name == "public" and x is None for x in part):
-            raise TypeError(f"{name}: images and labels must be torch tensors")
-        images, labels = part
-        if images.dtype != torch.float32 or images.ndim != 4 or len(images) == 0:
-            raise ValueError(f"{name}: images are float32 [n, c, h, w] with n > 0, "
-                             f"not {images.dtype} {list(images.shape)}")
-        parts[name] = Data(images.to(device, memory_format=torch.channels_last),
-                           None if labels is None else labels.to(device))
-    makers = {f"network {j}": functools.partial(client_model, j) for j in range(len(networks))}
-    if server_network:
-        makers["server_network"] = server_model
-    for name, make in makers.items():
-        if make() is make():
-            raise TypeError(f"{name}: each call must make a new network, not return the same one")
-    examples = {images.shape[1:]: images[:1] for images, _ in parts.values()}.values()
-    shapes = {}
     for j in range(len(networks)):
-        for image in examples:                                                   # [1, c, h, w]
-            shape = shapes[f"network {j}"] = output_shape(client_model(j), image)
-            if isinstance(shape, Exception):
-                raise ValueError(f"network {j} cannot take images {list(image.shape[1:])}: "
-                                 f"{shape}") from shape
-    num_classes = shapes["network 0"][-1]
-    if set(shapes.values()) != {(1, num_classes)}:
-        raise ValueError("all networks must give logits [B, C] with the same C; for one image: "
-                         + ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items()))
-    for name, (images, labels) in parts.items():
+        if client_model(j) is client_model(j):
+            raise TypeError(f"network {j}: each call must make a new network, not return one again")
+    image = torch.zeros(1, *test[0].shape[1:], device=device)                    # [1, c, h, w]
+    shapes = [output_shape(client_model(j), image) for j in range(len(networks))]
+    if len({*shapes}) > 1 or not isinstance(shapes[0], tuple) or len(shapes[0]) != 2:
+        raise ValueError("all networks must give logits [B, C] with the same C; for one image of "
+                         f"{list(image.shape[1:])}: {', '.join(map(str, shapes))}")
+    num_classes = shapes[0][1]
+
+    def data(name, images, labels):
+        if (images.dtype != torch.float32 or images.ndim != 4 or len(images) == 0
+                or images.shape[1:] != image.shape[1:]):
+            raise ValueError(f"{name}: images are float32 tensors [n, c, h, w] with n > 0, of the "
+                             f"test images' size, not {images.dtype} {list(images.shape)}")
         if labels is not None and (
                 labels.dtype != torch.int64 or labels.shape != images.shape[:1]
-                or not ((0 <= labels) & (labels < num_classes)).all()):
-            raise ValueError(f"{name}: labels are int64 [{len(images)}] from 0 to "
+                or labels.min() < 0 or labels.max() >= num_classes):
+            raise ValueError(f"{name}: labels are an int64 tensor [{len(images)}] from 0 to "
                              f"{num_classes - 1}, as the network has {num_classes} outputs")
+        return Data(images.to(device, memory_format=torch.channels_last),
+                    None if labels is None else labels.to(device))
+
     return Federation(
-        private=[parts[f"client {i}"] for i in range(len(private))], test=parts["test"],
-        public=parts.get("public"), validation=parts.get("validation"), num_classes=num_classes,
+        test=data("test", *test),
+        private=[data(f"client {i}", *part) for i, part in enumerate(private)],
+        public=public and data("public", *public),
+        validation=validation and data("validation", *validation), num_classes=num_classes,
         client_model=client_model, server_model=server_model if server_network else no_server_model,
         architecture=[f"network {i % len(networks)}" for i in range(len(private))],
         seed=seed, device=device, **options)

@@ -20,12 +20,6 @@ def weights_bytes(model, num_clients, copies=1, number_bytes=FLOAT_BYTES):
     return number_bytes * sum(p.numel() for p in model.parameters()) * copies * num_clients
 
 
-def buffers_bytes(model, num_clients, number_bytes=FLOAT_BYTES):
-    """Bytes of the buffers in one direction: statistics (number_bytes each), counters (8 each)."""
-    one = sum(b.numel() * max(number_bytes, b.element_size()) for b in model.buffers())
-    return one * num_clients
-
-
 def weights_ledger(messages, copies=1, up_number_bytes=FLOAT_BYTES):
     """The metrics of a round in which weights travel.
 
@@ -33,11 +27,15 @@ def weights_ledger(messages, copies=1, up_number_bytes=FLOAT_BYTES):
     copies             see `weights_bytes`
     up_number_bytes    of the numbers that are sent to the server
     """
+    def buffers(number_bytes):                   # statistics; a counter has 8 bytes
+        return sum(n * buffer.numel() * max(number_bytes, buffer.element_size())
+                   for model, n in messages for buffer in model.buffers())
+
     return {
         "bytes_up": sum(weights_bytes(model, n, copies, up_number_bytes) for model, n in messages),
         "bytes_down": sum(weights_bytes(model, n, copies) for model, n in messages),
-        "bytes_up_buffers": sum(buffers_bytes(model, n, up_number_bytes) for model, n in messages),
-        "bytes_down_buffers": sum(buffers_bytes(model, n) for model, n in messages)}
+        "bytes_up_buffers": buffers(up_number_bytes),
+        "bytes_down_buffers": buffers(FLOAT_BYTES)}
 
 
 def logits_bytes(num_samples, num_classes, num_clients):

@@ -120,11 +120,7 @@ def by_client(scores, key="client_accuracy"):
 
 
 def two_phase_metrics(distilled, private):
-    """The metrics of clients that are scored twice in a round: a `Score` of each client, twice.
-
-    distilled    after the distillation from the others: client_accuracy_distilled, _min, _max
-    private      after the training on their own data: client_accuracy_private, _min, _max
-    """
+    """`client_metrics` after the distillation from the others, and after private training."""
     return {**client_metrics(distilled, "client_accuracy_distilled"),
             **client_metrics(private, "client_accuracy_private")}
 

@@ -12,12 +12,10 @@ t                                           the round, from 1; round 0 is the un
 i                                           a client, from 0 to num_clients - 1
 """
 import functools
-from typing import NamedTuple
+import io
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from federation import stream
 
@@ -60,10 +58,7 @@ def in_parallel(fed, fn, ids):
 
 
 def on_server(function):
-    """Decorator: one process computes function(fed, ...), with the server's threads, for all.
-
-    It is for what the loop of an algorithm calls once in a round, such as `train_server`.
-    """
+    """Decorator: one process computes function(fed, ...), with the server's threads, for all."""
     @functools.wraps(function)
     def wrapper(fed, *arguments, **keywords):
         [result] = run_students(fed, lambda _: function(fed, *arguments, **keywords), [0])
@@ -76,10 +71,9 @@ def run_students(fed, train, ks):
     def with_threads(k):
         threads = torch.get_num_threads()
         torch.set_num_threads(fed.threads or threads)
-        try:
-            return train(k)
-        finally:
-            torch.set_num_threads(threads)
+        result = train(k)
+        torch.set_num_threads(threads)
+        return result
 
     return in_parallel(fed, with_threads, ks)
 
@@ -119,42 +113,13 @@ def to_server(fed, own, ids):
     return {i: own[i] for i in ids}
 
 
-class Packed(NamedTuple):
-    """A tensor in a message: pickle copies the bytes of an array once."""
-
-    numbers: np.ndarray      # its bytes, uint8
-    dtype: torch.dtype
-    shape: torch.Size
-
-
 def packed(value):
-    """The same nested dicts, lists and tuples with `Packed` in the place of every tensor."""
-    def pack(x):
-        if not isinstance(x, Tensor):
-            return x
-        flat = x.detach().cpu().contiguous().view(-1)
-        return Packed(flat.view(torch.uint8).numpy(), x.dtype, x.shape)
-
-    return mapped(pack, value)
+    """The bytes of nested dicts, lists and tuples with tensors, for a message."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
 
 
-def unpacked(value, device):
+def unpacked(message, device):
     """The inverse of `packed`, with every tensor on `device`."""
-    def unpack(x):
-        if not isinstance(x, Packed):
-            return x
-        tensor = torch.empty(x.shape, dtype=x.dtype)         # an empty array has no view as x.dtype
-        tensor.view(-1).view(torch.uint8).numpy()[:] = x.numbers
-        return tensor.to(device)
-
-    return mapped(unpack, value)
-
-
-def mapped(fn, value):
-    """The same nested dicts, lists and tuples with fn(x) in the place of everything else."""
-    if isinstance(value, dict):
-        return {key: mapped(fn, x) for key, x in value.items()}
-    if isinstance(value, (list, tuple)) and not isinstance(value, Packed):
-        parts = [mapped(fn, x) for x in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    return fn(value)
+    return torch.load(io.BytesIO(message), map_location=device, weights_only=False)

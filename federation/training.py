@@ -70,19 +70,8 @@ def shuffled(fed, images, keys, *, epochs=None, batch_size, steps=None):
 
 
 def autocast(fed):
-    """The context of a forward pass: bfloat16 with `amp`, otherwise the caller's own autocast.
-
-    Without the cache: an autocast around a whole run would keep the bfloat16 copies of the weights,
-    and networks would go on computing with them after an optimizer has changed the weights.
-    """
-    device = fed.device.type
-    return torch.autocast(device, torch.bfloat16 if fed.amp else None, cache_enabled=False,
-                          enabled=fed.amp or torch.is_autocast_enabled(device))
-
-
-def in_float32(fed):
-    """The context of what is computed outside the networks: a caller's autocast stops here."""
-    return torch.autocast(fed.device.type, enabled=False)
+    """The context of a forward pass: bfloat16 with `amp`, otherwise float32."""
+    return torch.autocast(fed.device.type, torch.bfloat16, enabled=fed.amp)
 
 
 def forward(fed, model, images):

@@ -126,7 +126,7 @@ INPUTS = {      # name: makes the arguments of one call or several, new each tim
     "partition.dirichlet_equal": lambda: [
         (classes(), 6, 0.3, rng()), (classes(400), 23, 0.3, rng())],
     "partition.dirichlet_by_client": lambda: [
-        (classes(), 6, 0.3, rng()), (classes(30), 4, 1e-300, rng(1))],
+        (classes(), 6, 0.3, rng()), (classes(30), 4, 1e-9, rng(1))],
     "partition.by_writer": lambda: [(classes(60, 9), 4, rng())],
     "partition.single_writer": lambda: [(classes(300, 9), 4, rng())],
     "partition.hold_out": lambda: [(classes(), 0.29, rng())],

@@ -69,7 +69,7 @@ TABLE["federation/parallel.py", "shared"] = [
 TABLE["federation/uploads.py", "shared"] = [
     ("bool((x.abs() < HUGE).«all→any»())", "logits::an_upload_with_one_bad_number_is_left_out[inf]",
      "one good number is enough"),
-    ("if «is_usable(upload)→True» or is_usable",
+    ("if «is_usable(upload)→True»}",
      "same::a_bad_upload_leaves_all_as_if_its_client_were_not_there[fedavg]",
      "an upload with nan is averaged"),
     ("«attack_models(attack, uploads, ids)→uploads»",
@@ -103,11 +103,8 @@ TABLE["federation/training.py", "shared"] = [
      "logits::saved_and_restored_is_as_if_never_saved[adam-Adam]", "the optimizer forgets"),
     ("«partial(→»torch.optim.Adam«, amsgrad=True)→»",
      "baselines::amsgrad_is_the_papers_adam[amsgrad-True]", "plain Adam as AMSGrad"),
-    ("enabled=«fed.amp or →»", "contracts::amp_reaches_training_and_prediction[fedavg]",
-     "always float32"),
-    ("cache_enabled=«False→True»",
-     "library::a_run_inside_an_autocast_is_one_with_amp[False-fedavg]",
-     "inside a user's autocast, the weights of the first batch")]
+    ("enabled=«fed.amp→False»", "contracts::amp_reaches_training_and_prediction[fedavg]",
+     "always float32")]
 TABLE["federation/evaluation.py", "shared"] = [
     ("combinations(predicted«→[:2]», 2)", "disagreement_by_hand",
      "only the first two members are compared"),
@@ -476,9 +473,8 @@ TABLE["partition.py", "partition"] = [
     ("np.array_split(«rng→np.random.default_rng(10)».permutation(len(labels)), num_clients)",
      "functions::what_is_drawn_depends_on_the_seed[partition.iid]", "always seed 10",
      "FedML's partition_data"),
-    (" shares = _dirichlet_shares(alpha, «len(classes)→1», num_clients, "
-     "rng)«→.repeat(len(classes), 0)»", "dirichlet_shares_have_mean_and_variance_of_dir",
-     "one draw for all classes"),
+    ("return (shares[«:→:1», :-1].cumsum(1) * counts[:, None]",
+     "dirichlet_shares_have_mean_and_variance_of_dir", "one draw for all classes"),
     ("shares = shares * «below_mean→1»", "balanced_gives_full_clients_nothing_more", "no balance"),
     ("shares[:-1].cumsum() «/ shares.sum() →»* count", "balanced_gives_full_clients_nothing_more",
      "the last client gets the rest"),
@@ -486,7 +482,7 @@ TABLE["partition.py", "partition"] = [
      "nothing before the cut"),
     ("«np.array_split(np.concatenate(assigned), num_clients)→assigned»",
      "equal_sizes_differ_by_at_most_one[9-dirichlet_equal]", "not cut into equal chunks"),
-    (" rng, «left / len(labels)→np.full(len(left), 1 / len(left))»)", "by_client_by_hand",
+    ("alpha, «left / len(labels)→np.full(len(left), 1 / len(left))»,", "by_client_by_hand",
      "all classes are equally likely"),
     ("possible = «left - taken→1 + 0 * left»",
      "by_client_draws_in_proportion_to_what_is_left_once_its_classes_have_run_out",

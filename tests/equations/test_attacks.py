@@ -103,11 +103,6 @@ def test_eq9_lie_z(n, m, share):
     assert (1 + math.erf(lie_z(n, m) / math.sqrt(2))) / 2 == pytest.approx(share, abs=1e-9)
 
 
-def test_lie_without_a_benign_client_is_refused():
-    with pytest.raises(ValueError, match="at least one client must be benign"):
-        lie_z(8, 8)
-
-
 @pytest.mark.parametrize("name, clients, attackers, words", [
     ("paf", 6, 0, "from 1 to 5 of the 6"), ("lie", 6, 6, "from 1 to 5 of the 6"),
     ("ofom", 6, 1, "exactly 2 attackers, not 1"), ("ofom", 6, 3, "exactly 2 attackers, not 3"),
@@ -257,9 +252,8 @@ def test_attack_on_models_keeps_every_type(name):
 
 def test_models_of_which_nothing_is_finite_stay_as_they_are():
     uploads = [{"model": {"w": torch.full((2,), math.nan)}} for _ in range(6)]
-    assert attack_models(made("paf"), uploads, range(6)) is uploads
-    with pytest.raises(ValueError, match='needs uploads {"model": state_dict, ...}, not {counts}'):
-        attack_models(made("paf"), [{"counts": torch.zeros(2)}] * 6, range(6))
+    for upload in attack_models(made("paf"), uploads, range(6)):
+        assert upload["model"]["w"].isnan().all()
 
 
 @pytest.mark.parametrize("run, settings, networks", [

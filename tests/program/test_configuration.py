@@ -176,7 +176,7 @@ def own_data(tmp_path, monkeypatch):
 def test_a_run_finds_its_data_from_another_folder_or_where_it_is_told(own_data, capsys):
     main(["--resume", str(own_data)])
     (own_data.parent / "own.npz").rename("moved.npz")
-    refused(capsys, ["--resume", own_data], "own.npz: no such file")
+    refused(capsys, ["--resume", own_data], "own.npz: cannot be read")
     main(["--resume", str(own_data), "--rounds", "2", "--dataset", "moved.npz"])
     main(["--resume", str(own_data), "--rounds", "3"])                  # which is kept
     assert len(kept(own_data / "dsfl-seed0")) == 4

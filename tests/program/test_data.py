@@ -100,45 +100,41 @@ def test_npz_takes_whole_numbers_of_any_type(tmp_path, dtype):
 
 
 @pytest.mark.parametrize("name, array, words", [
-    ("x_train", None, r"is missing, .* \['y_train', 'x_test', 'y_test'\]"),
+    ("x_train", None, "is missing"),
     ("x_train", pixels(6, 20), r"has shape \[6, 20\]; expected \[n, h, w\]"),
     ("x_train", pixels(6, 5, 4, 2), r"has shape \[6, 5, 4, 2\]; expected \[n, h, w\]"),
     ("x_train", pixels(6, 5, 5, 3), r"has .* \[3, 5, 5\], x_test has \[3, 5, 4\]"),
-    ("x_test", pixels(0, 5, 4, 3), "is empty"),
+    ("x_test", pixels(0, 5, 4, 3), r"has shape \[0, 5, 4, 3\]; expected .* with n > 0"),
     ("x_test", np.zeros((4, 5, 4), int), "has type int64; expected uint8, or floats from 0 to 1"),
     ("x_train", np.full((6, 5, 4, 3), 1e300), r"holds floats from 1e\+300 to 1e\+300; expected 0"),
     ("x_train", np.full((6, 5, 4, 3), -.5), "holds floats from -0.5 to -0.5; expected 0 to 1"),
     ("x_test", np.full((4, 5, 4, 3), np.nan), "holds floats from nan to nan; expected 0 to 1"),
-    ("x_test", pixels(4, 5, 4, 3) // 255, r"has pixels uint8 0\.\.[01], x_train uint8 0\.\.25"),
     ("writer_train", np.zeros(5), r"has shape \[5\]; expected \[6\]"),
     ("y_train", np.eye(6), r"has shape \[6, 6\]; expected \[6\], one number per image"),
-    ("y_train", np.array([0, 1, 2, 2, 1, -1]), "holds -1; expected whole numbers from 0"),
-    ("y_train", np.array([0, 1, 2, 2, 1, .5]), "holds 0.5; expected whole numbers from 0"),
-    ("y_test", np.array([0, 1, np.nan, 2]), "holds nan; expected whole numbers from 0"),
-    ("y_test", np.array([*"abcd"]), "has type <U1; expected whole numbers from 0"),
-    ("y_test", np.array([True] * 4), "has type bool; expected whole numbers from 0"),
-    ("y_train", np.zeros(6), "holds label 0 only"),
-    ("y_train", np.array([0, 1, 2, 2, 1, None]), "cannot be read: Object arrays")])
+    *(("y_train", np.array([0, 1, 2, 2, 1, label]), "must hold whole numbers from 0")
+      for label in (-1, .5, np.nan, "a"))])
 @pytest.mark.filterwarnings("error")
 def test_npz_mistakes_are_one_line_with_file_and_array(tmp_path, name, array, words):
     path = write_npz(tmp_path, **{name: array})
     refused(f"^{path}: {name} {words}", load_dataset, path)
 
 
-@pytest.mark.parametrize("spoil, words", [
-    *((lambda whole, content=content: content, "not an .npz file, or cut short")
-      for content in (b"", b"text", pickle.dumps({"x": 1}))),
-    (lambda whole: whole[:-100], "not an .npz file, or cut short"),
-    (lambda whole: whole[:300] + bytes([255 - whole[300]]) + whole[301:],    # a pixel of x_train
-     "x_train cannot be read: Bad CRC-32")])
-def test_what_is_not_a_whole_npz_file_is_named(tmp_path, spoil, words):
+@pytest.mark.parametrize("spoil", [
+    lambda whole: b"", lambda whole: b"text", lambda whole: whole[:-100],
+    lambda whole: whole[:300] + bytes([255 - whole[300]]) + whole[301:]])    # a pixel of x_train
+def test_what_is_not_a_whole_npz_file_is_named(tmp_path, spoil):
     path = write_npz(tmp_path)
     path.write_bytes(spoil(path.read_bytes()))
-    refused(f"set.npz: {words}", load_dataset, path)
+    refused("set.npz: cannot be read as an .npz file", load_dataset, path)
+
+
+def test_pickled_arrays_are_refused(tmp_path):
+    path = write_npz(tmp_path, y_train=np.array([0, 1, 2, 2, 1, None]))
+    refused("set.npz: cannot be read .*Object arrays", load_dataset, path)
 
 
 def test_what_is_not_there_is_named(tmp_path):
-    refused("nothing.npz: no such file", load_dataset, tmp_path / "nothing.npz")
+    refused("nothing.npz: cannot be read .*No such file", load_dataset, tmp_path / "nothing.npz")
     refused(f"no dataset 'glyph': use {', '.join(DATASETS)}, a .npz", load_dataset, "glyph")
 
 
@@ -177,11 +173,11 @@ def write_images(folder, contents):
 
 
 def test_folder_reads_classes_and_files_in_sorted_order(tmp_path):
-    """CINIC-10's validation part and hidden files are left alone."""
+    """CINIC-10's validation part and files that are no images are left alone."""
     loaded = load_dataset(write_images(tmp_path, {
         "train/cat/0.png": COLOR[1], "train/cat/1.png": COLOR[2], "train/ant/0.png": COLOR[0],
         "test/cat/0.png": COLOR[4], "test/ant/0.png": COLOR[3],
-        "valid/x/0.png": COLOR[0], "train/.DS_Store": b"x", "train/cat/.hidden": b"x"}))
+        "valid/x/0.png": COLOR[0], "train/.DS_Store": b"x", "train/cat/notes.txt": b"x"}))
     assert torch.equal(loaded.train.images, nchw(COLOR[:3]))
     assert torch.equal(loaded.test.images, nchw(COLOR[3:]))
     assert loaded.train.labels.tolist() == [0, 1, 1] and loaded.test.labels.tolist() == [0, 1]
@@ -197,12 +193,10 @@ def test_a_folder_has_three_channels_unless_all_images_are_gray(tmp_path, test_i
 
 
 @pytest.mark.parametrize("name, content, words", [
-    ("train/a/notes.txt", b"hello", "notes.txt: cannot be read as an image"),
-    ("train/readme.txt", b"hello", "readme.txt: not a folder"),
+    ("train/a/9.png", b"hello", "9.png: cannot be read as an image"),
     ("train/a/9.png", pixels(4, 6, 3), r"9.png: size \(4, 6\), the first image has \(5, 4\)"),
     ("train/a/9.png", np.zeros((5, 4), np.uint16), "9.png: .*more than 8 bits"),
-    ("test/c/0.png", COLOR[0], "c: a class without training images"),
-    ("train/c/.hidden", b"", "c: no images")])
+    ("test/c/0.png", COLOR[0], "c: a class without training images")])
 def test_folder_mistakes_are_one_line_that_names_the_place(tmp_path, name, content, words):
     good = {"train/a/0.png": COLOR[0], "train/b/0.png": COLOR[1], "test/a/0.png": COLOR[2]}
     refused(f"^{tmp_path}.*{words}", load_dataset, write_images(tmp_path, good | {name: content}))
@@ -402,10 +396,10 @@ def test_the_servers_network_is_another_and_must_be_given():
 
 @pytest.mark.parametrize("x, y, words", [
     (torch.zeros(3, 1, 2, 2).byte(), OWN[1], r"images are float32 .* not torch.uint8 \[3, 1, 2, 2"),
-    (torch.zeros(3, 4), OWN[1], r"images are float32 \[n, c, h, w\] .* not torch.float32 \[3, 4\]"),
+    (torch.zeros(3, 4), OWN[1], r"images are float32 .* not torch.float32 \[3, 4\]"),
     (torch.zeros(0, 1, 2, 2), OWN[1][:0], "images are float32 .* with n > 0"),
-    (OWN[0], OWN[1][:2], r"labels are int64 \[3\] from 0 to 1"),
-    (OWN[0], OWN[1].float(), r"labels are int64 \[3\]"),
+    (OWN[0], OWN[1][:2], r"labels are an int64 tensor \[3\] from 0 to 1"),
+    (OWN[0], OWN[1].float(), r"labels are an int64 tensor \[3\]"),
     (OWN[0], OWN[1] + 1, "labels are .* from 0 to 1, as the network has 2 outputs"),
     (OWN[0], OWN[1] - 1, "labels are .* from 0 to 1")])
 @pytest.mark.parametrize("name", ["client 1", "test", "public", "validation"])
