@@ -70,7 +70,7 @@ def train(plan, datasets, runs, device):
         for run in [run for run in runs if run.seed == seed]:
             keep.begin(run, device)                          # after its last finished round
             own, attack = build.seen_by(run, fed, plan.flags), build.attack(fed, plan.flags)
-            report.heading(run, own, attack.get("attack"))
+            report.heading(run, attack.get("attack"))
             algorithm_run, patience = run.algorithm.run, plan.flags["lr_patience"]
             if patience is not None and run.algorithm.plateau:
                 algorithm_run = with_plateau(run.algorithm, patience)

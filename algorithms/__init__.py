@@ -35,7 +35,6 @@ class Algorithm:
     check_settings: Callable | None = None   # check_settings(fed, **settings) raises ValueError if
     #                          a hyperparameter does not fit the federation
     columns: tuple = ("accuracy",)           # the metrics in its log
-    announcement: Callable | None = None     # announcement(fed, settings) -> a line above the log
     like: str = ""           # the name of another algorithm, whose presets it takes
     # Without --lr-patience the next three are not used.
     plateau: tuple = ()      # the learning rates that fall on a plateau of validation accuracy

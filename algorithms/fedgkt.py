@@ -67,8 +67,8 @@ from attacks import attack_samples
 from federation import output_shape, seeded, stream, timed
 from federation.communication import features_ledger
 from federation.evaluation import accuracy, mean_own, own_accuracy
-from federation.parallel import (by_architecture, count_active, in_parallel, on_server, own_share,
-                                 sample_clients, to_all, to_server)
+from federation.parallel import (by_architecture, in_parallel, on_server, own_share, sample_clients,
+                                 to_all, to_server)
 from federation.training import (OPTIMIZERS, Optimizer, autocast, batches, forward, predict_logits,
                                  restore, shuffled, snapshot)
 from federation.uploads import Trained, is_usable
@@ -321,15 +321,6 @@ def check_settings(fed, **settings):
     feature_map(fed)
 
 
-def announcement(fed, settings):
-    """The line printed before training: the feature maps of a round in MB, 2**20 bytes each."""
-    num_clients = len(fed.private)
-    active = count_active(num_clients, settings.get("participation", 1.0))
-    num_samples = sum(len(private.labels) for private in fed.private) * active / num_clients
-    map_bytes = feature_map(fed).numel() * getattr(torch, settings["features"]).itemsize
-    return f"a round sends about {num_samples * map_bytes / 2**20:.1f} MB of feature maps"
-
-
 @checked
 def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local_epochs: int = 1,
         server_epochs: int = 20, batch_size: int = 256, server_batch_size: int = 256,
@@ -385,5 +376,4 @@ ALGORITHM = Algorithm(
     server="features",       # the server has a network of its own, which reads feature maps
     check_settings=check_settings,
     plateau=("server_lr",), evaluate=evaluate,      # for --lr-patience: experiment/plateau.py
-    announcement=announcement,
     columns=("accuracy", "accuracy_min", "accuracy_max", "edge_accuracy"))

@@ -38,8 +38,7 @@ from typing import Literal
 import torch
 
 from algorithms import Algorithm, checked
-from algorithms.fedgkt import (announcement, collect_features, evaluate, feature_map, ledger, start,
-                               train_server)
+from algorithms.fedgkt import collect_features, evaluate, feature_map, ledger, start, train_server
 from federation import stream
 from federation.training import OPTIMIZERS, Optimizer
 
@@ -128,6 +127,5 @@ ALGORITHM = Algorithm(
     server="features",       # the server has a network of its own, which reads feature maps
     check_settings=check_settings,
     plateau=("server_lr",), evaluate=evaluate,      # for --lr-patience
-    announcement=announcement,
     columns=("accuracy", "accuracy_min", "accuracy_max", "edge_accuracy", "clock",
              "clock_if_all_wait"))

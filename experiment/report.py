@@ -29,14 +29,12 @@ def duration(seconds):
     return f"{seconds / 60:.0f}min" if seconds < 7200 else f"{seconds / 3600:.1f}h"
 
 
-def heading(run, fed, attack):
+def heading(run, attack):
     """Prints the lines above the rounds of a run; attack: an `Attack`, or None."""
     resumed = f": resumed after round {run.state['round']}" if run.state else ""
     say(f"\n{run.label}, seed {run.seed}{resumed}")
     if attack is not None:
         say(f"malicious clients: {', '.join(map(str, attack.malicious))}")
-    if run.algorithm.announcement:
-        say(run.algorithm.announcement(fed, run.settings))
     columns = run.algorithm.columns
     say("  ".join(["  round", *columns, "  MB up", "MB down", "seconds", "  left"]))
 
