@@ -10,6 +10,7 @@ from benchmarks.commands import federation_of
 from data.images import adapt, crop_and_flip, normalize, statistics
 from data.load import load_dataset
 from experiment import build
+from experiment.plan import DEFAULTS
 from federation import Data, restrict_public
 from partition import PARTITIONS
 
@@ -17,10 +18,8 @@ FOREIGN = toy_set(4, 6, 2, seed=1)
 BYTES = torch.arange(500 * 4 * 4).remainder(256).byte().view(500, 1, 4, 4)
 TEN = toy_set(10, 100, 2)
 SETS = {"toy": TOY, "foreign": FOREIGN, "ten": TEN, "copy": TOY}
-FLAGS = dict(dataset="toy", data_root="downloads", classes=None, partition="iid", clients=3,
-             alpha=0.5, per_class=2, public=None, public_size=None, joint=False, validation=None,
-             train_size=None, test_size=None, model=["mlp"], server_model="mlp", augment=False,
-             amp=False)
+FLAGS = DEFAULTS | dict(dataset="toy", partition="iid", clients=3, per_class=2, joint=False,
+                        model=["mlp"], server_model="mlp")
 
 
 @pytest.fixture(autouse=True)
