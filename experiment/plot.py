@@ -46,11 +46,6 @@ def read_run(path):
     config = json.loads((folder / "config.json").read_text())
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     [algo], [seed] = config["algo"], config["seeds"]
-    if "scores" not in config:                           # older runs
-        from algorithms import ALGORITHMS                # torch takes seconds to import
-        from experiment.plan import Plan
-        plan = argparse.Namespace(algorithms=ALGORITHMS, flags=config["flags"])
-        config["scores"] = {algo: Plan.scores(plan, algo.partition(":")[0])}
     settings = config["flags"] | config["networks"][algo] | config["settings"][algo]
     settings |= {name: Path(settings[name]).name         # without the folders of this machine
                  for name in ("dataset", "public", "data_root") if settings.get(name)}

@@ -14,14 +14,14 @@ MODEL = {"server_accuracy": "server", "ensemble_accuracy": "ensemble"}
 ROW = '{"round": 0, "accuracy": 0.1, "loss": 2}'
 
 
-def write(folder, algo, values, alpha=1, public=None, scores=MODEL, **more):
+def write(folder, algo, values, alpha=1, scores=MODEL, **more):
     for seed, accuracies in values.items():
         (run := folder / f"{algo.replace(':', '-')}-seed{seed}").mkdir(parents=True)
         (run / "config.json").write_text(json.dumps({
             "algo": [algo], "seeds": [seed], "networks": {algo: {}},
             "settings": {algo: {"alpha": alpha}},
-            "flags": {"dataset": "/me/x.npz", "public": public, "data_root": "/me/data"},
-            "environment": {"threads": 1}} | ({"scores": {algo: scores}} if scores else {})))
+            "flags": {"dataset": "/me/x.npz", "public": None, "data_root": "/me/data"},
+            "environment": {"threads": 1}, "scores": {algo: scores}}))
         (run / "metrics.jsonl").write_text("\n".join(json.dumps(
             {"round": t, "accuracy": x, "bytes_up": 2**20 * t, "bytes_down": 2**19} | more)
             for t, x in enumerate(accuracies)))
@@ -105,11 +105,6 @@ def test_rounds_of_different_number_are_marked_or_left_out(tmp_path, capsys):
     write(tmp_path, "b", {0: [0.1, 0.6]})
     assert "\nb server 60.00 +20.00# 1 60.00\n" in printed(capsys, tmp_path)
     assert "\nb server 10.00 -30.00 0 10.00\n" in printed(capsys, tmp_path, "--rounds", 0)
-
-
-def test_older_runs_without_scores_take_them_from_the_registry(tmp_path, capsys):
-    write(tmp_path, "fedavg:lr=1", {0: [0.5]}, public="half", scores=None)
-    assert " server, private half 50.00 " in printed(capsys, tmp_path)
 
 
 @pytest.mark.parametrize("flags, names", [([], [": server<", ": ensemble<", "mean of 2 seeds and"]),
