@@ -26,7 +26,8 @@ def torchvision(name, root, **options):
         train, test = (getattr(datasets, TORCHVISION[name])(
             root, train=part, download=True, **options) for part in (True, False))
     except Exception as error:      # many types: from torchvision, urllib, tarfile and pickle
-        raise ValueError(f"{name}: can be neither read under '{root}' nor downloaded ({error!r}): "
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{name}: can be neither read under '{root}' nor downloaded ({reason}): "
                          "put torchvision's files there (--data-root), or take the embedded "
                          "glyphs and glyphs-letters") from error
     return {"x_train": np.asarray(train.data), "y_train": np.asarray(train.targets),
