@@ -54,7 +54,10 @@ def lie(benign, z):
 
 
 def ofom(benign, theta):
-    """Uploads [2, ...]: benign mean + theta; the mean of the benign and the first.     Eq. (11)"""
+    """Two uploads [2, ...]: benign mean + theta, then the mean of the benign uploads and the first.
+
+    source    Eq. (11)
+    """
     wide = torch.promote_types(benign.dtype, torch.float32)          # sums of float16 overflow
     far = benign.mean(0) + theta
     mean = (benign.sum(0, dtype=wide) + far) / (len(benign) + 1)                         # D5
@@ -136,10 +139,13 @@ def attack_rows(attack, uploads, client_ids, rows):
 def attack_models(attack, uploads, client_ids):
     """Uploads [{"model": state_dict, ...}]: a model is a vector of its floating-point entries.
 
-    Each entry keeps its type.
+    Each entry keeps its type. One that is finite in no upload, as a mask is, is not attacked.
     """
     models = [upload["model"] for upload in uploads]
-    names = [name for name, w in models[0].items() if w.is_floating_point()]
+    names = [name for name, w in models[0].items() if w.is_floating_point()
+             and any(model[name].isfinite().all() for model in models)]
+    if not names:
+        return uploads
     flat = torch.stack([torch.cat([model[name].flatten() for name in names]) for model in models])
     flat = attack_rows(attack, flat, client_ids, torch.arange(flat.shape[1], device=flat.device))
     attacked = []
@@ -154,7 +160,10 @@ def attack_models(attack, uploads, client_ids):
 
 
 def attack_samples(attack, uploads, client_ids):
-    """Uploads [[n_i, ...]] of each client's own samples, as in FedGKT; statistics over them all."""
+    """Uploads [[n_i, ...]] of each client's own samples, as in FedGKT.
+
+    The statistics are over all benign samples of the round.
+    """
     benign = [upload for upload, i in zip(uploads, client_ids) if i not in attack.malicious]
     benign = torch.cat(benign or [uploads[0][:0]])
     benign = benign[torch.isfinite(benign).flatten(1).all(1)]

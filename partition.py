@@ -37,11 +37,21 @@ def dirichlet(labels, num_clients, alpha, rng, min_size=10):
     raises     ValueError: alpha is not a positive number, there are too few samples, or 1,000
                draws did not reach min_size
     """
-    def cuts_of(shares, counts):
+    labels = _checked(labels, num_clients, min_size)
+    classes, counts = np.unique(labels, return_counts=True)
+    for _ in range(1000):
+        shares = _dirichlet_shares(alpha, np.ones(num_clients), len(classes), rng)    # [C, M]
         # Shares may sum to 0.999...: without the 1e-9, a last client of share 0 would get a sample.
-        return (shares[:, :-1].cumsum(1) * counts[:, None] + 1e-9).astype(np.int64)
-
-    return _cut_classes(labels, num_clients, alpha, rng, min_size, cuts_of)
+        cuts = (shares[:, :-1].cumsum(1) * counts[:, None] + 1e-9).astype(np.int64)  # [C, M - 1]
+        sizes = np.diff(cuts, axis=1, prepend=0, append=counts[:, None]).sum(0)   # [M]
+        if sizes.min() >= min_size:
+            break
+    else:
+        raise ValueError(f"none of 1000 draws of Dir({alpha}) gave each of {num_clients} clients "
+                         f"{min_size} samples: raise alpha or take fewer clients")
+    parts = [np.split(rng.permutation(np.flatnonzero(labels == c)), class_cuts)
+             for c, class_cuts in zip(classes, cuts)]
+    return [np.sort(np.concatenate(part)) for part in zip(*parts)]
 
 
 def dirichlet_balanced(labels, num_clients, alpha, rng, min_size=10):
@@ -51,7 +61,10 @@ def dirichlet_balanced(labels, num_clients, alpha, rng, min_size=10):
     the order of their numbers, over the clients that still have fewer than N / num_clients samples;
     the shares of these clients are scaled to sum to 1.
     """
-    def cuts_of(all_shares, counts):
+    labels = _checked(labels, num_clients, min_size)
+    classes, counts = np.unique(labels, return_counts=True)
+    for _ in range(1000):
+        all_shares = _dirichlet_shares(alpha, np.ones(num_clients), len(classes), rng)  # [C, M]
         sizes, cuts = np.zeros(num_clients, dtype=np.int64), []
         for shares, count in zip(all_shares, counts):
             below_mean = sizes * num_clients < len(labels)                        # [M]
@@ -60,28 +73,14 @@ def dirichlet_balanced(labels, num_clients, alpha, rng, min_size=10):
                 shares[rng.choice(np.flatnonzero(below_mean))] = 1
             cuts.append((shares[:-1].cumsum() / shares.sum() * count + 1e-9).astype(np.int64))
             sizes = sizes + np.diff(cuts[-1], prepend=0, append=count)
-        return np.array(cuts)
-
-    return _cut_classes(labels, num_clients, alpha, rng, min_size, cuts_of)
-
-
-def _cut_classes(labels, num_clients, alpha, rng, min_size, cuts_of):
-    """Each class in random order, cut into the clients' parts: the first draw that is large enough.
-
-    cuts_of(shares [C, M], counts [C]) -> int64 [C, M - 1]: where client i + 1 begins in class c
-    """
-    labels = _checked(labels, num_clients, min_size)
-    classes, counts = np.unique(labels, return_counts=True)
-    for _ in range(1000):
-        shares = _dirichlet_shares(alpha, np.ones(num_clients), len(classes), rng)    # [C, M]
-        cuts = cuts_of(shares, counts)
-        sizes = np.diff(cuts, axis=1, prepend=0, append=counts[:, None]).sum(0)       # [M]
         if sizes.min() >= min_size:
-            parts = [np.split(rng.permutation(np.flatnonzero(labels == c)), class_cuts)
-                     for c, class_cuts in zip(classes, cuts)]
-            return [np.sort(np.concatenate(part)) for part in zip(*parts)]
-    raise ValueError(f"none of 1000 draws of Dir({alpha}) gave each of {num_clients} clients "
-                     f"{min_size} samples: raise alpha or take fewer clients")
+            break
+    else:
+        raise ValueError(f"none of 1000 draws of Dir({alpha}) gave each of {num_clients} "
+                         f"clients {min_size} samples: raise alpha or take fewer clients")
+    parts = [np.split(rng.permutation(np.flatnonzero(labels == c)), class_cuts)
+             for c, class_cuts in zip(classes, cuts)]
+    return [np.sort(np.concatenate(part)) for part in zip(*parts)]
 
 
 def dirichlet_equal(labels, num_clients, alpha, rng):

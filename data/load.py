@@ -163,7 +163,7 @@ def check_public(source, public, task):
 
 def check_classes(source, dataset, advice=""):
     """ValueError, which ends with `advice`, if a class has no training images."""
-    trained = {*dataset.train.labels.tolist()}
+    trained = {*dataset.train.labels.unique().tolist()}
     if len(trained) < dataset.num_classes:
         missing = next(c for c in range(dataset.num_classes) if c not in trained)
         raise ValueError(f"{source}: no training image has label {missing}{advice}")

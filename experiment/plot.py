@@ -17,6 +17,7 @@ import gzip
 import io
 import json
 import os
+import signal
 from math import inf, sqrt
 from pathlib import Path
 from statistics import mean, stdev
@@ -215,7 +216,8 @@ def values_of(runs, key, measure):
 
 def interval_text(values, form):
     """"MEAN +- HALF WIDTH"; the mean alone of one value, a dash of none."""
-    text, width = f"{mean(values):{form}}" if values else "-", half_width(values)
+    text = f"{mean(values):{form}}" if values else "-"
+    width = half_width(values)
     return text if width is None else f"{text} +- {width:{form.lstrip('+')}}"
 
 
@@ -236,22 +238,25 @@ def print_table(curves, key, name, measure, bases):
     for base in bases:
         other = "accuracy" if owned and not values[base] else key
         theirs, owner = values_of(curves[base], other, measure), whose(curves[base], other)
-        columns[f"minus {base} {other}" + f" ({owner})" * owned] = cells = []
+        cells = []
         for label, own in values.items():
             points = [own[seed] - theirs[seed] for seed in own if seed in theirs]
             marks = "*" * (whose(curves[label], key) != owner) + "#" * (ends[label] != ends[base])
             text = interval_text(points, "+" + form) + marks * bool(points)
             cells.append("reference" if (label, key) == (base, other) else text)
+        columns[f"minus {base} {other}" + f" ({owner})" * owned] = cells
     columns["last round"] = [*ends.values()]
     for seed in sorted({seed for own in values.values() for seed in own}):
         columns[f"seed {seed}"] = [f"{own[seed]:{form}}" if seed in own else "-"
                                    for own in values.values()]
     table = [[*columns], *zip(*columns.values())]
     widths = [max(map(len, column)) for column in zip(*table)]
+    to_the_left = 1 + owned                              # so many columns
     print()
     for row in table:
-        print(*(f"{cell:{'<' if i < 1 + owned else '>'}{width}}"
-                for i, (cell, width) in enumerate(zip(row, widths))), sep="  ")
+        cells = [cell.ljust(width) if i < to_the_left else cell.rjust(width)
+                 for i, (cell, width) in enumerate(zip(row, widths))]
+        print(*cells, sep="  ")
 
 
 def print_tables(curves, keys, bases, last):
@@ -301,7 +306,7 @@ def main(argv=None):
         for base in {*bases} - {*curves}:
             raise ValueError(f"--base {base}: the labels are {', '.join(curves)}")
         for label, runs in curves.items():
-            if args.last < 1 or runs[0]["rounds"] < args.last > 1:
+            if not 1 <= args.last <= max(1, runs[0]["rounds"]):
                 raise ValueError(f"--last {args.last}: {label} has {runs[0]['rounds']} rounds")
         if args.out and ".csv" in args.out.suffixes:
             write_csv(curves, args.out)
@@ -314,4 +319,6 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)    # | head ends it without an error
     main()

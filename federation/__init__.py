@@ -59,7 +59,8 @@ class Federation:
     validation: Data | None = None               # no client's: for early stopping, learning rates,
     #                                              and FedDF's drop_worst
     augment: Callable[[Tensor, np.random.Generator], Tensor] | None = None   # training images
-    amp: bool = False                            # bfloat16 autocast in every forward pass
+    amp: bool = False                            # bfloat16 autocast in every forward pass, instead
+    #                                              of an autocast around `run`
     threads: int | None = None                   # CPU threads while the server trains; None: as now
     seconds: Counter = field(default_factory=Counter)  # {function: seconds} of what is @timed
 
@@ -167,9 +168,10 @@ def from_tensors(private, test, networks, *, public=None, validation=None, serve
     def server_model(init=0):
         return new_network(server_network, "server init", init)
 
-    for j in range(len(networks)):
-        if client_model(j) is client_model(j):
-            raise TypeError(f"network {j}: each call must make a new network, not return one again")
+    for j, make in enumerate(networks):
+        if isinstance(make, nn.Module) or client_model(j) is client_model(j):
+            raise TypeError(f"network {j}: give a class or function of which each call makes a new "
+                            "network")
     image = torch.zeros(1, *test[0].shape[1:], device=device)                    # [1, c, h, w]
     shapes = [output_shape(client_model(j), image) for j in range(len(networks))]
     if len({*shapes}) > 1 or not isinstance(shapes[0], tuple) or len(shapes[0]) != 2:

@@ -122,4 +122,5 @@ def packed(value):
 
 def unpacked(message, device):
     """The inverse of `packed`, with every tensor on `device`."""
+    # The sender is a process of this run; weights_only would refuse the NamedTuples in a message.
     return torch.load(io.BytesIO(message), map_location=device, weights_only=False)

@@ -70,8 +70,11 @@ def shuffled(fed, images, keys, *, epochs=None, batch_size, steps=None):
 
 
 def autocast(fed):
-    """The context of a forward pass: bfloat16 with `amp`, otherwise float32."""
-    return torch.autocast(fed.device.type, torch.bfloat16, enabled=fed.amp)
+    """The context of a forward pass: bfloat16 with `amp`, otherwise float32.
+
+    Without the cache: inside a caller's own autocast it would keep the weights of the first batch.
+    """
+    return torch.autocast(fed.device.type, torch.bfloat16, enabled=fed.amp, cache_enabled=False)
 
 
 def forward(fed, model, images):

@@ -10,29 +10,42 @@ import torch
 from torch import Tensor
 
 from attacks import attack_models, attack_rows
-from federation import timed
+from federation import no_server_model, timed
 from federation.parallel import in_parallel
 
 HUGE = 1e30    # sums of larger numbers, or their quotients by a temperature, overflow in float32
 
 
-def tensors(value):
-    """All tensors inside nested dicts, lists and tuples, in order."""
+def tensors(value, besides=()):
+    """All tensors inside nested dicts, lists and tuples, in order; without the keys `besides`."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, (dict, list, tuple)):
-        for x in value.values() if isinstance(value, dict) else value:
-            yield from tensors(x)
+    elif isinstance(value, dict):
+        for key, x in value.items():
+            if key not in besides:
+                yield from tensors(x, besides)
+    elif isinstance(value, (list, tuple)):
+        for x in value:
+            yield from tensors(x, besides)
 
 
-def is_usable(upload):
+def is_usable(upload, besides=()):
     """True if every real number of every tensor in the (nested) upload is finite and below HUGE."""
-    return all(bool((x.abs() < HUGE).all()) for x in tensors(upload) if x.is_floating_point())
+    return all(bool((x.abs() < HUGE).all()) for x in tensors(upload, besides)
+               if x.is_floating_point())
 
 
 def usable(uploads):
     """The uploads [M, ...] of the clients whose own is usable: [m, ...]."""
     return uploads[(uploads.abs() < HUGE).flatten(1).all(1)]
+
+
+def masks(fed, i):
+    """The names of what is not finite in new networks either, of client i and of the server."""
+    new = [fed.client_model(i)]
+    if fed.server_model is not no_server_model:
+        new.append(fed.server_model())
+    return {name for model in new for name, w in model.state_dict().items() if not is_usable(w)}
 
 
 @timed
@@ -45,7 +58,8 @@ def collect(fed, ids, train, attack=None):
     uploads = in_parallel(fed, train, ids)
     if attack:
         uploads = attack_models(attack, uploads, ids)
-    return {i: upload for i, upload in zip(ids, uploads) if is_usable(upload)}
+    return {i: upload for i, upload in zip(ids, uploads)
+            if is_usable(upload) or is_usable(upload, besides=masks(fed, i))}
 
 
 class Trained(NamedTuple):

@@ -69,7 +69,7 @@ TABLE["federation/parallel.py", "shared"] = [
 TABLE["federation/uploads.py", "shared"] = [
     ("bool((x.abs() < HUGE).«all→any»())", "logits::an_upload_with_one_bad_number_is_left_out[inf]",
      "one good number is enough"),
-    ("if «is_usable(upload)→True»}",
+    ("if «is_usable(upload)→True» or is_usable",
      "same::a_bad_upload_leaves_all_as_if_its_client_were_not_there[fedavg]",
      "an upload with nan is averaged"),
     ("«attack_models(attack, uploads, ids)→uploads»",
@@ -104,7 +104,10 @@ TABLE["federation/training.py", "shared"] = [
     ("«partial(→»torch.optim.Adam«, amsgrad=True)→»",
      "baselines::amsgrad_is_the_papers_adam[amsgrad-True]", "plain Adam as AMSGrad"),
     ("enabled=«fed.amp→False»", "contracts::amp_reaches_training_and_prediction[fedavg]",
-     "always float32")]
+     "always float32"),
+    ("cache_enabled=«False→True»",
+     "library::with_amp_an_autocast_around_the_run_changes_nothing",
+     "inside a user's autocast, the weights of the first batch")]
 TABLE["federation/evaluation.py", "shared"] = [
     ("combinations(predicted«→[:2]», 2)", "disagreement_by_hand",
      "only the first two members are compared"),
@@ -473,7 +476,7 @@ TABLE["partition.py", "partition"] = [
     ("np.array_split(«rng→np.random.default_rng(10)».permutation(len(labels)), num_clients)",
      "functions::what_is_drawn_depends_on_the_seed[partition.iid]", "always seed 10",
      "FedML's partition_data"),
-    ("return (shares[«:→:1», :-1].cumsum(1) * counts[:, None]",
+    ("cuts = (shares[«:→:1», :-1].cumsum(1) * counts[:, None]",
      "dirichlet_shares_have_mean_and_variance_of_dir", "one draw for all classes"),
     ("shares = shares * «below_mean→1»", "balanced_gives_full_clients_nothing_more", "no balance"),
     ("shares[:-1].cumsum() «/ shares.sum() →»* count", "balanced_gives_full_clients_nothing_more",

@@ -252,8 +252,7 @@ def test_attack_on_models_keeps_every_type(name):
 
 def test_models_of_which_nothing_is_finite_stay_as_they_are():
     uploads = [{"model": {"w": torch.full((2,), math.nan)}} for _ in range(6)]
-    for upload in attack_models(made("paf"), uploads, range(6)):
-        assert upload["model"]["w"].isnan().all()
+    assert attack_models(made("paf"), uploads, range(6)) is uploads
 
 
 @pytest.mark.parametrize("run, settings, networks", [

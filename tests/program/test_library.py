@@ -2,17 +2,31 @@
 keywords."""
 import ast
 import copy
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from functions import ROOT
-from test_contracts import Net, Server
+from test_contracts import Net, Server, models_in, run, sound, toy
 from torch import nn
-from toys import samples, with_batchnorm, with_hidden_layer
+from toys import same, samples, with_batchnorm, with_hidden_layer
 
-from algorithms import feddf, fedgems, fedgkt, fedmd, fedsdd
-from federation import from_tensors
+from algorithms import (
+    ALGORITHMS,
+    fedavg,
+    fedbe,
+    feddf,
+    fedgems,
+    fedgkt,
+    fedmd,
+    fedntd,
+    fedsdd,
+    fedsdd_ablations,
+    scaffold,
+)
+from attacks import build
+from federation import from_tensors, stream
 
 
 def of_tensors(networks, server_network=None, **changes):
@@ -64,8 +78,9 @@ network, larger = with_hidden_layer(), torch.zeros(2, 1, 3, 3)
      {"client": (larger.numpy(), np.array([0, 1]))}),
     (ValueError, "^client 3: labels are an int64 tensor",
      {"client": (samples(6).images, np.zeros(6, int))}),
-    (TypeError, "^network 1: each call must make a new network",
-     {"networks": [with_batchnorm, lambda: network]})])
+    (TypeError, "^network 1: give a class or function of which each call",
+     {"networks": [with_batchnorm, lambda: network]}),
+    (TypeError, "^network 1: give a class or function", {"networks": [with_batchnorm, network]})])
 def test_what_from_tensors_refuses_in_one_line(error, words, given):
     with pytest.raises(error, match=words) as raised:
         of_tensors(**{"networks": [with_hidden_layer], **given})
@@ -92,6 +107,43 @@ def test_images_and_networks_are_channels_last():
                        [lambda: copy.deepcopy(colored)])
     for x in (fed.private[0].images, fed.test.images, fed.client_model(0)[0].weight):
         assert x.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_with_amp_an_autocast_around_the_run_changes_nothing():
+    """Autocast's cache would keep the weights of the first batch."""
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = run("fedavg", toy("fedavg", amp=True))
+    assert same(inside, run("fedavg", toy("fedavg", amp=True)))
+
+
+def with_mask(num_classes=3, mask=-torch.inf):
+    """A network whose buffer training does not change."""
+    model = with_hidden_layer(num_classes)
+    model.register_buffer("mask", torch.full((2, 2), mask).triu(1) if mask is not True
+                          else torch.ones(2, 2, dtype=torch.bool))
+    return model
+
+
+@pytest.mark.parametrize("mask", [-torch.inf, True])
+@pytest.mark.parametrize("run, settings", [
+    (fedavg.run, {}), (scaffold.run, {}), (fedntd.run, {}), (fedbe.run, {"distill": True}),
+    (feddf.run, {"drop_worst": False, "patience": None}), (fedsdd.run, {"K": 1}),
+    (fedsdd_ablations.run, {"K": 1, "secure_sum": True})])
+def test_a_mask_among_the_buffers_is_neither_judged_nor_changed(run, settings, mask):
+    """With an attack its numbers stay, too."""
+    fed = of_tensors([lambda: with_mask(mask=mask)])
+    settings = settings | {"participation": 1.0, "local_epochs": 1, "rounds": 2, "lr": 0.05}
+    if "distill_steps" in ALGORITHMS[run.algorithm.name].hyperparameters:
+        settings["distill_steps"] = 2
+    attacks_ = [{}]
+    if run.algorithm.can_be_attacked and "secure_sum" not in settings:
+        attacks_.append({"attack": build("paf", partial(stream, 0), 4, 1)})
+    for attack in attacks_:
+        [(_, first), *_, (metrics, state)] = run(fed, **settings, **attack)
+        before, after = (next(models_in(x)) for x in (first, state))
+        assert metrics["bad_uploads"] == 0 and torch.equal(before["mask"], after["mask"])
+        assert not same(before, after) and sound([{name: w for name, w in after.items()
+                                                   if name != "mask"}])
 
 
 def test_errors_speak_of_keywords_not_of_flags():

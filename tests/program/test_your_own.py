@@ -13,6 +13,7 @@ import torch
 from commands import refused
 from PIL import Image
 from test_command_line import configured
+from test_library import with_mask
 from toys import same
 
 from algorithms import ALGORITHMS
@@ -52,6 +53,13 @@ def test_the_pages_algorithms_keep_every_promise(name, request):
     assert len(test_contracts.CONTRACTS) >= 13
     for contract in test_contracts.CONTRACTS:
         test_contracts.hold(contract, name)
+
+
+def test_fmls_uploads_with_a_mask_in_either_network_are_usable(fml):
+    for networks in ({"network": with_mask}, {"server": with_mask}):
+        fed = test_contracts.toy("fml", **{"network": test_contracts.Net, **networks})
+        *_, (metrics, _) = test_contracts.run("fml", fed)
+        assert metrics["bad_uploads"] == 0
 
 
 def test_with_cross_entropy_alone_fmls_personal_models_learn_alone(fml):
