@@ -174,7 +174,8 @@ def start(work, num_processes, advice):
                 raise SystemExit(error.exit_code) from None
             if error.signal_name == "SIGPIPE":
                 raise SystemExit(128 + signal.SIGPIPE) from None
-            fail(f"process {error.error_pid} of this run was killed{advice}", 1)
+            killed = context.processes[error.error_index].pid
+            fail(f"process {killed} of this run was killed{advice}", 1)
         finally:
             for process in context.processes:
                 process.kill()
