@@ -38,8 +38,8 @@ points of test accuracy, with the number of seeds. A claim that one method is ab
 **holds** if the interval is on the claimed side of 0, **does not hold** if it is on the other side,
 and is **open** if the interval contains 0. A claim that two methods are level holds if the interval
 lies within one point of 0; a claim that one is not lower, if the interval lies above -1 (above -5
-where the paper says "a few points"). Otherwise these do not hold if the interval contradicts them
-and excludes 0, and are open if it contains 0.
+where the paper says "a few points"). Otherwise these do not hold if the interval excludes 0, and
+are open if it contains 0.
 
 Without °: the mean of the last rounds, a tenth of all and at least five. °: the older protocol, the
 last round alone, and on CIFAR-10 one file of images for all seeds; elsewhere a seed draws the
@@ -119,8 +119,11 @@ def page():
     directed = sum(claim["claimed"] in ("greater", "lower") and found != "cannot be judged"
                    for claim, found, *_ in of_papers)
     older = sum(text.endswith("°") for *_, text in rows)
-    lines = [f"{older} of all {len(rows)} claims have a °.",
-             f"Of the papers' {len(of_papers)} claims: "
+    different = {(claim["page"], claim["claim"]) for claim, *_ in of_papers}
+    figures = sum(papers_difference(claim) is not None for claim, *_ in of_papers)
+    lines = [f"{older} of all {len(rows)} rows have a °.",
+             f"The papers' {len(different)} claims have {len(of_papers)} rows, {figures} with a "
+             "figure of the paper: "
              + ", ".join(f"{name} {counts[name]}" for name in COLORS if counts[name]) + ".",
              f"{directed} of them say that one method is above another. If none were, noise alone "
              f"would give about {directed / 20:.0f} intervals without 0, "
@@ -154,18 +157,19 @@ def draw(path):
     figure = Figure(figsize=(10, 0.155 * height + 1.1))
     ax = figure.add_axes((0.52, 0.02, 0.47, 0.95))
     y, before = 0, None
-    for claim, found, points, _ in rows:
+    for claim, found, points, text in rows:
         if before is None or claim["page"] != before["page"]:
             y += 2
             ax.text(-1.08, y - 1.2, TITLES[claim["page"]], weight="bold", va="center",
                     transform=ax.get_yaxis_transform())
         name = "" if before and claim["claim"] == before["claim"] else claim["claim"]
-        for x, text in ((-1.08, name), (-0.54, claim["regime"])):
-            ax.text(x, y, text, fontsize=7.5, va="center", transform=ax.get_yaxis_transform())
+        for x, words in ((-1.08, name), (-0.54, claim["regime"])):
+            ax.text(x, y, words, fontsize=7.5, va="center", transform=ax.get_yaxis_transform())
         color, middle, width = COLORS[found], mean(points), half_width(points)
         ax.plot([middle - width, middle + width], [y, y], color=color, linewidth=1.5, alpha=0.6)
         ax.plot(points, [y] * len(points), "o", color=color, markersize=2.5, alpha=0.6)
-        ax.plot(middle, y, "o", color=color, markersize=6)
+        ax.plot(middle, y, "o", color=color, markersize=6,
+                markerfacecolor="white" if text.endswith("°") else color)
         if claim["paper_row"]:
             ax.plot(papers_difference(claim), y, "v", color="black", fillstyle="none", markersize=5)
         y, before = y + 1, claim
@@ -180,8 +184,9 @@ def draw(path):
     ax.set_xlabel("points of accuracy, logarithmic beyond 1: mean, 95% interval, seeds", fontsize=8)
     for name, color in COLORS.items():
         ax.plot([], [], "o", color=color, label=name)
+    ax.plot([], [], "o", color="black", markerfacecolor="white", label="older protocol")
     ax.plot([], [], "v", color="black", fillstyle="none", label="the paper")
-    figure.legend(loc="upper left", ncols=5, frameon=False, fontsize=8)
+    figure.legend(loc="upper left", ncols=6, frameon=False, fontsize=8)
     with rc_context({"svg.hashsalt": "claims", "svg.fonttype": "none"}):
         figure.savefig(path, metadata={"Date": None, "Description": page()})
 
