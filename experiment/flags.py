@@ -319,7 +319,7 @@ def parse(parser, algorithms, argv):
         kind = "flag" if unknown[0].startswith("-") else "word"
         owners = [name for name, algorithm in ALGORITHMS.items()
                   if unknown[0].split("=")[0] in map(flag_name, algorithm.hyperparameters)]
-        hint = f"; {', '.join(owners)} has it" if owners else similar(unknown[0], names)
+        hint = f" (of {', '.join(owners)})" if owners else similar(unknown[0], names)
         fail(f"unknown {kind} {unknown[0]}{hint}; {''.join(known)}--help lists those of every "
              "algorithm")
     if "local_epochs" in flags and "local_steps" in flags:

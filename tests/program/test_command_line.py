@@ -75,10 +75,10 @@ REFUSED = """
 --seeds 0 --rounds 3                  | --algo is missing | fedsdd
 --algo fedsd                          | fedsd | fedavg
 --algo fedavg,fedavg                  | twice
---algo fedavg --R 3                   | --R | fedsdd-ablations has it; fedavg has --rounds
+--algo fedavg --R 3                   | --R (of fedsdd, fedsdd-ablations); fedavg has --rounds
 --algo fedavg --local-steps 5 --local-epochs 2 | --local-epochs and --local-steps exclude
 --algo fedavg --round 3               | unknown flag --round | fedavg has
---algo fedsdd --secure-sum            | unknown flag --secure-sum | fedsdd-ablations has it
+--algo fedsdd --secure-sum            | unknown flag --secure-sum (of fedsdd-ablations)
 --algo fedsdd TINY --K 3              | fedsdd: K = 3 | 2 | participation
 --algo feddf --temperature none       | --temperature | none
 --algo fedavg --model resnet21        | resnet21 | resnet20
