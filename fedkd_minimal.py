@@ -15,8 +15,8 @@ is `local_epochs`.
 
 With --out nothing is lost but an unfinished round: a run that is killed at any moment, or stopped
 by Ctrl-C or a full disk, goes on with --resume, and its numbers are those of an uninterrupted run.
-On Linux the program makes a process for each core; all run the same lines, and only the first one
-prints and writes.
+On Linux, without a GPU, the program makes a process for each core, eight at most; all run the same
+lines, and only the first one prints and writes.
 """
 import shlex
 import sys
@@ -81,7 +81,7 @@ def train(plan, datasets, runs, device):
                 saved_model.save(Path(plan.given["save_model"]), run, own, datasets,
                                  plan.flags["joint"])
             run.state = None                                 # its memory is for the next run
-    report.summary(runs, plan.given.get("comu") or ())
+    report.summary(runs)
     return runs
 
 

@@ -1,4 +1,6 @@
 """What a round of FedSDD and a network cost, for the benchmarks."""
+import copy
+
 import torch
 from torch import nn
 
@@ -40,14 +42,10 @@ def network_cost(model, shape):
         elif isinstance(module, nn.Linear):
             cost["multiply_adds"] += output.numel() * module.in_features
 
-    leaves = [module for module in model.modules() if not list(module.children())]
-    hooks = [module.register_forward_hook(count) for module in leaves]
-    was_training = model.training
-    try:
-        with torch.no_grad():
-            model.eval()(next(model.parameters()).new_zeros(1, *shape))
-    finally:
-        model.train(was_training)
-        for hook in hooks:
-            hook.remove()
+    model = copy.deepcopy(model).eval()
+    for module in model.modules():
+        if not list(module.children()):
+            module.register_forward_hook(count)
+    with torch.no_grad():
+        model(next(model.parameters()).new_zeros(1, *shape))
     return cost

@@ -40,8 +40,8 @@ parser.add_argument("--recompute", action="store_true",
 recompute = parser.parse_args().recompute
 
 fed, settings = federation_of([
-    "--algo", "feddf,fedsdd", "--clients", str(CLIENTS), "--rounds", str(ROUNDS),
-    "--local-epochs", "1", "--K", str(K), "--distill-steps", str(STEPS),
+    "--algo", "feddf,fedsdd", "--public", "glyphs-letters", "--clients", str(CLIENTS),
+    "--rounds", str(ROUNDS), "--local-epochs", "1", "--K", str(K), "--distill-steps", str(STEPS),
     "--server-batch-size", str(BATCH), "--server-lr", "0.1", "--server-optimizer", "sgd",
     "--no-cosine", "--max-grad-norm", "none", "--temperature", "4", "--no-drop-worst",
     "--patience", "none"])
@@ -124,6 +124,6 @@ for (algo, active, num_teachers), values in recomputed.items():
 group = 8 / K * statistics.median(training)              # the clients of a group, one epoch each
 for epochs in (1, 5, 40):
     sequential, overlapped = round_seconds([epochs * group] * K, medians["fedsdd", 8, 1])
-    print(f"a round of FedSDD, 8 clients one after the other with {epochs} local epochs: "
+    print(f"a round of FedSDD, 8 clients one after the other with local epochs: {epochs}, "
           f"{sequential:.2f} s; with distillation beside the training of the other models (A.6): "
           f"{overlapped:.2f} s")

@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from importlib import metadata
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -116,7 +115,7 @@ def measure_memory():
           f"{'peak':<24} {peak / MIB:8.0f}   {peak / total:.2f} times the sum")
 
 
-print(f"torch {metadata.version('torch')}, {os.cpu_count()} cores, "
+print(f"torch {torch.__version__}, {os.cpu_count()} cores, "
       f"{torch.get_num_threads()} threads, cpu")
 if not memory_only:
     measure_time()

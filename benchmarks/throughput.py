@@ -24,10 +24,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import torch
 import torch.nn.functional as F
 
-import models
 from algorithms import fedavg
 from benchmarks.commands import federation_of
-from federation import seeded, stream
+from federation import stream
 from federation.evaluation import accuracy
 from federation.training import batches, load_model, predict_logits
 
@@ -42,12 +41,10 @@ parser.add_argument("--prediction-only", action="store_true", help="do not measu
 args = parser.parse_args()
 
 
-def one_client(name, dataset_flag, amp):
+def one_client(name, amp=False):
     """A federation of one client that holds all training images."""
-    fed, _ = federation_of(["--algo", "fedavg", "--dataset", dataset_flag, "--model", name,
-                            "--clients", "1", "--partition", "iid",
-                            "--amp" if amp else "--no-amp"])
-    return fed
+    return federation_of(["--algo", "fedavg", "--dataset", args.file, "--model", name, "--clients",
+                          "1", "--partition", "iid", "--amp" if amp else "--no-amp"])[0]
 
 
 def plain_epoch(model, images, labels, t):
@@ -62,11 +59,9 @@ def plain_epoch(model, images, labels, t):
 
 def measure_training(name):
     """Prints the speed of local training, and the accuracy that it reaches."""
-    feds = [one_client(name, args.file, amp) for amp in (False, True)]
+    feds = [one_client(name, amp) for amp in (False, True)]
     images, labels = feds[0].private[0].images.contiguous(), feds[0].private[0].labels
-    with seeded(0, "init", 0):                           # the same initial weights
-        plain = models.build(name, images.shape[1:], feds[0].num_classes)
-    plain = plain.to(memory_format=torch.contiguous_format)
+    plain = feds[0].client_model(0).to(memory_format=torch.contiguous_format)
     servers, times = [fedavg.start_server(fed, name) for fed in feds], []
     for t in range(EPOCHS + 1):                          # epoch 0 warms up and is not counted
         start = time.perf_counter()
@@ -97,7 +92,7 @@ def plain_prediction(model, images, batch_size):
 def start_worker(name, loop, size):
     """Makes `predict_in_turn` of this process: the seconds of one prediction."""
     global predict_in_turn
-    fed = one_client(name, args.file, amp=False)
+    fed = one_client(name)
     model, (train_images, labels), images = fed.client_model(0), fed.private[0], fed.test.images
     predict = partial(predict_logits, fed, model, images[:PREDICTED], size)
     if loop == LOOPS[0]:

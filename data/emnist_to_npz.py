@@ -30,5 +30,4 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("mat")
     parser.add_argument("out")
-    args = parser.parse_args()
-    convert(args.mat, args.out)
+    convert(**vars(parser.parse_args()))

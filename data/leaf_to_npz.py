@@ -46,5 +46,4 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder")
     parser.add_argument("out")
-    args = parser.parse_args()
-    convert(args.folder, args.out)
+    convert(**vars(parser.parse_args()))

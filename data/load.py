@@ -154,19 +154,11 @@ def whole_numbers(where, numbers, length):
     return numbers.reshape(length).astype(np.int64)
 
 
-def check_public(source, public, task):
-    """ValueError if public images are the task's training images."""
-    if torch.equal(public.train.images, task.train.images):
-        raise ValueError(f"{source}: these are the training images themselves, which clients hold; "
-                         "--public half or fifth keeps a share of them out of the clients")
-
-
 def check_classes(source, dataset, advice=""):
     """ValueError, which ends with `advice`, if a class has no training images."""
-    trained = {*dataset.train.labels.unique().tolist()}
-    if len(trained) < dataset.num_classes:
-        missing = next(c for c in range(dataset.num_classes) if c not in trained)
-        raise ValueError(f"{source}: no training image has label {missing}{advice}")
+    counts = dataset.train.labels.bincount(minlength=dataset.num_classes)
+    if counts.min() == 0:
+        raise ValueError(f"{source}: no training image has label {counts.argmin()}{advice}")
 
 
 # ----------------------------------------------------------------------------------- fingerprints
@@ -188,7 +180,7 @@ def fingerprint(dataset):
         return f"{code:08x}"
 
     train, test = dataset[:2]
-    known = [array for array in dataset[3:] if array is not None]       # writers, other labels
+    known = [array for array in dataset[3:] if array is not None]       # other labels, names
     pixels, test_pixels = (pixel_range(part.images) for part in (train, test))
     pixels += "" if pixels == test_pixels else f" (test images: {test_pixels})"
     untested = sorted({*range(dataset.num_classes)} - {*test.labels.tolist()})

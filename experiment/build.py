@@ -10,8 +10,7 @@ import attacks
 import models
 import partition
 from data.images import adapt, crop_and_flip, normalize, statistics, to_float
-from data.load import (Dataset, by_superclass, check_classes, check_public, fingerprint,
-                       load_dataset, only)
+from data.load import Dataset, by_superclass, check_classes, fingerprint, load_dataset, only
 from experiment.presets import HELD_OUT
 from federation import Data, Federation, restrict_public, seeded, stream
 
@@ -45,7 +44,10 @@ def load_datasets(flags):
     task, foreign = load_dataset(flags["dataset"], flags["data_root"]), None
     if has_foreign_public(flags):
         foreign = load_dataset(flags["public"], flags["data_root"])
-        check_public(f"--public {flags['public']}", foreign, task)
+        if torch.equal(foreign.train.images, task.train.images):
+            raise ValueError(f"--public {flags['public']}: these are the training images "
+                             "themselves, which clients hold; --public half or fifth keeps a share "
+                             "of them out of the clients")
     if flags["joint"]:
         check_classes(f"--public {flags['public']}", foreign)
     _, needed = partition.PARTITIONS[flags["partition"]]
@@ -84,7 +86,7 @@ def split(flags, task, seed):
     rule, needed = partition.PARTITIONS[flags["partition"]]
     if flags["validation"] is not None:
         rng = stream(seed, "validation")
-        if "writers" in needed:                          # a client has all images of its writers
+        if "writers" in needed:                          # whole writers
             held_out, rest = partition.hold_out_writers(
                 task.writers[rows], flags["validation"], rng)
         else:
@@ -103,15 +105,14 @@ def at_most(size, labels, rng):
     return partition.hold_out(labels, size / len(labels), rng)[0]
 
 
-def federation(plan, datasets, seed, device, rows=None):
+def federation(plan, datasets, seed, device):
     """The `Federation` of a seed, on `device`, without networks: see `with_networks`.
 
-    rows    a `Split`; None: that of the plan
     All images get the task's shape and are normalized by its training images. Bytes become floats
     here, after the rows are chosen: 1.28 million public images of ImageNet-32 are 4 GB of bytes.
     """
     flags, (task, foreign) = plan.flags, datasets
-    rows = split(flags, task, seed) if rows is None else rows
+    rows = split(flags, task, seed)
     image_shape = tuple(task.train.images.shape[1:])
     mean, std = statistics(to_float(task.train.images))
 
@@ -158,16 +159,14 @@ def with_networks(fed, model, server_model):
     image_shape = tuple(fed.private[0].images.shape[1:])
     architecture = [model[i % len(model)] for i in range(len(fed.private))]
 
-    def new_client_model(i, init=0):
-        with seeded(fed.seed, "init", init):
-            return models.build(architecture[i], image_shape, fed.num_classes).to(fed.device)
+    def new(name, key, init):
+        with seeded(fed.seed, key, init):
+            return models.build(name, image_shape, fed.num_classes).to(fed.device)
 
-    def new_server_model(init=0):
-        with seeded(fed.seed, "server init", init):
-            return models.build(server_model, image_shape, fed.num_classes).to(fed.device)
-
-    return dataclasses.replace(fed, client_model=new_client_model, server_model=new_server_model,
-                               architecture=architecture)
+    return dataclasses.replace(
+        fed, architecture=architecture,
+        client_model=lambda i, init=0: new(architecture[i], "init", init),
+        server_model=lambda init=0: new(server_model, "server init", init))
 
 
 def seen_by(run, fed, flags):
@@ -175,6 +174,8 @@ def seen_by(run, fed, flags):
     fed = with_networks(fed, **run.networks)
     if flags["joint"] and run.algorithm.public != "joint":
         fed = dataclasses.replace(fed, public_test=None)  # its labels are of classes not learned
+    if run.algorithm.server == "none":
+        fed = dataclasses.replace(fed, server_model=None)
     return restrict_public(fed, run.algorithm.public)
 
 

@@ -1,6 +1,6 @@
 """The flags: a row for each that every run has; the hyperparameters of the algorithms join them.
 
-`given(argv)` returns the flags that were given; plan.py fills in the others.
+`given` returns the flags that were given; plan.py fills in the others.
 """
 import argparse
 import difflib
@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import models
 from algorithms import ALGORITHMS
 from algorithms.hyperparameters import (AT_LEAST_0, AT_LEAST_1, FINITE, HYPERPARAMETERS, POSITIVE,
-                                        SHARE, Hyperparameter, Range, allowed_numbers)
+                                        Hyperparameter, Range, allowed_numbers)
 from attacks import ATTACKS
 from data.load import DATASETS
 from experiment.presets import HELD_OUT, PAPER
@@ -131,9 +131,6 @@ RUN_FLAGS = [               # which runs, where, and what becomes of them
     Flag("resume", FOLDER, None, None,
          "continue the run in this folder; --rounds can be raised; --device, --processes and, for "
          "data that have moved, --dataset and --public may be given as well"),
-    Flag("comu", tuple[float, ...] | None, None, SHARE,
-         "accuracies; the summary shows the bytes sent until each of them is reached "
-         "(default none)"),
     Flag("save_model", {"type": file, "metavar": "FILE"}, None, None,
          "write the trained models to this file; saved_model.py reads it"),
     Flag("describe", SWITCH, None, None,
@@ -234,7 +231,7 @@ class Parser(argparse.ArgumentParser):
 
 def build_parser(algorithms, about):
     """The parser for these algorithms; `about` is its description if there are no algorithms."""
-    files = [inspect.getmodule(algorithm.run).__doc__ for algorithm in algorithms]
+    files = [inspect.getmodule(algorithm.run).__doc__ or "" for algorithm in algorithms]
     parser = Parser(description="\n\n".join(dict.fromkeys(files)) or about, epilog=EPILOG,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     common = parser.add_argument_group("every algorithm")
@@ -258,8 +255,8 @@ def build_parser(algorithms, about):
 def who(argv):
     """(the words of --algo or [], the folder of --resume or None, the other words of argv)."""
     parser = Parser(add_help=False)
-    parser.add(parser, "algo", NAMES | {"default": []}, None, "")
-    parser.add(parser, "resume", FOLDER | {"default": None}, None, "")
+    parser.add_argument("--algo", default=[], **NAMES)
+    parser.add_argument("--resume", default=None, **FOLDER)
     found, others = parser.parse_known_args(argv)
     return found.algo, found.resume, others
 
@@ -300,9 +297,6 @@ def algorithm_of(label):
              f"{', '.join(ALGORITHMS)}")
     if "" in settings:
         fail(f"{label}: a hyperparameter must follow each colon, as in fedsdd:R=4:K=2")
-    if taken := {"help", *COMMON_FLAGS} & ALGORITHMS[name].hyperparameters.keys():
-        fail(f"{name}: its `run` cannot have the hyperparameter {min(taken)}, which is a flag of "
-             "every run")
     return ALGORITHMS[name]
 
 

@@ -78,8 +78,8 @@ def config_of(plan, fingerprints, labels, seeds):
     """What config.json holds of a command, or of one of its runs."""
     return json.loads(dumps({
         "argv": plan.argv, "algo": labels, "seeds": seeds, "flags": plan.flags,
-        **{name: {label: getattr(plan, name)[label] for label in labels}
-           for name in ("networks", "settings")},
+        "networks": {label: plan.networks[label] for label in labels},
+        "settings": {label: plan.settings[label] for label in labels},
         "environment": plan.environment, "data": fingerprints,
         "scores": {label: plan.scores(label) for label in labels}}))
 
@@ -114,7 +114,7 @@ def configure(plan, runs, kept, fingerprints):
     Then config.json tells where the run was started: on which device, with which torch.
     """
     for run, before in zip(runs, kept):
-        if before is not None and "rounds=" in run.label:    # an earlier --resume can raise it
+        if before is not None and ":rounds=" in run.label:    # an earlier --resume can raise it
             run.settings["rounds"] = max(run.settings["rounds"],
                                          before["settings"][run.label]["rounds"])
         run.config = config_of(plan, fingerprints, [run.label], [run.seed])
@@ -133,8 +133,8 @@ def check_same(run, before):
                          "this number can only be raised")
     for flag, text in run.config["data"].items():
         if text != before["data"][flag]:
-            raise ValueError(f"{run.config['flags'][flag]} has changed; the run was started with "
-                             f"{before['data'][flag]}; now it has {text}")
+            raise ValueError(f"--{flag} {run.config['flags'][flag]}: the run was started with "
+                             f"{before['data'][flag]}, and this is {text}")
     for name in [*now, *then]:
         if now.get(name) != then.get(name):
             raise ValueError(f"{run.folder / 'checkpoint.pt'} is of a run with {name} "

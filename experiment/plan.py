@@ -84,7 +84,8 @@ def plan_of(argv, about=""):
     of_federation = federation_flags(given, algorithms, settings)
     check(given, algorithms, of_federation, networks)
     if {of_federation["dataset"], of_federation["public"]} & TORCHVISION.keys():
-        given["data_root"] = of_federation["data_root"]      # for --resume, wherever it is called
+        root = str(Path(of_federation["data_root"]).absolute())
+        of_federation["data_root"] = given["data_root"] = root   # --resume may be called elsewhere
     return Plan(flags.words(given), given, folder, is_new, algorithms,
                 seeds, of_federation, networks, settings,
                 environment(given, of_federation, networks))
@@ -133,8 +134,6 @@ def federation_flags(given, algorithms, settings):
         found["attackers"] = 2 if found["attack"] == "ofom" else 1
     if found["attack"] is not None and found["attack_scale"] is None:
         found["attack_scale"] = 10.0
-    if {found["dataset"], found["public"]} & TORCHVISION.keys():
-        found["data_root"] = str(Path(found["data_root"]).absolute())
     return found
 
 
@@ -156,7 +155,7 @@ def environment(given, found, networks):
     threads = given.get("threads", 1 if names <= SMALL else processes.num_cores())
     amp = found["amp"]
     if amp and device == "cpu" and not processes.cpu_has_bfloat16():
-        processes.say("--amp: this CPU has no bfloat16 arithmetic, so the run uses float32")
+        processes.say("--amp: this CPU has no bfloat16 arithmetic, so a new run uses float32")
         amp = False
     return {"torch": torch.__version__, "device": device, "threads": threads, "amp": amp}
 
@@ -211,10 +210,12 @@ def check_public_flags(given, algorithms, found):
 
 def check_attack_flags(given, algorithms, found):
     """Raises ValueError for flags of an attack without one, and where nothing can be attacked."""
+    used_by = {"attackers": attacks.ATTACKS, "attack_scale": ("paf", "ofom"), "attack_z": ("lie",)}
+    for name, kinds in used_by.items():
+        if name in given and found["attack"] not in kinds:
+            raise ValueError(f"{flags.flag_name(name)} has no effect without --attack "
+                             f"{' or '.join(kinds)}")
     if found["attack"] is None:
-        for name in ("attackers", "attack_scale", "attack_z"):
-            if name in given:
-                raise ValueError(f"{flags.flag_name(name)} has no effect without --attack")
         return
     attacks.check(found["attack"], found["clients"], found["attackers"])
     for label, algorithm in algorithms.items():

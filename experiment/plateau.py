@@ -41,7 +41,6 @@ def with_plateau(algorithm, patience):
                  each network's rates by state["rate_factors"][network] itself, and the metrics have
                  the mean rates
     patience     a rate falls after more than this many rounds without a better accuracy
-    raises       ValueError without a validation set
     """
     run, rates, evaluate_each = algorithm.run, algorithm.plateau, algorithm.evaluate_each
 
@@ -51,8 +50,6 @@ def with_plateau(algorithm, patience):
         return {"all": algorithm.evaluate(fed, state)["accuracy"]}
 
     def reduced(fed, state=None, *, rounds, **settings):
-        if fed.validation is None:
-            raise ValueError("--lr-patience needs a validation set: --validation SHARE")
         on_validation = dataclasses.replace(fed, test=fed.validation, public_test=None)
         saved = {} if state is None else state.get("plateau", {})
         plateaus = {name: new_plateau(patience, plateau) for name, plateau in saved.items()}

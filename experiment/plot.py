@@ -139,13 +139,31 @@ def whose(runs, key):
     return scores.get(next(iter(scores)) if key == "accuracy" else key, key)
 
 
+def clients_metric(scores):
+    """The first metric of an algorithm's scores that is the clients'; the headline if none is."""
+    return next((name for name in scores if name.startswith("client_accuracy")), "accuracy")
+
+
+def bytes_until(rows, accuracy, scores):
+    """ComU@x of FedGEMS Table 4: payload up and down until the accuracy is at least x, or None.
+
+    rows    the metrics of each round; their accuracy is that of `clients_metric(scores)`
+    """
+    total = 0
+    for row in rows:
+        total += row.get("bytes_up", 0) + row.get("bytes_down", 0)
+        found = row.get(clients_metric(scores))
+        if found is not None and found >= accuracy:
+            return total
+    return None
+
+
 def series(run, key):
     """[(row, its metric)] of the rounds that have the metric.
 
     ComU@0.3 is FedGEMS's, Table 4: MB up and down until the clients' mean accuracy is 0.3.
     """
     if key.startswith("ComU@"):
-        from experiment.report import bytes_until        # torch takes seconds to import
         total = bytes_until(run["rows"], float(key.removeprefix("ComU@")), run["scores"])
         return [] if total is None else [(run["rows"][-1], total / 2**20)]
     return [(row, row[key]) for row in run["rows"] if row.get(key) is not None]

@@ -9,8 +9,7 @@
 ADAM = {"batch_size": 64, "lr": 1e-3, "optimizer": "amsgrad", "weight_decay": 1e-4}
 TWENTY_CLIENTS = {"clients": 20, "partition": "dirichlet_equal", "augment": True}
 # Learning rates fall on a plateau in FedGKT (section 4.2) and, following it, in FedGEMS (section
-# 4.1). The papers name no patience: 10 is the default of
-# ReduceLROnPlateau, which FedGKT's code uses.
+# 4.1). The papers name no patience: 10 is ReduceLROnPlateau's default, as in FedGKT's code.
 SIXTEEN_CLIENTS = {"clients": 16, "augment": True, "lr_patience": 10, "validation": 0.1}
 IID, DIRICHLET = {"partition": "iid"}, {"partition": "dirichlet_balanced", "alpha": 0.5}
 PLAIN_FEDDF = {"drop_worst": False, "patience": None, "max_grad_norm": None, "cosine": False}
@@ -82,8 +81,7 @@ PAPER = {
         "fedbe": {**FEDGEN, **FEDGEN_STEPS, "distill": True, "server_lr": 0.01},
         "fedsdd": {**FEDGEN, **FEDGEN_STEPS, "server_lr": 0.005},
         "fedsdd-ablations": {**FEDGEN, **FEDGEN_STEPS, "server_lr": 0.005}},
-    # CIFAR, iid as in the public code: --dataset cifar100. REPRODUCE.md has the other three
-    # settings.
+    # CIFAR, iid as in the public code: --dataset cifar100. REPRODUCE.md has the other settings.
     "fedmd": {
         "data": {"clients": 10, "model": [f"fedmd{j}" for j in range(10)],
                  "partition": "few_per_class", "per_class": 3},
@@ -95,7 +93,7 @@ HELD_OUT = {"half": 1 / 2, "half-train": 1 / 2, "fifth": 1 / 5}
 
 # {data set: its default public data set}, for the embedded data (with --paper, or for FedMD) and
 # for each paper. (FedGEMS uses half of the task's own images; FedGKT has no public images.) If a
-# name is not in data.DATASETS, an error message shows it and asks for --public.
+# name is not in load.DATASETS, an error message shows it and asks for --public.
 EMBEDDED = {"glyphs": "glyphs-letters", "glyphs-letters": "glyphs"}
 CIFAR_TASKS = {"cifar10": "cifar100", "cifar100": "ImageNet-32"}
 PUBLIC_SETS = {"fedsdd": CIFAR_TASKS, "feddf": CIFAR_TASKS,

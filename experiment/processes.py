@@ -15,7 +15,6 @@ from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 MOST = 8                             # processes that a program starts by itself
 NEVER = timedelta(days=365)          # processes wait for one another while the server trains
-PR_SET_PDEATHSIG = 1                 # of Linux's prctl
 
 
 def rank():
@@ -139,11 +138,11 @@ def how_many(asked, device, num_clients, is_program):
     Raises ValueError where a fork is not safe: not on Linux, on a GPU, in a process of torchrun.
     """
     can_fork = sys.platform == "linux" and device == "cpu" and "WORLD_SIZE" not in os.environ
-    if asked is not None and asked > count() and not can_fork:
-        raise ValueError("--processes needs Linux and a CPU; torchrun starts several elsewhere")
-    if asked is not None:
-        return max(asked, count())
-    return max(1, min(num_cores(), num_clients, MOST)) if is_program and can_fork else count()
+    if asked is None:
+        return min(num_cores(), num_clients, MOST) if is_program and can_fork else count()
+    if asked > count() and not can_fork:
+        raise ValueError("--processes is for Linux, a CPU and no torchrun, which starts its own")
+    return max(asked, count())
 
 
 def start(work, num_processes, advice):
@@ -185,7 +184,7 @@ def start(work, num_processes, advice):
 def child(number, work, num_processes, meeting, parent, advice):
     """A process of `start`: it ends with its parent, who alone hears Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)         # PR_SET_PDEATHSIG of Linux
     if os.getppid() != parent:                               # it has ended already
         os._exit(1)
     os.environ.update(RANK=str(number), WORLD_SIZE=str(num_processes), GLOO_SOCKET_IFNAME="lo")

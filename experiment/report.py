@@ -5,7 +5,6 @@ from attacks import lie_z
 from experiment import processes
 from experiment.flags import value_text
 from experiment.processes import say
-from federation.parallel import count_active
 from partition import PARTITIONS
 
 
@@ -50,9 +49,7 @@ def tell_round(run, fed):
     cells += [megabytes(metrics.get(key, 0)).rjust(7) for key in ("bytes_up", "bytes_down")]
     cells += [f"{seconds['round_seconds']:7.1f}", f"{duration(left):>6}"]
     if bad := metrics.get("bad_uploads"):
-        uploads = count_active(len(fed.private), run.settings.get("participation", 1.0))
-        cells.append("every upload was bad: nan, infinity or too large" if bad >= uploads else
-                     f"{bad} of {uploads} uploads were bad: nan, infinity or too large")
+        cells.append(f"bad uploads (nan, infinity or too large): {bad}")
     say("  ".join(cells))
 
 
@@ -61,25 +58,18 @@ def mean_and_deviation(values):
     return f"{statistics.mean(values):.4f} ± {deviation}"
 
 
-def summary(runs, comu):
-    """Prints the table at the end of all runs, and the bytes until each accuracy of `comu`."""
+def summary(runs):
+    """Prints the table at the end of all runs."""
     lines = [("algorithm", "accuracy of", "seeds", "final", "best", "MB up", "MB down", "seconds")]
-    notes = []
     for label in dict.fromkeys(run.label for run in runs):
-        seeds = [run for run in runs if run.label == label]
-        lines += summary_lines(label, seeds)
-        notes += comu_lines(label, seeds, comu)
+        lines += summary_lines(label, [run for run in runs if run.label == label])
     print_table(lines, [str.ljust, str.ljust, str.rjust, str.ljust, str.ljust, *3 * [str.rjust]])
-    for note in notes:
-        say(note)
 
 
 def summary_lines(label, seeds):
     """The summary's lines of an algorithm, one for each accuracy; seeds: its runs."""
-    costs = []
-    for key in ("bytes_up", "bytes_down"):
-        costs.append(megabytes(statistics.mean(
-            sum(row.get(key, 0) for row in run.rows) for run in seeds)))
+    costs = [megabytes(statistics.mean(sum(row.get(key, 0) for row in run.rows) for run in seeds))
+             for key in ("bytes_up", "bytes_down")]
     seconds = [sum(timing["round_seconds"] for timing in run.timings) for run in seeds]
     costs.append(f"{statistics.mean(seconds):.1f}")
     lines = []
@@ -91,38 +81,6 @@ def summary_lines(label, seeds):
             lines.append((label, whose, str(len(seeds)), final, best, *costs))
             label, costs = "", ("", "", "")              # once for each algorithm
     return lines
-
-
-def comu_lines(label, seeds, comu):
-    """A line for each accuracy of --comu: the bytes that were sent until it was reached."""
-    lines = []
-    for threshold in comu:
-        needed = [bytes_until(run.rows, threshold, run.scores) for run in seeds]
-        reached = [num_bytes for num_bytes in needed if num_bytes is not None]
-        text = f"{megabytes(statistics.mean(reached))} MB up and down" if reached else "not reached"
-        if len(seeds) > 1:
-            text += f", by {len(reached)} of {len(seeds)} seeds"
-        lines.append(f"{label}  ComU@{threshold:g}: {text}")
-    return lines
-
-
-def clients_metric(scores):
-    """The first metric of an algorithm's scores that is the clients'; the headline if none is."""
-    return next((name for name in scores if name.startswith("client_accuracy")), "accuracy")
-
-
-def bytes_until(rows, accuracy, scores):
-    """ComU@x of FedGEMS Table 4: payload up and down until the accuracy is at least x, or None.
-
-    rows    the metrics of each round; their accuracy is that of `clients_metric(scores)`
-    """
-    total = 0
-    for row in rows:
-        total += row.get("bytes_up", 0) + row.get("bytes_down", 0)
-        found = row.get(clients_metric(scores))
-        if found is not None and found >= accuracy:
-            return total
-    return None
 
 
 def print_table(lines, sides):
@@ -182,7 +140,8 @@ def split_line(plan, foreign, split):
             public += " (its classes and the task's in one output layer)"
     _, needed = PARTITIONS[flags["partition"]]
     partition = flags["partition"] + (f", alpha {flags['alpha']}" if "alpha" in needed else "")
-    clients = f"{flags['clients']} clients with {sizes[0]} to {sizes[-1]} samples each"
+    size = f"{sizes[0]}" if sizes[0] == sizes[-1] else f"{sizes[0]} to {sizes[-1]}"
+    clients = f"{flags['clients']} clients with {size} samples each"
     notes = [f"{clients} ({partition})", f"public images: {public}"]
     if split.validation is not None:
         notes.append(f"validation images: {len(split.validation)}")

@@ -24,8 +24,8 @@ table3() {      # attacks, heterogeneous
     done
 }
 table4() {      # bytes until an accuracy, heterogeneous, one epoch for all
-    row --algo $exchange $skewed $cifar10 --local-epochs 1 --server-epochs 1 --comu 0.4,0.5,0.8
-    row --algo fedgkt $skewed $cifar10 --local-epochs 1 --server-epochs 1 --comu 0.4,0.5,0.8
+    row --algo $exchange $skewed $cifar10 --local-epochs 1 --server-epochs 1
+    row --algo fedgkt $skewed $cifar10 --local-epochs 1 --server-epochs 1
 }
 table5() {      # FedGEMS with one of three parts left out
     for part in "" --no-self-training --no-self-distillation --no-ensemble-distillation; do

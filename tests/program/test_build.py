@@ -6,6 +6,7 @@ import pytest
 import torch
 from test_data import SUPERCLASS, TOY, refused, toy_set
 
+from algorithms import ALGORITHMS
 from benchmarks.commands import federation_of
 from data.images import adapt, crop_and_flip, normalize, statistics
 from data.load import load_dataset
@@ -69,6 +70,14 @@ def test_an_algorithm_sees_only_the_public_data_that_it_uses():
     seen = [restrict_public(fed, use).public for use in ("none", "unlabeled", "joint")]
     assert seen[0] is None and seen[2] == fed.public
     assert seen[1].images is fed.public.images and seen[1].labels is None
+
+
+@pytest.mark.parametrize("algo, has_one", [("fedavg", False), ("dsfl", True), ("fedgkt", True)])
+def test_only_an_algorithm_whose_server_has_a_network_sees_one(algo, has_one):
+    run = SimpleNamespace(algorithm=ALGORITHMS[algo],
+                          networks={"model": ["mlp"], "server_model": "mlp"})
+    fed, *_ = built(public="half")
+    assert (build.seen_by(run, fed, {"joint": False}).server_model is not None) == has_one
 
 
 # ---------------------------------------------------------------------------------------- images
@@ -265,10 +274,6 @@ def test_each_public_class_needs_training_images_if_labels_are_used(sets):
 
 def test_a_benchmark_has_the_federation_and_the_settings_of_its_command():
     fed, settings = federation_of("--algo fedsdd,fedavg --dataset ten --model mlp --clients 4 "
-                                  "--participation 1".split(), 3)
+                                  "--participation 1 --seeds 3".split())
     assert fed.seed == 3 and len(fed.private) == 4 and fed.public.labels is None
     assert fed.architecture == ["mlp"] * 4 and settings["fedsdd"]["distill_steps"] == 100
-    dealt = [np.array([0]), np.array([1, 2]), np.array([3]), np.array([4])]
-    fed, _ = federation_of("--algo fedavg --dataset ten --model mlp --clients 4".split(), 3,
-                           lambda labels: dealt)
-    assert [len(private.labels) for private in fed.private] == [1, 2, 1, 1]

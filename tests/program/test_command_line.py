@@ -101,7 +101,9 @@ REFUSED = """
 --algo fedmd --public half --joint    | --joint | foreign
 --algo fedmd --no-joint               | fedmd | labels of the task
 --algo fedgems --attack paf --attackers 20 | attackers is 20 | from 1 to 19
---algo fedgems --attack-z 1.5         | --attack-z | without --attack
+--algo fedgems --attack-z 1.5         | --attack-z | without --attack lie
+--algo fedgems --attack paf --attack-z 1 | --attack-z | without --attack lie
+--algo fedgems --attack lie --attack-scale 2 | --attack-scale | without --attack paf or ofom
 --algo fedgems,scaffold --attack paf  | --attack | scaffold | fedgems
 --algo split-learning TINY            | mlp has no feature map | gkt_edge
 --algo fedgems,fedgkt --server-model gkt_server_small --model gkt_edge_small | fedgems: | must make
@@ -131,7 +133,7 @@ EDGES = [   # numbers that are refused, numbers that are allowed, the flags
                                    "concentration latencies alpha generated_weight_decay"),
     ("-1 nan inf", "0 7.5", "weight_decay kernel_l2 min_delta mu consensus_weights attack_scale "
                               "beta gamma diversity generated_weight"),
-    ("0 -0.1 1.01 nan", "0.01 1", "participation comu"), ("-0.1 1.01 nan", "0 1", "epsilon"),
+    ("0 -0.1 1.01 nan", "0.01 1", "participation"), ("-0.1 1.01 nan", "0 1", "epsilon"),
     ("-0.1 0.5 nan", "0 0.49", "malicious_fraction"), ("0 1 nan", "0.01 0.99", "validation"),
     ("nan inf", "-1 0 1", "attack_z"), ("0 65", "1 64", "processes"),
     ("0 1025 99999999999999999999999", "1 1024", "threads")]
@@ -382,8 +384,8 @@ def test_training_that_diverges_keeps_numbers_and_nulls(npz, tmp_path, flags):
 
 def test_an_attack_is_printed_changes_the_numbers_and_resumes(capsys, npz, tmp_path):
     states, rows, printed = {}, {}, {}
-    for name, flags in [("clean", "--comu 0.01,1"), ("lie", "--attack lie"),
-                        ("ofom", "--attack ofom"), ("part", "--attack ofom --rounds 1")]:
+    for name, flags in [("clean", ""), ("lie", "--attack lie"), ("ofom", "--attack ofom"),
+                        ("part", "--attack ofom --rounds 1")]:
         argv = ["--algo", "fedgems", "--dataset", npz, *LOGITS, "--rounds", "2", *flags.split()]
         main([*argv, "--out", str(tmp_path / name)])
         if name == "part":
@@ -399,15 +401,11 @@ def test_an_attack_is_printed_changes_the_numbers_and_resumes(capsys, npz, tmp_p
     servers = [states[name]["server"] for name in ("clean", "lie", "ofom")]
     assert not any(same(a, b) for a, b in itertools.combinations(servers, 2))
     assert rows["ofom"] == rows["part"] and same(states["ofom"], states["part"])
-    accuracies = [row["client_accuracy_distilled"] for row in rows["clean"]]
-    assert accuracies[0] > 0.01 and max(accuracies) < 1              # reached before any upload
-    comu = [line for line in printed["clean"] if "ComU" in line]
-    assert comu == ["fedgems  ComU@0.01: 0 MB up and down", "fedgems  ComU@1: not reached"]
 
 
-def test_a_round_whose_uploads_are_all_bad_says_so(capsys, npz):
+def test_a_round_says_how_many_uploads_are_bad(capsys, npz):
     main(["--algo", "fedavg", "--dataset", npz, *TINY, *SHORT, "--rounds=1", "--lr=1e30"])
-    assert "every upload was bad" in capsys.readouterr().out
+    assert "bad uploads (nan, infinity or too large): 4" in capsys.readouterr().out
 
 
 def test_megabytes_have_three_significant_digits():

@@ -191,10 +191,10 @@ def test_a_run_does_not_go_on_with_other_data(own_data, capsys):
         path = own_data.parent / name
         before, changed = path.read_bytes(), dict(np.load(path))
         np.savez(path, **changed | {key: np.roll(changed[key], 1, axis=0)})
-        refused(capsys, ["--resume", own_data], f"{path} has changed; the run was ")
+        refused(capsys, ["--resume", own_data], f"{path}: the run was started with ")
         path.write_bytes(before)
     refused(capsys, ["--resume", own_data, "--dataset", own_data.parent / "public.npz", "--public",
-                     own_data.parent / "own.npz"], "public.npz has changed; the run was ")
+                     own_data.parent / "own.npz"], "public.npz: the run was started with ")
 
 
 SMALL = {"rounds": 1, "local_epochs": 1, "distill_steps": 1, "K": 2, "participation": 1.0,
