@@ -8,7 +8,8 @@ raise a ValueError of one line.
     iid, dirichlet, dirichlet_balanced,        every sample is assigned to a client
     dirichlet_equal, dirichlet_by_client,
     by_writer, fedgkt_table6
-    single_writer, few_per_class, by_subclass  from FedMD: most samples are assigned to no client
+    single_writer, few_per_class,              from FedMD: most samples are assigned to no client
+    by_subclass, few_of_subclasses
     hold_out, halves, hold_out_writers         two parts, such as public and private
 
 The literature calls four different rules "Dirichlet". `dirichlet` is that of Yurochkin et al. 2019

@@ -9,7 +9,7 @@ from numbers import Integral, Real
 from typing import Literal
 
 from algorithms.hyperparameters import allowed_numbers
-from federation import no_server_model, output_shape
+from federation import output_shape
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +95,7 @@ class Algorithm:
             purpose = f" for {' and '.join(self.validation_for)}" if self.validation_for else ""
             raise ValueError(f"{self.name} needs validation images{purpose}: "
                              "from_tensors(..., validation=(images, labels))")
-        if self.server != "none" and fed.server_model is no_server_model:
+        if self.server != "none" and fed.server_model is None:
             raise ValueError(f"{self.name} needs a network of the server: "
                              "from_tensors(..., server_network=Network)")
         if self.server == "images":

@@ -47,14 +47,11 @@ from functools import partial
 import torch
 
 from algorithms import Algorithm, checked
-from algorithms.dsfl import distill, train_client
-from federation import evaluation
+from algorithms.dsfl import distill, evaluate, train_client
 from federation.communication import logits_ledger
 from federation.parallel import in_parallel, on_server
 from federation.training import OPTIMIZERS, Optimizer, snapshot
 from federation.uploads import collect_rows, usable
-
-evaluate = partial(evaluation.evaluate, main_metric="client_accuracy_distilled")
 
 
 def robust_mean(client_probs, malicious_fraction):

@@ -115,8 +115,7 @@ def run(fed, state=None, *, rounds: int = 16, local_epochs: int = 1,
         attack=None):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
-    local_steps    optimizer steps of a client in a round; None: those of local_epochs passes
-    hyperparameters.py explains the other keywords.
+    hyperparameters.py explains the keywords.
     """
     ids, C = range(len(fed.private)), fed.num_classes
     settings = dict(local_epochs=local_epochs, local_steps=local_steps, batch_size=batch_size,

@@ -52,7 +52,6 @@ D2  models are averaged by numbers of samples; the public code weighs them equal
 D9  the loss has the factor temperature², which is 1 at the paper's temperature
 """
 import copy
-import itertools
 from typing import NamedTuple
 
 import torch
@@ -85,11 +84,8 @@ def drop_worst(accuracies, num_classes):
 
 def without_worst(fed, uploads):
     """The uploads {client: upload} of the clients that stay by `drop_worst`."""
-    if not uploads:
-        return uploads
-    validation = fed.validation
-    client_logits = predict_members(fed, client_members(fed, uploads), validation.images)
-    accuracies = [accuracy(logits, validation.labels) for logits in client_logits]       # [M]
+    client_logits = predict_members(fed, client_members(fed, uploads), fed.validation.images)
+    accuracies = [accuracy(logits, fed.validation.labels) for logits in client_logits]   # [M]
     stays = drop_worst(accuracies, fed.num_classes)
     return {i: uploads[i] for i, keep in zip(uploads, stays) if keep}
 
@@ -106,7 +102,6 @@ def average_networks(fed, global_models, uploads):
     for global_model in global_models:
         own = {i: upload for i, upload in uploads.items()
                if fed.architecture[i] == global_model["architecture"]}
-        # By shares of samples; without uploads the global model stays.
         averaged.append(fedavg.aggregate(fed, global_model, own))               # FedSDD Eq. (2), D2
     return averaged
 
@@ -121,12 +116,7 @@ class Distilled(NamedTuple):
 @timed
 def distill(fed, t, student, teacher_logits, *, distill_steps, server_batch_size, server_lr,
            server_optimizer, cosine, max_grad_norm, temperature, patience, check_every):
-    """`Distilled`: the student after steps towards teacher_logits [N, C] on the public images.
-
-    Without `patience` this is the student after all distill_steps. With it, this is the student
-    with the best accuracy on the validation set, measured every check_every steps; distillation
-    stops when the last `patience` steps brought no new best.
-    """
+    """`Distilled`: the student after steps towards teacher_logits [N, C] on the public images."""
     model = load_model(fed, student)
     optimizer = OPTIMIZERS[server_optimizer](model.parameters(), lr=server_lr)
     annealing = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, distill_steps)
@@ -204,13 +194,13 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
     global_models = state["global_models"]
     for t in range(state["round"] + 1, rounds + 1):
         # Active clients train their network's global model on their own data.
-        active = sorted(itertools.chain(*active_clients(fed, participation, t).values()))
+        active = sorted(sum(active_clients(fed, participation, t).values(), []))
         model_of = {saved["architecture"]: saved for saved in global_models}
         uploads = collect(fed, active, lambda i: fedavg.train_client(            # FedSDD Eq. (1)
             fed, i, t, model_of[fed.architecture[i]], **training), attack)
 
         # Clients near chance accuracy are excluded; each network's remaining models are averaged.
-        kept = without_worst(fed, uploads) if drop_worst else uploads
+        kept = without_worst(fed, uploads) if drop_worst and uploads else uploads
         averaged = average_networks(fed, global_models, kept)
 
         # Every student learns from the mean logits of all kept clients, if there are any.

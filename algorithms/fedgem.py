@@ -42,15 +42,13 @@ import torch
 
 from algorithms import Algorithm, checked
 from algorithms.equations import ensemble_logits
-from algorithms.fedgems import distill_client, server_loss, train_client
-from federation import evaluation, timed
+from algorithms.fedgems import distill_client, evaluate, server_loss, train_client
+from federation import timed
 from federation.communication import logits_ledger
 from federation.parallel import in_parallel, on_server
 from federation.training import (OPTIMIZERS, Optimizer, forward, predict_logits, restore, shuffled,
                                  snapshot)
 from federation.uploads import collect_rows, usable
-
-evaluate = partial(evaluation.evaluate, main_metric="server_accuracy")
 
 
 @timed
@@ -126,8 +124,6 @@ ALGORITHM = Algorithm(
     scores={"server_accuracy": "server",
             "client_accuracy_distilled": "clients, after distillation",
             "client_accuracy_private": "clients, after private training"},
-    keeps=("clients", "server"),
-    public="labeled", mixed_networks=True,
-    server="images",         # the server has a network of its own, which reads images
-    plateau=("lr", "server_lr"), evaluate=evaluate,         # for --lr-patience
+    keeps=("clients", "server"), public="labeled", mixed_networks=True, server="images",
+    plateau=("lr", "server_lr"), evaluate=evaluate,
     columns=("server_accuracy", "client_accuracy_distilled"))

@@ -149,13 +149,6 @@ class Pool(NamedTuple):         # the server's logits of samples that it has pre
     mask: torch.Tensor          # bool [N]: samples that are in the pool
 
 
-def empty_pool(fed):
-    """The `Pool` before round 1."""
-    num_samples = len(fed.public.labels)
-    return Pool(torch.zeros(num_samples, fed.num_classes, device=fed.device),
-                torch.zeros(num_samples, dtype=torch.bool, device=fed.device))
-
-
 class ServerResult(NamedTuple):     # what the server's training in a round gives
     server: dict                    # its snapshot
     server_logits: torch.Tensor     # [N, C]: L_s
@@ -255,9 +248,9 @@ def train_server(fed, t, server, pool, public_rows, fused_logits, has_reliable, 
     model = fed.server_model()
     optimizer = restore(server, model, new_optimizer)
     pool = Pool(pool.logits.clone(), pool.mask.clone())      # the caller's state does not change
-    all_fused_logits, all_has_reliable = torch.zeros_like(pool.logits), torch.zeros_like(pool.mask)
-    all_fused_logits[public_rows] = fused_logits                             # [N, C]
-    all_has_reliable[public_rows] = has_reliable                             # [N]
+    all_fused_logits = torch.zeros_like(pool.logits)                                     # [N, C]
+    all_has_reliable = torch.zeros_like(pool.mask)                                       # [N]
+    all_fused_logits[public_rows], all_has_reliable[public_rows] = fused_logits, has_reliable
     cases = torch.zeros(len(CASES), len(labels), dtype=torch.bool, device=fed.device)    # [4, N]
     requested = torch.zeros_like(pool.mask)                                  # [N]
     model.train()                        # --augment: the batches are augmented
@@ -300,13 +293,14 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epo
     make = partial(OPTIMIZERS[optimizer], weight_decay=weight_decay)
     client_training = dict(batch_size=batch_size, new_optimizer=partial(make, lr=lr))
     server_training = dict(batch_size=server_batch_size, new_optimizer=partial(make, lr=server_lr))
-    ids = range(len(fed.private))
+    ids, labels = range(len(fed.private)), fed.public.labels
     if state is None:
+        pool = Pool(torch.zeros(len(labels), fed.num_classes, device=fed.device),
+                    torch.zeros_like(labels, dtype=torch.bool))
         state = {"round": 0, "clients": [snapshot(fed.client_model(i, init=i)) for i in ids],
-                 "server": snapshot(fed.server_model()), "pool": empty_pool(fed)._asdict()}
+                 "server": snapshot(fed.server_model()), "pool": pool._asdict()}
         yield {**evaluate(fed, state), "pool": 0.0}, state
     clients, server, pool = state["clients"], state["server"], Pool(**state["pool"])
-    labels = fed.public.labels
     for t in range(state["round"] + 1, rounds + 1):                          # Alg. 1, line 2
         # a (D1): clients train on their own data, and predict the samples that may be requested.
         # Results: their logits [M, n, C], after the attack; the clients after training.
@@ -342,7 +336,6 @@ ALGORITHM = Algorithm(
     scores={"server_accuracy": "server",
             "client_accuracy_distilled": "clients, after distillation",
             "client_accuracy_private": "clients, after private training"},
-    keeps=("clients", "server", "pool"), public="labeled", mixed_networks=True,
-    server="images",         # the server has a network of its own, which reads images
-    plateau=("lr", "server_lr"), evaluate=evaluate,         # for --lr-patience
+    keeps=("clients", "server", "pool"), public="labeled", mixed_networks=True, server="images",
+    plateau=("lr", "server_lr"), evaluate=evaluate,
     columns=("server_accuracy", "client_accuracy_distilled", *CASES))

@@ -206,8 +206,7 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 0.5, local
         generator_steps: int = 50, generator_lr: float = 3e-4, diversity: float = 1.0, attack=None):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
-    local_steps    optimizer steps of a client in a round; None: those of local_epochs passes
-    batch_size     batch size of a client and of the generator
+    batch_size    batch size of a client and of the generator
     hyperparameters.py explains the other keywords.
     """
     at_client = dict(local_epochs=local_epochs, local_steps=local_steps, batch_size=batch_size,

@@ -100,10 +100,7 @@ def client_loss(logits, labels, server_logits, temperature):
 
 
 class Upload(NamedTuple):
-    """What a client sends of its n private samples.
-
-    It sends their labels too; the server of this simulation reads them in fed.private[i].labels.
-    """
+    """What a client sends of its n private samples, besides their labels."""
 
     features: torch.Tensor    # [n, ...], of the type that --features names
     logits: torch.Tensor      # float32 [n, C]
@@ -153,13 +150,13 @@ def train_client(fed, i, client, server_logits, *, local_epochs, batch_size, new
     fed_without_augment = dataclasses.replace(fed, augment=None)     # a view is augmented already
     model.train()                        # --augment: the view is augmented
     for rows, batch in shuffled(fed_without_augment, images, ("local", number, i),
-                                epochs=local_epochs, batch_size=batch_size):     # Alg. 1, line 19
+                                epochs=local_epochs, batch_size=batch_size):    # Alg. 1, line 19-20
         teacher_logits = server_logits[rows] if has_teacher else None            # D1
         loss = client_loss(forward(fed, model, batch), labels[rows], teacher_logits,
-                           temperature)                                      # Alg. 1, line 20
+                           temperature)                                      # Alg. 1, line 21
         optimizer.zero_grad()
         loss.backward()
-        optimizer.step()                                                     # Alg. 1, line 21
+        optimizer.step()                                                     # Alg. 1, line 22
     upload = extract(fed, model, view(fed, i, number), dtype)                # Alg. 1, line 24-29
     return Trained(upload, snapshot(model, optimizer) | {"trainings": number})     # Alg. 1, line 30
 
@@ -169,7 +166,6 @@ def collect_features(fed, clients, ids, server_logits, attack=None, **training):
     """({client: valid upload}, snapshots of all clients), after the clients `ids` have trained.
 
     Of several processes, only the one that trains the server has the uploads, which are large.
-    attack    an `Attack` of attacks.py, which replaces uploads of malicious clients, or None
     """
     own = {i: train_client(fed, i, clients[i], server_logits[i], **training)
            for i in own_share(ids)}                                          # Alg. 1, line 3-5
@@ -371,9 +367,6 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local
 ALGORITHM = Algorithm(
     "fedgkt", run,
     scores={"accuracy": "edges with the server", "edge_accuracy": "edges alone"},
-    keeps=("server", "clients", "server_logits"),
-    mixed_networks=True,
-    server="features",       # the server has a network of its own, which reads feature maps
-    check_settings=check_settings,
-    plateau=("server_lr",), evaluate=evaluate,      # for --lr-patience: experiment/plateau.py
+    keeps=("server", "clients", "server_logits"), mixed_networks=True, server="features",
+    check_settings=check_settings, plateau=("server_lr",), evaluate=evaluate,
     columns=("accuracy", "accuracy_min", "accuracy_max", "edge_accuracy"))

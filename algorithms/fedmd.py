@@ -20,11 +20,8 @@ f~(x^0)            consensus_logits             [n, C]        the mean, or a wei
 c_k                consensus_weights            [M]           divided by their sum; or all 1 / M
 
 Algorithm 1. The paper does not number its steps; these numbers are ours:
- 0  transfer learning (fedmd_transfer.py): cross-entropy, a new Adam for each of two stages.
-      public stage: on nine tenths of D_0, until the accuracy on the other tenth stops growing
-      private stage: on D_k, until the accuracy on validation images, no client's, stops growing
-    `run` limits the passes of both. With --no-early-stopping both make all passes, and the public
-    stage trains on all of D_0
+ 0  transfer learning (fedmd_transfer.py): each client trains on D_0, then on its own D_k, each time
+    until the accuracy on held-out images stops growing
  then in each round:
  1  the server draws a subset of D_0
  2  communicate: each client sends its logits of the subset
@@ -59,7 +56,7 @@ import torch
 import torch.nn.functional as F
 
 from algorithms import Algorithm, checked
-from algorithms.fedmd_transfer import penalty, transfer
+from algorithms.fedmd_transfer import learn_private, learn_public, penalty
 from federation import stream, timed
 from federation.communication import logits_ledger
 from federation.evaluation import by_client, client_metrics, client_scores, two_phase_metrics
@@ -180,11 +177,9 @@ def evaluate(fed, state, digested=None):
 
 
 def check_settings(fed, *, consensus_weights, **settings):
-    """Raises ValueError unless each client has a weight >= 0, and one of them is above 0."""
-    if consensus_weights is None:
-        return
-    valid = all(0 <= weight < float("inf") for weight in consensus_weights)
-    if not valid or sum(consensus_weights) == 0 or len(consensus_weights) != len(fed.private):
+    """Raises ValueError unless each client has a weight, and one of them is above 0."""
+    if consensus_weights is not None and (
+            sum(consensus_weights) == 0 or len(consensus_weights) != len(fed.private)):
         raise ValueError("fedmd: consensus_weights needs a weight >= 0 for each of "
                          f"{len(fed.private)} clients, not all 0, not {[*consensus_weights]}")
 
@@ -213,15 +208,16 @@ def run(fed, state=None, *, rounds: int = 20, transfer_public_epochs: int = 20,
     revisiting = dict(local_epochs=local_epochs, batch_size=batch_size, **training)
     ids = range(len(fed.private))
     if state is None:
-        on_public = dict(epochs=transfer_public_epochs, batch_size=transfer_public_batch_size,
-                         min_delta=min_delta)
-        on_private = dict(epochs=transfer_local_epochs, batch_size=transfer_batch_size)
-        stages = in_parallel(fed, lambda i: transfer(                        # Alg. 1, step 0
-            fed, i, on_public, on_private, early_stopping=early_stopping, **training), ids)
-        clients = [{"model": after_private, "digest_optimizer": None, "revisit_optimizer": None}
-                   for _, after_private in stages]                           # D2
+        after_public = in_parallel(fed, lambda i: learn_public(              # Alg. 1, step 0
+            fed, i, epochs=transfer_public_epochs, batch_size=transfer_public_batch_size,
+            min_delta=min_delta, early_stopping=early_stopping, **training), ids)
+        after_private = in_parallel(fed, lambda i: learn_private(
+            fed, i, after_public[i], epochs=transfer_local_epochs, batch_size=transfer_batch_size,
+            early_stopping=early_stopping, **training), ids)
+        clients = [{"model": model_state, "digest_optimizer": None, "revisit_optimizer": None}
+                   for model_state in after_private]                         # D2
         state = {"round": 0, "clients": clients}
-        public_scores = client_scores(fed, [{"model": after_public} for after_public, _ in stages])
+        public_scores = client_scores(fed, [{"model": model_state} for model_state in after_public])
         yield {**evaluate(fed, state),
                **client_metrics(public_scores, "client_accuracy_public_stage")}, state
     clients, public_labels = state["clients"], fed.public.labels.cpu().numpy()
@@ -256,10 +252,6 @@ ALGORITHM = Algorithm(
     "fedmd", run,
     scores={"client_accuracy_private": "clients, after private training",
             "client_accuracy_distilled": "clients, after distillation"},
-    keeps=("clients",),
-    public="joint",          # labeled; with --joint of another task
-    mixed_networks=True,
-    validation_for=("early_stopping",),      # the keywords that need validation images
-    check_settings=check_settings,
-    plateau=("lr",), evaluate=evaluate,      # for --lr-patience
+    keeps=("clients",), public="joint", mixed_networks=True, validation_for=("early_stopping",),
+    check_settings=check_settings, plateau=("lr",), evaluate=evaluate,
     columns=("client_accuracy_distilled", "client_accuracy_private"))

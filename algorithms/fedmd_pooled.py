@@ -42,9 +42,6 @@ def train_client(fed, i, t, client, private, *, early_stopping, batch_size, new_
     """Client i after an epoch over all private samples; the same if its training has stopped.
 
     client    its snapshot, its best accuracy so far and the round of that accuracy
-
-    With early stopping it stops when the accuracy on the validation set has not grown by min_delta
-    for `patience` epochs, both as in PRIVATE_STAGE.
     """
     best = Best(client["best"], client["best_round"])
     if early_stopping and t - 1 - best.when >= PRIVATE_STAGE["patience"]:

@@ -29,28 +29,19 @@ D2  all losses have the penalty kernel_l2 |W|² on the last layer's weights W, a
 """
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from federation import pick, stream
 from federation.evaluation import accuracy
-from federation.training import Best, best_of, forward, last_layer, predict_logits, shuffled
+from federation.training import Best, best_of, forward, predict_logits, shuffled
 
 PUBLIC_STAGE = dict(patience=3)         # early stopping, in epochs; `run` sets its min_delta
 PRIVATE_STAGE = dict(min_delta=0.001, patience=10)
 
 
-def transfer(fed, i, on_public, on_private, **training):
-    """Client i's state_dicts after each of the two stages: (public, private).   Alg. 1, step 0
-
-    on_public, on_private    the keywords of `learn_public` and of `learn_private` alone
-    training                 their common keywords
-    """
-    public_state = learn_public(fed, i, **on_public, **training)
-    return public_state, learn_private(fed, i, public_state, **on_private, **training)
-
-
 def penalty(model, kernel_l2):
-    """kernel_l2 times the squared norm of the last layer's weights: a scalar."""
-    _, last = last_layer(model)
+    """kernel_l2 times the squared norm of the last linear layer's weights: a scalar."""
+    *_, last = (module for module in model.modules() if isinstance(module, nn.Linear))
     return kernel_l2 * last.weight.square().sum()                                        # D2
 
 
@@ -85,11 +76,7 @@ def train_until_converged(fed, model, optimizer, data, validation, *, epochs, ba
 
 def learn_public(fed, i, *, epochs, batch_size, new_optimizer, kernel_l2, early_stopping,
                  min_delta):
-    """Client i's state_dict after training on the public samples.   Alg. 1, step 0
-
-    Clients start from different weights. With early stopping a tenth of the samples is the
-    validation set.
-    """
+    """Client i's state_dict after training on the public samples.   Alg. 1, step 0"""
     model = fed.client_model(i, init=i)
     rows = torch.from_numpy(stream(fed.seed, "transfer").permutation(len(fed.public.labels)))
     held_out = len(rows) // 10 if early_stopping else 0

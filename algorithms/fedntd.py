@@ -106,9 +106,7 @@ def run(fed, state=None, *, rounds: int = 200, participation: float = 0.1, local
         optimizer: Optimizer = "momentum", weight_decay: float = 1e-5, attack=None):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
-    beta         weight of the distillation loss
-    keep_true    distill over all classes, not only over those other than the label
-    hyperparameters.py explains the other keywords.
+    hyperparameters.py explains the keywords.
     """
     settings = dict(local_epochs=local_epochs, local_steps=local_steps, batch_size=batch_size,
                     lr=lr, temperature=temperature, beta=beta, keep_true=keep_true,

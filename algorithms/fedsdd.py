@@ -90,16 +90,10 @@ def group_clients(active, K, rng):
     return [sorted(dealt[k::K]) for k in range(K)]
 
 
-def start_models(fed, method, K):
-    """K global models of each network, each from initial weights of its own."""
-    return [method.start_server(fed, architecture, init)
-            for architecture in by_architecture(fed) for init in range(K)]
-
-
 def deal_clients(fed, t, participation, K):
     """The groups of round t: each network's active clients dealt to its K models.
 
-    Networks come in the order of `start_models`, so that group k is that of global model k.
+    Networks come in the order of `by_architecture`: group k is that of global model k.
     """
     rng = stream(fed.seed, "groups", t)
     active = active_clients(fed, participation, t)
@@ -110,7 +104,6 @@ def train_groups(fed, t, groups, global_models, train_client, attack=None):
     """[{client: upload} of each group]; active clients train in parallel, from their group's model.
 
     train_client    (fed, i, t, global model) -> upload
-    attack          an `Attack` of attacks.py, which replaces uploads of malicious clients, or None
     """
     group_of = {i: k for k, group in enumerate(groups) for i in group}
     uploads = collect(fed, sorted(group_of),
@@ -212,8 +205,9 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
     distillation = dict(distill_steps=distill_steps, server_batch_size=server_batch_size,
                         server_lr=server_lr, temperature=temperature)
     if state is None:
-        state = {"round": 0, "global_models": start_models(fed, method, K),      # Alg. 1, line 1
-                 "ring": [], "test_ring": []}
+        global_models = [method.start_server(fed, architecture, init)            # Alg. 1, line 1
+                         for architecture in by_architecture(fed) for init in range(K)]
+        state = {"round": 0, "global_models": global_models, "ring": [], "test_ring": []}
         yield evaluate(fed, state, K), state
     global_models, ring, test_ring = state["global_models"], state["ring"], state["test_ring"]
     for t in range(state["round"] + 1, rounds + 1):                              # Alg. 1, line 2

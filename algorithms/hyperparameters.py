@@ -30,7 +30,7 @@ class Hyperparameter(NamedTuple):
 
 
 HYPERPARAMETERS = {
-    "rounds": Hyperparameter(AT_LEAST_0, "number of communication rounds"),
+    "rounds": Hyperparameter(AT_LEAST_0, "number of rounds"),
     "participation": Hyperparameter(SHARE, "share of the clients that take part in a round"),
     "attack": Hyperparameter(None, "an `Attack` of attacks.py, which replaces the uploads of "
                              "malicious clients"),
@@ -43,19 +43,21 @@ HYPERPARAMETERS = {
     "batch_size": Hyperparameter(AT_LEAST_1, "batch size of a client"),
     "public_batch_size": Hyperparameter(AT_LEAST_1, "batch size of a client on the public data"),
     "lr": Hyperparameter(POSITIVE, "learning rate of a client"),
-    "optimizer": Hyperparameter(None, "optimizer of a client: new in every round if the client "
-                                "receives a model from the server, otherwise kept over the rounds"),
+    "optimizer": Hyperparameter(None, "optimizer of a client and of a server that has no "
+                                "--server-optimizer: new in every round if clients receive a "
+                                "model, otherwise kept over the rounds"),
     "weight_decay": Hyperparameter(AT_LEAST_0, "L2 penalty of the optimizers"),
     "kernel_l2": Hyperparameter(AT_LEAST_0, "L2 penalty on the last layer's weights"),
     "mu": Hyperparameter(AT_LEAST_0, "weight of the proximal term, in FedProx's local training"),
     # the server
-    "server_epochs": Hyperparameter(AT_LEAST_1, "passes of the server over the public data in a "
-                                    "round"),
+    "server_epochs": Hyperparameter(AT_LEAST_1, "passes of the server in a round over the public "
+                                    "data, or over the clients' feature maps"),
     "distill_steps": Hyperparameter(AT_LEAST_1, "steps of distillation on the server in a round"),
     "server_batch_size": Hyperparameter(AT_LEAST_1, "batch size of the server"),
     "server_lr": Hyperparameter(POSITIVE, "learning rate of the server"),
     "server_optimizer": Hyperparameter(None, "optimizer of the server"),
-    "temperature": Hyperparameter(POSITIVE, "softens teacher and student in the distillation loss"),
+    "temperature": Hyperparameter(POSITIVE, "of the softmax of teacher and student; in DS-FL, "
+                                  "below 1, it sharpens the clients' mean"),
     # SCAFFOLD, FedDF, FedBE
     "drop_worst": Hyperparameter(None, "clients near chance accuracy on the validation set are "
                                  "excluded from the average and from the ensemble"),
@@ -108,8 +110,8 @@ HYPERPARAMETERS = {
     "transfer_local_epochs": Hyperparameter(AT_LEAST_0, "passes over a client's own data in the "
                                             "transfer learning, at most"),
     "transfer_batch_size": Hyperparameter(AT_LEAST_1, "batch size of these passes"),
-    "early_stopping": Hyperparameter(None, "a stage of the transfer stops when the accuracy on "
-                                     "held-out samples stops growing"),
+    "early_stopping": Hyperparameter(None, "a stage of the transfer, and pooled training, stop "
+                                     "when the accuracy on held-out samples stops growing"),
     "min_delta": Hyperparameter(AT_LEAST_0, "smallest gain of accuracy that counts for early "
                                 "stopping on the public data; FedMD's code has 0.005 for CIFAR, "
                                 "0.001 for MNIST"),

@@ -58,7 +58,7 @@ def start_server(fed, architecture, init=0):
 
 def zero_control(model):
     """A control variate of zeros: one tensor per parameter, none for BatchNorm's buffers."""
-    return {name: torch.zeros_like(w, requires_grad=False) for name, w in model.named_parameters()}
+    return {name: torch.zeros_like(w) for name, w in model.named_parameters()}
 
 
 def corrected_gradient(grad, client_control, server_control):
@@ -104,7 +104,8 @@ def train_client(fed, i, t, server, *, local_epochs, local_steps=None, batch_siz
         optimizer.zero_grad()
         loss.backward()
         for name, w in model.named_parameters():                             # Alg. 1, line 10
-            w.grad = corrected_gradient(w.grad, client_control[name], server["control"][name])
+            if w.grad is not None:       # of a parameter that is frozen, or that nothing uses
+                w.grad = corrected_gradient(w.grad, client_control[name], server["control"][name])
         optimizer.step()
         steps += 1
     new_control = {name: updated_client_control(client_control[name], server["control"][name],
@@ -145,8 +146,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4,
         lr: float = 0.8, global_lr: float = 1.0):
     """Yields (metrics, state) after round 0, the untrained start, and after every round.
 
-    global_lr    learning rate of the server: 1 takes the mean of the clients' models
-    hyperparameters.py explains the other keywords.
+    hyperparameters.py explains the keywords.
     """
     settings = dict(local_epochs=local_epochs, local_steps=local_steps, batch_size=batch_size,
                     lr=lr)

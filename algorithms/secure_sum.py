@@ -8,7 +8,7 @@ entry; one adds it, the other subtracts it, all modulo 2^64:
     sum_i y_i = sum_i x_i                             (mod 2^64)
 
 Each y_i alone is uniformly random. The masks cancel exactly in sums of integers, not of floats. So
-a real number x travels as round(x 2^24) in 64 bits: exact to 2^-25, up to 2^38 in absolute value.
+a real number x travels as round(x 2^24) in 64 bits: exact to 2^-25. A group's sum may reach 2^38.
 
 The average of a group is the sum of n_i w_i over the sum of n_i. A client whose model is not
 finite, or too large for 64 bits, sends zeros and the weight 0, masked like all others: it leaves
@@ -26,7 +26,7 @@ from federation import stream
 
 FRACTION_BITS = 24
 NUMBER_BYTES = 8         # of a masked number on the wire
-LIMIT = 2.0**38          # largest |n_i w_i| of one client: 2^62 after scaling; int64 ends at 2^63
+LIMIT = 2.0**38          # largest sum of |n_i w_i|: 2^62 after scaling; int64 ends at 2^63
 
 
 def masked(numbers, i, group, pair_rng):
@@ -53,13 +53,9 @@ def numbers_of(model_state):
             if w.dtype != torch.bool and bool(w.isfinite().all())]
 
 
-def masked_model(model_state, weight, i, group, pair_rng, names=None):
-    """Client i's message: masked numbers of weight x model, the weight, and "counts" (1 or 0).
-
-    names    of the model's entries that are in the message, the same for the whole group; None: all
-    """
-    names = model_state if names is None else names
-    scaled = {name: model_state[name].double().cpu() * weight for name in names}
+def masked_model(model_state, weight, i, group, pair_rng):
+    """Client i's message: masked numbers of weight x model, the weight, and "counts" (1 or 0)."""
+    scaled = {name: model_state[name].double().cpu() * weight for name in model_state}
     limit = LIMIT / len(group)
     counts = all(bool((x.abs() < limit).all()) for x in scaled.values())     # False for nan, inf
     message = {"weight": torch.tensor(weight if counts else 0),
@@ -102,10 +98,10 @@ def with_masks(method, groups_of):
     """
     def train_client(fed, i, t, server, **training):
         group = next(group for group in groups_of(fed, t) if i in group)
-        upload = method.train_client(fed, i, t, server, **training)
-        return masked_model(upload["model"], len(fed.private[i].labels), i, group,
-                            lambda *pair: stream(fed.seed, "mask", t, *pair),
-                            numbers_of(server["model"]))
+        model = method.train_client(fed, i, t, server, **training)["model"]
+        numbers = {name: model[name] for name in numbers_of(server["model"])}
+        return masked_model(numbers, len(fed.private[i].labels), i, group,
+                            lambda *pair: stream(fed.seed, "mask", t, *pair))
 
     def aggregate(fed, server, uploads):
         messages = list(uploads.values())

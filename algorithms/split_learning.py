@@ -10,8 +10,8 @@ down; between clients the edge's half and its optimizer. Bytes are those of maps
 Public data: none.
 
 Paper                  here              shape            note
-the split layer        sent              [B, 16, h, w]    the feature map, detached from the graph
-its gradient           sent.grad         [B, 16, h, w]    the edge's half is trained with it
+the split layer        sent              [B, c, h, w]     the feature map, detached from the graph
+its gradient           sent.grad         [B, c, h, w]     the edge's half is trained with it
 edge, server           edge, server      networks         W_e and W_s of FedGKT: the edge's half is
                                                           the extractor of an edge network, whose
                                                           own classifier is not trained
@@ -37,7 +37,7 @@ from functools import partial
 import torch.nn.functional as F
 
 from algorithms import Algorithm, checked
-from algorithms.fedgkt import feature_map, stacked_scores
+from algorithms.fedgkt import check_settings, stacked_scores
 from federation import timed
 from federation.communication import FLOAT_BYTES
 from federation.training import (OPTIMIZERS, Optimizer, autocast, forward, restore, shuffled,
@@ -58,7 +58,7 @@ def train_split(fed, i, t, edge, server, edge_optimizer, server_optimizer, *, lo
     for rows, batch in shuffled(fed, images, ("local", t, i), epochs=local_epochs,
                                 batch_size=batch_size):
         with autocast(fed):
-            features = edge.extract(batch)                                   # [B, 16, h, w]
+            features = edge.extract(batch)                                   # [B, c, h, w]
         sent = features.detach().requires_grad_()                            # goes up
         loss = F.cross_entropy(forward(fed, server, sent), labels[rows])
         server_optimizer.zero_grad()
@@ -76,11 +76,6 @@ def evaluate(fed, state):
     """Test accuracy of the edge's extractor with the server's network behind it."""
     [score] = stacked_scores(fed, state["clients"], state["server"], fed.test)
     return {"accuracy": score.stacked, "server_accuracy": score.stacked}
-
-
-def check_settings(fed, **settings):
-    """Raises ValueError if the two halves do not fit together."""
-    feature_map(fed)
 
 
 @checked

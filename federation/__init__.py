@@ -35,11 +35,6 @@ def union(*parts):
     return Data(*(torch.cat(tensors) for tensors in zip(*parts)))
 
 
-def no_server_model(init=0):
-    raise ValueError("this algorithm needs a network of the server: "
-                     "Federation(..., server_model=...)")
-
-
 @dataclass
 class Federation:
     """The input of every algorithm: samples, networks, seed. It changes nothing but `seconds`."""
@@ -52,7 +47,7 @@ class Federation:
     architecture: list[str]                      # architecture[i]: the name of client i's network
     seed: int
     device: torch.device                         # all tensors are on it
-    server_model: Callable[..., nn.Module] = no_server_model     # server_model(init=0), likewise
+    server_model: Callable[..., nn.Module] | None = None     # server_model(init=0), likewise
     public: Data | None = None                   # labels None: the algorithm must not use them
     public_test: Data | None = None              # the public half of the test set; where FedMD's
     #                                              output layer is joint, the public task's test set
@@ -197,6 +192,6 @@ def from_tensors(private, test, networks, *, public=None, validation=None, serve
         private=[data(f"client {i}", *part) for i, part in enumerate(private)],
         public=public and data("public", *public),
         validation=validation and data("validation", *validation), num_classes=num_classes,
-        client_model=client_model, server_model=server_model if server_network else no_server_model,
+        client_model=client_model, server_model=server_model if server_network else None,
         architecture=[f"network {i % len(networks)}" for i in range(len(private))],
         seed=seed, device=device, **options)

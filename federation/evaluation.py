@@ -4,6 +4,7 @@ All are on the whole test set, unless --public half also makes half of the test 
 default where an algorithm needs labeled public images). Then a server with a network of its own,
 which learns from the public images, is scored on the public half, and everything else on the other
 one; `*_public_test` and `*_private_test` are on the half where a model is not scored by default.
+With --joint FedMD's `*_public_test` is on the test images of the public data set.
 """
 import itertools
 from typing import NamedTuple
@@ -18,7 +19,7 @@ class Score(NamedTuple):
 
     test: float                    # on fed.test
     public_test: float | None      # on fed.public_test; None: there is none
-    own: float | None = None       # `own_accuracy` of a client's own model; None: it is no client's
+    own: float | None = None       # `own_accuracy` of a client's own model; None: there is none
 
 
 def accuracy(logits, labels):

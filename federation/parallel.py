@@ -1,16 +1,4 @@
-"""Which clients take part in a round, and how several of them are computed at once.
-
-Words used in every algorithm file, each with one meaning:
-
-name                 shape                  meaning
-*_logits             [N, C], [M, N, C]      raw scores; probabilities are `*_probs`, their
-                                            logarithms `*_log_probs`
-M, N, C                                     clients or ensemble members, samples, classes
-rows                 int64 [B]              positions of samples in a `Data`
-batch                [B, c, h, w]           the images of these rows, augmented if the run says so
-t                                           the round, from 1; round 0 is the untrained start
-i                                           a client, from 0 to num_clients - 1
-"""
+"""Which clients take part in a round, and how several of them are computed at once."""
 import functools
 import io
 

@@ -22,7 +22,6 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
-from torch import nn
 
 from federation import seeded, stream
 from federation.parallel import in_parallel
@@ -107,24 +106,6 @@ def predict_logits(fed, model, images, batch_size=None):
     logits = [forward(fed, model, batch) for batch in images.split(batch_size) if len(batch)]
     model.train(was_training)
     return torch.cat(logits) if logits else torch.empty(0, fed.num_classes, device=fed.device)
-
-
-def last_layer(model):
-    """(name, module) of the network's last linear layer. ValueError if it has none."""
-    layers = [(name, module) for name, module in model.named_modules()
-              if isinstance(module, nn.Linear)]
-    if not layers:
-        raise ValueError(f"the network {type(model).__name__} has no linear layer")
-    return layers[-1]
-
-
-def features(fed, model, images):
-    """The input of the last linear layer, [B, d], in the model's current mode."""
-    found = []
-    hook = last_layer(model)[1].register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
-    forward(fed, model, images)
-    hook.remove()
-    return found[0][: len(images)].float()
 
 
 def predict_together(fed, model, images):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attacks import attack_models, attack_rows
-from federation import no_server_model, timed
+from federation import timed
 from federation.parallel import in_parallel
 
 HUGE = 1e30    # sums of larger numbers, or their quotients by a temperature, overflow in float32
@@ -43,7 +43,7 @@ def usable(uploads):
 def masks(fed, i):
     """The names of what is not finite in new networks either, of client i and of the server."""
     new = [fed.client_model(i)]
-    if fed.server_model is not no_server_model:
+    if fed.server_model is not None:
         new.append(fed.server_model())
     return {name for model in new for name, w in model.state_dict().items() if not is_usable(w)}
 

@@ -298,7 +298,7 @@ TABLE["algorithms/fedmd_transfer.py", "fedmd"] = [
      "any growth counts"),
     ("«min_delta=min_delta, **PUBLIC_STAGE→**PRIVATE_STAGE»",
      "each_stage_counts_growth_beyond_its_own_min_delta", "the second stage's min_delta"),
-    ("_, last = «last_layer(model)→'', [m for m in model.modules() if hasattr(m, 'weight')][0]»",
+    ("«*_, last→last, *_» = (module for module in model.modules()",
      "the_penalty_is_of_the_last_layers_kernel_alone",
      "the penalty is on the first")]
 TABLE["algorithms/fedmd_pooled.py", "fedmd"] = [
@@ -525,7 +525,7 @@ TABLE["benchmarks/costs.py", "communication"] = [
      "fedsdd::a_round_takes_the_longer_of_two_chains", "the main model needs no training"),
     ("module.weight«[0]→».numel()", "network_cost_by_hand_on_a_tiny_convolution",
      "each output is charged for all kernels"),
-    ("model.«train(was_training)→eval()»", "network_cost_leaves_the_network_in_its_mode",
+    ("model = «copy.deepcopy(model)→model».eval()", "network_cost_leaves_the_network_in_its_mode",
      "a network that trains is in eval mode from then on")]
 TABLE["experiment/plateau.py", "plateau"] = [
     ("«test=fed.validation, →»public_test=None", "the_test_set_does_not_move_a_rate",

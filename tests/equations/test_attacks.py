@@ -184,9 +184,9 @@ def test_lie_goes_as_far_as_eq9_says_unless_it_is_told(z, used):
 
 @every_attack
 @pytest.mark.parametrize("send", [same_rows, own_rows])
-@pytest.mark.parametrize("bad", [math.nan, -math.inf])
+@pytest.mark.parametrize("bad", [math.nan, -math.inf, 2e30])
 def test_nobody_to_imitate(name, send, bad):
-    """Uploads that are not finite are not imitated: of a client's own samples the one, else all of
+    """Uploads that are not usable are not imitated: of a client's own samples the one, else all of
     the client's. Without a good one, an attacker, rows or uploads, all stays as it is."""
     uploads, attack = samples_of([5] * 6), made(name, z=1.5)
     malicious, benign = sides(attack)

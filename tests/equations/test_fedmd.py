@@ -169,8 +169,8 @@ def test_each_stage_counts_growth_beyond_its_own_min_delta(monkeypatch):
     monkeypatch.setattr(fedmd_transfer, "train_until_converged", lambda *args, min_delta, patience,
                         **settings: seen.append((settings["keys"], min_delta, patience)))
     last(fedmd.run(fed, **{**QUICK, "min_delta": .004, "rounds": 0}))
-    assert seen == [stage for i in range(3) for stage in (
-        (("transfer public", i), .004, 3), (("transfer local", i), .001, 10))]
+    assert seen == [*((("transfer public", i), .004, 3) for i in range(3)),
+                    *((("transfer local", i), .001, 10) for i in range(3))]
 
 
 # --------------------------------------------------------------------------------- transfer phase

@@ -36,6 +36,17 @@ def test_new_control_is_the_mean_gradient_along_the_path():
     assert new.item() == approx((.3 + .9 - 2) / 3, abs=1e-12)
 
 
+def test_a_frozen_parameter_stays_as_it_is():
+    def network(num_classes):
+        model = with_hidden_layer(num_classes)
+        model[1].weight.requires_grad_(False)
+        return model
+    fed = federation(network=network)
+    _, state = last(scaffold.run(fed, rounds=2, participation=0.5, **LOCAL))
+    start, end = fed.client_model(0).state_dict(), state["server"]["model"]
+    assert {name for name in start if same(start[name], end[name])} == {"1.weight"}
+
+
 def test_scaffold_round_against_slow_loop():
     """Two rounds of Algorithm 1. Client sizes differ, and clients count equally."""
     fed, lr_g, n = federation(sizes=(5, 3, 4, 6)), 0.7, 4

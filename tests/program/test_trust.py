@@ -17,7 +17,6 @@ from toys import labeled
 
 from algorithms import ALGORITHMS
 from experiment import keep, processes
-from federation import no_server_model
 from fedkd_minimal import main
 
 
@@ -181,7 +180,7 @@ NEEDS = {   # what a federation lacks: (the federation, the algorithms that need
     "their labels": (toy, using("labeled", "joint"), "needs the labels"),
     "a validation set": (labeled, ["feddf", "fedmd", "fedmd-pooled"], "needs validation images"),
     "a network of the server": (
-        lambda: dataclasses.replace(labeled(), server_model=no_server_model),
+        lambda: dataclasses.replace(labeled(), server_model=None),
         ["dsfl", "fedgem", "fedgems", "standalone", "centralized-all"],
         "needs a network of the server: ")}
 
