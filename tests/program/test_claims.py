@@ -136,11 +136,10 @@ def test_a_file_of_curves_has_the_values_of_its_tables(path):
 
 @pytest.mark.parametrize("path", sorted(DOCS.glob("results/*.txt")), ids=lambda path: path.stem)
 def test_the_differences_of_a_table_are_those_of_its_seeds(path):
-    """To within the rounding of the seeds' columns; older files have deviations, not intervals."""
+    """To within the rounding of the seeds' columns."""
     for table in re.findall(r"^(?:mean|final|best) .*\n(?:.+\n)+", path.read_text(), re.M):
         head, *rows = (re.split("  +", line) for line in table.splitlines())
         rows = [dict(zip(head, row)) for row in rows]
-        spread = plot.half_width if "mean +- 95%" in head else statistics.stdev
         seeds = [name for name in head if name.startswith("seed ")]
         columns = [name for name in head if name.startswith("minus ")]
         for column, base in ((x, row) for x in columns for row in rows if row[x] == "reference"):
@@ -151,6 +150,6 @@ def test_the_differences_of_a_table_are_those_of_its_seeds(path):
                 if found:
                     # Columns are rounded to 0.005; of two seeds an interval has 12.7 times that.
                     off = 0.015 if len(points) > 2 else 0.15
-                    shown = float(found[1]), float(found[2])
-                    assert shown == pytest.approx((statistics.mean(points), spread(points)),
-                                                  abs=off), row
+                    shown, half = float(found[1]), plot.half_width(points)
+                    assert shown == pytest.approx(statistics.mean(points), abs=off), row
+                    assert float(found[2]) == pytest.approx(half, abs=off), row
