@@ -107,6 +107,11 @@ def judged():
     return found
 
 
+def named(claim):
+    """A claim with its page: two pages may have claims of one name."""
+    return f"{TITLES[claim['page']].split(':')[0]}: {claim['claim']}"
+
+
 def papers_difference(claim):
     return float(claim["paper_row"]) - float(claim["paper_base"]) if claim["paper_row"] else None
 
@@ -119,17 +124,23 @@ def page():
     directed = sum(claim["claimed"] in ("greater", "lower") and found != "cannot be judged"
                    for claim, found, *_ in of_papers)
     older = sum(text.endswith("°") for *_, text in rows)
-    different = {(claim["page"], claim["claim"]) for claim, *_ in of_papers}
+    settings = Counter(named(claim) for claim, *_ in of_papers)
     figures = sum(papers_difference(claim) is not None for claim, *_ in of_papers)
     lines = [f"{older} of all {len(rows)} rows have a °.",
-             f"The papers' {len(different)} claims have {len(of_papers)} rows, {figures} with a "
+             f"The papers' {len(settings)} claims have {len(of_papers)} rows, {figures} with a "
              "figure of the paper: "
              + ", ".join(f"{name} {counts[name]}" for name in COLORS if counts[name]) + ".",
              f"{directed} of them say that one method is above another. If none were, noise alone "
              f"would give about {directed / 20:.0f} intervals without 0, "
              f"{directed / 40:.0f} of them on the claimed side.", "", "## Does not hold", ""]
-    lines += [f"- {claim['claim']}: {claim['regime']}, {text}"
-              for claim, found, _, text in of_papers if found == "does not hold"]
+    failed = {}                                          # {claim: [what is found in a setting]}
+    for claim, found, _, text in of_papers:
+        if found == "does not hold":
+            paper = papers_difference(claim)
+            paper = "" if paper is None else f", the paper *{paper:+.2f}*"
+            failed.setdefault(named(claim), []).append(f"{claim['regime']} {text}{paper}")
+    lines += [f"- {name}, in {len(found)} of {settings[name]} settings: {'; '.join(found)}"
+              for name, found in failed.items()]
     for name, title in TITLES.items():
         lines += ["", f"## [{title}]({name}.md)", "",
                   "| claim | where | difference | verdict | the paper |", "|---|---|---|---|---|"]
