@@ -76,7 +76,7 @@ def train(plan, datasets, runs, device):
                 algorithm_run = with_plateau(run.algorithm, patience)
             for metrics, state in algorithm_run(own, run.state, **run.settings, **attack):
                 keep.keep_round(run, own, metrics, state)
-                report.tell_round(run, own)
+                report.tell_round(run)
             if "save_model" in plan.given:
                 saved_model.save(Path(plan.given["save_model"]), run, own, datasets,
                                  plan.flags["joint"])

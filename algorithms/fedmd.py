@@ -21,7 +21,7 @@ c_k                consensus_weights            [M]           divided by their s
 
 Algorithm 1. The paper does not number its steps; these numbers are ours:
  0  transfer learning (fedmd_transfer.py): each client trains on D_0, then on its own D_k, each time
-    until the accuracy on held-out images stops growing
+    until the accuracy on held-out images stops growing, or for all passes (--no-early-stopping)
  then in each round:
  1  the server draws a subset of D_0
  2  communicate: each client sends its logits of the subset

@@ -16,7 +16,7 @@ Each client's network, on its own:
  0  trains on D_0 until convergence, as in the first stage of FedMD's step 0 (fedmd_transfer.py)
  then in each round:
  1  trains for one epoch on all private samples: cross-entropy, the same penalty, its own Adam. It
-    stops when the accuracy on the task's validation set has not grown for 10 rounds
+    stops when the accuracy on the task's validation set has not grown by 0.001 for 10 rounds
 
 Modes: training is in train mode, with --augment on augmented images; the loss is the mean over the
 batch. The validation and the test images are predicted clean, in eval mode.

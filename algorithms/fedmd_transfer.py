@@ -41,8 +41,10 @@ PRIVATE_STAGE = dict(min_delta=0.001, patience=10)
 
 def penalty(model, kernel_l2):
     """kernel_l2 times the squared norm of the last linear layer's weights: a scalar."""
-    *_, last = (module for module in model.modules() if isinstance(module, nn.Linear))
-    return kernel_l2 * last.weight.square().sum()                                        # D2
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    if not linear:
+        raise ValueError(f"the network {type(model).__name__} has no linear layer")
+    return kernel_l2 * linear[-1].weight.square().sum()                                        # D2
 
 
 def train_with_penalty(fed, model, optimizer, data, kernel_l2, *, epochs, batch_size, keys):

@@ -44,8 +44,8 @@ HYPERPARAMETERS = {
     "public_batch_size": Hyperparameter(AT_LEAST_1, "batch size of a client on the public data"),
     "lr": Hyperparameter(POSITIVE, "learning rate of a client"),
     "optimizer": Hyperparameter(None, "optimizer of a client and of a server that has no "
-                                "--server-optimizer: new in every round if clients receive a "
-                                "model, otherwise kept over the rounds"),
+                                "--server-optimizer: new in every round if the server sends "
+                                "clients a model, otherwise kept over the rounds"),
     "weight_decay": Hyperparameter(AT_LEAST_0, "L2 penalty of the optimizers"),
     "kernel_l2": Hyperparameter(AT_LEAST_0, "L2 penalty on the last layer's weights"),
     "mu": Hyperparameter(AT_LEAST_0, "weight of the proximal term, in FedProx's local training"),

@@ -104,8 +104,8 @@ def train_client(fed, i, t, server, *, local_epochs, local_steps=None, batch_siz
         optimizer.zero_grad()
         loss.backward()
         for name, w in model.named_parameters():                             # Alg. 1, line 10
-            if w.grad is not None:       # of a parameter that is frozen, or that nothing uses
-                w.grad = corrected_gradient(w.grad, client_control[name], server["control"][name])
+            gradient = torch.zeros_like(w) if w.grad is None else w.grad     # None: it is frozen
+            w.grad = corrected_gradient(gradient, client_control[name], server["control"][name])
         optimizer.step()
         steps += 1
     new_control = {name: updated_client_control(client_control[name], server["control"][name],

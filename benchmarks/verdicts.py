@@ -38,7 +38,7 @@ points of test accuracy, with the number of seeds. A claim that one method is ab
 **holds** if the interval is on the claimed side of 0, **does not hold** if it is on the other side,
 and is **open** if the interval contains 0. A claim that two methods are level holds if the interval
 lies within one point of 0; a claim that one is not lower, if the interval lies above -1 (above -5
-where the paper says "a few points"). Otherwise these do not hold if the interval excludes 0, and
+where the paper says "a few percent"). Otherwise these do not hold if the interval excludes 0, and
 are open if it contains 0.
 
 Without °: the mean of the last rounds, a tenth of all and at least five. °: the older protocol, the
@@ -124,22 +124,25 @@ def page():
     directed = sum(claim["claimed"] in ("greater", "lower") and found != "cannot be judged"
                    for claim, found, *_ in of_papers)
     older = sum(text.endswith("°") for *_, text in rows)
-    settings = Counter(named(claim) for claim, *_ in of_papers)
+    claims = {named(claim) for claim, *_ in of_papers}
+    settings = Counter(named(claim) for claim, found, *_ in of_papers
+                       if found != "cannot be judged")
     figures = sum(papers_difference(claim) is not None for claim, *_ in of_papers)
     lines = [f"{older} of all {len(rows)} rows have a °.",
-             f"The papers' {len(settings)} claims have {len(of_papers)} rows, {figures} with a "
-             "figure of the paper: "
+             f"The papers' {len(claims)} claims have {len(of_papers)} rows, {figures} with a figure of "
+             "the paper: "
              + ", ".join(f"{name} {counts[name]}" for name in COLORS if counts[name]) + ".",
              f"{directed} of them say that one method is above another. If none were, noise alone "
              f"would give about {directed / 20:.0f} intervals without 0, "
-             f"{directed / 40:.0f} of them on the claimed side.", "", "## Does not hold", ""]
+             f"{directed / 40:.0f} of them on the claimed side.", "", "## Does not hold", "",
+             "In so many of the settings that can be judged:", ""]
     failed = {}                                          # {claim: [what is found in a setting]}
     for claim, found, _, text in of_papers:
         if found == "does not hold":
             paper = papers_difference(claim)
             paper = "" if paper is None else f", the paper *{paper:+.2f}*"
-            failed.setdefault(named(claim), []).append(f"{claim['regime']} {text}{paper}")
-    lines += [f"- {name}, in {len(found)} of {settings[name]} settings: {'; '.join(found)}"
+            failed.setdefault(named(claim), []).append(f"{claim['regime']}: {text}{paper}")
+    lines += [f"- {name} ({len(found)} of {settings[name]}): {'; '.join(found)}"
               for name, found in failed.items()]
     for name, title in TITLES.items():
         lines += ["", f"## [{title}]({name}.md)", "",

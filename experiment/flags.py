@@ -297,6 +297,9 @@ def algorithm_of(label):
              f"{', '.join(ALGORITHMS)}")
     if "" in settings:
         fail(f"{label}: a hyperparameter must follow each colon, as in fedsdd:R=4:K=2")
+    if taken := {"help", *COMMON_FLAGS} & ALGORITHMS[name].hyperparameters.keys():
+        fail(f"{name}: its `run` cannot have the hyperparameter {min(taken)}, which is a flag of "
+             "every run")
     return ALGORITHMS[name]
 
 

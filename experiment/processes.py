@@ -141,7 +141,7 @@ def how_many(asked, device, num_clients, is_program):
     if asked is None:
         return min(num_cores(), num_clients, MOST) if is_program and can_fork else count()
     if asked > count() and not can_fork:
-        raise ValueError("--processes is for Linux, a CPU and no torchrun, which starts its own")
+        raise ValueError("--processes needs Linux, a CPU, and a start without torchrun")
     return max(asked, count())
 
 

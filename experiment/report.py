@@ -38,7 +38,7 @@ def heading(run, attack):
     say("  ".join(["  round", *columns, "  MB up", "MB down", "seconds", "  left"]))
 
 
-def tell_round(run, fed):
+def tell_round(run):
     """Prints the last round of a run: metrics, MB, seconds, the time left, uploads left out."""
     metrics, seconds, rounds = run.rows[-1], run.timings[-1], run.settings["rounds"]
     later = [timing["round_seconds"] for timing in run.timings[1:]]    # round 0 trains nothing

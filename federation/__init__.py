@@ -47,7 +47,8 @@ class Federation:
     architecture: list[str]                      # architecture[i]: the name of client i's network
     seed: int
     device: torch.device                         # all tensors are on it
-    server_model: Callable[..., nn.Module] | None = None     # server_model(init=0), likewise
+    server_model: Callable[..., nn.Module] | None = None     # server_model(init=0), likewise; None
+    #                                              if the server has no network of its own
     public: Data | None = None                   # labels None: the algorithm must not use them
     public_test: Data | None = None              # the public half of the test set; where FedMD's
     #                                              output layer is joint, the public task's test set

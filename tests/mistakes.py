@@ -147,7 +147,7 @@ TABLE["algorithms/scaffold.py", "scaffold"] = [
     ("/ «(steps * lr)→lr»", "new_control_by_hand", "K is missing"),
     ("client_control «- server_control →»+ (global",
      "new_control_is_the_mean_gradient_along_the_path", "no server's control"),
-    ("«w.grad = →»corrected_gradient(w.grad, ", "scaffold_round_against_slow_loop",
+    ("«w.grad = →»corrected_gradient(gradient, ", "scaffold_round_against_slow_loop",
      "computed, not used", "FedLab's SCAFFOLD"),
     ('"client_control": «new_control→client_control»}', "scaffold_round_against_slow_loop",
      "clients' controls stay 0", "FedML's and flearn's SCAFFOLD"),
@@ -298,7 +298,7 @@ TABLE["algorithms/fedmd_transfer.py", "fedmd"] = [
      "any growth counts"),
     ("«min_delta=min_delta, **PUBLIC_STAGE→**PRIVATE_STAGE»",
      "each_stage_counts_growth_beyond_its_own_min_delta", "the second stage's min_delta"),
-    ("«*_, last→last, *_» = (module for module in model.modules()",
+    ("kernel_l2 * linear[«-1→0»].weight",
      "the_penalty_is_of_the_last_layers_kernel_alone",
      "the penalty is on the first")]
 TABLE["algorithms/fedmd_pooled.py", "fedmd"] = [
@@ -444,6 +444,8 @@ TABLE["algorithms/baselines.py", "baselines"] = [
     ("fed.client_model(name«, init=name→»)", "standalone_trains_each_on_its_own_data",
      "all clients start alike")]
 TABLE["attacks.py", "attacks"] = [
+    ("(model[name].abs() < «1e30→math.inf»).all() for model", "an_entry_that_is_usable_in_no_model_is_not_attacked",
+     "a mask of huge numbers makes the attack do nothing"),
     ("return benign.«mean(0)→sum(0) / (len(benign) + 1)» + theta", "eq7_paf_by_hand",
      "divided by all clients"),
     ("benign.std(0«, correction=0→»)", "eq10_lie_by_hand",

@@ -250,9 +250,17 @@ def test_attack_on_models_keeps_every_type(name):
         assert same(before, after) == (i not in attack.malicious)
 
 
-def test_models_of_which_nothing_is_finite_stay_as_they_are():
-    uploads = [{"model": {"w": torch.full((2,), math.nan)}} for _ in range(6)]
-    assert attack_models(made("paf"), uploads, range(6)) is uploads
+@pytest.mark.parametrize("unusable", [math.nan, -math.inf, torch.finfo(torch.float32).min])
+def test_an_entry_that_is_usable_in_no_model_is_not_attacked(unusable):
+    """As a mask. The others are; if there is none, all stays as it is."""
+    mask, attack = torch.full((2,), unusable), made("paf")
+    models = [{"mask": mask, "w": w} for w in torch.randn(6, 3)]
+    attacked = attack_models(attack, [{"model": model} for model in models], range(6))
+    for i, upload in enumerate(attacked):
+        assert torch.equal(upload["model"]["mask"].nan_to_num(), mask.nan_to_num())
+        assert torch.equal(upload["model"]["w"], models[i]["w"]) == (i not in attack.malicious)
+    uploads = [{"model": {"mask": mask}} for _ in range(6)]
+    assert attack_models(attack, uploads, range(6)) is uploads
 
 
 @pytest.mark.parametrize("run, settings, networks", [

@@ -60,7 +60,8 @@ def test_what_cannot_be_judged_has_no_verdict():
 def test_ours_are_not_counted_among_the_papers_claims(monkeypatch):
     papers = sum(claim["source"] != "ours" for claim in verdicts.CLAIMS)
     assert papers == len(verdicts.CLAIMS) - 2
-    assert f" claims have {papers} rows, " in verdicts.page()
+    claims = len({verdicts.named(claim) for claim in verdicts.CLAIMS if claim["source"] != "ours"})
+    assert f"The papers' {claims} claims have {papers} rows, " in verdicts.page()
 
 
 def test_differences_are_paired_by_seed_and_of_the_round_that_is_named(tmp_path, monkeypatch):
