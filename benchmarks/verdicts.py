@@ -129,8 +129,8 @@ def page():
                        if found != "cannot be judged")
     figures = sum(papers_difference(claim) is not None for claim, *_ in of_papers)
     lines = [f"{older} of all {len(rows)} rows have a °.",
-             f"The papers' {len(claims)} claims have {len(of_papers)} rows, {figures} with a figure "
-             "of the paper: "
+             f"The papers' {len(claims)} claims have {len(of_papers)} rows, {figures} with a "
+             "figure of the paper: "
              + ", ".join(f"{name} {counts[name]}" for name in COLORS if counts[name]) + ".",
              f"{directed} of them say that one method is above another. If none were, noise alone "
              f"would give about {directed / 20:.0f} intervals without 0, "

@@ -445,7 +445,8 @@ TABLE["algorithms/baselines.py", "baselines"] = [
      "all clients start alike")]
 TABLE["attacks.py", "attacks"] = [
     ("(model[name].abs() < «1e30→math.inf»).all() for model",
-     "an_entry_that_is_usable_in_no_model_is_not_attacked", "a mask of huge numbers makes the attack do nothing"),
+     "an_entry_that_is_usable_in_no_model_is_not_attacked",
+     "a mask of huge numbers makes the attack do nothing"),
     ("return benign.«mean(0)→sum(0) / (len(benign) + 1)» + theta", "eq7_paf_by_hand",
      "divided by all clients"),
     ("benign.std(0«, correction=0→»)", "eq10_lie_by_hand",
