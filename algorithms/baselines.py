@@ -84,9 +84,14 @@ def state_of(t, networks):
 
 def networks_of(state):
     """{name: snapshot} of a state, the inverse of `state_of`."""
-    return {**({"server": state["server"]} if "server" in state else {}),
-            **dict(enumerate(state.get("clients", []))),
-            **{saved["architecture"]: saved for saved in state.get("global_models", [])}}
+    networks = {}
+    if "server" in state:
+        networks["server"] = state["server"]
+    for i, saved in enumerate(state.get("clients", [])):
+        networks[i] = saved
+    for saved in state.get("global_models", []):
+        networks[saved["architecture"]] = saved
+    return networks
 
 
 @timed

@@ -52,6 +52,7 @@ D2  models are averaged by numbers of samples; the public code weighs them equal
 D9  the loss has the factor temperature², which is 1 at the paper's temperature
 """
 import copy
+import itertools
 from typing import NamedTuple
 
 import torch
@@ -194,7 +195,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
     global_models = state["global_models"]
     for t in range(state["round"] + 1, rounds + 1):
         # Active clients train their network's global model on their own data.
-        active = sorted(sum(active_clients(fed, participation, t).values(), []))
+        active = sorted(itertools.chain(*active_clients(fed, participation, t).values()))
         model_of = {saved["architecture"]: saved for saved in global_models}
         uploads = collect(fed, active, lambda i: fedavg.train_client(            # FedSDD Eq. (1)
             fed, i, t, model_of[fed.architecture[i]], **training), attack)

@@ -100,7 +100,10 @@ def client_loss(logits, labels, server_logits, temperature):
 
 
 class Upload(NamedTuple):
-    """What a client sends of its n private samples, besides their labels."""
+    """What a client sends of its n private samples.
+
+    It sends their labels too; the server of this simulation reads them in fed.private[i].labels.
+    """
 
     features: torch.Tensor    # [n, ...], of the type that --features names
     logits: torch.Tensor      # float32 [n, C]

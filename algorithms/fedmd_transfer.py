@@ -44,7 +44,7 @@ def penalty(model, kernel_l2):
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if not linear:
         raise ValueError(f"the network {type(model).__name__} has no linear layer")
-    return kernel_l2 * linear[-1].weight.square().sum()                                        # D2
+    return kernel_l2 * linear[-1].weight.square().sum()                                  # D2
 
 
 def train_with_penalty(fed, model, optimizer, data, kernel_l2, *, epochs, batch_size, keys):

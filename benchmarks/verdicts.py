@@ -127,15 +127,13 @@ def page():
     claims = {named(claim) for claim, *_ in of_papers}
     settings = Counter(named(claim) for claim, found, *_ in of_papers
                        if found != "cannot be judged")
-    figures = sum(papers_difference(claim) is not None for claim, *_ in of_papers)
     lines = [f"{older} of all {len(rows)} rows have a °.",
-             f"The papers' {len(claims)} claims have {len(of_papers)} rows, {figures} with a "
-             "figure of the paper: "
+             f"The papers' {len(claims)} claims have {len(of_papers)} rows: "
              + ", ".join(f"{name} {counts[name]}" for name in COLORS if counts[name]) + ".",
              f"{directed} of them say that one method is above another. If none were, noise alone "
              f"would give about {directed / 20:.0f} intervals without 0, "
              f"{directed / 40:.0f} of them on the claimed side.", "", "## Does not hold", "",
-             "In so many of the settings that can be judged:", ""]
+             "In brackets: in how many of the settings that can be judged.", ""]
     failed = {}                                          # {claim: [what is found in a setting]}
     for claim, found, _, text in of_papers:
         if found == "does not hold":

@@ -144,28 +144,16 @@ def clients_metric(scores):
     return next((name for name in scores if name.startswith("client_accuracy")), "accuracy")
 
 
-def bytes_until(rows, accuracy, scores):
-    """ComU@x of FedGEMS Table 4: payload up and down until the accuracy is at least x, or None.
-
-    rows    the metrics of each round; their accuracy is that of `clients_metric(scores)`
-    """
-    total = 0
-    for row in rows:
-        total += row.get("bytes_up", 0) + row.get("bytes_down", 0)
-        found = row.get(clients_metric(scores))
-        if found is not None and found >= accuracy:
-            return total
-    return None
-
-
 def series(run, key):
     """[(row, its metric)] of the rounds that have the metric.
 
     ComU@0.3 is FedGEMS's, Table 4: MB up and down until the clients' mean accuracy is 0.3.
     """
     if key.startswith("ComU@"):
-        total = bytes_until(run["rows"], float(key.removeprefix("ComU@")), run["scores"])
-        return [] if total is None else [(run["rows"][-1], total / 2**20)]
+        x, metric = float(key.removeprefix("ComU@")), clients_metric(run["scores"])
+        reached = [row["MB"] for row in run["rows"]
+                   if row.get(metric) is not None and row[metric] >= x]
+        return [(run["rows"][-1], MB) for MB in reached[:1]]
     return [(row, row[key]) for row in run["rows"] if row.get(key) is not None]
 
 

@@ -61,7 +61,7 @@ def test_ours_are_not_counted_among_the_papers_claims(monkeypatch):
     papers = sum(claim["source"] != "ours" for claim in verdicts.CLAIMS)
     assert papers == len(verdicts.CLAIMS) - 2
     claims = len({verdicts.named(claim) for claim in verdicts.CLAIMS if claim["source"] != "ours"})
-    assert f"The papers' {claims} claims have {papers} rows, " in verdicts.page()
+    assert f"The papers' {claims} claims have {papers} rows: " in verdicts.page()
 
 
 def test_differences_are_paired_by_seed_and_of_the_round_that_is_named(tmp_path, monkeypatch):

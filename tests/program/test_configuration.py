@@ -140,6 +140,12 @@ def test_a_run_tells_what_differs_from_the_algorithms_defaults(capsys, npz, tmp_
     assert line.replace("rounds 1", "rounds 2") in capsys.readouterr().out.splitlines()
 
 
+def test_rounds_are_not_lowered_by_the_name_of_another_hyperparameter(capsys, npz, tmp_path):
+    main(f"--algo fedsdd-ablations:warmup-rounds=0 --dataset {npz} --model mlp --K 2 --clients 4 "
+         f"--rounds 2 --local-epochs 1 --distill-steps 1 --out {tmp_path}/out".split())
+    refused(capsys, ["--resume", tmp_path / "out", "--rounds", "1"], "can only be raised")
+
+
 def test_without_a_paper_the_federation_does_not_depend_on_the_algorithms():
     """But for what one of them needs held out."""
     expected = configured("--algo fedavg")["flags"]

@@ -6,6 +6,7 @@ from statistics import stdev
 
 import pytest
 
+from algorithms import ALGORITHMS
 from experiment import plot
 
 A = {0: [0.1, 0.5, 0.4], 1: [0.1, 0.3, 0.6]}             # {seed: accuracy of each round}
@@ -145,6 +146,40 @@ def test_a_csv_of_all_metrics_is_read_like_the_runs_themselves(tmp_path, capsys,
         _, header, first, *_ = kept.read_text().splitlines()
         assert header.startswith("label,seed,round,accuracy,")
         assert first == "a,0,0,0.1,0,524288,0.5,"
+
+
+def test_comu_by_hand(tmp_path):
+    """ComU@x: payload both ways, up to and with the first round in which the clients reach x;
+    the headline, if no client is scored."""
+    rows = [{"accuracy": .0, "client_accuracy": .1},
+            {"accuracy": .1, "client_accuracy": .3,
+             "bytes_up": 10, "bytes_down": 200, "bytes_down_indices": 5_000},
+            {"accuracy": .2, "client_accuracy": .5,
+             "bytes_up": 30, "bytes_down": 400, "bytes_up_buffers": 5_000},
+            {"accuracy": .9, "client_accuracy": .4, "bytes_up": 1, "bytes_down": 1}]
+
+    def comu(x, scores):
+        folder = tmp_path / f"{x}, {len(scores)}"
+        write(folder, "a", {0: [0]}, scores=scores)
+        (folder / "a-seed0" / "metrics.jsonl").write_text("".join(
+            json.dumps({"round": t} | row) + "\n" for t, row in enumerate(rows)))
+        [[run]] = plot.read_runs([folder]).values()
+        return [MB * 2**20 for _, MB in plot.series(run, f"ComU@{x}")]
+
+    one, two = 10 + 200, 10 + 200 + 30 + 400
+    clients = {"server_accuracy": "", "client_accuracy": ""}
+    expected = {.05: [0], .1: [0], .2: [one], .3: [one], .31: [two], .5: [two], .51: []}
+    assert {x: comu(x, clients) for x in expected} == expected
+    assert comu(.2, {"server_accuracy": ""}) == [two]
+    assert comu(0, {"server_accuracy": ""}) == [0]
+
+
+@pytest.mark.parametrize("metric, algos", [
+    ("client_accuracy_distilled", "dsfl cronus fedgem fedgems"),
+    ("client_accuracy_private", "fedmd"),                    # which ends with private training
+    ("client_accuracy", "feddf fd standalone centralized"), ("accuracy", "fedavg fedsdd fedgkt")])
+def test_the_clients_metric_is_that_at_the_end_of_the_round(metric, algos):
+    assert {plot.clients_metric(ALGORITHMS[algo].scores) for algo in algos.split()} == {metric}
 
 
 def test_comu_is_missing_where_the_accuracy_is_not_reached(tmp_path, capsys):

@@ -1,14 +1,12 @@
-"""What a run prints at its end: whose accuracies, and the bytes until one is reached."""
+"""What a run prints at its end: whose accuracies."""
 import dataclasses
 import re
 from types import SimpleNamespace
 
-import pytest
 
 from algorithms import ALGORITHMS
 from experiment.keep import Run
 from experiment.plan import Plan
-from experiment.plot import bytes_until, clients_metric
 from experiment.report import summary
 
 
@@ -47,28 +45,3 @@ def test_an_algorithm_of_a_readers_own_has_the_headline_that_it_declares(capsys)
     summary([Run("mine", own, 0, {}, {}, scores_of(own, None), None, rows=rows)])
     printed = capsys.readouterr().out
     assert re.search(r"mine +own classes +1  0.5000", printed) and "0.2500" not in printed
-
-
-def test_bytes_until_by_hand():
-    """ComU@x: payload both ways, up to and with the first round in which the clients reach x;
-    the headline, if no client is scored."""
-    rows = [{"accuracy": .0, "client_accuracy": .1},
-            {"accuracy": .1, "client_accuracy": .3,
-             "bytes_up": 10, "bytes_down": 200, "bytes_down_indices": 5_000},
-            {"accuracy": .2, "client_accuracy": .5,
-             "bytes_up": 30, "bytes_down": 400, "bytes_up_buffers": 5_000},
-            {"accuracy": .9, "client_accuracy": .4, "bytes_up": 1, "bytes_down": 1}]
-    one, two = 10 + 200, 10 + 200 + 30 + 400
-    clients = {"server_accuracy": "", "client_accuracy": ""}
-    expected = {.05: 0, .1: 0, .2: one, .3: one, .31: two, .5: two, .51: None}
-    assert {x: bytes_until(rows, x, clients) for x in expected} == expected
-    assert bytes_until(rows, .2, {"server_accuracy": ""}) == two
-    assert bytes_until(rows, 0, {"server_accuracy": ""}) == 0
-
-
-@pytest.mark.parametrize("metric, algos", [
-    ("client_accuracy_distilled", "dsfl cronus fedgem fedgems"),
-    ("client_accuracy_private", "fedmd"),                    # which ends with private training
-    ("client_accuracy", "feddf fd standalone centralized"), ("accuracy", "fedavg fedsdd fedgkt")])
-def test_the_clients_metric_is_that_at_the_end_of_the_round(metric, algos):
-    assert {clients_metric(ALGORITHMS[algo].scores) for algo in algos.split()} == {metric}
