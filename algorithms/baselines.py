@@ -57,7 +57,8 @@ def train_network(fed, t, name, saved, data, *, batch_size, new_optimizer):
     data    [(Data, epochs), ...]: what it trains on with cross-entropy, in this order
     """
     model = new_network(fed, name)
-    optimizer = restore(saved, model, new_optimizer)
+    optimizer = new_optimizer(model.parameters())
+    restore(saved, model, optimizer)
     model.train()                        # --augment: the batches are augmented
     for part, ((images, labels), epochs) in enumerate(data):
         for rows, batch in shuffled(fed, images, ("alone", t, name, part), epochs=epochs,

@@ -73,7 +73,8 @@ def train_client(fed, i, t, client, *, local_epochs, batch_size, new_optimizer):
     """
     images, labels = fed.private[i]
     model = fed.client_model(i)
-    optimizer = restore(client, model, new_optimizer)
+    optimizer = new_optimizer(model.parameters())
+    restore(client, model, optimizer)
     model.train()                        # --augment: the batches are augmented
     for rows, batch in shuffled(fed, images, ("local", t, i), epochs=local_epochs,
                                 batch_size=batch_size):
@@ -93,7 +94,8 @@ def distill(fed, saved, model, target_probs, *, epochs, batch_size, new_optimize
     model    a network for these weights
     keys     of `shuffled`: they name this training
     """
-    optimizer = restore(saved, model, new_optimizer)
+    optimizer = new_optimizer(model.parameters())
+    restore(saved, model, optimizer)
     model.train()                        # --augment: the batches are augmented
     for rows, batch in shuffled(fed, fed.public.images, keys, epochs=epochs,
                                 batch_size=batch_size):

@@ -81,7 +81,8 @@ def train_client(fed, i, t, client, targets, *, local_epochs, local_steps, batch
     """
     images, labels = fed.private[i]                                          # [n, c, h, w], [n]
     model = fed.client_model(i)
-    optimizer = restore(client, model, new_optimizer)
+    optimizer = new_optimizer(model.parameters())
+    restore(client, model, optimizer)
     sums = torch.zeros_like(targets)                                                     # [C, C]
     counts = torch.zeros_like(targets[:, :1])                                            # [C, 1]
     model.train()                        # --augment: the batches are augmented

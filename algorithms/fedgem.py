@@ -62,7 +62,8 @@ def train_server(fed, t, server, teacher_logits, has_teacher, *, server_epochs, 
     """
     images, labels = fed.public
     model = fed.server_model()
-    optimizer = restore(server, model, new_optimizer)
+    optimizer = new_optimizer(model.parameters())
+    restore(server, model, optimizer)
     model.train()                        # --augment: the batches are augmented
     for rows, batch in shuffled(fed, images, ("server", t), epochs=server_epochs,
                                 batch_size=batch_size):

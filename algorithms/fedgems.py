@@ -164,7 +164,8 @@ def train_client(fed, i, t, client, public_rows, *, local_epochs, batch_size, ne
     """
     images, labels = fed.private[i]
     model = fed.client_model(i)
-    optimizer = restore(client, model, new_optimizer)
+    optimizer = new_optimizer(model.parameters())
+    restore(client, model, optimizer)
     model.train()                        # --augment: the batches are augmented
     for rows, batch in shuffled(fed, images, ("local", t, i), epochs=local_epochs,
                                 batch_size=batch_size):                      # Alg. 1, line 25
@@ -184,7 +185,8 @@ def distill_client(fed, i, t, client, server_logits, *, public_epochs, batch_siz
     """
     images, labels = fed.public
     model = fed.client_model(i)
-    optimizer = restore(client, model, new_optimizer)
+    optimizer = new_optimizer(model.parameters())
+    restore(client, model, optimizer)
     model.train()                        # --augment: the batches are augmented
     for rows, batch in shuffled(fed, images, ("public", t, i), epochs=public_epochs,
                                 batch_size=batch_size):                      # Alg. 1, line 21
@@ -246,7 +248,8 @@ def train_server(fed, t, server, pool, public_rows, fused_logits, has_reliable, 
     """
     images, labels = fed.public
     model = fed.server_model()
-    optimizer = restore(server, model, new_optimizer)
+    optimizer = new_optimizer(model.parameters())
+    restore(server, model, optimizer)
     pool = Pool(pool.logits.clone(), pool.mask.clone())      # the caller's state does not change
     all_fused_logits = torch.zeros_like(pool.logits)                                     # [N, C]
     all_has_reliable = torch.zeros_like(pool.mask)                                       # [N]

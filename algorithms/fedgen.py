@@ -169,7 +169,8 @@ def train_generator(fed, t, server, uploads, *, batch_size, generator_steps, gen
     generator = new_generator(fed, heads[0][0].shape[1])
     new_optimizer = partial(torch.optim.Adam, lr=generator_lr * LR_DECAY**(t - 1),
                             weight_decay=GENERATOR_L2)
-    optimizer = restore(server["generator"], generator, new_optimizer)    # with the new rate
+    optimizer = new_optimizer(generator.parameters())
+    restore(server["generator"], generator, optimizer)    # with the new rate
     rng = stream(fed.seed, "generator", t)
     for _ in range(generator_steps):
         labels, noise, features = draw_features(fed, generator, label_shares, batch_size, rng)

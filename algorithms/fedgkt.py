@@ -147,7 +147,8 @@ def train_client(fed, i, client, server_logits, *, local_epochs, batch_size, new
     has_teacher = client_distill and server_logits is not None
     labels = fed.private[i].labels
     model = fed.client_model(i)
-    optimizer = restore(client, model, new_optimizer)
+    optimizer = new_optimizer(model.parameters())
+    restore(client, model, optimizer)
     number = client["trainings"] + 1                     # of this training and of its upload
     images = view(fed, i, number - 1)                    # of the last upload
     fed_without_augment = dataclasses.replace(fed, augment=None)     # a view is augmented already
@@ -209,7 +210,8 @@ def train_server(fed, event, server, uploads, *, server_epochs, server_batch_siz
     if not uploads:
         return server, {}
     model = fed.server_model()
-    optimizer = restore(server, model, new_optimizer)
+    optimizer = new_optimizer(model.parameters())
+    restore(server, model, optimizer)
     rng = stream(fed.seed, "server", event)                                  # order of batches
     model.train()
     with seeded(fed.seed, "server", event):                                  # dropout

@@ -133,7 +133,8 @@ def digest(fed, i, t, client, images, consensus_logits, *, public_epochs, public
     """
     model = fed.client_model(i)                      # a new network, into which `restore` loads
     saved = {"model": client["model"], "optimizer": client["digest_optimizer"]}
-    optimizer = restore(saved, model, new_optimizer)
+    optimizer = new_optimizer(model.parameters())
+    restore(saved, model, optimizer)
     model.train()                        # --augment: the batches are augmented
     for rows, batch in shuffled(fed, images, ("digest", t, i), epochs=public_epochs,
                                 batch_size=public_batch_size):       # rows: positions in `images`
@@ -153,7 +154,8 @@ def revisit(fed, i, t, client, *, local_epochs, batch_size, new_optimizer, kerne
     images, labels = fed.private[i]                                      # [n_i, c, h, w], [n_i]
     model = fed.client_model(i)
     saved = {"model": client["model"], "optimizer": client["revisit_optimizer"]}
-    optimizer = restore(saved, model, new_optimizer)
+    optimizer = new_optimizer(model.parameters())
+    restore(saved, model, optimizer)
     model.train()                        # --augment: the batches are augmented
     for rows, batch in shuffled(fed, images, ("revisit", t, i), epochs=local_epochs,
                                 batch_size=batch_size):

@@ -47,7 +47,8 @@ def train_client(fed, i, t, client, private, *, early_stopping, batch_size, new_
     if early_stopping and t - 1 - best.when >= PRIVATE_STAGE["patience"]:
         return client
     model = fed.client_model(i)
-    optimizer = restore(client, model, new_optimizer)
+    optimizer = new_optimizer(model.parameters())
+    restore(client, model, optimizer)
     train_with_penalty(fed, model, optimizer, private, kernel_l2, epochs=1, batch_size=batch_size,
                        keys=("pooled", t, i))
     if early_stopping:                                                                   # D1

@@ -93,8 +93,10 @@ def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, batch_size
         yield evaluate(fed, state), state
     edge, server = fed.client_model(0), fed.server_model()
     [travelling] = state["clients"]                          # the half that all clients train
-    edge_optimizer = restore(travelling, edge, new_optimizer)
-    server_optimizer = restore(state["server"], server, new_optimizer)
+    edge_optimizer = new_optimizer(edge.parameters())
+    restore(travelling, edge, edge_optimizer)
+    server_optimizer = new_optimizer(server.parameters())
+    restore(state["server"], server, server_optimizer)
     for t in range(state["round"] + 1, rounds + 1):
         # D1: the edge's half goes from client to client.
         sent_bytes = sum(train_split(fed, i, t, edge, server, edge_optimizer, server_optimizer,

@@ -135,22 +135,21 @@ def snapshot(model, optimizer=None):
             "optimizer": None if optimizer is None else optimizer.state_dict()}
 
 
-def restore(saved, model, new_optimizer):
-    """Loads a snapshot into `model`; returns its optimizer, made by new_optimizer(parameters).
+def restore(saved, model, optimizer):
+    """Loads a snapshot into `model` and into its new `optimizer`.
 
-    The learning rate is new_optimizer's, not the saved one, because it may fall between rounds.
+    The optimizer's learning rate stays, because it may fall between rounds. A snapshot without an
+    optimizer leaves it new.
     """
     model.load_state_dict(saved["model"])
-    optimizer = new_optimizer(model.parameters())
-    lr = optimizer.param_groups[0]["lr"]
     if saved["optimizer"] is not None:
+        lr = optimizer.param_groups[0]["lr"]
         kept = copy.deepcopy(saved["optimizer"])         # steps change it in place
         for numbers in kept["state"].values():
             if "step" in numbers:
                 numbers["step"] = numbers["step"].cpu()  # on a GPU, Adam would wait for it
         optimizer.load_state_dict(kept)
         optimizer.param_groups[0]["lr"] = lr
-    return optimizer
 
 
 class Best(NamedTuple):

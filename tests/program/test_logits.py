@@ -120,7 +120,8 @@ def test_saved_and_restored_is_as_if_never_saved(optimizer, kind):
     for t in (1, 2, 3):
         train_with_labels(fed, model, update, fed.private[0], **{**HERE, "keys": ("local", t)})
         before, other = through_a_file(saved), with_batchnorm()
-        restored = restore(saved, other, partial(OPTIMIZERS[optimizer], **settings))
+        restored = OPTIMIZERS[optimizer](other.parameters(), **settings)
+        restore(saved, other, restored)
         train_with_labels(fed, other, restored, fed.private[0], **{**HERE, "keys": ("local", t)})
         assert same(saved, before)              # what was kept is not trained
         saved = through_a_file(snapshot(other, restored))

@@ -95,8 +95,11 @@ def test_the_test_set_does_not_move_a_rate():
 def test_a_kept_optimizer_takes_the_rate_of_the_round(optimizer):
     """Its momentum is kept, its rate is not."""
     fed, model = federation(), linear()
-    first = restore(snapshot(model), model, partial(OPTIMIZERS[optimizer], lr=0.3))
+    first = OPTIMIZERS[optimizer](model.parameters(), lr=0.3)
+    restore(snapshot(model), model, first)
     train_with_labels(fed, model, first, fed.private[0], epochs=1, batch_size=2, keys=("here",))
-    second = restore(snapshot(model, first), linear(), partial(OPTIMIZERS[optimizer], lr=0.03))
+    other = linear()
+    second = OPTIMIZERS[optimizer](other.parameters(), lr=0.03)
+    restore(snapshot(model, first), other, second)
     assert [group["lr"] for group in second.param_groups] == [0.03]
     assert same(second.state_dict()["state"], first.state_dict()["state"])
