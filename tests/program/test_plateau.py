@@ -1,6 +1,5 @@
 """Learning rates that fall on a plateau of validation accuracy, outside the algorithms' loops."""
 import dataclasses
-from functools import partial
 
 import pytest
 from test_contracts import SETTINGS, toy, whole
