@@ -1,32 +1,20 @@
 """FedAvg: active clients train the global model on their own data; the server averages the results.
 
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS
-2017; here as the baseline of FedSDD (Kwan and Song, arXiv:2312.17029v1), whose equations are quoted
-and whose settings are the defaults.
+2017, arXiv:1602.05629; here as the baseline of FedSDD (Kwan and Song, arXiv:2312.17029v1), whose
+equations are quoted and whose settings are the defaults.
 
-Run:   python fedkd_minimal.py --algo fedavg
-What travels: in each round the global model, down to each active client; its trained model and its
-number of samples, up.
-Public data: none.
+Run:    python fedkd_minimal.py --algo fedavg    small settings, less than a minute
+        --paper fedsdd has FedSDD's, which are the defaults of `run`
+Data:   clients: their own labeled images; the server has none
+Sent:   down: the global model, to each active client; up: its trained model, its sample count
 
-Paper (FedSDD)     here                         shape         note
-w*_{t-1}           server["model"]              state_dict    the global model
-w^l*_{t,n}         upload["model"]              state_dict    client n's model after local training
-N_t                len(active)                  number        clients of round t
-|X_{t,n}|          len(fed.private[i].labels)   number        the weight of a client's model
+A round; the numbers are ours:
+ 1  a share of the clients is drawn, and each gets the global model, FedSDD Eq. (1)
+ 2  each trains it on its own images: SGD on the cross-entropy
+ 3  the global model becomes the mean of their models, weighed by sample counts, FedSDD Eq. (2)
 
-A round:
- 1  the server draws active clients and sends them the global model, FedSDD Eq. (1)
- 2  each trains it on its own samples: cross-entropy, --optimizer (plain SGD)
- 3  the global model is the average of theirs, by numbers of samples, FedSDD Eq. (2)
-
-Modes: clients train in train mode, with --augment on augmented images; the loss is the mean over
-the batch. The test images are predicted in eval mode.
-Kept between rounds: the global model. A client keeps nothing: its optimizer is new in every round.
-Scores: `accuracy` and server_accuracy are of the global model after step 3.
-Bad upload (nan or infinity): `collect` leaves it out of the average. If none is left, the global
-model stays.
-Departures (docs/DEPARTURES.md has more): none that changes an equation.
+Scores: `accuracy` and `server_accuracy` are the global model's after line 3
 """
 import torch.nn.functional as F
 
@@ -48,66 +36,77 @@ def start_server(fed, architecture, init=0):
     return {"architecture": architecture, "model": model.state_dict()}
 
 
-def train_client(fed, i, t, server, *, local_epochs, local_steps=None, batch_size, lr,
-                 optimizer="sgd", weight_decay=0.0):
-    """Local training of client i in round t, from what the server sent. Returns its upload."""
+def train_client(fed, i, t, server, local_epochs, local_steps, batch_size, lr,
+                 optimizer_name, weight_decay):
+    """Client i's upload in round t: the global model after training on the client's own images."""
     images, labels = fed.private[i]                                          # [n, c, h, w], [n]
-    model = load_model(fed, server)                                          # Eq. (1)
-    local_optimizer = OPTIMIZERS[optimizer](model.parameters(), lr=lr, weight_decay=weight_decay)
-    model.train()                        # --augment: the batches are augmented
+    model = load_model(fed, server)                                # a copy, FedSDD Eq. (1)
+    # New in every round: a client keeps nothing.
+    optimizer = OPTIMIZERS[optimizer_name](model.parameters(), lr=lr, weight_decay=weight_decay)
+    model.train()
+    # `shuffled` augments with --augment; ("local", t, i) names the random numbers of this training.
     for rows, batch in shuffled(fed, images, ("local", t, i), epochs=local_epochs,
                                 batch_size=batch_size, steps=local_steps):
-        loss = F.cross_entropy(forward(fed, model, batch), labels[rows])
-        local_optimizer.zero_grad()
+        logits = forward(fed, model, batch)                                  # [B, C]
+        loss = F.cross_entropy(logits, labels[rows])                         # mean over the batch
+        optimizer.zero_grad()
         loss.backward()
-        local_optimizer.step()
+        optimizer.step()
     return {"model": model.state_dict()}
 
 
 def aggregate(fed, server, uploads):
-    """The server after the uploads {client: upload}: models averaged by numbers of samples.
-
-    Without uploads the server stays as it is.
-    """
-    if not uploads:
+    """The server after the uploads {client: upload}: the mean model, weighed by sample counts."""
+    if not uploads:                                      # none was usable: the model stays
         return server
+    models = [upload["model"] for upload in uploads.values()]
     sizes = [len(fed.private[i].labels) for i in uploads]
-    average = average_weights([upload["model"] for upload in uploads.values()], sizes)
-    return server | {"model": average}                                       # Eq. (2)
+    return server | {"model": average_weights(models, sizes)}                # FedSDD Eq. (2)
 
 
 @timed
 def evaluate(fed, state):
-    """Test accuracy of the global model."""
+    """Test accuracy of the global model, in eval mode."""
     return global_metrics(fed, [state["server"]])
 
 
 @checked
-def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4,
-        local_epochs: int = 40, local_steps: int | None = None, batch_size: int = 64,
-        lr: float = 0.8, optimizer: Optimizer = "sgd", weight_decay: float = 0.0, attack=None):
-    """Yields (metrics, state) after round 0, the untrained start, and after every round.
-
-    hyperparameters.py explains the keywords.
-    """
-    settings = dict(local_epochs=local_epochs, local_steps=local_steps, batch_size=batch_size,
-                    lr=lr, optimizer=optimizer, weight_decay=weight_decay)
+def run(fed, state=None, *,
+        rounds: int = 100,
+        participation: float = 0.4,          # share of the clients that train in a round
+        local_epochs: int = 40,              # passes of a client over its images in a round, or,
+        local_steps: int | None = None,      #   if given, its steps
+        batch_size: int = 64,                # of a client
+        lr: float = 0.8,                     # of a client
+        optimizer: Optimizer = "sgd",        # of a client, new in every round
+        weight_decay: float = 0.0,           # L2 penalty of this optimizer
+        attack=None):                        # replaces the models of malicious clients
+    """Yields (metrics, state) after round 0, the untrained model, and after every round."""
     if state is None:
         state = {"round": 0, "server": start_server(fed, fed.architecture[0])}
         yield evaluate(fed, state), state
     server = state["server"]
-    for t in range(state["round"] + 1, rounds + 1):
-        # A share of the clients takes part: each trains the global model on its own data.
-        active = sample_clients(len(fed.private), participation, stream(fed.seed, "active", t))
-        uploads = collect(fed, active,
-                          lambda i: train_client(fed, i, t, server, **settings), attack)
-        # The new global model is the average of theirs.
-        server = aggregate(fed, server, uploads)                             # Eq. (2)
 
+    for t in range(state["round"] + 1, rounds + 1):
+        # A share of the clients takes part: each trains the global model on its own images.
+        active = sample_clients(len(fed.private), participation, stream(fed.seed, "active", t))
+
+        def train(i):
+            return train_client(fed, i, t, server, local_epochs, local_steps, batch_size, lr,
+                                optimizer, weight_decay)
+
+        # {i: train(i)}, in parallel. Attackers' models are replaced; an upload with nan, infinity
+        # or a number of 1e30 or more is left out.
+        uploads = collect(fed, active, train, attack)
+        # The new global model is the mean of theirs.
+        server = aggregate(fed, server, uploads)                             # FedSDD Eq. (2)
+
+        # All that the next round needs; clients and optimizers keep nothing.
         state = {"round": t, "server": server}
+        # Measured; no step above sees it.
         model = network(fed, server["architecture"])
         metrics = {**evaluate(fed, state), "bad_uploads": len(active) - len(uploads),
-                   **weights_ledger([(model, len(active))], COPIES)}
+                   **weights_ledger([(model, len(active))], 1)}
         yield metrics, state
 
 

@@ -147,7 +147,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
     hyperparameters.py explains the keywords.
     """
     training = dict(local_epochs=local_epochs, local_steps=local_steps, batch_size=batch_size,
-                    lr=lr)
+                    lr=lr, optimizer_name="sgd", weight_decay=0.0)
     distillation = dict(distill_steps=distill_steps, server_batch_size=server_batch_size,
                         server_lr=server_lr)
     if state is None:

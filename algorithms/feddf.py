@@ -183,7 +183,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local
     hyperparameters.py explains the other keywords.
     """
     training = dict(local_epochs=local_epochs, local_steps=local_steps, batch_size=batch_size,
-                    lr=lr, optimizer=optimizer, weight_decay=weight_decay)
+                    lr=lr, optimizer_name=optimizer, weight_decay=weight_decay)
     distillation = dict(distill_steps=distill_steps, server_batch_size=server_batch_size,
                         server_lr=server_lr, server_optimizer=server_optimizer, cosine=cosine,
                         max_grad_norm=max_grad_norm, temperature=temperature, patience=patience,

@@ -201,7 +201,9 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
     """
     method = methods[local]
     training = dict(local_epochs=local_epochs, local_steps=local_steps, batch_size=batch_size,
-                    lr=lr, **({"mu": mu} if local == "fedprox" else {}))
+                    lr=lr, **({"mu": mu} if local == "fedprox" else {}),
+                    **({"optimizer_name": "sgd", "weight_decay": 0.0}
+                       if local != "scaffold" else {}))
     distillation = dict(distill_steps=distill_steps, server_batch_size=server_batch_size,
                         server_lr=server_lr, temperature=temperature)
     if state is None:

@@ -70,7 +70,8 @@ def measure_training(name):
         for j, fed in enumerate(feds):
             start = time.perf_counter()
             servers[j] |= fedavg.train_client(fed, 0, t, servers[j], local_epochs=1,
-                                              batch_size=BATCH, lr=LR)
+                                              local_steps=None, batch_size=BATCH, lr=LR,
+                                              optimizer_name="sgd", weight_decay=0.0)
             seconds.append(time.perf_counter() - start)
         if t > 0:
             times.append(seconds)

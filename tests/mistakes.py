@@ -121,14 +121,14 @@ TABLE["algorithms/fedavg.py", "fedavg"] = [
      "clients count equally whatever their sizes", "FedDF's code"),
     ("    model.«train→eval»()", "contracts::augmentation_is_for_what_is_trained_on_alone[fedavg]",
      "training in eval mode"),
-    ("local_«optimizer.step()→optimizer.zero_grad()»", "contracts::it_learns[fedavg]",
+    ("«optimizer.step()→optimizer.zero_grad()»", "contracts::it_learns[fedavg]",
      "nothing is learned"),
-    ("if «not uploads→len(uploads) < 2»:", "a_federation_of_one_is_local_training[fedprox]",
+    ("if «not uploads→len(uploads) < 2»:", "a_federation_of_one_is_local_training[fedavg]",
      "a lone client is not heard"),
     ("sample_clients(len(fed.private), «participation→1.0»,",
      "contracts::only_the_clients_of_a_round_are_trained[fedavg]", "everybody is trained"),
-    ("lr=lr,« optimizer=optimizer,→»", "contracts::optimizer_and_decay_reach_all_networks[fedavg]",
-     "clients keep SGD")]
+    ('OPTIMIZERS[«optimizer_name→"sgd"»]',
+     "contracts::optimizer_and_decay_reach_all_networks[fedavg]", "clients keep SGD")]
 TABLE["algorithms/fedprox.py", "fedavg"] = [
     ("mu «/ 2 →»* squared_distance", "proximal_term_is_half_mu_squared_distance", "no half"),
     ("global_state[name].detach()).«square().sum→norm»()",

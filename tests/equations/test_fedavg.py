@@ -12,7 +12,8 @@ from federation.parallel import sample_clients
 
 LOCAL = {"local_epochs": 3, "batch_size": 2, "lr": 0.1}
 QUICK = {**LOCAL, "rounds": 2, "participation": 0.5}
-STEP = {"local_epochs": 1, "batch_size": 8, "lr": 0.5}        # one step, on all samples of a client
+PLAIN = {"local_steps": None, "optimizer_name": "sgd", "weight_decay": 0.0}
+STEP = {"local_epochs": 1, "batch_size": 8, "lr": 0.5, **PLAIN}     # on all samples of a client
 BOTH = [(fedavg, {}), (fedprox, {"mu": 0.001})]
 
 
@@ -66,7 +67,7 @@ def test_a_federation_of_one_is_local_training(module, more):
     fed = federation(sizes=(5,), validation=samples(20))
     own = fedavg.start_server(fed, "linear")
     for t in (1, 2):
-        own = own | {"model": fedavg.train_client(fed, 0, t, own, **LOCAL)["model"]}
+        own = own | {"model": fedavg.train_client(fed, 0, t, own, **LOCAL, **PLAIN)["model"]}
     metrics, state = last(module.run(fed, rounds=2, **LOCAL, **more))
     [found] = state.get("global_models") or [state["server"]]
     assert all(torch.allclose(found["model"][n], w, atol=1e-5) for n, w in own["model"].items())

@@ -24,7 +24,8 @@ def models(*values):
 
 
 def clients_of_round(fed, t, server):
-    return [fedavg.train_client(fed, i, t, server, **LOCAL)["model"] for i in range(len(SIZES))]
+    return [fedavg.train_client(fed, i, t, server, **LOCAL, local_steps=None, optimizer_name="sgd",
+                                weight_decay=0.0)["model"] for i in range(len(SIZES))]
 
 
 def test_gaussian_sample_by_hand():

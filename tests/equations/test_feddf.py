@@ -41,7 +41,8 @@ def with_validation(sizes=(5,), count=30, **changes):
 def own_models(fed, local=LOCAL):
     """What the clients upload in the first round, as members of an ensemble."""
     starts = [fedavg.start_server(fed, name) for name in fed.architecture]
-    return [start | fedavg.train_client(fed, i, 1, start, **local)
+    return [start | fedavg.train_client(fed, i, 1, start, **local, local_steps=None,
+                                        optimizer_name="sgd", weight_decay=0.0)
             for i, start in enumerate(starts)]
 
 

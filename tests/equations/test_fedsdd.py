@@ -33,7 +33,9 @@ def groups_of(t, K, count=8):
 def trained(fed, server, group, t, local="fedavg"):
     """{client: upload} of a group whose clients all train from `server`."""
     train = fedsdd.LOCAL[local].train_client
-    return {i: train(fed, i, t, server, **LOCAL, **METHODS[local]) for i in group}
+    plain = {} if local == "scaffold" else {"optimizer_name": "sgd", "weight_decay": 0.0}
+    return {i: train(fed, i, t, server, local_steps=None, **LOCAL, **METHODS[local], **plain)
+            for i in group}
 
 
 @pytest.mark.parametrize("count, K, sizes", [
