@@ -200,6 +200,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
     hyperparameters.py explains the other keywords.
     """
     method = methods[local]
+    global_lr = [1.0] if local == "scaffold" else []
     training = dict(local_epochs=local_epochs, local_steps=local_steps, batch_size=batch_size,
                     lr=lr, **({"mu": mu} if local == "fedprox" else {}),
                     **({"optimizer_name": "sgd", "weight_decay": 0.0}
@@ -217,7 +218,7 @@ def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, K: in
         groups = deal_clients(fed, t, participation, K)
         uploads = train_groups(fed, t, groups, global_models,                    # Alg. 1, line 3-6
                                partial(method.train_client, **training), attack)
-        averaged = [method.aggregate(fed, global_model, uploads[k])              # Alg. 1, line 7
+        averaged = [method.aggregate(fed, global_model, uploads[k], *global_lr)  # Alg. 1, line 7
                     for k, global_model in enumerate(global_models)]
 
         # The teacher is the ensemble of the averaged models of the last R rounds. Old models and

@@ -149,7 +149,7 @@ TABLE["algorithms/scaffold.py", "scaffold"] = [
      "new_control_is_the_mean_gradient_along_the_path", "no server's control"),
     ("«w.grad = →»corrected_gradient(gradient, ", "scaffold_round_against_slow_loop",
      "computed, not used", "FedLab's SCAFFOLD"),
-    ('"client_control": «new_control→client_control»}', "scaffold_round_against_slow_loop",
+    ('"client_control": «new_control→control»}', "scaffold_round_against_slow_loop",
      "clients' controls stay 0", "FedML's and flearn's SCAFFOLD"),
     ('model_change = «sum(upload["model"][name] - x for upload in sent) / len(sent)→'
      'sent[-1]["model"][name] - x»', "opposite_updates_cancel_and_one_is_one_nth",

@@ -97,7 +97,8 @@ def slow_rounds(fed, starts, K, R, local):
     def own_group(t, k, w, group):
         servers[k] |= {"model": dict(zip(("1.weight", "1.bias"), map(torch.tensor, w)))}
         uploads = trained(fed, servers[k], group, t, local)
-        servers[k] = fedsdd.LOCAL[local].aggregate(fed, servers[k], uploads)
+        global_lr = [1.0] if local == "scaffold" else []
+        servers[k] = fedsdd.LOCAL[local].aggregate(fed, servers[k], uploads, *global_lr)
         return numbers(servers[k]["model"].values())
 
     def local_batches(t, i):

@@ -85,7 +85,7 @@ def test_opposite_updates_cancel_and_one_is_one_nth():
     uploads = {i: {"model": {name: x[name] + sign * d[name] for name in x}, "client_control": d,
                    "control_change": {name: sign * d[name] for name in x}}
                for i, sign in [(0, 1), (1, -1)]}
-    both, one = (scaffold.aggregate(fed, server, sent) for sent in (uploads, {0: uploads[0]}))
+    both, one = (scaffold.aggregate(fed, server, sent, 1.0) for sent in (uploads, {0: uploads[0]}))
     for name in x:
         assert torch.allclose(both["model"][name], x[name], atol=1e-6)
         assert torch.allclose(one["model"][name], x[name] + d[name], atol=1e-6)      # global_lr 1
@@ -98,7 +98,7 @@ def test_the_control_of_a_network_counts_that_networks_clients():
     server = scaffold.start_server(fed, "linear")
     d = {name: torch.full_like(w, .5) for name, w in server["model"].items()}
     upload = {"model": server["model"], "control_change": d, "client_control": d}
-    after = scaffold.aggregate(fed, server, {0: upload, 2: upload})
+    after = scaffold.aggregate(fed, server, {0: upload, 2: upload}, 1.0)
     assert same(after["control"], d)
 
 
@@ -106,9 +106,10 @@ def test_controls_hold_parameters_only():
     """BatchNorm's buffers are averaged by samples, as in FedAvg. No upload holds a graph."""
     fed = federation(sizes=(5, 3), network=with_batchnorm)
     server = scaffold.start_server(fed, fed.architecture[0])
-    uploads = {i: scaffold.train_client(fed, i, 1, server, **LOCAL) for i in (0, 1)}
+    uploads = {i: scaffold.train_client(fed, i, 1, server, **LOCAL, local_steps=None)
+               for i in (0, 1)}
     assert not any(w.requires_grad for w in tensors(uploads))
-    after = scaffold.aggregate(fed, server, uploads)
+    after = scaffold.aggregate(fed, server, uploads, 1.0)
     names = dict(fed.client_model(0).named_parameters()).keys()
     for control in (after["control"], *after["client_controls"].values()):
         assert control.keys() == names == uploads[0]["control_change"].keys()
