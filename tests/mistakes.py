@@ -138,7 +138,11 @@ TABLE["algorithms/fedprox.py", "fedavg"] = [
     ("model.«named_parameters→state_dict().items»()", "proximal_term_ignores_buffers",
      "running statistics are held too"),
     ("global_state[name]«.detach()→»", "proximal_gradient_is_mu_times_difference",
-     "the global model gets a gradient")]
+     "the global model gets a gradient"),
+    ("sizes = [«len(fed.private[i].labels)→1» for i in", "two_rounds_against_a_slow_loop[run-0.7]",
+     "clients count equally whatever their sizes"),
+    ('OPTIMIZERS[«optimizer_name→"sgd"»]',
+     "contracts::optimizer_and_decay_reach_all_networks[fedprox]", "clients keep SGD")]
 TABLE["algorithms/scaffold.py", "scaffold"] = [
     ("grad «- client_control +→+ client_control -» server_control",
      "correction_is_servers_minus_own_control", "the correction has the wrong sign"),
@@ -160,7 +164,9 @@ TABLE["algorithms/scaffold.py", "scaffold"] = [
      "the global learning rate is missing"),
     ("torch.optim.SGD(model.parameters(), lr=lr«→, momentum=0.9»)",
      "scaffold_round_against_slow_loop", "with momentum", "easyFL's SCAFFOLD"),
-    ("w«.detach()→», steps,", "controls_hold_parameters_only", "controls drag their graph along")]
+    ("w«.detach()→», steps,", "controls_hold_parameters_only", "controls drag their graph along"),
+    ("sizes = [«len(fed.private[i].labels)→1» for i in", "controls_hold_parameters_only",
+     "BatchNorm's buffers count equally whatever the sizes")]
 TABLE["algorithms/fedntd.py", "fedntd"] = [
     ("beta: float = «1→0».0", "command_line::defaults_are_the_papers[fedntd]",
      "beta is 0 by default: FedAvg under another name", "PFLlib's FedNTD"),
@@ -177,7 +183,10 @@ TABLE["algorithms/fedntd.py", "fedntd"] = [
      "two_rounds_of_fedntd_against_a_slow_loop[False]", "the client is its own teacher"),
     ("predict_logits(fed, teacher, «batch→images[rows]»)",
      "the_teacher_is_the_servers_model_in_eval_mode_on_the_students_view",
-     "the teacher sees another view than the student")]
+     "the teacher sees another view than the student"),
+    ("sizes = [«len(fed.private[i].labels)→1» for i in",
+     "two_rounds_of_fedntd_against_a_slow_loop[False]",
+     "clients count equally whatever their sizes")]
 TABLE["algorithms/fedgen.py", "fedgen"] = [
     ("F.cross_entropy(«mean_logits, labels→client_logits.flatten(0, 1), "
      "labels.repeat(len(client_logits))»)", "eq4_is_the_loss_of_the_mean_logits",

@@ -6,7 +6,7 @@ import torch
 from slow import close, cross_entropy_slope, slow_learner, slow_logits, slow_training
 from toys import federation, last, with_batchnorm
 
-from algorithms import fedavg, fedntd
+from algorithms import fedntd
 from algorithms.equations import average_weights, distillation_loss
 from federation import stream
 from federation.parallel import sample_clients
@@ -82,10 +82,10 @@ def test_the_teacher_is_the_servers_model_in_eval_mode_on_the_students_view():
             (module.training, images[0].clone(), logits.detach())))
         return model
     fed = federation(sizes=(4,), network=watched, augment=lambda images, rng: images + rng.normal())
-    server = fedavg.start_server(fed, "watched")
+    server = fedntd.start_server(fed, "watched")
     server["model"]["0.running_mean"].fill_(2.)
-    fedntd.train_client(fed, 0, 1, server, **LOCAL, temperature=1., beta=1., keep_true=False,
-                        optimizer="momentum", weight_decay=0.)
+    fedntd.train_client(fed, 0, 1, server, **LOCAL, local_steps=None, temperature=1., beta=1.,
+                        keep_true=False, optimizer_name="momentum", weight_decay=0.)
     students, teachers, teacher = calls[1::2], calls[::2], load_model(fed, server).eval()
     assert len(students) == len(teachers) == 3 * 2
     for (training, view, _), (teaching, seen, logits) in zip(students, teachers):
