@@ -18,8 +18,6 @@ maximum in fedavg.py, become rounded averages.
 A simulation: real clients agree on the masks by a key exchange (Diffie-Hellman in the paper); here
 the masks come from the seed of the run.
 """
-from types import SimpleNamespace
-
 import torch
 
 from federation import stream
@@ -89,25 +87,14 @@ def average_of_masked(messages, like):
     return average
 
 
-def with_masks(method, groups_of):
-    """Like `method`, but clients upload masked models, and the server averages from their sum.
+def masked_upload(fed, i, t, group, received, trained):
+    """The message of client i of a group in round t: its model, weighed by its number of samples.
 
-    method       one of FedSDD's local methods: start_server, train_client, aggregate
-    groups_of    groups_of(fed, t): the groups of clients of round t
-    The server's model also has "valid": how many of its group's uploads held a valid model.
+    received, trained    state_dicts: the model before and after local training
+    The masks come from the seed of the run, anew in every round.
     """
-    def train_client(fed, i, t, server, **training):
-        group = next(group for group in groups_of(fed, t) if i in group)
-        model = method.train_client(fed, i, t, server, **training)["model"]
-        numbers = {name: model[name] for name in numbers_of(server["model"])}
-        return masked_model(numbers, len(fed.private[i].labels), i, group,
-                            lambda *pair: stream(fed.seed, "mask", t, *pair))
+    def pair_rng(*pair):
+        return stream(fed.seed, "mask", t, *pair)
 
-    def aggregate(fed, server, uploads):
-        messages = list(uploads.values())
-        average = average_of_masked(messages, like=server["model"])
-        return server | {"model": server["model"] if average is None else average,
-                         "valid": count_valid(messages)}
-
-    return SimpleNamespace(start_server=method.start_server, train_client=train_client,
-                           aggregate=aggregate, COPIES=method.COPIES)
+    numbers = {name: trained[name] for name in numbers_of(received)}
+    return masked_model(numbers, len(fed.private[i].labels), i, group, pair_rng)

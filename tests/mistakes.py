@@ -262,25 +262,25 @@ TABLE["algorithms/fedsdd.py", "fedsdd"] = [
      "group_clients_gives_the_first_groups_the_remainder", "the last ones are larger"),
     ("if not 1 <= K« <= len(active)→»:", "more_models_than_active_clients_is_an_error",
      "a global model without clients"),
-    ("[*ring, ensemble_logits(member_logits)][-R«→ - 1»:]",
+    ("[*ring, round_logits][-R«→ - 1»:]",
      "eq3_the_ring_has_the_mean_logits_of_the_last_R_rounds", "one round too many in the ring"),
     ("teacher_logits = «ensemble_logits(→»torch.stack(ring)«→.sum(0»)«→ / R»",
      "rounds_with_R_2_against_algorithm_1", "divided by R before there are R rounds"),
     ("test_ring = [«*test_ring, →»ensemble_logits(member_logits)]«[-R:]→»",
      "ensemble_accuracy_is_of_K_models_of_each_of_the_last_R_rounds",
      "the ensemble that predicts has one round"),
-    ("start_server(fed, architecture, «init→0»)", "initial_models_differ_and_main_is_fedavgs",
+    ("start_model(fed, architecture, «k→0»)", "initial_models_differ_and_main_is_fedavgs",
      "K equal initial models"),
-    ("group_of[i]]«→ | {x: c for x, c in global_models[0].items() if x == 'client_controls'}»",
-     "rounds_with_R_2_against_algorithm_1[scaffold]", "a control of another global model"),
-    ("range(num_models) if «k % K == 0→True»]", "rounds_with_R_2_against_algorithm_1",
+    ("range(0, len(global_models)«, K→»)", "rounds_with_R_2_against_algorithm_1",
      "all models distilled"),
     ("    model.«train→eval»()", "distill_moves_the_students_running_statistics",
      "the student learns in eval mode")]
 TABLE["algorithms/fedsdd_ablations.py", "fedsdd"] = [
-    ("(num_models, K, t) if t > «warmup_rounds→0» else", "warm_up_rounds_have_no_distillation",
-     "no warm-up rounds"),
-    ("for i in «sorted(clients)→sorted(clients)[1:]»] or averaged",
+    ("global_models[k]«→ | {x: c for x, c in global_models[0].items() if x == 'client_controls'}», "
+     "groups[k]", "rounds_with_R_2_against_algorithm_1[scaffold]",
+     "a control of another global model"),
+    ("t <= «warmup_rounds→0»:", "warm_up_rounds_have_no_distillation", "no warm-up rounds"),
+    ("for i in «sorted(uploads)→sorted(uploads)[1:]»]",
      "an_ensemble_of_clients_has_every_client", "a client is no member")]
 # ------------------------------------------------------------------------------------ logits travel
 TABLE["algorithms/fedmd.py", "fedmd"] = [
@@ -557,7 +557,7 @@ TABLE["algorithms/secure_sum.py", "secure_sum"] = [
 for file, keys, case in [
         ("scaffold.py", 'shuffled(fed, images, ("local", t«, i→»)', "scaffold"),
         ("feddf.py", '("distil", «t, →»first_client)', "feddf"),
-        ("fedsdd.py", 'keys=("distil", t«, k→»)', "fedsdd"),
+        ("fedsdd.py", '("distil", t«, k→»)', "fedsdd"),
         ("fedgkt.py", 'seeded(fed.seed, "server"«, event→»', "fedgkt")]:
     TABLE.setdefault((f"algorithms/{file}", "shared"), []).append((
         keys, f"no_two_trainings_share_dropout[{case}]", "the same dropout in two trainings"))

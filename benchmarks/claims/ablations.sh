@@ -34,7 +34,7 @@ for method in ${*:-$methods}; do
     R[14]) run "$method" fedsdd --K 4 --R "${method:1}" $data $local $server ;;
     fedavg-amp) run "$method" fedavg $data $local --amp ;;
     R1-amp) run "$method" fedsdd --K 4 --R 1 $data $local $server --amp ;;
-    R1-*) run "$method" fedsdd --K 4 --R 1 --local "${method#R1-}" $data $local $server ;;
+    R1-*) run "$method" fedsdd-ablations --K 4 --R 1 --local "${method#R1-}" $data $local $server ;;
     feddf) run "$method" feddf $data $local $steps $stop ;;
     config) run "$method" feddf $data $local $server $sgd $stop ;;
     plain) run "$method" feddf $data $local $server $sgd --no-drop-worst --patience none ;;

@@ -21,7 +21,7 @@ table3() {      # seconds of a round with 8, 14 and 20 clients
     done
 }
 table4() {      # other local training, 8 and 20 clients
-    local methods=fedsdd:local=fedavg,fedsdd:local=fedprox,fedsdd:local=scaffold
+    local methods=fedsdd,$ablations:local=fedprox,$ablations:local=scaffold
     for share in 0.4 1.0; do
         for alpha in 1.0 0.1; do
             row --algo fedavg,fedprox,scaffold,$methods $sdd $cifar10 --participation $share \

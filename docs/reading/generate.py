@@ -4,9 +4,9 @@
     python docs/reading/generate.py --open      # writes docs/reading/pages and opens it
 
 docs/READING.md gives the order. docs/EQUATIONS.md gives the equations with the names of their code
-and their tests. An algorithm's file gives its notation and its round, line by line; marks in its
-code, such as "# Alg. 1, line 7", tell which statements are a line. docs/DEPARTURES.md gives its
-decisions D1, D2, ... What a text names and the code lacks is an error.
+and their tests. An algorithm's file gives its round, line by line; marks in its code, such as
+"# Alg. 1, line 7", tell which statements are a line. docs/DEPARTURES.md gives its decisions D1, D2,
+... What a text names and the code lacks is an error.
 """
 import argparse
 import html
@@ -154,21 +154,12 @@ def header_text(paragraphs):
                 shown += (f'<li style="--depth: {column - left}"><b>{label}</b> '
                           f"<span>{plain(text)}</span></li>\n")
             elif text.startswith("Run:"):
-                shown += f"<p><code>{text.removeprefix('Run:').strip()}</code></p>\n"
+                command, _, note = text.removeprefix("Run:").strip().partition("   ")
+                shown += f"<p><b>Run:</b> <code>{command}</code> {plain(note.strip())}</p>\n"
             else:
-                text = sources.HEADING.sub(r"<b>\g<0></b>", plain(text), count=1)
-                shown += f"<p>{text}</p>\n"
+                labelled = re.sub(f"^{sources.LABEL.pattern}", r"<b>\g<0></b>", plain(text))
+                shown += f"<p>{labelled}</p>\n"
     return re.sub("(?:<li .*\n)+", '<ul class="steps">\n\\g<0></ul>\n', shown)
-
-
-def notation(rows):
-    """The table from the paper's symbols to the code's names as HTML."""
-    columns = "paper", "here", "shape", "note"
-    head = "".join(f"<th>{column}</th>" for column in columns)
-    body = "".join("<tr>" + "".join(f'<td class="{column}">{plain(cell)}</td>'
-                                    for column, cell in zip(columns, cells)) + "</tr>\n"
-                   for cells in rows)
-    return f"<table><tr>{head}</tr>\n{body}</table>" if rows else ""
 
 
 # ------------------------------------------------------------------------------------------ pages
@@ -233,9 +224,9 @@ def algorithm_page(name, introduction, equations, site):
         return site.link(posixpath.normpath(f"docs/{path}"))
 
     parts = [f"<header>{header_text(header.introduction)}</header>",
-             section(f"<h2>The whole round</h2>\n{notation(header.notation)}",
+             section(f"<h2>The whole round</h2>\n{header_text(header.algorithm)}",
                      code(sources.rounds(file), site)),
-             header_text(header.algorithm), line_sections(file, header.algorithm, site)]
+             line_sections(file, header.algorithm, site)]
     if equations:
         parts.append(f"<h2>Equations</h2>\n{as_html(introduction, href)}")
         parts += [equation_section(equation, site, href) for equation in equations]

@@ -9,7 +9,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 CODE_LINK = re.compile(r"\[`([^`]+)`\]\(\.\./([^)#]+)\)")              # [`name`](../file)
 ITEM = re.compile(r"^- (.*(?:\n  .*)*)", re.M)                         # of a list in Markdown
-HEADING = re.compile("Run:|What travels:|Public data:|Kept between rounds:|Scores:|Bad upload:")
+LABEL = re.compile("(Run|Data|Sent|Scores):")                          # of a header's paragraph
+DECISION = re.compile(r"^(D\d+)  (.*(?:\n .*)*)\n?", re.M)              # of a header
 MARK = re.compile(r"#.*?\b(?:line|step)s? (\d[\d, -]*)")               # "# D5: Alg. 1, line 15"
 
 
@@ -114,9 +115,8 @@ class Header(NamedTuple):
     """The docstring of an algorithm's file, in its parts."""
 
     title: str
-    introduction: list     # paragraphs
-    notation: list         # rows: the paper's symbol, the code's name, shape, note
-    algorithm: list        # paragraphs: the paper's lines in the order of the code, what is kept
+    introduction: list     # paragraphs: the paper; how to run it; who has which data; what is sent
+    algorithm: list        # paragraphs: the paper's lines in the order of the code; the scores
     decisions: dict        # {"D1": text}: those that change an equation or the order of steps
 
 
@@ -142,29 +142,11 @@ def docstring(file):
 
 def header(file):
     """The `Header` of a file."""
-    text, _, decisions = docstring(file).partition("\nDepartures (more: docs/DEPARTURES.md):")
-    title, *paragraphs = text.split("\n\n")
-    at = [n for n, x in enumerate(paragraphs) if re.match("Paper.* here .* shape .* note", x)]
-    before, table, after = paragraphs, [], []
-    if at:
-        before, after = paragraphs[:at[0]], paragraphs[at[0] + 1:]
-        table = notation(paragraphs[at[0]])
-    found = re.findall(r"^(D\d+)  (.*(?:\n .*)*)", decisions, re.M)
-    return Header(title, before, table, after, dict(found))
-
-
-def notation(table):
-    """The rows of a header's table; its columns begin where the words of its first line do."""
-    head, *lines = table.split("\n")
-    starts = [head.index(word) for word in ("Paper", "here", "shape", "note")]
-    rows = []
-    for line in lines:
-        cells = [line[start:end].strip() for start, end in zip(starts, [*starts[1:], None])]
-        if cells[0] or cells[1] or not rows:
-            rows.append(cells)
-        else:                                                          # the last row goes on
-            rows[-1] = [f"{a} {b}".strip() for a, b in zip(rows[-1], cells)]
-    return rows
+    text = docstring(file)
+    title, *paragraphs = DECISION.sub("", text).strip().split("\n\n")
+    run = [n for n, paragraph in enumerate(paragraphs) if paragraph.startswith("Run:")]
+    end = run[0] + 1 if run else 1
+    return Header(title, paragraphs[:end], paragraphs[end:], dict(DECISION.findall(text)))
 
 
 def steps(paragraph):
@@ -178,8 +160,7 @@ def steps(paragraph):
             if item[1][1:].isidentifier():             # a case: below the text of its step
                 column = item.start(1) and item.start(1) + 5
             made.append(Step(item[1].replace("- ", "-"), column, line[item.end():]))
-        elif not made or HEADING.match(line) or made[-1].text.startswith("Run:") or (
-                made[-1].label and not line.startswith("  ")):
+        elif not made or LABEL.match(line) or (made[-1].label and not line.startswith("  ")):
             made.append(Step("", 0, line.strip()))
         else:
             made[-1] = made[-1]._replace(text=f"{made[-1].text} {line.strip()}")

@@ -17,12 +17,11 @@ from federation.evaluation import accuracy, disagreement
 from federation.training import predict_members
 from reference import fedsdd as oracle
 
-LOCAL = {"local_epochs": 1, "batch_size": 2, "lr": 0.1}
+LOCAL = {"local_epochs": 1, "local_steps": None, "batch_size": 2, "lr": 0.1}
 DISTILL = {"distill_steps": 5, "server_batch_size": 4, "server_lr": 1.0, "temperature": 4.0}
 QUICK = {"rounds": 3, "participation": 1.0, **LOCAL, **DISTILL}
 ONCE = {**QUICK, "rounds": 1}
 EIGHT = (5, 3, 4, 6, 4, 5, 3, 4)
-METHODS = {"fedavg": {}, "fedprox": {"mu": 0.3}, "scaffold": {}}      # and what they need besides
 
 
 def groups_of(t, K, count=8):
@@ -32,9 +31,7 @@ def groups_of(t, K, count=8):
 
 def trained(fed, server, group, t, local="fedavg"):
     """{client: upload} of a group whose clients all train from `server`."""
-    train = fedsdd.LOCAL[local].train_client
-    plain = {} if local == "scaffold" else {"optimizer_name": "sgd", "weight_decay": 0.0}
-    return {i: train(fed, i, t, server, local_steps=None, **LOCAL, **METHODS[local], **plain)
+    return {i: fedsdd_ablations.train_locally(fed, i, t, server, local, **LOCAL, mu=0.3)
             for i in group}
 
 
@@ -74,16 +71,16 @@ def test_eq4_is_temperature_squared_kl_from_the_teacher():
     q = [math.exp(v / T) / sum(math.exp(u / T) for u in z) for v in z]
     fed = federation(public=Data(torch.zeros(2, *SHAPE), None))
     start = {"architecture": "linear", "model": constant(*z)}
-    student = fedsdd.distill(fed, start, T * torch.tensor([p, p]).log(), distill_steps=1,
-                             server_batch_size=1, server_lr=lr, temperature=T, keys=("distil", 1))
+    student = fedsdd.distill(fed, 1, 0, start, T * torch.tensor([p, p]).log(), distill_steps=1,
+                             server_batch_size=1, server_lr=lr, temperature=T)
     expected = [z_c - lr * T * (q_c - p_c) for z_c, q_c, p_c in zip(z, q, p)]
     assert student["model"]["1.bias"].tolist() == pytest.approx(expected, abs=1e-5)
 
 
 def test_distill_moves_the_students_running_statistics():
     fed = federation(network=with_batchnorm)
-    start = fedavg.start_server(fed, "with_batchnorm")
-    student = fedsdd.distill(fed, start, torch.randn(8, 3), keys=("distil", 2, 1), **DISTILL)
+    start = fedsdd.start_model(fed, "with_batchnorm", 0)
+    student = fedsdd.distill(fed, 2, 1, start, torch.randn(8, 3), **DISTILL)
     start, student = start["model"], student["model"]
     assert student["0.num_batches_tracked"].item() == 5
     assert not torch.equal(student["0.running_mean"], start["0.running_mean"])
@@ -97,8 +94,7 @@ def slow_rounds(fed, starts, K, R, local):
     def own_group(t, k, w, group):
         servers[k] |= {"model": dict(zip(("1.weight", "1.bias"), map(torch.tensor, w)))}
         uploads = trained(fed, servers[k], group, t, local)
-        global_lr = [1.0] if local == "scaffold" else []
-        servers[k] = fedsdd.LOCAL[local].aggregate(fed, servers[k], uploads, *global_lr)
+        servers[k] = fedsdd_ablations.aggregate(fed, servers[k], uploads, local, False)
         return numbers(servers[k]["model"].values())
 
     def local_batches(t, i):
@@ -112,20 +108,27 @@ def slow_rounds(fed, starts, K, R, local):
     fedavgs = partial(oracle.fedavg_group, private=private, batches=local_batches, lr=LOCAL["lr"])
     return oracle.run(
         [numbers(w["model"].values()) for w in starts], pixels(fed.public.images), rounds=3, R=R,
-        groups=groups, train_group=fedavgs if local == "fedavg" else own_group,
+        groups=groups, train_group=own_group if local in ("fedprox", "scaffold") else fedavgs,
         batches=distill_batches, **{key: DISTILL[key] for key in ("server_lr", "temperature")})
 
 
 @functools.cache
 def three_rounds(local):
-    """(the federation, [(metrics, state, what slow_rounds yields)]) of rounds with K = 3, R = 2."""
+    """(the federation, [(metrics, state, what slow_rounds yields)]) of rounds with K = 3, R = 2.
+
+    local    of fedsdd_ablations.py; "" is fedsdd.py itself
+    """
     fed = federation(EIGHT)
-    (_, start), *rounds = fedsdd.run(fed, **QUICK, K=3, R=2, local=local, mu=0.3)
+    if local:
+        run = fedsdd_ablations.run(fed, **QUICK, K=3, R=2, local=local, mu=0.3)
+    else:
+        run = fedsdd.run(fed, **QUICK, K=3, R=2)
+    (_, start), *rounds = run
     slow = slow_rounds(fed, start["global_models"], 3, 2, local)
     return fed, [(*ours, theirs) for ours, theirs in zip(rounds, slow, strict=True)]
 
 
-@pytest.mark.parametrize("local", METHODS)
+@pytest.mark.parametrize("local", ["", "fedavg", "fedprox", "scaffold"])
 def test_rounds_with_R_2_against_algorithm_1(local):
     """Each model is trained by its own group from its own weights (A.6); the main one is taught."""
     for t, (_, state, (starred, _, _)) in enumerate(three_rounds(local)[1], start=1):
@@ -134,7 +137,7 @@ def test_rounds_with_R_2_against_algorithm_1(local):
 
 
 def test_eq3_the_ring_has_the_mean_logits_of_the_last_R_rounds():
-    fed, rounds = three_rounds("fedavg")
+    fed, rounds = three_rounds("")
     averaged_models = [averaged for _, _, (_, averaged, _) in rounds]
     for t, (_, state, _) in enumerate(rounds, start=1):
         for ours, averaged in zip(state["ring"], averaged_models[:t][-2:], strict=True):
@@ -143,7 +146,7 @@ def test_eq3_the_ring_has_the_mean_logits_of_the_last_R_rounds():
 
 
 def test_accuracy_is_the_taught_main_models():
-    fed, rounds = three_rounds("fedavg")
+    fed, rounds = three_rounds("")
     for metrics, _, (starred, averaged, _) in rounds:
         taught, untaught = (accuracy(torch.tensor(slow_logits(w, fed.test.images)), fed.test.labels)
                             for w in (starred[0], averaged[0]))
@@ -151,7 +154,7 @@ def test_accuracy_is_the_taught_main_models():
 
 
 def test_ensemble_accuracy_is_of_K_models_of_each_of_the_last_R_rounds():
-    fed, rounds = three_rounds("fedavg")
+    fed, rounds = three_rounds("")
     past = []
     for metrics, _, (_, averaged, _) in rounds:
         past = [*past, averaged][-2:]
@@ -177,7 +180,7 @@ def test_basic_distillation_has_one_fixed_teacher_for_all_students():
     untaught, taught = (last(fedsdd_ablations.run(fed, **ONCE, K=3, students=students))[1]
                         ["global_models"] for students in ("none", "all"))
     teacher = predict_members(fed, untaught, fed.public.images).mean(0)
-    assert same(taught, [fedsdd.distill(fed, w, teacher, keys=("distil", 1, k), **DISTILL)
+    assert same(taught, [fedsdd.distill(fed, 1, k, w, teacher, **DISTILL)
                          for k, w in enumerate(untaught)])
 
 
@@ -210,11 +213,11 @@ def test_each_network_has_K_models_trained_by_its_own_clients():
               for group in fedsdd.group_clients(ids, 2, rng)]
     for k, (server, group) in enumerate(zip(before["global_models"], groups, strict=True)):
         assert same(dict(server["model"]), dict(fed.client_model(k // 2, k % 2).state_dict()))
-        averaged.append(fedavg.aggregate(fed, server, trained(fed, server, group, 1)))
+        averaged.append(fedsdd.aggregate(fed, server, trained(fed, server, group, 1)))
     teacher = predict_members(fed, averaged, fed.public.images).mean(0)
     assert torch.allclose(after["ring"][0], teacher, atol=1e-6)
     assert same(after["global_models"], [
-        w if k % 2 else fedsdd.distill(fed, w, teacher, keys=("distil", 1, k), **DISTILL)
+        w if k % 2 else fedsdd.distill(fed, 1, k, w, teacher, **DISTILL)
         for k, w in enumerate(averaged)])
     assert metrics["teacher_forwards"] == 4 * 8
     assert metrics["bytes_up"] == 4 * (4 * (3 * 5) + 4 * (2 * 5 + 3 * 3))

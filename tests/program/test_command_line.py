@@ -220,7 +220,7 @@ def test_a_flag_goes_to_all_algorithms_that_have_it_with_one_type():
 LOCAL = {"rounds": 100, "participation": 0.4, "local_epochs": 40, "local_steps": None,
          "batch_size": 64, "lr": 0.8}
 PLAIN = {"optimizer": "sgd", "weight_decay": 0.0}
-SDD = {**LOCAL, "K": 4, "R": 1, "local": "fedavg", "mu": 0.001, "distill_steps": 5000,
+SDD = {**LOCAL, "K": 4, "R": 1, "distill_steps": 5000,
        "server_batch_size": 256, "server_lr": 0.1, "temperature": 4.0}
 ADAM = {"lr": 1e-3, "optimizer": "amsgrad", "weight_decay": 1e-4}
 GEMS = {**ADAM, "rounds": 200, "local_epochs": 1, "public_epochs": 1, "batch_size": 256}
@@ -238,7 +238,7 @@ PAPERS_DEFAULTS = {   # every keyword of every algorithm
     "scaffold": {**LOCAL, "global_lr": 1.0},
     "fedsdd": SDD,
     "fedsdd-ablations": {**SDD, "ensemble": "aggregated", "students": "main", "warmup_rounds": 0,
-                         "secure_sum": False},
+                         "secure_sum": False, "local": "fedavg", "mu": 0.001},
     # FedSDD, Table 5: ten samples, and the ensemble only predicts; gamma ~ Dir(1, ..., 1)
     "fedbe": {**LOCAL, "posterior": "gaussian", "samples": 10, "concentration": 1.0,
               "distill": False, "distill_steps": 5000, "server_batch_size": 256, "server_lr": 0.1},
@@ -373,7 +373,8 @@ def test_describe_prints_the_samples_of_each_class_and_client(capsys, npz):
 
 
 @pytest.mark.parametrize("flags", ["--lr 1e30", "--server-lr 1e30", "--temperature 1e-30",
-                                   "--local scaffold --lr 1e30", "--local fedprox --mu 1e30"])
+                                   "--algo fedsdd-ablations --local scaffold --lr 1e30",
+                                   "--algo fedsdd-ablations --local fedprox --mu 1e30"])
 def test_training_that_diverges_keeps_numbers_and_nulls(npz, tmp_path, flags):
     argv = ["--algo", "fedsdd", "--dataset", npz, *TINY, *SHORT_SDD, *flags.split()]
     main([*argv, "--out", str(tmp_path)])

@@ -127,14 +127,6 @@ def test_the_command_of_a_header_has_small_settings(file):
     assert all({*QUICK_START[algo]} - {*NETWORKS} for algo in algos)
 
 
-@pytest.mark.parametrize("file", [x for x in FILES["algorithms"] if sources.header(x).notation])
-def test_every_name_in_a_notation_table_is_in_the_code(file):
-    here = [cells[1].split("(")[0] for cells in sources.header(file).notation]
-    names = re.findall(r"[A-Za-z_]\w*", " ".join(here))
-    assert len(names) >= 4
-    assert [x for x in names if not re.search(rf"\b{x}\b", code_of(file))] == []
-
-
 @pytest.mark.parametrize("file", FILES["algorithms"])
 def test_all_draws_are_by_the_runs_seed(file):
     for node in ast.walk(sources.tree(file)):
