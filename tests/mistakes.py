@@ -269,11 +269,11 @@ TABLE["algorithms/fedsdd.py", "fedsdd"] = [
     ("test_ring = [«*test_ring, →»ensemble_logits(member_logits)]«[-R:]→»",
      "ensemble_accuracy_is_of_K_models_of_each_of_the_last_R_rounds",
      "the ensemble that predicts has one round"),
-    ("start_model(fed, architecture, «k→0»)", "initial_models_differ_and_main_is_fedavgs",
+    ("network(fed, architecture, «k→0»)", "initial_models_differ_and_main_is_fedavgs",
      "K equal initial models"),
     ("range(0, len(global_models)«, K→»)", "rounds_with_R_2_against_algorithm_1",
      "all models distilled"),
-    ("    model.«train→eval»()", "distill_moves_the_students_running_statistics",
+    ("    model.«train→eval»()        #", "distill_moves_the_students_running_statistics",
      "the student learns in eval mode")]
 TABLE["algorithms/fedsdd_ablations.py", "fedsdd"] = [
     ("global_models[k]«→ | {x: c for x, c in global_models[0].items() if x == 'client_controls'}», "
