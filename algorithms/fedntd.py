@@ -115,7 +115,7 @@ def evaluate(fed, state):
 
 @checked
 def run(fed, state=None, *,
-        rounds: int = 200,
+        rounds: int = 200,                   # of communication
         participation: float = 0.1,          # share of the clients that train in a round
         local_epochs: int = 5,               # passes of a client over its images in a round, or,
         local_steps: int | None = None,      #   if given, its steps

@@ -91,7 +91,7 @@ def evaluate(fed, state):
 
 @checked
 def run(fed, state=None, *,
-        rounds: int = 100,
+        rounds: int = 100,                   # of communication
         participation: float = 0.4,          # share of the clients that train in a round
         local_epochs: int = 40,              # passes of a client over its images in a round, or,
         local_steps: int | None = None,      #   if given, its steps

@@ -448,7 +448,7 @@ TABLE["algorithms/split_learning.py", "split_learning"] = [
 TABLE["algorithms/baselines.py", "baselines"] = [
     ("[«(private, local_epochs), →»(fed.public, public_epochs)«→, (private, local_epochs)»]",
      "public_private_makes_private_steps_then_public_ones", "public steps first"),
-    ("lr=lr«→ * max(factors.values(), default=1)»« * factors.get(name, 1)→»",
+    ("lr * «factors.get(name, 1)→max(factors.values(), default=1)»",
      "networks_trained_separately_have_separate_plateaus", "one plateau for all networks"),
     ("fed.client_model(name«, init=name→»)", "standalone_trains_each_on_its_own_data",
      "all clients start alike")]
