@@ -4,7 +4,7 @@ Cheng et al., "FedGEMS: Federated Learning of Larger Server Models via Selective
 arXiv:2110.11027, section 4, whose settings are the defaults.
 
 Run:    python fedkd_minimal.py --algo standalone,centralized,centralized-all,public-private
-        small settings, some three minutes; --paper fedgems-homogeneous has the paper's, which are
+        small settings, about two minutes; --paper fedgems-homogeneous has the paper's, which are
         the defaults of `run`, and learning rates that fall (experiment/plateau.py)
 Data:   server: public images X_0, with labels; client k: its own labeled images X_k
 Sent:   nothing

@@ -6,12 +6,12 @@ equations are quoted and whose settings are the defaults.
 
 Run:    python fedkd_minimal.py --algo fedavg    small settings, less than a minute
         --paper fedsdd has FedSDD's, which are the defaults of `run`
-Data:   clients: their own labeled images; the server has none
+Data:   clients: their own labeled images; public images: none
 Sent:   down: the global model, to each active client; up: its trained model, its sample count
 
 A round; the numbers are ours:
  1  a share of the clients is drawn, and each gets the global model, FedSDD Eq. (1)
- 2  each trains it on its own images: SGD on the cross-entropy
+ 2  each trains it on its own images by SGD on the cross-entropy
  3  the global model becomes the mean of their models, weighed by sample counts, FedSDD Eq. (2)
 
 Scores: `accuracy` and `server_accuracy` are the global model's after line 3

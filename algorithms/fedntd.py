@@ -4,8 +4,8 @@ Lee, Jeong, Shin, Bae and Yun, "Preservation of the Global Knowledge by Not-True
 Federated Learning", NeurIPS 2022, arXiv:2106.03097. Written from the authors' code for
 CIFAR-10 (100 clients), whose settings are the defaults, without the paper's text to read.
 
-Run:    python fedkd_minimal.py --algo fedntd    small settings, about a minute
-Data:   clients: their own labeled images; the server has none
+Run:    python fedkd_minimal.py --algo fedntd    small settings, less than a minute
+Data:   clients: their own labeled images; public images: none
 Sent:   down: the global model, to each active client; up: its trained model, its sample count
 
 Algorithm 1, as in the code; the numbers of its lines are ours:

@@ -5,12 +5,12 @@ the baseline of FedSDD (Kwan and Song, arXiv:2312.17029v1), whose settings are t
 
 Run:    python fedkd_minimal.py --algo fedprox    small settings, less than a minute
         --paper fedsdd has FedSDD's, which are the defaults of `run`
-Data:   clients: their own labeled images; the server has none
+Data:   clients: their own labeled images; public images: none
 Sent:   down: the global model, to each active client; up: its trained model, its sample count
 
 A round; the numbers are ours, and only line 2 differs from fedavg.py:
  1  a share of the clients is drawn, and each gets the global model, FedSDD Eq. (1)
- 2  each trains it on its own images: SGD on the cross-entropy + (mu / 2) ||w - w^t||², Eq. (2),
+ 2  each trains it on its own images by SGD on the cross-entropy + (mu / 2) ||w - w^t||², Eq. (2),
     where w^t is the global model
  3  the global model becomes the mean of their models, weighed by sample counts, FedSDD Eq. (2)
 

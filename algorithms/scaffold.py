@@ -6,7 +6,7 @@ whose settings are the defaults.
 
 Run:    python fedkd_minimal.py --algo scaffold    small settings, less than a minute
         --paper fedsdd has FedSDD's, which are the defaults of `run`
-Data:   clients: their own labeled images; the server has none
+Data:   clients: their own labeled images; public images: none
 Sent:   down: the global model x and the server's control c, to each active client; up: its trained
         model y_i and the change of its own control c_i. A control is as large as the parameters
 
