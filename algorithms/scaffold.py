@@ -8,7 +8,8 @@ Run:    python fedkd_minimal.py --algo scaffold    small settings, less than a m
         --paper fedsdd has FedSDD's, which are the defaults of `run`
 Data:   clients: their own labeled images; public images: none
 Sent:   down: the global model x and the server's control c, to each active client; up: its trained
-        model y_i and the change of its own control c_i. A control is as large as the parameters
+        model y_i, the change of its own control c_i and its sample count. A control is as large as
+        the parameters
 
 A round, with the lines of the paper's Algorithm 1:
  7     an active client starts at y_i = x
