@@ -81,7 +81,7 @@ def recomputed_seconds(algo, num_teachers, t):
     student = {"architecture": fed.architecture[0], "model": fed.client_model(0).state_dict()}
     teacher_logits = RecomputedLogits(num_teachers)
     distill = MODULES[algo].distill
-    names = inspect.getfullargspec(inspect.unwrap(distill)).kwonlyargs
+    names = inspect.signature(distill).parameters
     hyperparameters = {name: settings[algo][name] for name in names if name in settings[algo]}
     fed.seconds.clear()
     if algo == "feddf":

@@ -17,11 +17,12 @@ from toys import (
     with_hidden_layer,
 )
 
-from algorithms import fedavg, fedbe, feddf
+from algorithms import fedbe, feddf
+from algorithms.equations import average_weights
 from federation import stream
 from federation.evaluation import accuracy, disagreement
 from federation.parallel import active_clients, sample_clients
-from federation.training import batches, predict_members
+from federation.training import batches, network, predict_members
 from reference.linear import kl_slope
 
 DISTILL = {"distill_steps": 5, "server_batch_size": 4, "server_lr": 0.3, "temperature": 2.0,
@@ -38,11 +39,16 @@ def with_validation(sizes=(5,), count=30, **changes):
     return federation(sizes, validation=samples(count, seed=3), **changes)
 
 
+def start_of(fed, name="linear"):
+    """The global model of a network before round 1."""
+    return {"architecture": name, "model": network(fed, name).state_dict()}
+
+
 def own_models(fed, local=LOCAL):
     """What the clients upload in the first round, as members of an ensemble."""
-    starts = [fedavg.start_server(fed, name) for name in fed.architecture]
-    return [start | fedavg.train_client(fed, i, 1, start, **local, local_steps=None,
-                                        optimizer_name="sgd", weight_decay=0.0)
+    settings = {"local_steps": None, "optimizer_name": "sgd", "weight_decay": 0.0, **local}
+    starts = [start_of(fed, name) for name in fed.architecture]
+    return [start | feddf.train_client(fed, i, 1, start, **settings)
             for i, start in enumerate(starts)]
 
 
@@ -55,9 +61,9 @@ def teachers_of(monkeypatch):
     """What every call of `distill` was given and gave: [(start, teacher_logits, student)]."""
     calls, original = [], feddf.distill
 
-    def recorded(fed, t, *given, **settings):
-        distilled = original(fed, t, *given, **settings)
-        calls.append((*given, distilled.student))
+    def recorded(fed, t, start, teacher_logits, *settings):
+        distilled = original(fed, t, start, teacher_logits, *settings)
+        calls.append((start, teacher_logits, distilled.student))
         return distilled
     monkeypatch.setattr(feddf, "distill", recorded)
     return calls
@@ -87,9 +93,9 @@ def test_worse_than_a_guess_neither_counts_nor_teaches(teachers_of):
     right = [accuracy(logits, labels) for logits in predict_members(fed, members, images)]
     assert right[1] < 1.2 / 3 <= min(right[0], right[2])
     [(start, teacher_logits, _)] = teachers_of
-    kept, old = {0: members[0], 2: members[2]}, fedavg.start_server(fed, "linear")
-    assert same(start, fedavg.aggregate(fed, old, kept))
-    expected = predict_members(fed, [*kept.values()], fed.public.images).mean(0)
+    kept = [members[0], members[2]]
+    assert same(start["model"], average_weights([member["model"] for member in kept], [30, 10]))
+    expected = predict_members(fed, kept, fed.public.images).mean(0)
     assert torch.allclose(teacher_logits, expected, atol=1e-6)
     assert metrics["dropped"] == 1 and metrics["teacher_forwards"] == 2 * 8
 
@@ -118,7 +124,7 @@ def towards_softened(teacher_logits, T):
 def test_the_papers_student_against_a_slow_adam():
     """Rate lr (1 + cos(pi s / S)) / 2; the gradient is scaled down to norm 0.2 if it is longer."""
     fed, steps, rate, norm, clipped = federation(num_public=6), 7, 0.05, 0.2, 0
-    start, teacher = fedavg.start_server(fed, "linear"), 3 * torch.randn(6, 3)
+    start, teacher = start_of(fed), 3 * torch.randn(6, 3)
     slow = slow_learner(start["model"])
     adam = torch.optim.Adam(slow)
     for s, rows in zip(range(steps), batches(6, 4, steps, stream(0, "distil", 3, 0))):
@@ -138,7 +144,7 @@ def test_the_papers_student_against_a_slow_adam():
 def swinging(seed):
     """A student that overshoots: (its `distill`, it after 2, 4 ... 40 steps, its accuracies)."""
     fed, generator = with_validation(count=200), torch.Generator().manual_seed(seed)
-    start, teacher = fedavg.start_server(fed, "linear"), 4 * torch.randn(8, 3, generator=generator)
+    start, teacher = start_of(fed), 4 * torch.randn(8, 3, generator=generator)
     run = functools.partial(distill, fed, start, teacher, server_lr=3.0)
     students = [run(distill_steps=s).student for s in range(2, 41, 2)]
     return run, students, [accuracy(logits, fed.validation.labels) for logits in
@@ -170,7 +176,7 @@ def test_a_student_wrong_at_every_look_is_that_of_the_first():
 def test_fewer_steps_than_a_look_still_return_a_student():
     """The one after the last step. The look changes nothing in it, nor in BatchNorm's counter."""
     fed = with_validation(network=with_batchnorm)
-    start, teacher = fedavg.start_server(fed, "with_batchnorm"), torch.randn(8, 3)
+    start, teacher = start_of(fed, "with_batchnorm"), torch.randn(8, 3)
     looked = distill(fed, start, teacher, patience=100, check_every=100)
     assert same(looked, distill(fed, start, teacher)) and looked.steps == 5
     assert looked.student["model"]["0.num_batches_tracked"].item() == 5
@@ -179,7 +185,7 @@ def test_fewer_steps_than_a_look_still_return_a_student():
 def test_feddf_round_by_hand():
     """Slow local SGD; the average by sample counts; the mean of the logits; slow SGD on the KL."""
     sizes, fed = (5, 3, 4, 6), federation((5, 3, 4, 6))
-    expected = fedavg.start_server(fed, "linear")["model"]
+    expected = start_of(fed)["model"]
     for t in (1, 2):
         active = sample_clients(4, 0.5, stream(0, "active", t))
         trained = [slow_client(fed, expected, t, i, **LOCAL) for i in active]
@@ -195,17 +201,15 @@ def test_feddf_round_by_hand():
     assert close(state["global_models"][0]["model"], student)
 
 
-@pytest.mark.parametrize("evaluate", [
-    lambda fed, server, members: feddf.evaluate(
-        fed, {"global_models": [server]}, dict(enumerate(members))),
-    lambda fed, server, members: fedbe.evaluate(fed, {"server": server}, members)],
-    ids=["feddf", "fedbe"])
-def test_the_ensemble_predicts_by_mean_logits(evaluate):
+@pytest.mark.parametrize("evaluate_ensemble", [
+    lambda fed, members: feddf.evaluate_ensemble(fed, dict(enumerate(members))),
+    fedbe.evaluate_ensemble], ids=["feddf", "fedbe"])
+def test_the_ensemble_predicts_by_mean_logits(evaluate_ensemble):
     """Class 0 wins, 10/3 to 2. By probabilities it would lose: two of three are sure of class 1."""
     fed = federation(test=samples(6)._replace(labels=torch.zeros(6, dtype=torch.int64)))
     members = [{"architecture": "linear", "model": constant(*logits)}
                for logits in [(10., 0., 0.), (0., 3., 0.), (0., 3., 0.)]]
-    metrics = evaluate(fed, fedavg.start_server(fed, "linear"), members)
+    metrics = evaluate_ensemble(fed, members)
     assert metrics["ensemble_accuracy"] == 1 and metrics["disagreement"] == pytest.approx(2 / 3)
 
 
@@ -215,8 +219,10 @@ def test_every_client_teaches_the_average_of_each_network(teachers_of):
     (metrics, state), members = last(feddf.run(fed, **ONCE)), own_models(fed)
     teacher = predict_members(fed, members, fed.public.images).mean(0)
     for k, (start, teacher_logits, _) in enumerate(teachers_of):
-        old = fedavg.start_server(fed, fed.architecture[k])
-        assert same(start, fedavg.aggregate(fed, old, {i: members[i] for i in (k, k + 2)}))
+        own = [members[i]["model"] for i in (k, k + 2)]
+        sizes = [len(fed.private[i].labels) for i in (k, k + 2)]
+        assert start["architecture"] == fed.architecture[k]
+        assert same(start["model"], average_weights(own, sizes))
         assert torch.allclose(teacher_logits, teacher, atol=1e-6)
     assert same(state["global_models"], [student for *_, student in teachers_of])
     assert metrics["steps"] == 2 * 5 and metrics["dropped"] == 0
