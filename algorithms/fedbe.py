@@ -1,46 +1,26 @@
 """FedBE: an ensemble of the average, the clients' models, and models drawn from their posterior.
 
-Chen and Chao, "FedBE: Making Bayesian Model Ensemble Applicable to Federated Learning", ICLR 2021;
-written from the formulas that others quote, without its own text; here as the baseline of FedSDD
-(Kwan and Song, arXiv:2312.17029v1), section 5.2 and Table 5, whose settings are the defaults.
+Chen and Chao, "FedBE: Making Bayesian Model Ensemble Applicable to Federated Learning", ICLR 2021,
+arXiv:2009.01974; written from the formulas that others quote, without its own text. The defaults
+are the settings of FedSDD's Table 5 (Kwan and Song, arXiv:2312.17029v1).
 
-Run:   python fedkd_minimal.py --algo fedbe --posterior dirichlet
-What travels: in each round the global model, down to each active client; its trained model and its
-number of samples, up.
-Public data: none; with --distill, unlabeled images on the server alone.
+Run:    python fedkd_minimal.py --algo fedbe --posterior dirichlet    small settings, under a minute
+        --paper fedsdd has FedSDD's, which are the defaults of `run`
+Data:   clients: their own labeled images; server: with --distill, N unlabeled public images
+Sent:   down: the global model, to each active client; up: its trained model, its sample count
 
-Paper              here                         shape         note
-w_i                client_states                M state_dicts the clients' models after training
-w-bar              server["model"]              state_dict    their average by numbers of samples
-p_i                sizes / their sum            [M]           clients' shares of all samples
-w^(m)              drawn                        state_dicts   models drawn from the posterior
-gamma              gamma                        [M]           one draw of a Dirichlet distribution
-E                  len(members)                 number        models of the ensemble
-the teacher        teacher_logits               [N, C]        their softmax is the sharpened mean
-                                                              probability of the ensemble
+A round; the numbers are ours:
+ 1  active clients train the global model on their own images, by cross-entropy: w_i
+ 2  w-bar, the mean of their models, weighed by their shares p_i of all samples: the global model
+ 3  the ensemble is w-bar, the clients' models, and --samples models w^(m) drawn by --posterior from
+      gaussian   N(w-bar, diag(sum_i p_i (w_i - w-bar)²))
+      dirichlet  sum_i gamma_i p_i w_i / sum_i gamma_i p_i with gamma ~ Dir(concentration)
+ 4  in FedSDD's Table 5 it only predicts. With --distill, as in FedBE, w-bar then learns from it:
+    SGD on KL(teacher || student); the teacher is the mean of its probabilities, sharpened
 
-A round:
- 1  active clients train the global model on their own samples: cross-entropy, plain SGD
- 2  w-bar is the average of their models, by numbers of samples: FedAvg's global model
- 3  the ensemble is w-bar, the clients' models and --samples models drawn from the posterior, which
-    --posterior names
- 4  by default, as in FedSDD's Table 5, the ensemble only predicts; the next round starts at w-bar.
-    With --distill, as in FedBE, w-bar first makes distill_steps steps of plain SGD on N public
-    images, on KL(teacher || student): the teacher is the sharpened mean of the probabilities of
-    all E models. (What ensemble_accuracy scores is the mean of their logits: D3)
-
-Modes: clients and the student train in train mode, with --augment on augmented images; each loss is
-the mean over the batch. All predictions are of clean images in eval mode: the student sees an
-augmented image, its teacher the clean one.
-Kept between rounds: the global model. No optimizer, no drawn model and no client's model is kept.
-Scores: `accuracy` and server_accuracy are of the global model after step 4, ensemble_accuracy of
-the ensemble of step 3; disagreement is among its members.
-Bad upload (nan or infinity): `collect` leaves it out of the average and of the ensemble. If none is
-left, the ensemble is the old global model alone, and nothing is distilled.
-Departures (docs/DEPARTURES.md has more):
+Scores: `accuracy` is the global model's after step 4, `ensemble_accuracy` the ensemble's of step 3
 D3  the ensemble predicts by the mean of its logits, as FedSDD's does
-D4  a teacher's probabilities are the mean ones, squared and normalized: FedBE sharpens, too; the
-    exponent 2 is our choice
+D4  the teacher's probabilities are squared and normalized; FedBE sharpens, too: the power 2 is ours
 D5  --distill takes plain steps of SGD, at FedSDD's rate and batch size; FedBE averages the student
     over its path (SWA)
 """
@@ -48,14 +28,15 @@ import math
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 
-from algorithms import Algorithm, checked, fedavg, fedsdd
-from algorithms.equations import average_weights, ensemble_logits
+from algorithms import Algorithm, checked
+from algorithms.equations import average_weights, distillation_loss, ensemble_logits
 from federation import stream, timed
 from federation.communication import weights_ledger
 from federation.evaluation import accuracy, disagreement, global_metrics
-from federation.parallel import run_students, sample_clients
-from federation.training import network, predict_members
+from federation.parallel import on_server, sample_clients
+from federation.training import forward, load_model, network, predict_members, shuffled
 from federation.uploads import collect
 
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")     # BatchNorm's: never drawn
@@ -112,75 +93,133 @@ def sharpened_teacher(member_logits):
     return 2 * log_mean                                                      # D4
 
 
-def draw_models(fed, t, uploads, posterior, samples, concentration):
-    """`samples` models drawn from the posterior of round t: state_dicts; none without uploads."""
-    if not uploads:
-        return []
-    client_states = [upload["model"] for upload in uploads.values()]
+def train_client(fed, i, t, server, local_epochs, local_steps, batch_size, lr):
+    """Client i's upload in round t: the global model after SGD on its own images."""
+    images, labels = fed.private[i]                                          # [n, c, h, w], [n]
+    model = load_model(fed, server)                                       # FedSDD Eq. (1): a copy
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    model.train()
+    # `shuffled` augments with --augment; ("local", t, i) names the random numbers of this training.
+    for rows, batch in shuffled(fed, images, ("local", t, i), epochs=local_epochs,
+                                batch_size=batch_size, steps=local_steps):
+        loss = F.cross_entropy(forward(fed, model, batch), labels[rows])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return {"model": model.state_dict()}
+
+
+def aggregate(fed, server, uploads):
+    """The global model: w-bar, the mean of the models {client: upload}, by sample counts."""
+    if not uploads:                                      # none was usable: the model stays
+        return server
     sizes = [len(fed.private[i].labels) for i in uploads]
-    rng = stream(fed.seed, "posterior", t)
+    models = [upload["model"] for upload in uploads.values()]
+    return server | {"model": average_weights(models, sizes)}                # FedSDD Eq. (2)
+
+
+def draw_models(fed, t, uploads, posterior, samples, concentration):
+    """`samples` models drawn from the posterior of round t: state_dicts."""
+    if not uploads:                                      # none was usable: nothing to draw from
+        return []
+    models = [upload["model"] for upload in uploads.values()]
+    sizes = [len(fed.private[i].labels) for i in uploads]
+    rng = stream(fed.seed, "posterior", t)               # of this round's draws
     if posterior == "gaussian":
-        return [gaussian_sample(client_states, sizes, rng) for _ in range(samples)]
-    return [dirichlet_sample(client_states, sizes, rng, concentration) for _ in range(samples)]
+        return [gaussian_sample(models, sizes, rng) for _ in range(samples)]
+    return [dirichlet_sample(models, sizes, rng, concentration) for _ in range(samples)]
 
 
 @timed
-def evaluate(fed, state, members=None):
-    """Test accuracy of the global model and, after a round, of the ensemble of its `members`."""
-    metrics = global_metrics(fed, [state["server"]])
-    if members is None:
-        return metrics
+@on_server
+def train_server(fed, t, server, teacher_logits, distill_steps, server_batch_size, server_lr):
+    """The global model after SGD towards teacher_logits [N, C] on the public images."""
+    model = load_model(fed, server)
+    optimizer = torch.optim.SGD(model.parameters(), lr=server_lr)
+    model.train()
+    # With --augment the student sees augmented images; the teacher saw the clean ones.
+    for rows, batch in shuffled(fed, fed.public.images, ("distil", t),
+                                batch_size=server_batch_size, steps=distill_steps):
+        student_logits = forward(fed, model, batch)                                      # [B, C]
+        loss = distillation_loss(teacher_logits[rows], student_logits, temperature=1.0)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()                                                                 # D5
+    return server | {"model": model.state_dict()}
+
+
+@timed
+def evaluate(fed, server):
+    """Test accuracy of the global model."""
+    return global_metrics(fed, [server])
+
+
+@timed
+def evaluate_ensemble(fed, members):
+    """Test accuracy of the ensemble, and how often two of its members differ."""
     member_logits = predict_members(fed, members, fed.test.images)                       # [E, N, C]
     logits = ensemble_logits(member_logits)                                          # [N, C], D3
-    return metrics | {"ensemble_accuracy": accuracy(logits, fed.test.labels),
-                      "disagreement": disagreement(member_logits)}
+    return {"ensemble_accuracy": accuracy(logits, fed.test.labels),
+            "disagreement": disagreement(member_logits)}
 
 
 @checked
-def run(fed, state=None, *, rounds: int = 100, participation: float = 0.4, local_epochs: int = 40,
-        local_steps: int | None = None, batch_size: int = 64, lr: float = 0.8,
-        posterior: Literal["gaussian", "dirichlet"] = "gaussian", samples: int = 10,
-        concentration: float = 1.0, distill: bool = False, distill_steps: int = 5000,
-        server_batch_size: int = 256, server_lr: float = 0.1):
-    """Yields (metrics, state) after round 0, the untrained start, and after every round.
-
-    hyperparameters.py explains the keywords.
-    """
-    training = dict(local_epochs=local_epochs, local_steps=local_steps, batch_size=batch_size,
-                    lr=lr, optimizer_name="sgd", weight_decay=0.0)
-    distillation = dict(distill_steps=distill_steps, server_batch_size=server_batch_size,
-                        server_lr=server_lr)
+def run(fed, state=None, *,
+        rounds: int = 100,                                         # in all
+        participation: float = 0.4,                                # share of the clients in a round
+        local_epochs: int = 40,                                    # a client's passes in a round,
+        local_steps: int | None = None,                            #   or, if given, its SGD steps
+        batch_size: int = 64,                                      # of a client
+        lr: float = 0.8,                                           # of a client
+        posterior: Literal["gaussian", "dirichlet"] = "gaussian",  # of the clients' models
+        samples: int = 10,                                         # models drawn from it
+        concentration: float = 1.0,                                # of the Dirichlet distribution
+        distill: bool = False,                                     # as in FedBE; off: Table 5
+        distill_steps: int = 5000,                                 # SGD steps in a round
+        server_batch_size: int = 256,                              # of these steps
+        server_lr: float = 0.1):                                   # of these steps
+    """Yields (metrics, state) after round 0, the untrained models, and after every round."""
     if state is None:
-        state = {"round": 0, "server": fedavg.start_server(fed, fed.architecture[0])}
-        yield evaluate(fed, state), state
+        name = fed.architecture[0]                       # all clients have this network
+        server = {"architecture": name, "model": network(fed, name).state_dict()}
+        state = {"round": 0, "server": server}
+        yield evaluate(fed, server), state
     server = state["server"]
+
     for t in range(state["round"] + 1, rounds + 1):
-        # FedAvg: active clients train the global model, and the server averages their models.
+        # As in FedAvg, active clients train the global model, and the server averages the results.
         active = sample_clients(len(fed.private), participation, stream(fed.seed, "active", t))
-        uploads = collect(fed, active,                                       # FedSDD Eq. (1)
-                          lambda i: fedavg.train_client(fed, i, t, server, **training))
-        server = fedavg.aggregate(fed, server, uploads)                      # FedSDD Eq. (2)
 
-        # The ensemble: the average, the clients' models, and models drawn from their posterior.
+        def train(i):
+            return train_client(fed, i, t, server, local_epochs, local_steps, batch_size, lr)
+
+        # {i: train(i)}, in parallel; without unusable uploads: nan, infinity, 1e30 or more.
+        uploads = collect(fed, active, train)                                # step 1
+        average = aggregate(fed, server, uploads)                            # step 2
+
+        # The ensemble: the average, the clients' models, and models drawn from a distribution that
+        # is fitted to them. Without any usable upload it is the old global model alone.
         drawn = draw_models(fed, t, uploads, posterior, samples, concentration)
-        members = [server, *(server | {"model": upload["model"]} for upload in uploads.values()),
-                   *(server | {"model": model} for model in drawn)]
+        client_models = [upload["model"] for upload in uploads.values()]
+        members = [average,                                                  # step 3
+                   *(average | {"model": model} for model in client_models + drawn)]
 
-        # FedBE's distillation: the average learns from the ensemble.
-        num_forwards = 0
+        # The average learns from the ensemble, whose members predict in eval mode.
+        server = average
         if distill and uploads:
-            num_forwards = len(members) * len(fed.public.images)
             member_logits = predict_members(fed, members, fed.public.images)             # [E, N, C]
             teacher_logits = sharpened_teacher(member_logits)                            # [N, C]
-            [server] = run_students(fed, lambda _: fedsdd.distill(                       # D5
-                fed, server, teacher_logits, temperature=1.0, keys=("distil", t),
-                **distillation), [0])
+            server = train_server(fed, t, average, teacher_logits, distill_steps,        # step 4
+                                  server_batch_size, server_lr)
 
+        # All that the next round needs; the clients' and the drawn models are forgotten.
         state = {"round": t, "server": server}
+        # Measured; no step above sees it.
         model = network(fed, server["architecture"])
-        metrics = {**evaluate(fed, state, members), "bad_uploads": len(active) - len(uploads),
-                   "teacher_forwards": num_forwards,
-                   **weights_ledger([(model, len(active))], fedavg.COPIES)}
+        teacher_forwards = len(members) * len(fed.public.images) if distill and uploads else 0
+        metrics = {**evaluate(fed, server), **evaluate_ensemble(fed, members),
+                   "bad_uploads": len(active) - len(uploads), "teacher_forwards": teacher_forwards,
+                   **weights_ledger([(model, len(active))], 1)}
         yield metrics, state
 
 
