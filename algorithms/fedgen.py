@@ -1,63 +1,39 @@
 """FedGen: FedAvg whose clients also train their last layer on features that a generator draws.
 
 Zhu, Hong and Zhou, "Data-Free Knowledge Distillation for Heterogeneous Federated Learning", ICML
-2021, arXiv:2105.10056. The defaults are the paper's settings; the generator's sizes and its Adam
-are the public code's for MNIST. --paper fedgen replaces the weight 1 in Eq. (5) by the code's:
-10 x 0.98^(t - 1) in round t.
+2021, arXiv:2105.10056. The generator's sizes and its Adam are the public code's for MNIST.
 
-Run:   python fedkd_minimal.py --algo fedgen
-What travels: in each round the global model, the generator and the label shares p(y), down to each
-active client; its trained model, its label counts and its number of samples, up.
-Public data: none.
-
-Paper              here                         shape         note
-theta              server["model"]              state_dict    the global model
-theta_k            upload["model"]              state_dict    client k's model after local training
-h_k                model.classifier             d -> C        the last layer: features to logits
-w, G_w             server["generator"]          snapshot      the generator; its Adam is not sent
-p(y)               label_shares                 C numbers     shares of the labels trained on
-c_k                label_counts                 [C]           labels of client k in local training
-y', z'             drawn, features              [B'], [B', d] labels from p(y), features for them
-T, B, B'           local_steps, batch_size,     numbers       B' = B in the paper
-                   generated
+Run:    python fedkd_minimal.py --algo fedgen    small settings, about a minute
+        --paper fedgen has the paper's, which are the defaults of `run`, except that the second
+        term of Eq. (5) has the public code's weight, 10 x 0.98^(t - 1) in round t
+Data:   clients: their own labeled images; server: none
+Sent:   down: model theta, generator w, label shares p(y), to each active client; up: its trained
+        model theta_k, its label counts c_k, its sample count
 
 Algorithm 1, by the paper's line numbers:
 2-3    the server draws active clients and sends them theta, w and p(y)
-4-5    each of them starts at theta: theta_k <- theta
-6-7    for T steps: the next B of its own samples (x, y), in shuffled passes; B' labels y' ~ p(y)
-         and features z' ~ G_w(z | y') for them
-8        it counts the labels y in c_k
-9        theta_k <- a step of SGD on Eq. (5): mean CE(h_k(f_k(x)), y) + mean CE(h_k(z'), y'), the
-         second with --generated-weight, 1 in the paper. After T steps it sends theta_k and c_k
-13     theta <- the mean of theta_k, by the clients' numbers of samples (D1); p(y) <- the shares of
-       the labels in the sum of all c_k
-14     w <- steps of Adam on Eq. (4): CE(plain mean over k of the logits h_k(z), y), for B labels
-       y ~ p(y) and features z ~ G_w(z | y)
-f_k, the layers below h_k, learns from real images alone. The generator's noise is N(0, I).
---generated 0 is FedAvg.
+4-5    each starts at theta; h_k is its last layer, f_k are the layers below
+6-7    for T steps: the next B of its images, x, y; B' labels y' ~ p(y), features z' ~ G_w(z | y')
+8-9    it counts y in c_k; a step of SGD on Eq. (5): CE(h_k(f_k(x)), y) + CE(h_k(z'), y')
+13     theta <- the mean of theta_k, by sample counts; p(y) <- the shares in the sum of all c_k
+14     w <- steps of Adam on Eq. (4): CE(mean over k of the logits h_k(z), y), for B labels y ~ p(y)
+         and features z ~ G_w(z | y)
+f_k learns from real images alone. --generated 0 is FedAvg.
 
-Modes: clients train in train mode, with --augment on augmented images; both losses of Eq. (5) are
-means over their batches, as is Eq. (4). Features for clients are generated without gradient. The
-test images are predicted in eval mode.
-Kept between rounds: by the server theta, p(y), the generator and its Adam. Clients keep nothing.
-Scores: `accuracy` and server_accuracy are of theta after line 13.
-Bad upload (nan or infinity): `collect` leaves it out of lines 13 and 14, with its counts. If none
-is left, the server stays as it is.
-Departures (docs/DEPARTURES.md has more):
+Scores: `accuracy` is the global model's after line 13
 D1  line 13: models are averaged by numbers of samples, as in FedAvg; the paper's mean is plain
 D2  in round 1 p(y) is uniform, and the generator that is sent is untrained
 D3  line 14 also has the diversity loss: the paper names it, the formula is the public code's
 """
-from functools import partial
-
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from algorithms import Algorithm, checked, fedavg
-from algorithms.fedavg import aggregate, evaluate
+from algorithms import Algorithm, checked
+from algorithms.equations import average_weights
 from federation import seeded, stream, timed
 from federation.communication import FLOAT_BYTES, INDEX_BYTES, weights_ledger
+from federation.evaluation import global_metrics
 from federation.parallel import on_server, sample_clients
 from federation.training import forward, load_model, network, restore, shuffled, snapshot
 from federation.uploads import collect
@@ -110,68 +86,75 @@ def draw_features(fed, generator, label_shares, count, rng):
 
 
 def start_server(fed, architecture, generated):
-    """The server before round 1: FedAvg's, plus a generator and label shares if generated > 0."""
-    server = fedavg.start_server(fed, architecture)
-    if generated == 0:
-        return server
-    generator = new_generator(fed, network(fed, architecture).classifier.in_features)
-    return server | {"generator": snapshot(generator),
-                     "label_shares": [1 / fed.num_classes] * fed.num_classes}            # D2
+    """The server before round 1: the global model and, if generated > 0, generator and p(y)."""
+    model = network(fed, architecture)
+    server = {"architecture": architecture, "model": model.state_dict()}
+    if generated > 0:
+        server["generator"] = snapshot(new_generator(fed, model.classifier.in_features))
+        server["label_shares"] = [1 / fed.num_classes] * fed.num_classes     # C numbers, D2
+    return server
 
 
-def train_client(fed, i, t, server, *, local_epochs, local_steps, batch_size, lr, generated,
+def train_client(fed, i, t, server, local_epochs, local_steps, batch_size, lr, generated,
                  generated_weight, generated_weight_decay):
-    """Local training of client i in round t, from what the server sent. Returns its upload.
+    """Client i's upload in round t: its model after local training, and its counts of labels.
 
-    Each step is SGD on real images and, through the last layer alone, on generated features.
+    Each step is SGD on its own images and, through the last layer alone, on generated features.
     """
     images, labels = fed.private[i]                                          # [n, c, h, w], [n]
-    model = load_model(fed, server)                                          # line 4-5
-    local_optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    if generated:
+    model = load_model(fed, server)                                          # line 4-5: a copy
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    if generated > 0:
         generator = new_generator(fed, model.classifier.in_features)
         generator.load_state_dict(server["generator"]["model"])
     weight = generated_weight * generated_weight_decay**(t - 1)
-    label_counts = torch.zeros(fed.num_classes, dtype=torch.int64, device=fed.device)
-    rng = stream(fed.seed, "generated", t, i)
-    model.train()                        # --augment: the batches are augmented
+    label_counts = torch.zeros(fed.num_classes, dtype=torch.int64, device=fed.device)    # [C]
+    rng = stream(fed.seed, "generated", t, i)            # of this client's generated features
+    model.train()
+    # `shuffled` augments with --augment; ("local", t, i) names the random numbers of this training.
     for rows, batch in shuffled(fed, images, ("local", t, i), epochs=local_epochs,
                                 batch_size=batch_size, steps=local_steps):   # line 6
         label_counts += labels[rows].bincount(minlength=fed.num_classes)     # line 8
         loss = F.cross_entropy(forward(fed, model, batch), labels[rows])
-        if generated:
-            with torch.no_grad():
+        if generated > 0:
+            with torch.no_grad():                                            # line 7: [B'], [B', d]
                 drawn, _, features = draw_features(fed, generator, server["label_shares"],
-                                                   generated, rng)           # line 7
-            loss = loss + weight * F.cross_entropy(
-                forward(fed, model.classifier, features), drawn)             # Eq. (5)
-        local_optimizer.zero_grad()
+                                                   generated, rng)
+            drawn_logits = forward(fed, model.classifier, features)          # [B', C]
+            loss = loss + weight * F.cross_entropy(drawn_logits, drawn)      # Eq. (5)
+        optimizer.zero_grad()
         loss.backward()
-        local_optimizer.step()                                               # line 9
+        optimizer.step()                                                     # line 9
     return {"model": model.state_dict(), "label_counts": label_counts}
+
+
+def aggregate(fed, server, uploads):
+    """The server with the mean of the models {client: upload}, weighed by sample counts."""
+    if not uploads:                                      # none was usable: the model stays
+        return server
+    sizes = [len(fed.private[i].labels) for i in uploads]
+    models = [upload["model"] for upload in uploads.values()]
+    return server | {"model": average_weights(models, sizes)}                # line 13, D1
 
 
 @timed
 @on_server
-def train_generator(fed, t, server, uploads, *, batch_size, generator_steps, generator_lr,
-                    diversity):
-    """Sets p(y) from the uploads, trains the generator on Eq. (4), and returns the new server.
+def train_generator(fed, t, server, uploads, batch_size, generator_steps, generator_lr, diversity):
+    """The server with label shares from the uploads, and a generator trained on Eq. (4).
 
-    The generator's teachers are the last layers of the uploaded models. Without a generator or
-    without any upload the server stays as it is.
+    The generator's teachers are the last layers of the uploaded models.
     """
-    if "generator" not in server or not uploads:
+    if not uploads:                                      # none was usable: no teacher, no counts
         return server
-    counts = sum(upload["label_counts"] for upload in uploads.values()).tolist()     # [C]
+    counts = sum(upload["label_counts"] for upload in uploads.values()).tolist()     # C numbers
     label_shares = [count / sum(counts) for count in counts]                         # line 13
-    models = [upload["model"] for upload in uploads.values()]
-    heads = [(model["classifier.weight"], model.get("classifier.bias")) for model in models]
+    teachers = [upload["model"] for upload in uploads.values()]
+    heads = [(model["classifier.weight"], model.get("classifier.bias")) for model in teachers]
     generator = new_generator(fed, heads[0][0].shape[1])
-    new_optimizer = partial(torch.optim.Adam, lr=generator_lr * LR_DECAY**(t - 1),
-                            weight_decay=GENERATOR_L2)
-    optimizer = new_optimizer(generator.parameters())
-    restore(server["generator"], generator, optimizer)    # with the new rate
-    rng = stream(fed.seed, "generator", t)
+    optimizer = torch.optim.Adam(generator.parameters(), lr=generator_lr * LR_DECAY**(t - 1),
+                                 weight_decay=GENERATOR_L2)
+    restore(server["generator"], generator, optimizer)   # as they were, but with the new rate
+    rng = stream(fed.seed, "generator", t)               # of this training's features
     for _ in range(generator_steps):
         labels, noise, features = draw_features(fed, generator, label_shares, batch_size, rng)
         client_logits = torch.stack([F.linear(features, *head) for head in heads])   # [M, B, C]
@@ -183,10 +166,16 @@ def train_generator(fed, t, server, uploads, *, batch_size, generator_steps, gen
     return server | {"generator": snapshot(generator, optimizer), "label_shares": label_shares}
 
 
-def ledger(fed, server, num_clients):
+@timed
+def evaluate(fed, state):
+    """Test accuracy of the global model."""
+    return global_metrics(fed, [state["server"]])
+
+
+def ledger(fed, server, num_clients, generated):
     """Bytes of a round: the model both ways, label counts up, generator and label shares down."""
-    found = weights_ledger([(network(fed, server["architecture"]), num_clients)])
-    if "generator" in server:
+    found = weights_ledger([(network(fed, server["architecture"]), num_clients)], 1)
+    if generated > 0:
         numbers = sum(w.numel() for w in server["generator"]["model"].values()) + fed.num_classes
         found["bytes_down"] += FLOAT_BYTES * numbers * num_clients
         found["bytes_up"] += INDEX_BYTES * fed.num_classes * num_clients
@@ -201,39 +190,50 @@ def check_settings(fed, **settings):
 
 
 @checked
-def run(fed, state=None, *, rounds: int = 200, participation: float = 0.5, local_epochs: int = 1,
-        local_steps: int | None = 20, batch_size: int = 32, lr: float = 0.01,
-        generated: int = 32, generated_weight: float = 1.0, generated_weight_decay: float = 1.0,
-        generator_steps: int = 50, generator_lr: float = 3e-4, diversity: float = 1.0, attack=None):
-    """Yields (metrics, state) after round 0, the untrained start, and after every round.
-
-    batch_size    batch size of a client and of the generator
-    hyperparameters.py explains the other keywords.
-    """
-    at_client = dict(local_epochs=local_epochs, local_steps=local_steps, batch_size=batch_size,
-                     lr=lr, generated=generated, generated_weight=generated_weight,
-                     generated_weight_decay=generated_weight_decay)
-    at_server = dict(batch_size=batch_size, generator_steps=generator_steps,
-                     generator_lr=generator_lr, diversity=diversity)
+def run(fed, state=None, *,
+        rounds: int = 200,                     # in all
+        participation: float = 0.5,            # share of the clients that train in a round
+        local_epochs: int = 1,                 # only if local_steps is None: a client's passes
+        local_steps: int | None = 20,          # T: a client's SGD steps in a round
+        batch_size: int = 32,                  # B: of a client, and of the generator
+        lr: float = 0.01,                      # of a client
+        generated: int = 32,                   # B': generated features in each step of a client
+        generated_weight: float = 1.0,         # of their term in Eq. (5), in round 1
+        generated_weight_decay: float = 1.0,   #   times this after every round
+        generator_steps: int = 50,             # of Adam, in a round
+        generator_lr: float = 3e-4,            # in round 1, times LR_DECAY after every round
+        diversity: float = 1.0,                # weight of the diversity loss (D3)
+        attack=None):
+    """Yields (metrics, state) after round 0, the untrained models, and after every round."""
     if state is None:
         state = {"round": 0, "server": start_server(fed, fed.architecture[0], generated)}
         yield evaluate(fed, state), state
     server = state["server"]
+
     for t in range(state["round"] + 1, rounds + 1):
-        # A share of the clients takes part. Each also trains its last layer on features that the
+        # Clients learn from their own images. Their last layers also learn from features that the
         # generator of the round before draws.
-        active = sample_clients(len(fed.private), participation,
-                                stream(fed.seed, "active", t))               # line 2-3
-        uploads = collect(fed, active, lambda i: train_client(
-            fed, i, t, server, **at_client), attack)                         # line 4-9
-        # The new global model is the average of theirs.
+        rng = stream(fed.seed, "active", t)
+        active = sample_clients(len(fed.private), participation, rng)        # line 2-3
+
+        def train(i):
+            return train_client(fed, i, t, server, local_epochs, local_steps, batch_size, lr,
+                                generated, generated_weight, generated_weight_decay)
+
+        # {i: train(i)}, in parallel. Attackers' models are replaced; unusable uploads (nan,
+        # infinity, 1e30 or more) are left out, with their label counts.
+        uploads = collect(fed, active, train, attack)                        # line 4-9
         server = aggregate(fed, server, uploads)                             # line 13, D1
         # The generator learns features to which the clients' mean logits give their label.
-        server = train_generator(fed, t, server, uploads, **at_server)       # line 13-14
+        if generated > 0:
+            server = train_generator(fed, t, server, uploads, batch_size, generator_steps,
+                                     generator_lr, diversity)                # line 13-14
 
+        # All that the next round needs: the global model, p(y), the generator and its Adam.
         state = {"round": t, "server": server}
+        # Measured; no step above sees it.
         metrics = {**evaluate(fed, state), "bad_uploads": len(active) - len(uploads),
-                   **ledger(fed, server, len(active))}
+                   **ledger(fed, server, len(active), generated)}
         yield metrics, state
 
 

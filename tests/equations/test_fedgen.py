@@ -47,8 +47,7 @@ def test_eq5_generated_features_train_the_last_layer_alone():
     """One step with and without them: nothing else differs, BatchNorm's statistics included."""
     fed = federation(network=network)
     server = fedgen.start_server(fed, "network", 3)
-    step = {"local_epochs": 1, "local_steps": None, "batch_size": 8, "lr": 0.1,
-            "generated_weight": 1.0, "generated_weight_decay": 1.0}
+    step = {**LOCAL, "batch_size": 8, "generated_weight": 1.0, "generated_weight_decay": 1.0}
     one, two = (fedgen.train_client(fed, 0, 1, server, **step, generated=n)["model"]
                 for n in (0, 3))
     assert {name for name in one if not same(one[name], two[name])} == {
@@ -122,8 +121,10 @@ def test_two_rounds_against_a_slow_loop(weights):
                                      generated_weight_decay=weights[1] / weights[0]))
     found = state["server"]
     assert found["label_shares"] == shares
-    for ours, slow in [(found["model"], model), (found["generator"]["model"], generator)]:
-        assert all(torch.allclose(ours[name], slow[name], atol=1e-5) for name in slow)
+    # Adam divides by the size of a gradient, so the rounding of a very small one can be seen.
+    for ours, slow, atol in [(found["model"], model, 1e-5),
+                             (found["generator"]["model"], generator, 1e-4)]:
+        assert all(torch.allclose(ours[name], slow[name], atol=atol) for name in slow)
     parameters, numbers = 4 * 2 + 2 + 2 * 3 + 3, (32 + 3) * 256 + 256 + 256 * 2 + 2
     assert metrics["bytes_up"] == 2 * 4 * (parameters + 3)             # 3 counts, 3 shares
     assert metrics["bytes_down"] == 2 * 4 * (parameters + numbers + 3)
