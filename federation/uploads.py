@@ -62,11 +62,22 @@ def collect(fed, ids, train, attack=None):
             if is_usable(upload) or is_usable(upload, besides=masks(fed, i))}
 
 
+@timed
+def collect_logits(fed, rows, predict, attack=None):
+    """The logits [M, n, C] of the public rows [n] that all clients predict, without training.
+
+    They predict in parallel; predict(i) -> [n, C]. Attackers replace what they upload.
+    """
+    ids = range(len(fed.private))
+    uploads = torch.stack(in_parallel(fed, predict, ids))
+    return attack_rows(attack, uploads, ids, rows) if attack else uploads
+
+
 class Trained(NamedTuple):
     """Result of local training where clients keep their models: the upload, and what they keep."""
 
     upload: Tensor | tuple
-    client: dict | None
+    client: dict
 
 
 @timed
