@@ -306,14 +306,14 @@ TABLE["algorithms/fedmd.py", "fedmd"] = [
      "the same public subset in every round"),
     ('"optimizer": client["«revisit→digest»_optimizer"]', "fedmd_round_by_hand",
      "one optimizer for digest and revisit"),
-    ("else weights[i] for i in «usable→range(len(usable))»]",
+    ("consensus(client_logits[usable], weights[«usable→:len(usable)»])",
      "weights_stay_with_clients_if_one_is_not_finite", "weights by place")]
 TABLE["algorithms/fedmd_transfer.py", "fedmd"] = [
     ("fed.«validation→test» if early_stopping else None", "transfer_never_sees_a_test_set",
      "early stopping on the test set", "FedMD's code"),
     ("validation.labels), epoch«, min_delta→»)", "training_ends_after_patience_without_gain",
      "any growth counts"),
-    ("«min_delta=min_delta, **PUBLIC_STAGE→**PRIVATE_STAGE»",
+    ("epochs, batch_size, kernel_l2, «min_delta→PRIVATE_MIN_DELTA»,",
      "each_stage_counts_growth_beyond_its_own_min_delta", "the second stage's min_delta"),
     ("kernel_l2 * linear[«-1→0»].weight",
      "the_penalty_is_of_the_last_layers_kernel_alone",

@@ -18,7 +18,7 @@ from slow import (
     towards_labels,
     update_by,
 )
-from toys import federation, last, same, samples, through_a_file, with_hidden_layer
+from toys import federation, last, receives, same, samples, through_a_file, with_hidden_layer
 
 from algorithms import fedmd, fedmd_pooled, fedmd_transfer
 from attacks import Attack
@@ -76,14 +76,34 @@ def test_weights_that_make_no_consensus_are_refused(weights):
         next(fedmd.run(joint(), **BRIEF, consensus_weights=weights))
 
 
-def test_weights_stay_with_clients_if_one_is_not_finite():
-    """If none that is finite has any weight, there is no consensus."""
-    logits = torch.tensor([[[math.nan, 0.]], [[0., 8.]], [[-4., 4.]]])
-    consensus, num_usable = fedmd.usable_consensus(logits, (1., 2., 5.))
-    assert torch.allclose(consensus, torch.tensor([[(2 * 0 + 5 * -4) / 7, (2 * 8 + 5 * 4) / 7]]))
-    assert num_usable == 2
-    assert fedmd.usable_consensus(logits, None)[0].tolist() == [[(0 - 4) / 2, (8 + 4) / 2]]
-    assert fedmd.usable_consensus(logits, (1., 0., 0.)) == (None, 2)
+def end_of_round(monkeypatch, weights, lost=(), **settings):
+    """[(metrics, state)] of rounds 0 and 1; all logits of the clients `lost` are nan."""
+    def change(uploads, rows):
+        uploads[list(lost)] = math.nan
+        return uploads
+    return list(fedmd.run(joint(), **{**BRIEF, **settings}, consensus_weights=weights,
+                          **receives(monkeypatch, change)))
+
+
+@pytest.mark.parametrize("weights, equal", [((1., 2., 5.), (0., 2., 5.)), (None, (0., 1., 1.))])
+def test_weights_stay_with_clients_if_one_is_not_finite(monkeypatch, weights, equal):
+    """A client whose upload is nan counts as one of weight 0, and learns like the others."""
+    _, (metrics, state) = end_of_round(monkeypatch, weights, lost=[0])
+    _, (_, expected) = end_of_round(monkeypatch, equal)
+    assert metrics["bad_uploads"] == 1
+    for client, other in zip(state["clients"], expected["clients"], strict=True):
+        assert all(torch.allclose(client["model"][name], other["model"][name], atol=1e-5)
+                   for name in other["model"])
+
+
+@pytest.mark.parametrize("weights, lost", [((1., 0., 0.), [0]), (None, [0, 1, 2])])
+def test_without_a_usable_upload_that_has_weight_nobody_digests(monkeypatch, weights, lost):
+    (before, _), (metrics, state) = end_of_round(monkeypatch, weights, lost)
+    _, (_, expected) = end_of_round(monkeypatch, None, public_epochs=0)
+    assert metrics["client_accuracy_distilled"] == before["accuracy"]
+    for client, other in zip(state["clients"], expected["clients"], strict=True):
+        assert client["digest_optimizer"] is None
+        assert same(dict(client["model"]), dict(other["model"]))
 
 
 def test_digest_loss_is_the_mean_absolute_error():
@@ -158,7 +178,7 @@ def test_training_ends_after_patience_without_gain(monkeypatch, accuracies, sett
     fedmd_transfer.train_until_converged(
         fed, model, torch.optim.SGD(model.parameters(), lr=0.1), fed.private[0],
         fed.test if accuracies else None,
-        **{"epochs": 20, "batch_size": 5, "kernel_l2": 0.1, "keys": ("here",), "min_delta": .01,
+        **{"keys": ("here",), "epochs": 20, "batch_size": 5, "kernel_l2": 0.1, "min_delta": .01,
            "patience": 3, **settings})
     assert len(passes) == epochs
 
@@ -166,8 +186,11 @@ def test_training_ends_after_patience_without_gain(monkeypatch, accuracies, sett
 def test_each_stage_counts_growth_beyond_its_own_min_delta(monkeypatch):
     """Public training waits 3 epochs for it, private training 10."""
     seen, fed = [], joint()
-    monkeypatch.setattr(fedmd_transfer, "train_until_converged", lambda *args, min_delta, patience,
-                        **settings: seen.append((settings["keys"], min_delta, patience)))
+
+    def note(fed, model, optimizer, data, validation, keys, epochs, batch_size, kernel_l2,
+             min_delta, patience):
+        seen.append((keys, min_delta, patience))
+    monkeypatch.setattr(fedmd_transfer, "train_until_converged", note)
     last(fedmd.run(fed, **{**QUICK, "min_delta": .004, "rounds": 0}))
     assert seen == [*((("transfer public", i), .004, 3) for i in range(3)),
                     *((("transfer local", i), .001, 10) for i in range(3))]
