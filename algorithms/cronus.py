@@ -5,36 +5,22 @@ Transfer", arXiv:1912.11279, with the filter of Diakonikolas et al., "Being Robu
 Dimensions) Can Be Practical", ICML 2017; here as a baseline of FedGEMS (Cheng et al.,
 arXiv:2110.11027), whose settings (Table 13) are the defaults.
 
-Run:   python fedkd_minimal.py --algo cronus
-What travels: in each round every client's probabilities of all public samples, up; their robust
-mean, down.
-Public data: unlabeled, at every client. The server has no model.
+Run:    python fedkd_minimal.py --algo cronus    small settings, less than a minute
+        --paper fedgems-homogeneous, fedgems-heterogeneous: FedGEMS's, which are the defaults of
+        `run`; there learning rates fall on a plateau (experiment/plateau.py)
+Data:   clients: their own labeled images, and N unlabeled public images. The server has no model
+Sent:   up: each client's probabilities of all public images; down: their robust mean
 
-Paper              here                         shape         note
-Y_k                client_probs                 [M, N, C]     of M clients on all N public samples
-epsilon            malicious_fraction           number        assumed share of malicious clients
-v                  scores                       [M, N]        squared projections on the direction
-                                                              of largest variance
-                   kept                         bool [M, N]   clients kept, sample by sample
-Y bar              target_probs                 [N, C]        the clients' target
+A round; the numbers are ours:
+ 1  each client trains on its own images, by cross-entropy
+ 2  it predicts the public images, and uploads its probabilities Y_k
+ 3  the server sends back their robust mean: of each sample, without the clients that are farthest
+    from the others
+ 4  each client trains on the public images, by soft cross-entropy towards it
 
-In each round:
- 1  each client trains on its own samples: cross-entropy, --optimizer (AMSGrad), by `train_client`
-    of dsfl.py
- 2  it sends Y_k, its probabilities of the public samples
- 3  the server sends back their robust mean Y bar
- 4  each client trains on the public samples: soft cross-entropy towards Y bar, --optimizer, by
-    `distill` of dsfl.py
-
-Kept between rounds: by each client its network and one optimizer, which makes the steps of 1 and 4.
-The server keeps nothing.
-Modes: all training (steps 1, 4) is in train mode, with --augment on augmented images; each loss is
-the mean over the batch. Step 2 predicts clean images in eval mode.
-Scores: means over the clients: `accuracy` and client_accuracy_distilled after step 4,
-client_accuracy_private after step 1.
-Bad upload (nan or infinity): `usable` leaves it out of the mean as a whole; its client still learns
-towards it. If none is left, the round has no step 4.
-Departures (docs/DEPARTURES.md has more):
+Scores: `accuracy` is client_accuracy_distilled, the mean over the clients after 4; also
+        client_accuracy_private, after 1. With --public half, as in FedGEMS's settings, they are
+        tested on the private half of the test images
 D1  the filter is ours, from FedGEMS and the filter's idea, without Cronus's text to read: for each
     sample at most two passes over the M usable uploads; each leaves out the ceil(epsilon M / 2)
     clients farthest along the direction of largest variance; a pass that would keep fewer than
@@ -42,16 +28,19 @@ D1  the filter is ours, from FedGEMS and the filter's idea, without Cronus's tex
 D2  the robust mean is not projected onto the simplex, outside which only an attacker's upload lies
 """
 import math
-from functools import partial
 
 import torch
+import torch.nn.functional as F
 
 from algorithms import Algorithm, checked
-from algorithms.dsfl import distill, evaluate, train_client
+from algorithms.equations import soft_cross_entropy
+from federation import timed
 from federation.communication import logits_ledger
+from federation.evaluation import distillation_metrics
 from federation.parallel import in_parallel, on_server
-from federation.training import OPTIMIZERS, Optimizer, snapshot
-from federation.uploads import collect_rows, usable
+from federation.training import (OPTIMIZERS, Optimizer, forward, predict_logits, restore, shuffled,
+                                 snapshot)
+from federation.uploads import Trained, collect_rows, usable
 
 
 def robust_mean(client_probs, malicious_fraction):
@@ -103,36 +92,95 @@ def robust_target(fed, client_probs, malicious_fraction):
     return robust_mean(client_probs, malicious_fraction)
 
 
-@checked
-def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epochs: int = 1,
-        batch_size: int = 64, lr: float = 1e-3, optimizer: Optimizer = "amsgrad",
-        weight_decay: float = 1e-4, malicious_fraction: float = 0.1, attack=None):
-    """Yields (metrics, state) after round 0, the untrained start, and after every round.
+def train_client(fed, i, t, client, local_epochs, batch_size, lr, optimizer_name, weight_decay):
+    """Client i after training on its own images; its upload: probabilities [N, C] of the public
+    images."""
+    images, labels = fed.private[i]                                          # [n, c, h, w], [n]
+    model = fed.client_model(i)
+    optimizer = OPTIMIZERS[optimizer_name](model.parameters(), lr=lr, weight_decay=weight_decay)
+    restore(client, model, optimizer)                    # both go on from the client's last step
+    model.train()
+    # `shuffled` augments with --augment; ("local", t, i) names the random numbers of this training.
+    for rows, batch in shuffled(fed, images, ("local", t, i), epochs=local_epochs,
+                                batch_size=batch_size):
+        loss = F.cross_entropy(forward(fed, model, batch), labels[rows])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    probs = predict_logits(fed, model, fed.public.images).softmax(-1)    # eval mode, clean images
+    return Trained(probs, snapshot(model, optimizer))
 
-    hyperparameters.py explains the keywords.
+
+@timed
+def distill(fed, i, t, client, target_probs, public_epochs, batch_size, lr, optimizer_name,
+            weight_decay):
+    """Client i after training on the public images, towards target_probs [N, C]."""
+    model = fed.client_model(i)
+    optimizer = OPTIMIZERS[optimizer_name](model.parameters(), lr=lr, weight_decay=weight_decay)
+    restore(client, model, optimizer)                    # both go on from the client's last step
+    model.train()
+    for rows, batch in shuffled(fed, fed.public.images, ("public", t, i), epochs=public_epochs,
+                                batch_size=batch_size):
+        loss = soft_cross_entropy(forward(fed, model, batch), target_probs[rows]).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return snapshot(model, optimizer)
+
+
+@timed
+def evaluate(fed, state, trained=None):
+    """Test accuracies of the clients; `accuracy` is their mean after distillation.
+
+    trained    the clients after private training; None in round 0, which has none
     """
-    make = partial(OPTIMIZERS[optimizer], weight_decay=weight_decay)
-    client_training = dict(batch_size=batch_size, new_optimizer=partial(make, lr=lr))
-    ids = range(len(fed.private))
+    metrics = distillation_metrics(fed, state["clients"], trained)
+    return {"accuracy": metrics["client_accuracy_distilled"], **metrics}
+
+
+@checked
+def run(fed, state=None, *,
+        rounds: int = 200,
+        local_epochs: int = 1,               # passes of a client over its own images in a round,
+        public_epochs: int = 1,              #   and over the public images
+        batch_size: int = 64,
+        lr: float = 1e-3,
+        optimizer: Optimizer = "amsgrad",    # of each client, for all training,
+        weight_decay: float = 1e-4,          #   and its L2 penalty
+        malicious_fraction: float = 0.1,     # epsilon: assumed share of malicious clients
+        attack=None):
+    """Yields (metrics, state) after round 0, the untrained models, and after every round."""
+    ids, num_public = range(len(fed.private)), len(fed.public.images)        # M, N
+    all_rows = torch.arange(num_public, device=fed.device)                   # [N]
     if state is None:
         state = {"round": 0, "clients": [snapshot(fed.client_model(i, init=i)) for i in ids]}
         yield evaluate(fed, state), state
-    clients, num_public = state["clients"], len(fed.public.images)
-    rows = torch.arange(num_public, device=fed.device)                                   # [N]
+    clients = state["clients"]
+
     for t in range(state["round"] + 1, rounds + 1):
-        # Clients train on their own data, and upload their probabilities of the public samples.
-        client_probs, trained = collect_rows(fed, rows, lambda i: train_client(          # [M, N, C]
-            fed, i, t, clients[i], local_epochs=local_epochs, **client_training), attack)
-        clients = trained
-        # Clients learn from the robust mean; without a usable upload nobody does.
-        valid_probs = usable(client_probs)                                               # [m, N, C]
+        # 1, 2: clients train on their own images, and predict all public images.
+        def train(i):
+            return train_client(fed, i, t, clients[i], local_epochs, batch_size, lr, optimizer,
+                                weight_decay)
+
+        # In parallel: probabilities [M, N, C], those of attackers replaced; the trained clients.
+        client_probs, trained = collect_rows(fed, all_rows, train, attack)
+
+        # 3, 4: clients learn from the robust mean of the usable uploads (no nan, no infinity,
+        # nothing of 1e30 or more); without a usable upload nobody learns.
+        clients, valid_probs = trained, usable(client_probs)                 # [m, N, C]
         if len(valid_probs):
             target_probs = robust_target(fed, valid_probs, malicious_fraction)           # [N, C]
-            clients = in_parallel(fed, lambda i: distill(
-                fed, trained[i], fed.client_model(i), target_probs, epochs=public_epochs,
-                keys=("public", t, i), **client_training), ids)
 
+            def learn(i):
+                return distill(fed, i, t, trained[i], target_probs, public_epochs, batch_size, lr,
+                               optimizer, weight_decay)
+
+            clients = in_parallel(fed, learn, ids)
+
+        # All that the next round needs: networks with their optimizers; the server keeps nothing.
         state = {"round": t, "clients": clients}
+        # Measured; no step above sees it.
         metrics = {**evaluate(fed, state, trained),
                    "bad_uploads": len(ids) - len(valid_probs),
                    **logits_ledger(len(ids), fed.num_classes, up=num_public, down=num_public)}

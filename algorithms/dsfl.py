@@ -4,40 +4,27 @@ Itahara et al., "Distillation-Based Semi-Supervised Federated Learning for Commu
 Collaborative Training with Non-IID Private Data", arXiv:2008.06180; here as a baseline of FedGEMS
 (Cheng et al., arXiv:2110.11027), whose settings (Table 13) are the defaults.
 
-Run:   python fedkd_minimal.py --algo dsfl
-What travels: in each round every client's probabilities of all public samples, up; their sharpened
-mean, down.
-Public data: unlabeled, at the server and at every client.
+Run:    python fedkd_minimal.py --algo dsfl    small settings, less than a minute
+        --paper fedgems-homogeneous, fedgems-heterogeneous: FedGEMS's, which are the defaults of
+        `run`; there learning rates fall on a plateau (experiment/plateau.py)
+Data:   clients: their own labeled images; server and clients: N unlabeled public images
+Sent:   up: each client's probabilities of all public images; down: their sharpened mean
 
-Paper              here                         shape         note
-p_k                client_probs                 [M, N, C]     of M clients on all N public samples
-T                  temperature                  number        a smaller one sharpens more
-ERA                entropy_reduction            [N, C]        "entropy reduction aggregation":
-                                                              softmax(mean over the clients / T)
-SA                 aggregation = "mean"         [N, C]        "simple aggregation": the mean itself
-y                  target_probs                 [N, C]        the target of server and clients
+A round; the numbers are ours:
+ 1  each client trains on its own images, by cross-entropy
+ 2  it predicts the public images, and uploads its probabilities p_k
+ 3  the server sends back y = softmax(mean of all p_k / temperature): ERA, "entropy reduction
+    aggregation"; with --aggregation mean the mean itself: SA, "simple aggregation"
+ 4  the server trains its own model on the public images, by soft cross-entropy towards y
+ 5  each client trains its model on them in the same way
 
-In each round:
- 1  each client trains on its own samples: cross-entropy, --optimizer (AMSGrad)
- 2  it sends p_k, its probabilities of the public samples
- 3  the server takes the mean of the p_k, sharpens it, and sends the result y to the clients
- 4  the server trains its own model on the public samples: soft cross-entropy towards y, --optimizer
- 5  each client trains its model on them, towards y
-
-Kept between rounds: by each client its network and one optimizer, which makes the steps of 1 and 5;
-by the server its network and its optimizer.
-Modes: all training (steps 1, 4, 5) is in train mode, with --augment on augmented images; each loss
-is the mean over the batch. Step 2 predicts clean images in eval mode.
-Scores: `accuracy` and client_accuracy_distilled are the mean over the clients after step 5,
-client_accuracy_private after step 1; server_accuracy is of the server's model after step 4.
-evaluation.py says on which test images.
-Bad upload (nan or infinity): `usable` leaves it out of the mean as a whole; its client still learns
-towards y. If none is left, the round has no steps 4 and 5.
-Departures (docs/DEPARTURES.md has more):
+Scores: `accuracy` is client_accuracy_distilled, the mean over the clients after 5; also
+        client_accuracy_private, after 1, and server_accuracy, after 4. With --public half, as in
+        FedGEMS's settings, the server is tested on the public half of the test images, the
+        clients on the other half
 D1  all public samples take part in every round, as FedGEMS's cost table implies. This file was
     written from FedGEMS and public code, without DS-FL's text to read
 """
-from functools import partial
 from typing import Literal
 
 import torch
@@ -45,14 +32,13 @@ import torch.nn.functional as F
 
 from algorithms import Algorithm, checked
 from algorithms.equations import soft_cross_entropy
-from federation import evaluation, timed
+from federation import timed
 from federation.communication import logits_ledger
-from federation.parallel import in_parallel, run_students
+from federation.evaluation import distillation_metrics, server_metrics
+from federation.parallel import in_parallel, on_server
 from federation.training import (OPTIMIZERS, Optimizer, forward, predict_logits, restore, shuffled,
                                  snapshot)
 from federation.uploads import Trained, collect_rows, usable
-
-evaluate = partial(evaluation.evaluate, main_metric="client_accuracy_distilled")
 
 
 def entropy_reduction(client_probs, temperature):
@@ -66,38 +52,35 @@ def entropy_reduction(client_probs, temperature):
     return (client_probs.mean(0) / temperature).softmax(-1)
 
 
-def train_client(fed, i, t, client, *, local_epochs, batch_size, new_optimizer):
-    """Private training of client i; it uploads its probabilities [N, C] of the public samples.
-
-    Cross-entropy, with the one optimizer that the client keeps for this and for `distill`.
-    """
-    images, labels = fed.private[i]
+def train_client(fed, i, t, client, local_epochs, batch_size, lr, optimizer_name, weight_decay):
+    """Client i after training on its own images; its upload: probabilities [N, C] of the public
+    images."""
+    images, labels = fed.private[i]                                          # [n, c, h, w], [n]
     model = fed.client_model(i)
-    optimizer = new_optimizer(model.parameters())
-    restore(client, model, optimizer)
-    model.train()                        # --augment: the batches are augmented
+    optimizer = OPTIMIZERS[optimizer_name](model.parameters(), lr=lr, weight_decay=weight_decay)
+    restore(client, model, optimizer)                    # both go on from the client's last step
+    model.train()
+    # `shuffled` augments with --augment; ("local", t, i) names the random numbers of this training.
     for rows, batch in shuffled(fed, images, ("local", t, i), epochs=local_epochs,
                                 batch_size=batch_size):
         loss = F.cross_entropy(forward(fed, model, batch), labels[rows])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    probs = predict_logits(fed, model, fed.public.images).softmax(-1)
+    probs = predict_logits(fed, model, fed.public.images).softmax(-1)    # eval mode, clean images
     return Trained(probs, snapshot(model, optimizer))
 
 
 @timed
-def distill(fed, saved, model, target_probs, *, epochs, batch_size, new_optimizer, keys):
-    """The snapshot of a client or the server after training towards target_probs [N, C].
-
-    saved    its snapshot before: weights and optimizer
-    model    a network for these weights
-    keys     of `shuffled`: they name this training
-    """
-    optimizer = new_optimizer(model.parameters())
-    restore(saved, model, optimizer)
-    model.train()                        # --augment: the batches are augmented
-    for rows, batch in shuffled(fed, fed.public.images, keys, epochs=epochs,
+@on_server
+def train_server(fed, t, server, target_probs, server_epochs, batch_size, lr, optimizer_name,
+                 weight_decay):
+    """The server after training on the public images, towards target_probs [N, C]."""
+    model = fed.server_model()
+    optimizer = OPTIMIZERS[optimizer_name](model.parameters(), lr=lr, weight_decay=weight_decay)
+    restore(server, model, optimizer)                    # both go on from the server's last step
+    model.train()
+    for rows, batch in shuffled(fed, fed.public.images, ("server", t), epochs=server_epochs,
                                 batch_size=batch_size):
         loss = soft_cross_entropy(forward(fed, model, batch), target_probs[rows]).mean()
         optimizer.zero_grad()
@@ -106,48 +89,89 @@ def distill(fed, saved, model, target_probs, *, epochs, batch_size, new_optimize
     return snapshot(model, optimizer)
 
 
-@checked
-def run(fed, state=None, *, rounds: int = 300, local_epochs: int = 1, public_epochs: int = 1,
-        server_epochs: int = 2, batch_size: int = 64, server_batch_size: int = 64,
-        lr: float = 1e-3, server_lr: float = 1e-3, optimizer: Optimizer = "amsgrad",
-        weight_decay: float = 1e-4, aggregation: Literal["era", "mean"] = "era",
-        temperature: float = 0.1, attack=None):
-    """Yields (metrics, state) after round 0, the untrained start, and after every round.
+@timed
+def distill(fed, i, t, client, target_probs, public_epochs, batch_size, lr, optimizer_name,
+            weight_decay):
+    """Client i after training on the public images, towards target_probs [N, C]."""
+    model = fed.client_model(i)
+    optimizer = OPTIMIZERS[optimizer_name](model.parameters(), lr=lr, weight_decay=weight_decay)
+    restore(client, model, optimizer)                    # both go on from the client's last step
+    model.train()
+    for rows, batch in shuffled(fed, fed.public.images, ("public", t, i), epochs=public_epochs,
+                                batch_size=batch_size):
+        loss = soft_cross_entropy(forward(fed, model, batch), target_probs[rows]).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return snapshot(model, optimizer)
 
-    optimizer      optimizer of clients and server, kept over the rounds
-    temperature    of the sharpening: a smaller one gives a sharper mean
-    hyperparameters.py explains the other keywords.
+
+@timed
+def evaluate(fed, state, trained=None):
+    """Test accuracies of the clients and of the server's network; `accuracy` is the clients' mean
+    after distillation.
+
+    trained    the clients after private training; None in round 0, which has none
     """
-    make = partial(OPTIMIZERS[optimizer], weight_decay=weight_decay)
-    client_training = dict(batch_size=batch_size, new_optimizer=partial(make, lr=lr))
-    server_training = dict(batch_size=server_batch_size, new_optimizer=partial(make, lr=server_lr))
-    ids = range(len(fed.private))
+    metrics = {**distillation_metrics(fed, state["clients"], trained),
+               **server_metrics(fed, state["server"])}
+    return {"accuracy": metrics["client_accuracy_distilled"], **metrics}
+
+
+@checked
+def run(fed, state=None, *,
+        rounds: int = 300,
+        local_epochs: int = 1,               # passes of a client over its own images in a round,
+        public_epochs: int = 1,              #   and over the public images
+        server_epochs: int = 2,              # passes of the server over the public images
+        batch_size: int = 64,                # of a client
+        server_batch_size: int = 64,
+        lr: float = 1e-3,                    # of a client
+        server_lr: float = 1e-3,
+        optimizer: Optimizer = "amsgrad",    # of each client and of the server, for all training
+        weight_decay: float = 1e-4,          #   and its L2 penalty
+        aggregation: Literal["era", "mean"] = "era",     # line 3
+        temperature: float = 0.1,            # T of ERA: a smaller one gives a sharper mean
+        attack=None):
+    """Yields (metrics, state) after round 0, the untrained models, and after every round."""
+    ids, num_public = range(len(fed.private)), len(fed.public.images)        # M, N
+    all_rows = torch.arange(num_public, device=fed.device)                   # [N], D1
     if state is None:
         state = {"round": 0, "clients": [snapshot(fed.client_model(i, init=i)) for i in ids],
                  "server": snapshot(fed.server_model())}
         yield evaluate(fed, state), state
     clients, server = state["clients"], state["server"]
-    num_public = len(fed.public.images)
-    rows = torch.arange(num_public, device=fed.device)                                   # [N], D1
-    for t in range(state["round"] + 1, rounds + 1):
-        # Clients train on their own data, and upload their probabilities of the public samples.
-        client_probs, trained = collect_rows(fed, rows, lambda i: train_client(          # [M, N, C]
-            fed, i, t, clients[i], local_epochs=local_epochs, **client_training), attack)
-        clients = trained
-        # Server and clients learn from the mean; without a usable upload nobody does.
-        valid_probs = usable(client_probs)                                               # [m, N, C]
-        if len(valid_probs):
-            target_probs = valid_probs.mean(0)                                           # [N, C]
-            if aggregation == "era":
-                target_probs = entropy_reduction(valid_probs, temperature)
-            [server] = run_students(fed, lambda _: distill(
-                fed, server, fed.server_model(), target_probs, epochs=server_epochs,
-                keys=("server", t), **server_training), [0])
-            clients = in_parallel(fed, lambda i: distill(
-                fed, trained[i], fed.client_model(i), target_probs, epochs=public_epochs,
-                keys=("public", t, i), **client_training), ids)
 
+    for t in range(state["round"] + 1, rounds + 1):
+        # 1, 2: clients train on their own images, and predict all public images.
+        def train(i):
+            return train_client(fed, i, t, clients[i], local_epochs, batch_size, lr, optimizer,
+                                weight_decay)
+
+        # In parallel: probabilities [M, N, C], those of attackers replaced; the trained clients.
+        client_probs, trained = collect_rows(fed, all_rows, train, attack)
+
+        # 3: the mean of the usable uploads: without nan, infinity or a number of 1e30 or more.
+        valid_probs = usable(client_probs)                                   # [m, N, C]
+        if aggregation == "era":
+            target_probs = entropy_reduction(valid_probs, temperature)       # [N, C]
+        else:
+            target_probs = valid_probs.mean(0)                               # [N, C]
+
+        def learn(i):
+            return distill(fed, i, t, trained[i], target_probs, public_epochs, batch_size, lr,
+                           optimizer, weight_decay)
+
+        # 4, 5: server and clients learn from the mean; without a usable upload nobody does.
+        clients = trained
+        if len(valid_probs):
+            server = train_server(fed, t, server, target_probs, server_epochs, server_batch_size,
+                                  server_lr, optimizer, weight_decay)
+            clients = in_parallel(fed, learn, ids)
+
+        # All that the next round needs: networks with their optimizers.
         state = {"round": t, "clients": clients, "server": server}
+        # Measured; no step above sees it.
         metrics = {**evaluate(fed, state, trained),
                    "bad_uploads": len(ids) - len(valid_probs),
                    **logits_ledger(len(ids), fed.num_classes, up=num_public, down=num_public)}

@@ -5,43 +5,25 @@ Distillation and Augmentation under Non-IID Private Data", arXiv:1811.11479; wit
 half, the augmentation with generated samples. Its settings are the defaults; it does not give
 gamma, the optimizer and its rate.
 
-Run:   python fedkd_minimal.py --algo fd
-What travels: in each round every client's mean probabilities of each class (C rows of C), up; the
-mean of the other clients' rows, down.
-Public data: none. The server has no model.
+Run:    python fedkd_minimal.py --algo fd    small settings, less than a minute
+        --paper fedgen has those of the comparison in docs/RESULTS.md, after FedGen's Table 1
+Data:   clients: their own labeled images. There are no public images; the server has no model
+Sent:   up: each client's mean probabilities of each class, C rows of C; down: the others' mean rows
 
-Paper              here                         shape         note
-F(b)               probs                        [B, C]        the paper's "logit vector", which is
-                                                              "normalized by the softmax function"
-F_i                client_means[i]              [C, C]        row l: mean F(b) over the class l
-hat F_i            targets[i]                   [C, C]        row l: the other clients' mean
-gamma              gamma (--gamma)              number        0: each client is alone
-n                  local_steps                  number        batches in a round
-M                  len(fed.private)             number        clients; all take part in each round
-
-Algorithm 1, by the paper's line numbers; phi is the cross-entropy:
- 5     device i, for n steps, for each sample b of a batch, with label y:
-         a step on phi(F(b), y) + gamma phi(F(b), hat F_i[y]), by --optimizer (AMSGrad)
+Algorithm 1, by the paper's line numbers. phi is the cross-entropy, F(b) the probabilities of a
+sample b, which the paper calls a logit vector, "normalized by the softmax function":
+ 5     client i, for each sample b of a batch, with label y:
+         a step on phi(F(b), y) + gamma phi(F(b), hat F_i[y]); in round 1 there is no hat F_i
  6       add F(b) to the sum of class y, and count it: during training
  7-8   for each class l: upload F_i[l] = sum / count
-10-15  server, for each device i and class l: hat F_i[l] = the mean of F_j[l] over the OTHER j
-In round 1 there is no hat F_i, so the second term of line 5 is 0.
+10-15  server, for each client i and class l: hat F_i[l] = the mean of F_j[l] over the OTHER j
 
-Kept between rounds: by each client its network, optimizer and hat F_i. The server keeps nothing.
-Modes: clients train in train mode, with --augment on augmented images, and F(b) of line 6 is of the
-same pass. Both losses of line 5 are means over the batch. The test images are predicted in eval
-mode.
-Scores: `accuracy` and client_accuracy are the mean over the clients at the end of a round.
-Bad upload (nan or infinity): one that is not usable (uploads.py) is replaced by zeros, as if its
-client had drawn no class; this client still receives hat F_i.
-Departures (docs/DEPARTURES.md has more):
+Scores: `accuracy` is client_accuracy, the mean over the clients at the end of a round
 D1  a step is on the mean over a batch, and line 6 takes the F(b) from before this step
 D2  line 10-15: the mean is over the other clients that have drawn the class; as printed, over all
     M - 1, a target would sum to less than 1 where one of them has not. If no other client has drawn
     it, the target is a row of zeros, and the second term of line 5 is 0
 """
-from functools import partial
-
 import torch
 import torch.nn.functional as F
 
@@ -73,31 +55,33 @@ def others_mean(client_means):
     return totals / counts.clamp(min=1)[..., None]
 
 
-def train_client(fed, i, t, client, targets, *, local_epochs, local_steps, batch_size,
-                 new_optimizer, gamma):
-    """Training of client i in round t; it uploads its mean probabilities [C, C] of each class.
+def train_client(fed, i, t, client, targets, local_epochs, local_steps, batch_size, lr, gamma,
+                 optimizer_name, weight_decay):
+    """Client i after training on its own images; its upload: its mean probabilities [C, C].
 
     targets    [C, C]: row l is the target for samples of class l; zeros: no distillation
     """
     images, labels = fed.private[i]                                          # [n, c, h, w], [n]
     model = fed.client_model(i)
-    optimizer = new_optimizer(model.parameters())
-    restore(client, model, optimizer)
+    optimizer = OPTIMIZERS[optimizer_name](model.parameters(), lr=lr, weight_decay=weight_decay)
+    restore(client, model, optimizer)                    # both go on from the client's last step
     sums = torch.zeros_like(targets)                                                     # [C, C]
     counts = torch.zeros_like(targets[:, :1])                                            # [C, 1]
-    model.train()                        # --augment: the batches are augmented
+    model.train()
+    # `shuffled` augments with --augment; ("local", t, i) names the random numbers of this training.
     for rows, batch in shuffled(fed, images, ("local", t, i), epochs=local_epochs,
                                 batch_size=batch_size, steps=local_steps):
-        logits, y = forward(fed, model, batch), labels[rows]
+        logits = forward(fed, model, batch)                                              # [B, C]
+        y = labels[rows]                                                                 # [B]
         distillation = soft_cross_entropy(logits, targets[y]).mean()
         loss = F.cross_entropy(logits, y) + gamma * distillation             # Alg. 1, line 5, D1
-        probs = logits.detach().softmax(-1)                                  # F(b)
-        is_of_class = F.one_hot(y, fed.num_classes).T.to(probs)                          # [C, B]
-        sums += is_of_class @ probs                                          # Alg. 1, line 6
-        counts += is_of_class.sum(1, keepdim=True)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        probs = logits.detach().softmax(-1)      # F(b), of the pass before the step: in train mode
+        is_of_class = F.one_hot(y, fed.num_classes).T.to(probs)                          # [C, B]
+        sums += is_of_class @ probs                                          # Alg. 1, line 6
+        counts += is_of_class.sum(1, keepdim=True)
     means = sums / counts.clamp(min=1)                                       # Alg. 1, line 7-8
     return Trained(means, snapshot(model, optimizer))
 
@@ -110,34 +94,45 @@ def evaluate(fed, state):
 
 
 @checked
-def run(fed, state=None, *, rounds: int = 16, local_epochs: int = 1,
-        local_steps: int | None = 250, batch_size: int = 64, lr: float = 1e-3,
-        optimizer: Optimizer = "amsgrad", weight_decay: float = 1e-4, gamma: float = 1.0,
+def run(fed, state=None, *,
+        rounds: int = 16,                    # all clients take part in each
+        local_epochs: int = 1,               # passes of a client over its images in a round, or,
+        local_steps: int | None = 250,       #   if given, its steps: the paper's n
+        batch_size: int = 64,
+        lr: float = 1e-3,
+        optimizer: Optimizer = "amsgrad",    # of each client, for all training,
+        weight_decay: float = 1e-4,          #   and its L2 penalty
+        gamma: float = 1.0,                  # weight of the distillation; 0: each client is alone
         attack=None):
-    """Yields (metrics, state) after round 0, the untrained start, and after every round.
-
-    hyperparameters.py explains the keywords.
-    """
-    ids, C = range(len(fed.private)), fed.num_classes
-    settings = dict(local_epochs=local_epochs, local_steps=local_steps, batch_size=batch_size,
-                    gamma=gamma, new_optimizer=partial(OPTIMIZERS[optimizer], lr=lr,
-                                                       weight_decay=weight_decay))
+    """Yields (metrics, state) after round 0, the untrained models, and after every round."""
+    ids, C = range(len(fed.private)), fed.num_classes                        # M, C
+    classes = torch.arange(C, device=fed.device)                     # [C]: of each row of an upload
     if state is None:
         state = {"round": 0, "clients": [snapshot(fed.client_model(i, init=i)) for i in ids],
                  "targets": torch.zeros(len(ids), C, C, device=fed.device)}
         yield evaluate(fed, state), state
     clients, targets = state["clients"], state["targets"]
-    classes = torch.arange(C, device=fed.device)                     # [C]: of each row of an upload
+
     for t in range(state["round"] + 1, rounds + 1):
-        # Clients train on their own data, and towards the others' predictions of the label's class.
-        uploads, clients = collect_rows(fed, classes, lambda i: train_client(
-            fed, i, t, clients[i], targets[i], **settings), attack)          # [M, C, C]
-        # What a client receives is the mean over the others; an upload that is not usable is zeros.
+        # Clients train on their own images, and towards the others' predictions of the label.
+        def train(i):
+            return train_client(fed, i, t, clients[i], targets[i], local_epochs, local_steps,
+                                batch_size, lr, gamma, optimizer, weight_decay)
+
+        # In parallel: F_i, [M, C, C], those of attackers replaced; the clients after training.
+        uploads, clients = collect_rows(fed, classes, train, attack)         # Alg. 1, line 5-8
+
+        # An upload with nan, infinity or a number of 1e30 or more is replaced by zeros, as if its
+        # client had drawn no class. The client still receives its targets.
         is_valid = torch.tensor([is_usable(upload) for upload in uploads], device=fed.device)
         client_means = torch.where(is_valid[:, None, None], uploads, 0.0)
+
+        # Each client receives the mean over the others: hat F_i, [M, C, C].
         targets = others_mean(client_means)                                  # Alg. 1, line 10-15
 
+        # All that the next round needs; the server keeps nothing of its own.
         state = {"round": t, "clients": clients, "targets": targets}
+        # Measured; no step above sees it.
         metrics = {**evaluate(fed, state), "bad_uploads": int((~is_valid).sum()),
                    **logits_ledger(len(ids), C, up=C, down=C)}
         yield metrics, state

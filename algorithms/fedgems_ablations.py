@@ -1,71 +1,168 @@
 """FedGEMS's ablations, Table 5: without self-training, self-distillation or ensemble distillation.
 
 Cheng et al., "FedGEMS: Federated Learning of Larger Server Models via Selective Knowledge Fusion",
-arXiv:2110.11027. fedgems.py explains the four cases, Algorithm 1 and the other symbols.
+arXiv:2110.11027, whose settings are the defaults.
 
-Run:   python fedkd_minimal.py --algo fedgems-ablations --no-self-distillation
-What travels: as in fedgems.py.
-Public data: labeled, on the server and on every client. All networks may differ.
+Run:    python fedkd_minimal.py --algo fedgems-ablations --no-self-distillation    small settings
+        --paper: as in fedgems.py
+Data:   as in fedgems.py
+Sent:   as in fedgems.py; without ensemble distillation the clients send nothing
 
-Paper                  here                    shape       note
-- Self-Training        self_training           bool        False: where the server is right, the
-                                                           pool teaches if it has the sample, or
-                                                           the clients; the pool is still filled
-- Self-Distillation    self_distillation       bool        False: the clients teach what the pool
-                                                           would have taught
-- Ensemble             ensemble_distillation   bool        False: CE alone where the clients would
-                                                           have taught; such a sample is in none
-                                                           of the four cases
-S_Correct              correct                 bool [B]    of a batch, as in fedgems.py
+With all parts it is FedGEMS: `diff algorithms/fedgems.py algorithms/fedgems_ablations.py` shows
+what the parts change, the cases and which samples may be requested. Without (D1):
+  self-training           where the server is right, the pool teaches if it has the sample,
+                          otherwise the clients; the pool is still filled
+  self-distillation       the clients teach what the pool would have taught
+  ensemble distillation   CE alone where the clients would have taught; such a sample is in none of
+                          the four cases
 
-The loop is that of fedgems.py: `who_teaches` replaces the function of that name, also where it says
-which samples the clients predict.
-
-Modes, what is kept, scores, bad uploads: as in fedgems.py.
-Departures (docs/DEPARTURES.md has more):
-D1  the paper does not define the three rows; the table above is our reading
+Scores: as in fedgems.py
+D1  the paper does not define the three rows of Table 5; the list above is our reading
 """
-from functools import partial
+import torch
 
-from algorithms import Algorithm, checked, fedgems
-from federation.training import Optimizer
+from algorithms import Algorithm, checked
+from algorithms.fedgems import (
+    ALGORITHM as FEDGEMS,
+    CASES,
+    Pool,
+    ServerResult,
+    distill_client,
+    entropy_weights,
+    evaluate,
+    fuse_logits,
+    reliable_clients,
+    server_loss,
+    server_result_metrics,
+    train_client,
+)
+from federation import timed
+from federation.parallel import in_parallel, on_server
+from federation.training import (OPTIMIZERS, Optimizer, forward, predict_logits, restore, shuffled,
+                                 snapshot)
+from federation.uploads import collect_rows
 
 
-def who_teaches(correct, in_pool, *, with_self_training, with_self_distillation,
-                with_ensemble_distillation):
-    """(self_training, self_distillation, requests), bool [B], as in fedgems.py.   Table 5
+@timed
+@on_server
+def train_server(fed, t, server, pool, public_rows, fused_logits, has_reliable, server_epochs,
+                 batch_size, lr, epsilon, with_self_training, with_self_distillation,
+                 with_ensemble_distillation, optimizer_name, weight_decay):
+    """Selective knowledge fusion in round t, as in fedgems.py, without the parts that are False."""
+    images, labels = fed.public                                              # [N, c, h, w], [N]
+    model = fed.server_model()
+    optimizer = OPTIMIZERS[optimizer_name](model.parameters(), lr=lr, weight_decay=weight_decay)
+    restore(server, model, optimizer)                    # both go on from the server's last step
+    pool = Pool(pool.logits.clone(), pool.mask.clone())      # the caller's state does not change
+    clients_logits = torch.zeros_like(pool.logits)                                       # [N, C]
+    clients_logits[public_rows] = fused_logits
+    client_right = torch.zeros_like(pool.mask)           # bool [N]: is one of the clients right?
+    client_right[public_rows] = has_reliable
+    cases = torch.zeros(len(CASES), len(labels), dtype=torch.bool, device=fed.device)    # [4, N]
+    requested = torch.zeros_like(pool.mask)                                              # bool [N]
+    model.train()
+    for rows, batch in shuffled(fed, images, ("server", t), epochs=server_epochs,
+                                batch_size=batch_size):                      # Alg. 1, line 4
+        # Before the step: on which samples is the server right? Clean images, in eval mode.
+        checked_logits = predict_logits(fed, model, images[rows])                        # [B, C]
+        correct = checked_logits.argmax(1) == labels[rows]                   # bool [B]: S_Correct
+        in_pool = pool.mask[rows]                                            # bool [B]
 
-    correct, in_pool    bool [B]: the server is right now; it was in an earlier check
-    with_...            bool: False switches this case off
-    """
-    self_training = correct & with_self_training                            # D1
-    self_distillation = ~self_training & in_pool & with_self_distillation
-    requests = ~self_training & ~self_distillation & with_ensemble_distillation
-    return self_training, self_distillation, requests
+        # The four cases, each with its teacher; D1. A sample may be in none of them.
+        self_training = correct & with_self_training                     # none
+        self_distillation = ~self_training & in_pool & with_self_distillation       # the pool
+        asks = ~self_training & ~self_distillation & with_ensemble_distillation
+        ensemble_distillation = asks & client_right[rows]                # the clients
+        nobody_right = asks & ~client_right[rows]                        # none
+
+        has_teacher = self_distillation | ensemble_distillation              # bool [B]
+        teacher_logits = torch.where(self_distillation[:, None], pool.logits[rows],
+                                     clients_logits[rows])                   # [B, C]
+        pool.logits[rows[correct]] = checked_logits[correct]                 # Alg. 1, line 7
+        pool.mask[rows[correct]] = True
+        # In train mode, and with --augment of augmented images. One mean over the batch.
+        logits = forward(fed, model, batch)                                              # [B, C]
+        loss = server_loss(logits, labels[rows], teacher_logits, has_teacher,
+                           epsilon)                                      # Alg. 1, line 6, 9, 12
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()                                                     # Alg. 1, line 14
+        # For the metrics.
+        cases[:, rows] = torch.stack([self_training, self_distillation, ensemble_distillation,
+                                      nobody_right])
+        requested[rows] |= asks
+    # Eval mode, clean images.
+    server_logits = predict_logits(fed, model, images)                       # Alg. 1, line 15
+    return ServerResult(snapshot(model, optimizer), server_logits, pool, cases, requested)
 
 
 @checked
-def run(fed, state=None, *, rounds: int = 200, local_epochs: int = 1, public_epochs: int = 1,
-        server_epochs: int = 1, batch_size: int = 256, server_batch_size: int = 256,
-        lr: float = 1e-3, server_lr: float = 1e-3, optimizer: Optimizer = "amsgrad",
-        weight_decay: float = 1e-4, epsilon: float = 0.75, self_training: bool = True,
-        self_distillation: bool = True, ensemble_distillation: bool = True, attack=None):
-    """Yields (metrics, state) after round 0, the untrained start, and after every round.
+def run(fed, state=None, *,
+        rounds: int = 200,                       # T
+        local_epochs: int = 1,                   # passes of a client over its own images in a
+        public_epochs: int = 1,                  #   round, and over the public images
+        server_epochs: int = 1,                  # passes of the server over the public images
+        batch_size: int = 256,                   # of a client
+        server_batch_size: int = 256,
+        lr: float = 1e-3,                        # of a client
+        server_lr: float = 1e-3,
+        optimizer: Optimizer = "amsgrad",        # of each client and of the server, for all
+        weight_decay: float = 1e-4,              #   training, and its L2 penalty
+        epsilon: float = 0.75,                   # weight of CE; 1 - epsilon is that of KL
+        self_training: bool = True,              # Table 5's three parts
+        self_distillation: bool = True,
+        ensemble_distillation: bool = True,
+        attack=None):
+    """Yields (metrics, state) after round 0, the untrained models, and after every round."""
+    ids, labels = range(len(fed.private)), fed.public.labels                 # M, [N]
+    if state is None:
+        pool = Pool(torch.zeros(len(labels), fed.num_classes, device=fed.device),
+                    torch.zeros_like(labels, dtype=torch.bool))
+        state = {"round": 0, "clients": [snapshot(fed.client_model(i, init=i)) for i in ids],
+                 "server": snapshot(fed.server_model()), "pool": pool._asdict()}
+        yield {**evaluate(fed, state), "pool": 0.0}, state
+    clients, server, pool = state["clients"], state["server"], Pool(**state["pool"])
 
-    optimizer    optimizer of clients and server, kept over the rounds
-    hyperparameters.py explains the other keywords.
-    """
-    rule = partial(who_teaches, with_self_training=self_training,
-                   with_self_distillation=self_distillation,
-                   with_ensemble_distillation=ensemble_distillation)
-    yield from fedgems.run(
-        fed, state, rounds=rounds, local_epochs=local_epochs, public_epochs=public_epochs,
-        server_epochs=server_epochs, batch_size=batch_size, server_batch_size=server_batch_size,
-        lr=lr, server_lr=server_lr, optimizer=optimizer, weight_decay=weight_decay,
-        epsilon=epsilon, attack=attack, rule=rule)
+    for t in range(state["round"] + 1, rounds + 1):                          # Alg. 1, line 2
+        # a: clients train on their own images, and predict the n samples that may be requested.
+        may_request = ~pool.mask if self_distillation else torch.ones_like(pool.mask)
+        public_rows = torch.nonzero(may_request & ensemble_distillation)[:, 0]       # [n]
+
+        def train(i):
+            return train_client(fed, i, t, clients[i], public_rows, local_epochs, batch_size, lr,
+                                optimizer, weight_decay)
+
+        # In parallel: logits [M, n, C], those of attackers replaced; the clients after training.
+        client_logits, trained = collect_rows(fed, public_rows, train, attack)  # line 25-27, 31-33
+
+        # On each sample only clients that are right teach, and the more certain ones more.
+        reliable = reliable_clients(client_logits, labels[public_rows])      # bool [M, n]
+        weights = entropy_weights(client_logits, reliable)                   # Eq. (4), [M, n]
+        fused_logits = fuse_logits(client_logits, weights)                   # Eq. (5), [n, C]
+
+        # b, c: the server trains, by the labels, its pool and the clients.
+        result = train_server(fed, t, server, pool, public_rows, fused_logits, reliable.any(0),
+                              server_epochs, server_batch_size, server_lr, epsilon, self_training,
+                              self_distillation, ensemble_distillation, optimizer,
+                              weight_decay)                                  # Alg. 1, line 3-15
+        server, pool = result.server, result.pool
+
+        # d: all clients learn from the server's logits of all public images.
+        def distill(i):
+            return distill_client(fed, i, t, trained[i], result.server_logits, public_epochs,
+                                  batch_size, lr, epsilon, optimizer, weight_decay)
+
+        clients = in_parallel(fed, distill, ids)                             # Alg. 1, line 19-23
+
+        # All that the next round needs: networks with their optimizers, and the pool.
+        state = {"round": t, "clients": clients, "server": server, "pool": pool._asdict()}
+        # Measured; no step above sees it.
+        metrics = {**evaluate(fed, state, trained),
+                   **server_result_metrics(fed, public_rows, client_logits, weights, result)}
+        yield metrics, state
 
 
 ALGORITHM = Algorithm(
-    "fedgems-ablations", run, scores=fedgems.ALGORITHM.scores, keeps=fedgems.ALGORITHM.keeps,
-    public="labeled", mixed_networks=True, server="images", plateau=("lr", "server_lr"),
-    evaluate=fedgems.evaluate, columns=fedgems.ALGORITHM.columns)
+    "fedgems-ablations", run, scores=FEDGEMS.scores, keeps=FEDGEMS.keeps, public="labeled",
+    mixed_networks=True, server="images", plateau=FEDGEMS.plateau, evaluate=evaluate,
+    columns=FEDGEMS.columns)

@@ -9,7 +9,6 @@ With --joint FedMD's `*_public_test` is on the test images of the public data se
 import itertools
 from typing import NamedTuple
 
-from federation import timed
 from federation.parallel import in_parallel
 from federation.training import load_model, predict_logits, predict_together
 
@@ -126,6 +125,17 @@ def two_phase_metrics(distilled, private):
             **client_metrics(private, "client_accuracy_private")}
 
 
+def distillation_metrics(fed, clients, trained=None):
+    """`two_phase_metrics` where a round is private training of the clients, then distillation.
+
+    clients    their snapshots after distillation
+    trained    those after private training; None at the start, where clients have had neither:
+               then both accuracies are of the untrained networks
+    """
+    distilled = client_scores(fed, clients)
+    return two_phase_metrics(distilled, client_scores(fed, trained) if trained else distilled)
+
+
 def server_metrics(fed, server):
     """Test accuracy of the server's own network; server: a snapshot.
 
@@ -137,20 +147,3 @@ def server_metrics(fed, server):
     if public is None:
         return {"server_accuracy": test}
     return {"server_accuracy": public, "server_accuracy_private_test": test}
-
-
-@timed
-def evaluate(fed, state, trained=None, *, main_metric):
-    """Test accuracies where a round is private training, then distillation.
-
-    state          "clients": their snapshots after distillation; "server": its snapshot, if any
-    trained        the clients after private training; None at the start, where they have had
-                   neither: then both accuracies are of the untrained networks
-    main_metric    `accuracy` repeats this metric
-    """
-    distilled = client_scores(fed, state["clients"])
-    private = client_scores(fed, trained) if trained else distilled
-    metrics = two_phase_metrics(distilled, private)
-    if "server" in state:
-        metrics |= server_metrics(fed, state["server"])
-    return {"accuracy": metrics[main_metric], **metrics}

@@ -330,6 +330,8 @@ TABLE["algorithms/dsfl.py", "dsfl"] = [
      "era_of_a_one_hot_mean_is_near_one_hot_by_hand", "no temperature", "AIJack's DS-FL"),
     ("predict_logits(fed, model, fed.public.images)«.softmax(-1)→»", "dsfl_round_by_hand",
      "logits in the place of probabilities", "PFLlib's FD"),
+    ('if aggregation «==→!=» "era":', "dsfl_round_by_hand",
+     "the mean itself for the sharpened one"),
     ("if len(valid_probs)«→ > 1»:", "logits::everyone_learns_from_a_single_valid_upload[dsfl]",
      "one upload teaches nobody")]
 TABLE["algorithms/fd.py", "fd"] = [
@@ -359,10 +361,18 @@ TABLE["algorithms/cronus.py", "cronus"] = [
     ("(deviation @ vectors[..., «-1:→:1»])", "robust_mean_by_slow_loop[8-3]",
      "the direction of the smallest variance"),
     ("scores = vectors[..., -1].«square().→»T", "robust_mean_by_slow_loop[8-30]",
-     "liars on one side alone are far")]
+     "liars on one side alone are far"),
+    ("predict_logits(fed, model, fed.public.images)«.softmax(-1)→»", "cronus_round_by_hand",
+     "logits in the place of probabilities", "PFLlib's FD"),
+    ("if len(valid_probs)«→ > 1»:", "logits::everyone_learns_from_a_single_valid_upload[cronus]",
+     "one upload teaches nobody")]
 TABLE["algorithms/fedgem.py", "fedgem"] = [
     ("trained[i], «server_logits→teacher_logits», public_epochs", "fedgem_round_by_hand",
-     "clients learn from their own mean")]
+     "clients learn from their own mean"),
+    ("(epsilon * «ce + (1 - epsilon) * kl→kl + (1 - epsilon) * ce»).mean()", "fedgem_round_by_hand",
+     "epsilon on the wrong term"),
+    ("kl_divergence(«teacher_logits, logits→logits, teacher_logits»)", "fedgem_round_by_hand",
+     "KL(student || teacher)", "AIJack's FedGEMS")]
 TABLE["algorithms/fedgems.py", "fedgems"] = [
     ("entr(probs).«sum→mean»(-1)", "eq3_by_hand", "the mean over the classes"),
     ("«torch.special.entr→-»(probs«→ * probs.log()»).sum(-1)",
@@ -408,15 +418,29 @@ TABLE["algorithms/fedgems.py", "fedgems"] = [
      "selection_is_in_eval_mode", "judged in train mode", "AIJack's FedGEMS"),
     ("pool.logits[rows«[correct]→»] = checked_logits«[correct]→»",
      "a_round_is_the_papers_algorithm[one epoch]", "wrong logits are pooled"),
-    ("has_teacher = self_distillation | «ensemble_distillation→requests»",
+    ("self_distillation = «~correct & →»in_pool", "a_round_is_the_papers_algorithm[one epoch]",
+     "the pool teaches where the server is right"),
+    ("ensemble_distillation = ~correct & «~in_pool & →»client_right",
+     "a_round_is_the_papers_algorithm[two, augmented]",
+     "a sample that came to the pool in this round is requested"),
+    ("has_teacher = self_distillation | ensemble_distillation«→ | nobody_right»",
      "nobody_right_is_plain_cross_entropy", "the uniform distribution teaches"),
     ("not is_usable(logits«[requested]→»)", "an_upload_is_bad_only_for_what_was_asked",
      "bad for logits that never travel"),
-    ("return torch.nonzero(requests«→ | True»)[:, 0]",
+    ("public_rows = torch.nonzero(~pool.mask«→ | True»)[:, 0]",
      "clients_predict_exactly_what_the_pool_lacks", "clients predict all rows")]
 TABLE["algorithms/fedgems_ablations.py", "fedgems"] = [
     ("~self_training & «→(»in_pool «→| correct) »& with_self_distillation",
-     "ablations_move_samples_between_cases[self_training]", "the pool is filled too early")]
+     "ablations_move_samples_between_cases[self_training]", "the pool is filled too early"),
+    ("asks = ~self_training & ~self_distillation« & with_ensemble_distillation→»",
+     "ablations_move_samples_between_cases[ensemble_distillation]",
+     "clients are asked all the same"),
+    ("may_request = ~pool.mask« if self_distillation else torch.ones_like(pool.mask)→»",
+     "an_ablations_clients_predict_what_may_be_requested[self_distillation-14]",
+     "clients do not predict what the pool would have taught"),
+    ("torch.nonzero(may_request« & ensemble_distillation→»)",
+     "an_ablations_clients_predict_what_may_be_requested[ensemble_distillation-0]",
+     "clients predict in vain")]
 # ------------------------------------------------------------------------------ feature maps travel
 TABLE["algorithms/fedgkt.py", "fedgkt"] = [
     ("return ce + distillation_loss(«client_logits, logits→logits, client_logits», temperature)",

@@ -255,14 +255,6 @@ def agree(fed, metrics, state, slow):
         assert ours == pytest.approx([sum(scores) / M, min(scores), max(scores)])
 
 
-def test_who_teaches_in_the_four_cases():
-    """Right: nobody, in the pool or not. Wrong: the pool if it has the sample, or the clients."""
-    correct = torch.tensor([True, True, False, False])
-    in_pool = torch.tensor([True, False, True, False])
-    assert [x.tolist() for x in fedgems.who_teaches(correct, in_pool)] == [
-        [True, True, False, False], [False, False, True, False], [False, False, False, True]]
-
-
 def toy(**changes):
     return labeled(**{"num_public": 14, "server": linear, **changes})
 
@@ -352,3 +344,16 @@ def test_clients_predict_exactly_what_the_pool_lacks(monkeypatch):
     pools = [state["pool"]["mask"].tolist() for _, state in rounds]
     assert seen == [[n for n in range(14) if not pool[n]] for pool in pools[:-1]]
     assert 0 < sum(pools[1]) < 14
+
+
+@pytest.mark.parametrize("off, expected", [("self_distillation", 14), ("ensemble_distillation", 0)])
+def test_an_ablations_clients_predict_what_may_be_requested(off, expected, monkeypatch):
+    """Every sample if the pool never teaches; none if the clients never teach."""
+    seen = []
+
+    def note(uploads, rows):
+        seen.append(len(rows))
+        return uploads
+    settings = {**QUICK, **receives(monkeypatch, note), off: False}
+    assert 0 < last(fedgems_ablations.run(toy(), **settings))[0]["pool"] < 1
+    assert seen == [expected] * 2

@@ -21,6 +21,8 @@ SAME = {    # an algorithm: its settings, what it then is, settings of both
     **{f"fedsdd-ablations, {local}": (
         {"students": "none", "local": local}, local, {"K": 1, "R": 1, "mu": 0.3})
        for local in ("fedavg", "fedprox", "scaffold")},
+    "fedgems-ablations": ({"self_training": True, "self_distillation": True,
+                           "ensemble_distillation": True}, "fedgems", {}),
     "fedgkt-async": ({"latencies": (2.5,) * 6}, "fedgkt",
                      {"participation": 1.0, "server_order": "mixed"})}
 
