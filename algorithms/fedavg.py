@@ -27,8 +27,6 @@ from federation.parallel import sample_clients
 from federation.training import OPTIMIZERS, Optimizer, forward, load_model, network, shuffled
 from federation.uploads import collect
 
-COPIES = 1      # a message has as many numbers as the model has parameters
-
 
 def start_server(fed, architecture, init=0):
     """The global model before round 1; `init` picks the seed of its weights."""

@@ -29,8 +29,6 @@ from federation.parallel import sample_clients
 from federation.training import OPTIMIZERS, Optimizer, forward, load_model, network, shuffled
 from federation.uploads import collect
 
-COPIES = 1      # a message has as many numbers as the model has parameters
-
 
 def proximal_term(model, global_state, mu):
     """(mu / 2) ||w - w^t||²: the penalty on the distance to w^t, a scalar.   Eq. (2)

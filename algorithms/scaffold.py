@@ -33,8 +33,6 @@ from federation.parallel import sample_clients
 from federation.training import forward, load_model, network, shuffled
 from federation.uploads import collect
 
-COPIES = 2      # a message has twice the model's parameters: the model and a control
-
 
 def corrected_gradient(grad, client_control, server_control):
     """g - c_i + c: the batch's gradient, corrected for the client's drift.   Alg. 1, line 10
