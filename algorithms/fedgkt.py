@@ -4,58 +4,33 @@ He, Annavaram and Avestimehr, "Group Knowledge Transfer: Federated Learning of L
 Edge", arXiv:2007.14513. The defaults are Table 10's for iid data; the temperature and AMSGrad are
 those of the authors' code of 2020.
 
-Run:   python fedkd_minimal.py --algo fedgkt
-What travels: in each round a client sends feature maps, logits and labels of all its samples; the
-server sends back its logits of these samples. After the last round a device that predicts sends the
-feature map of its input, or downloads the server's network once.
-Public data: none. Edge networks may differ; their feature maps have one shape.
+Run:    python fedkd_minimal.py --algo fedgkt    small settings, about a minute
+        --paper fedgkt has the paper's, which are the defaults of `run`; with it the server's
+        learning rate falls when the validation accuracy no longer grows (experiment/plateau.py)
+Data:   clients: their own labeled images; server: only what they upload. Edge networks may differ,
+        but their feature maps have one shape
+Sent:   up: feature maps, logits, labels of a client's images; down: the server's logits of them
 
-Paper              here                         shape         note
-W_e^(k), W_c^(k)   model.extract, .classify     networks      client i: images -> H^(k) -> Z_c^(k)
-W_s                server                       snapshot      H^(k) -> Z_s^(k)
-H^(k)              uploads[i].features          [n, ...]      feature maps of all its n samples: of
-                                                              gkt_edge [n, 16, h, w]
-Z_c^(k)            uploads[i].logits            [n, C]        by the client's network
-Z_s^(k)            server_logits[i]             [n, C]        by the server's; or None
-Y^(k)              fed.private[i].labels        [n]           sent with every upload
-T                  temperature                  number        of KD (in Alg. 1 also the rounds)
-E_c, E_s           local_epochs, server_epochs  numbers
+Algorithm 1; its client k is i here. KD is T² KL(teacher || student) at temperature T (D3):
+ 3- 5  each client (with --participation below 1, some) trains its edge network, then uploads:
+19-22    E_c passes by CE + KD from the server's logits of its images, Eq. (7); by CE alone if it
+         has none, as in its first training
+24-30    feature maps H, logits Z_c and labels Y of all its images
+ 6-10  the server waits for all uploads, then trains on them for E_s passes, client after client,
+       by CE + KD from the client's logits, Eq. (6)
+11-12  it predicts its logits Z_s of the same feature maps
+14-15  each client receives those of its images, for its next training
 
-Algorithm 1, with the paper's line numbers; its client k is i here. CE is cross-entropy. KD is T²
-KL(teacher || student), both softmaxes at temperature T; --no-client-distill drops it from Eq. (7),
---no-server-distill from Eq. (6). Each network keeps its optimizer over all rounds, AMSGrad.
- 3- 5  each client (with --participation: some) trains, then uploads H^(k), Z_c^(k) and Y^(k):
-19-22    E_c passes over its samples: CE + KD from the server's logits, Eq. (7); CE alone if it has
-         none, as in its first training
-24-30    one pass in eval mode: feature maps and logits of all its samples
- 6-10  the server waits for all uploads, then trains on the valid ones for E_s passes, client after
-       client: CE + KD from the client's logits, Eq. (6)
-11-12  one pass in eval mode: the server's logits of these feature maps
-14-15  each client with a valid upload receives the server's logits of its samples, for its next
-       training. A client that did not take part keeps the logits that it has
-With --augment training j of a client is on view j - 1 of its images, in all its passes, and upload
-j is of view j, augmented anew. So the server's logits of upload j fit training j + 1.
-
-Modes: clients and server train in train mode; CE and KD are means over the batch. Uploads, the
-server's logits and scores are predicted in eval mode; test images are clean.
-Kept between rounds: server: network, optimizer. Client: network, optimizer, the server's logits and
-the number of trainings. A snapshot is a dict of the state_dicts of a network and its optimizer,
-which is None before the first training.
-Scores: after line 15, means over all clients, also those that did not take part. `accuracy`: of a
-client's extractor with the server's network behind it. edge_accuracy: of the client's own network.
-Bad upload (nan or infinity): `collect_features` leaves it out. Its client goes on from the network
-that it has trained, without logits of the server, by CE alone. If that network itself holds nan, so
-do all its later uploads.
-Departures (docs/DEPARTURES.md has more):
-D1  a client learns from the server's logits of the same sample, as printed; the public code pairs
-    them with another sample
+Scores: `accuracy`, after line 15, is the mean over all clients of the test accuracy of their
+        extractor with the server's network behind it; `edge_accuracy` is of their own networks
+D1  a client learns from the server's logits of the same image, as printed; the public code pairs
+    them with another image
 D2  clients of one architecture start equal (unless --no-common-start); the paper is silent
-D3  KD has the factor T², as in the public code. In Eq. (6) it is a sum over all clients; here a
-    sample has the logits of its own client alone
+D3  KD has the factor T², as in the public code. In Eq. (6) it is a sum over all clients; here an
+    image has the logits of its own client alone
 D4  lines 11-12 follow the last epoch; in Algorithm 1 they are the training passes of that epoch
 """
 import dataclasses
-from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -63,15 +38,13 @@ import torch.nn.functional as F
 
 from algorithms import Algorithm, checked
 from algorithms.equations import distillation_loss
-from attacks import attack_samples
 from federation import output_shape, seeded, stream, timed
 from federation.communication import features_ledger
 from federation.evaluation import accuracy, mean_own, own_accuracy
-from federation.parallel import (by_architecture, in_parallel, on_server, own_share, sample_clients,
-                                 to_all, to_server)
+from federation.parallel import by_architecture, in_parallel, on_server, sample_clients
 from federation.training import (OPTIMIZERS, Optimizer, autocast, batches, forward, predict_logits,
                                  restore, shuffled, snapshot)
-from federation.uploads import Trained, is_usable
+from federation.uploads import Trained, collect_features
 
 CHUNK = 64      # samples of a forward pass without training: limits the memory it takes
 
@@ -80,6 +53,7 @@ def server_loss(logits, labels, client_logits, temperature, distill=True):
     """CE plus, if `distill`, T² KL(client || server); no gradient to the client's logits.   Eq. (6)
 
     logits, labels, client_logits    [B, C], [B], [B, C]
+    returns                          a scalar: CE and KD are means over the batch
     """
     ce = F.cross_entropy(logits, labels)
     if not distill:
@@ -92,6 +66,7 @@ def client_loss(logits, labels, server_logits, temperature):
 
     logits, labels, server_logits    [B, C], [B], [B, C]; server_logits is None if the client has
                                      none: then CE alone
+    returns                          a scalar: CE and KD are means over the batch
     """
     ce = F.cross_entropy(logits, labels)
     if server_logits is None:
@@ -100,20 +75,21 @@ def client_loss(logits, labels, server_logits, temperature):
 
 
 class Upload(NamedTuple):
-    """What a client sends of its n private samples.
+    """What a client sends of its n images.
 
     It sends their labels too; the server of this simulation reads them in fed.private[i].labels.
     """
 
-    features: torch.Tensor    # [n, ...], of the type that --features names
-    logits: torch.Tensor      # float32 [n, C]
+    features: torch.Tensor    # H^(k) [n, ...], of gkt_edge [n, 16, h, w]
+    logits: torch.Tensor      # Z_c^(k), float32 [n, C]
 
 
 @torch.no_grad()
 def extract(fed, model, images, dtype):
-    """The `Upload` of images [n, c, h, w], in eval mode.   Eq. (3), (9)
+    """The `Upload` of images [n, c, h, w], in eval mode; the model keeps its mode.   Eq. (3), (9)
 
-    model    an edge network: extract is images -> feature map, classify is feature map -> logits
+    model    an edge network: `extract` is W_e, images -> feature maps, and `classify` W_c, feature
+             maps -> logits
     dtype    of the feature maps in the upload
     """
     was_training = model.training
@@ -128,67 +104,52 @@ def extract(fed, model, images, dtype):
     return Upload(torch.cat(features), torch.cat(logits))
 
 
-def view(fed, i, number):
-    """View `number` of client i's images [n, c, h, w]: of its upload `number` and of training
-    `number` + 1. With --augment each view is cropped and flipped anew; 0 is never uploaded.
+def view_after(fed, i, trainings):
+    """The view of client i's images [n, c, h, w] that follows so many of its trainings.
+
+    With --augment all images are cropped and flipped once after each training, not in each batch.
+    The feature maps that are then uploaded are of this view, and so are the server's logits of
+    them. Therefore the next training, in which these logits teach, is on this view too.
     """
     images = fed.private[i].images
-    return fed.augment(images, stream(fed.seed, "view", number, i)) if fed.augment else images
+    return fed.augment(images, stream(fed.seed, "view", trainings, i)) if fed.augment else images
 
 
-def train_client(fed, i, client, server_logits, *, local_epochs, batch_size, new_optimizer,
-                 temperature, client_distill, dtype):
-    """Local training of client i with `client_loss`, and the `Upload` after it.   Eq. (10)
+def train_client(fed, i, client, server_logits, local_epochs, batch_size, lr, temperature,
+                 client_distill, dtype, optimizer_name, weight_decay):
+    """Client i's `Upload` after local training, and its new snapshot: `Trained`.   Eq. (10)
 
-    Training goes on from its network and optimizer, the snapshot `client`, to a new snapshot.
-    client           a snapshot, with the number of its trainings so far
-    server_logits    [n, C], by sample row, or None
+    client           its snapshot: network, optimizer and number of trainings so far
+    server_logits    Z_s^(k), of its last upload: [n, C], by row; None, or not client_distill: CE
+                     alone
+    dtype            of the feature maps in the upload
     """
+    labels = fed.private[i].labels                                           # [n]
+    images = view_after(fed, i, client["trainings"])     # [n, c, h, w], those of its last upload
+    number = client["trainings"] + 1                     # of this training
     has_teacher = client_distill and server_logits is not None
-    labels = fed.private[i].labels
     model = fed.client_model(i)
-    optimizer = new_optimizer(model.parameters())
+    optimizer = OPTIMIZERS[optimizer_name](model.parameters(), lr=lr, weight_decay=weight_decay)
     restore(client, model, optimizer)
-    number = client["trainings"] + 1                     # of this training and of its upload
-    images = view(fed, i, number - 1)                    # of the last upload
     fed_without_augment = dataclasses.replace(fed, augment=None)     # a view is augmented already
-    model.train()                        # --augment: the view is augmented
+    model.train()
     for rows, batch in shuffled(fed_without_augment, images, ("local", number, i),
                                 epochs=local_epochs, batch_size=batch_size):    # Alg. 1, line 19-20
-        teacher_logits = server_logits[rows] if has_teacher else None            # D1
-        loss = client_loss(forward(fed, model, batch), labels[rows], teacher_logits,
-                           temperature)                                      # Alg. 1, line 21
+        logits = forward(fed, model, batch)                                  # [B, C]
+        teacher_logits = server_logits[rows] if has_teacher else None        # [B, C], D1
+        loss = client_loss(logits, labels[rows], teacher_logits, temperature)    # Alg. 1, line 21
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()                                                     # Alg. 1, line 22
-    upload = extract(fed, model, view(fed, i, number), dtype)                # Alg. 1, line 24-29
+    upload = extract(fed, model, view_after(fed, i, number), dtype)          # Alg. 1, line 24-29
     return Trained(upload, snapshot(model, optimizer) | {"trainings": number})     # Alg. 1, line 30
 
 
-@timed
-def collect_features(fed, clients, ids, server_logits, attack=None, **training):
-    """({client: valid upload}, snapshots of all clients), after the clients `ids` have trained.
-
-    Of several processes, only the one that trains the server has the uploads, which are large.
-    """
-    own = {i: train_client(fed, i, clients[i], server_logits[i], **training)
-           for i in own_share(ids)}                                          # Alg. 1, line 3-5
-    trained = to_all(fed, {i: result.client for i, result in own.items()}, ids)
-    clients = [trained.get(i, client) for i, client in enumerate(clients)]
-    uploads = to_server(fed, {i: result.upload for i, result in own.items()}, ids)
-    if attack and uploads:
-        features, logits = zip(*uploads.values())
-        features = attack_samples(attack, features, ids)
-        logits = attack_samples(attack, logits, ids)
-        uploads = {i: Upload(f, z) for i, f, z in zip(ids, features, logits)}
-    return {i: upload for i, upload in uploads.items() if is_usable(upload)}, clients
-
-
 def server_batches(fed, uploads, server_batch_size, server_order, rng):
-    """The batches of an epoch of the server: [(a client, rows [B] of its upload)].
+    """[(a client, rows [B] of its upload)]: the server's batches of an epoch.
 
-    A client's samples are in random order. Client comes after client, or, "mixed", all batches are
-    shuffled.
+    Client comes after client, each one's rows in random order. If server_order is "mixed", all
+    these batches are then shuffled.
     """
     epoch = [(i, rows) for i in uploads                                      # Alg. 1, line 8-9
              for rows in batches(len(fed.private[i].labels), server_batch_size, epochs=1, rng=rng,
@@ -200,70 +161,73 @@ def server_batches(fed, uploads, server_batch_size, server_order, rng):
 
 @timed
 @on_server
-def train_server(fed, event, server, uploads, *, server_epochs, server_batch_size, server_order,
-                 new_optimizer, temperature, server_distill):
-    """(the server after training with `server_loss`, {client: its logits [n, C]}).   Eq. (8)
+def train_server(fed, number, server, uploads, server_epochs, server_batch_size, server_lr,
+                 server_order, temperature, server_distill, optimizer_name, weight_decay):
+    """(the server after training on the uploads, {client: its logits Z_s^(k) [n, C]}).   Eq. (8)
 
-    event    the number of this training: the round, or in fedgkt_async.py the server's trainings
-    Training goes on from the server's network and optimizer, the snapshot `server`.
+    number     of this training: the round, or in fedgkt_async.py how often the server has trained
+    server     its snapshot: network and optimizer
+    uploads    {client: `Upload`}
     """
-    if not uploads:
+    if not uploads:                                      # none was usable: the server stays
         return server, {}
     model = fed.server_model()
-    optimizer = new_optimizer(model.parameters())
+    optimizer = OPTIMIZERS[optimizer_name](model.parameters(), lr=server_lr,
+                                           weight_decay=weight_decay)
     restore(server, model, optimizer)
-    rng = stream(fed.seed, "server", event)                                  # order of batches
+    rng = stream(fed.seed, "server", number)                                 # order of batches
     model.train()
-    with seeded(fed.seed, "server", event):                                  # dropout
+    with seeded(fed.seed, "server", number):                                 # dropout
         for _ in range(server_epochs):                                       # Alg. 1, line 7
             for i, rows in server_batches(fed, uploads, server_batch_size, server_order, rng):
-                features, client_logits = uploads[i]
+                features, client_logits = uploads[i]                         # [n, ...], [n, C]
                 labels = fed.private[i].labels                               # sent with the upload
-                logits = forward(fed, model, features[rows].float())
+                logits = forward(fed, model, features[rows].float())         # [B, C]
                 loss = server_loss(logits, labels[rows], client_logits[rows], temperature,
                                    server_distill)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()                                             # Alg. 1, line 10
-    # D4: after the last epoch, in eval mode
+    # D4: after the last epoch, in eval mode.
     answers = {i: predict_logits(fed, model, features.float(), CHUNK)        # Alg. 1, line 11-12
                for i, (features, _) in uploads.items()}                      # z_s* of Eq. (11)
     return snapshot(model, optimizer), answers
 
 
 class ClientScore(NamedTuple):
-    """Accuracies of one client, in [0, 1]."""
+    """Test accuracies of one client, in [0, 1]."""
 
     stacked: float     # of its extractor with the server's network behind it
     edge: float        # of its own network
     edge_own: float | None     # of its own network, each class weighed by its share of own labels
 
 
-def stacked_scores(fed, clients, server, data):
-    """The `ClientScore` of each client on `data`; clients, server: snapshots."""
+@timed
+def evaluate(fed, state):
+    """Test accuracy of the clients with the server's network, and of the edge networks alone.
+
+    In eval mode, on clean images. To predict so after the last round, a device sends the feature
+    map of its image to the server, or downloads the server's network once.
+    """
     server_model = fed.server_model()
-    server_model.load_state_dict(server["model"])
+    server_model.load_state_dict(state["server"]["model"])
+    labels = fed.test.labels
 
     def client_score(i):
         model = fed.client_model(i)
-        model.load_state_dict(clients[i]["model"])
+        model.load_state_dict(state["clients"][i]["model"])
         server_logits, edge_logits = [], []
-        for images in data.images.split(CHUNK):                      # not all feature maps at once
+        for images in fed.test.images.split(CHUNK):      # not all feature maps at once
             features, logits = extract(fed, model, images, torch.float32)
             server_logits.append(predict_logits(fed, server_model, features))
             edge_logits.append(logits)
-        return ClientScore(accuracy(torch.cat(server_logits), data.labels),
-                           accuracy(torch.cat(edge_logits), data.labels),
-                           own_accuracy(torch.cat(edge_logits), data.labels,
-                                        fed.private[i].labels))
+        server_logits = torch.cat(server_logits)                             # [N, C]
+        edge_logits = torch.cat(edge_logits)                                 # [N, C]
+        return ClientScore(accuracy(server_logits, labels), accuracy(edge_logits, labels),
+                           own_accuracy(edge_logits, labels, fed.private[i].labels))
 
-    return in_parallel(fed, client_score, range(len(clients)))
-
-
-@timed
-def evaluate(fed, state):
-    """Test accuracy of the clients with the server's network, and of the edge networks alone."""
-    stacked, edge, own = zip(*stacked_scores(fed, state["clients"], state["server"], fed.test))
+    scores = in_parallel(fed, client_score, range(len(state["clients"])))
+    stacked, edge, own = zip(*scores)
     return {"accuracy": sum(stacked) / len(stacked), "accuracy_min": min(stacked),
             "accuracy_max": max(stacked), "edge_accuracy": sum(edge) / len(edge),
             "edge_accuracy_own": mean_own(own)}
@@ -277,35 +241,32 @@ def start(fed, common_start):
     return server, clients, [None] * len(clients)
 
 
-def ledger(fed, clients, ids, valid, values_per_map, dtype):
+def ledger(fed, clients, ids, answered, dtype):
     """Bytes of a round, number of bad uploads, fewest and most trainings of a client so far.
 
-    ids, valid        clients that uploaded, and those whose upload was valid
-    values_per_map    numbers in a feature map, of type dtype
+    ids, answered    clients that uploaded, and those that the server answered
+    dtype            of the feature maps sent, which all have one shape
     """
     trainings = [client["trainings"] for client in clients]
     samples_up = sum(len(fed.private[i].labels) for i in ids)
-    samples_down = sum(len(fed.private[i].labels) for i in valid)
-    return {"bad_uploads": len(ids) - len(valid),
+    samples_down = sum(len(fed.private[i].labels) for i in answered)
+    features, _ = extract(fed, fed.client_model(0), fed.private[0].images[:1], dtype)    # [1, ...]
+    return {"bad_uploads": len(ids) - len(answered),
             "trainings_min": min(trainings), "trainings_max": max(trainings),
-            **features_ledger(samples_up, samples_down, values_per_map, fed.num_classes,
+            **features_ledger(samples_up, samples_down, features.numel(), fed.num_classes,
                               dtype.itemsize)}
 
 
 @torch.no_grad()
-def feature_map(fed):
-    """The feature map [1, ...] of a private image, of the same shape for all clients.
-
-    raises    ValueError: a network has none, one of another shape, or one that the server's network
-              makes no logits of
-    """
+def check_settings(fed, **settings):
+    """Raises ValueError unless the clients' feature maps have one shape, which the server reads."""
     shapes = set()
     for name, ids in by_architecture(fed).items():
         edge = fed.client_model(ids[0]).eval()
         if not (hasattr(edge, "extract") and hasattr(edge, "classify")):
             raise ValueError(f"{name} has no feature map to send: a client's network needs the "
                              "methods extract and classify, as gkt_edge has them")
-        features = edge.extract(fed.private[0].images[:1])
+        features = edge.extract(fed.private[0].images[:1])                   # [1, ...]
         if output_shape(fed.server_model(), features) != (1, fed.num_classes):
             raise ValueError(f"the server's network makes no logits [B, {fed.num_classes}] of the "
                              f"{list(features.shape[1:])} feature maps of {name}: gkt_server55 "
@@ -314,58 +275,64 @@ def feature_map(fed):
         shapes.add(features.shape)
     if len(shapes) > 1:
         raise ValueError(f"feature maps of all clients need one shape, not {sorted(shapes)}")
-    return features
-
-
-def check_settings(fed, **settings):
-    """Raises ValueError if the server's network cannot read the clients' feature maps."""
-    feature_map(fed)
 
 
 @checked
-def run(fed, state=None, *, rounds: int = 200, participation: float = 1.0, local_epochs: int = 1,
-        server_epochs: int = 20, batch_size: int = 256, server_batch_size: int = 256,
-        lr: float = 1e-3, server_lr: float = 1e-3, optimizer: Optimizer = "amsgrad",
-        server_optimizer: Optimizer = "amsgrad", weight_decay: float = 1e-4,
-        temperature: float = 3.0, server_distill: bool = True, client_distill: bool = True,
-        server_order: Literal["clients", "mixed"] = "clients", common_start: bool = True,
-        features: Literal["float32", "bfloat16"] = "float32", attack=None):
-    """Yields (metrics, state) after round 0, the untrained start, and after every round.
-
-    server_epochs       passes of the server over the uploads in a round
-    server_optimizer    optimizer of the server, kept over the rounds
-    hyperparameters.py explains the other keywords.
-    """
-    dtype = getattr(torch, features)
-    training = dict(local_epochs=local_epochs, batch_size=batch_size, temperature=temperature,
-                    new_optimizer=partial(OPTIMIZERS[optimizer], lr=lr, weight_decay=weight_decay),
-                    client_distill=client_distill, dtype=dtype)
-    server_training = dict(server_epochs=server_epochs, server_batch_size=server_batch_size,
-                           server_order=server_order, temperature=temperature,
-                           server_distill=server_distill)
-    new_optimizer = partial(OPTIMIZERS[server_optimizer], lr=server_lr, weight_decay=weight_decay)
+def run(fed, state=None, *,
+        rounds: int = 200,                                      # T in Algorithm 1
+        participation: float = 1.0,                             # share of clients in a round
+        local_epochs: int = 1,                                  # E_c
+        server_epochs: int = 20,                                # E_s, over a round's uploads
+        batch_size: int = 256,                                  # of a client
+        server_batch_size: int = 256,                           # of the server
+        lr: float = 1e-3,                                       # eta_k, of a client
+        server_lr: float = 1e-3,                                # eta_s, of the server
+        optimizer: Optimizer = "amsgrad",                       # of a client and
+        server_optimizer: Optimizer = "amsgrad",                #   the server; kept over rounds
+        weight_decay: float = 1e-4,                             # of both
+        temperature: float = 3.0,                               # T below Eq. (7)
+        server_distill: bool = True,                            # False: Eq. (6) without KD
+        client_distill: bool = True,                            # False: Eq. (7) without KD
+        server_order: Literal["clients", "mixed"] = "clients",  # see `server_batches`
+        common_start: bool = True,                              # clients start equal: D2
+        features: Literal["float32", "bfloat16"] = "float32",   # number type of the feature maps
+        attack=None):
+    """Yields (metrics, state) after round 0, the untrained models, and after every round."""
+    dtype = getattr(torch, features)                     # torch.float32 or torch.bfloat16
     if state is None:
         server, clients, server_logits = start(fed, common_start)
         state = {"round": 0, "server": server, "clients": clients, "server_logits": server_logits}
         yield evaluate(fed, state), state
     server, clients, server_logits = state["server"], state["clients"], state["server_logits"]
-    values_per_map = feature_map(fed).numel()
-    for t in range(state["round"] + 1, rounds + 1):                          # Alg. 1, line 2
-        # Clients train on their own samples, then upload feature maps and logits of all of them.
-        active = sample_clients(len(clients), participation, stream(fed.seed, "active", t))
-        uploads, clients = collect_features(fed, clients, active, server_logits, attack,
-                                            **training)                      # Alg. 1, line 3-5
-        # The server trains on the uploads; each client receives the server's logits of its samples.
-        server, answers = train_server(fed, t, server, uploads,              # Alg. 1, line 6-12
-                                       new_optimizer=new_optimizer, **server_training)
-        # After a bad upload a client has None; one that did not take part keeps its old logits.
-        server_logits = [answers.get(i) if i in active else z                # Alg. 1, line 14-15
-                         for i, z in enumerate(server_logits)]
-        uploads.clear()              # frees all feature maps before the next round makes new ones
 
+    for t in range(state["round"] + 1, rounds + 1):                          # Alg. 1, line 2
+        active = sample_clients(len(clients), participation, stream(fed.seed, "active", t))
+
+        def train(i):
+            return train_client(fed, i, clients[i], server_logits[i], local_epochs, batch_size, lr,
+                                temperature, client_distill, dtype, optimizer, weight_decay)
+
+        # Clients train in parallel on their own images, then upload feature maps and logits of all
+        # of them. Attackers' are replaced, unusable ones (nan, infinity, 1e30 or more) left out.
+        uploads, trained = collect_features(fed, active, train, attack)      # Alg. 1, line 3-5
+        clients = [trained.get(i, client) for i, client in enumerate(clients)]
+
+        # The server learns from all uploads, and answers them with its own logits.
+        server, answers = train_server(                                      # Alg. 1, line 6-12
+            fed, t, server, uploads, server_epochs, server_batch_size, server_lr, server_order,
+            temperature, server_distill, server_optimizer, weight_decay)
+        del uploads                      # frees all feature maps before new ones are made
+
+        # Each client's next teacher. After a bad upload it has none, because older logits may be of
+        # other views of its images; a client that did not take part keeps those that it has.
+        server_logits = [answers.get(i) if i in active else logits           # Alg. 1, line 14-15
+                         for i, logits in enumerate(server_logits)]
+
+        # All that the next round needs: snapshots of all networks and their optimizers, with each
+        # client's number of trainings, and for each client Z_s^(k), [n, C], or None.
         state = {"round": t, "server": server, "clients": clients, "server_logits": server_logits}
-        metrics = {**evaluate(fed, state),
-                   **ledger(fed, clients, active, list(answers), values_per_map, dtype)}
+        # Measured; no step above sees it.
+        metrics = {**evaluate(fed, state), **ledger(fed, clients, active, list(answers), dtype)}
         yield metrics, state
 
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attacks import attack_models, attack_rows
+from attacks import attack_models, attack_rows, attack_samples
 from federation import timed
-from federation.parallel import in_parallel
+from federation.parallel import in_parallel, own_share, to_all, to_server
 
 HUGE = 1e30    # sums of larger numbers, or their quotients by a temperature, overflow in float32
 
@@ -92,3 +92,23 @@ def collect_rows(fed, rows, train, attack=None):
     if attack:
         uploads = attack_rows(attack, uploads, ids, rows)
     return uploads, [result.client for result in trained]
+
+
+@timed
+def collect_features(fed, ids, train, attack=None):
+    """({client: usable upload}, {client: what it keeps}) of the clients `ids`, after training.
+
+    They train in parallel; train(i) -> Trained, whose upload is a NamedTuple of tensors [n_i, ...],
+    such as feature maps and logits, of client i's own samples. Attackers replace each of these
+    tensors. Then an upload that is not usable is left out.
+    Feature maps are large: of several processes only the one that trains the server has uploads,
+    the others have {}.
+    """
+    trained = {i: train(i) for i in own_share(ids)}
+    clients = to_all(fed, {i: result.client for i, result in trained.items()}, ids)
+    uploads = to_server(fed, {i: result.upload for i, result in trained.items()}, ids)
+    if attack and uploads:
+        # All clients' feature maps are one part, all their logits another.
+        attacked = [attack_samples(attack, part, ids) for part in zip(*uploads.values())]
+        uploads = {i: uploads[i]._make(values) for i, values in zip(ids, zip(*attacked))}
+    return {i: upload for i, upload in uploads.items() if is_usable(upload)}, clients

@@ -74,7 +74,13 @@ TABLE["federation/uploads.py", "shared"] = [
      "an upload with nan is averaged"),
     ("«attack_models(attack, uploads, ids)→uploads»",
      "contracts::an_attack_sees_every_round_and_what_it_returns_arrives[fedavg]",
-     "attackers upload what they trained")]
+     "attackers upload what they trained"),
+    ("«attack_samples(attack, part, ids)→part» for part in",
+     "contracts::an_attack_sees_every_round_and_what_it_returns_arrives[fedgkt]",
+     "attackers upload the features that they trained"),
+    ("for i, upload in uploads.items()« if is_usable(upload)→»}, clients",
+     "same::a_bad_upload_leaves_all_as_if_its_client_were_not_there[fedgkt]",
+     "the server trains on features with nan")]
 TABLE["federation/training.py", "shared"] = [
     ('        «optimizer.param_groups[0]["lr"] = lr→pass»',
      "plateau::a_kept_optimizer_takes_the_rate_of_the_round",
@@ -452,9 +458,9 @@ TABLE["algorithms/fedgkt.py", "fedgkt"] = [
      "eq7_by_hand", "the server learns in the client's loss"),
     ("distillation_loss(client_logits, logits, temperature)«→ / temperature**2»",
      "eq6_by_hand", "no temperature²"),
-    ("view(fed, i, number« - 1→»)  ", "participation_below_1_against_algorithm_1",
+    ('view_after(fed, i, client["trainings"]«→ + 1»)', "participation_below_1_against_algorithm_1",
      "the server's logits are of other images", "FedML's FedGKT"),
-    ("«view(fed, i, number)→fed.private[i].images», dtype",
+    ("«view_after(fed, i, number)→fed.private[i].images», dtype",
      "extraction_is_in_eval_mode_of_the_next_view", "feature maps of clean images"),
     ("server_logits[«rows→:len(rows)»] if has_teacher", "two_rounds_against_algorithm_1",
      "logits of other images", "FedML's FedGKT"),
@@ -463,8 +469,8 @@ TABLE["algorithms/fedgkt.py", "fedgkt"] = [
      "FedML's FedGKT"),
     ("    model.eval()«→, torch.set_grad_enabled(True)»",
      "b3_b15_extraction_is_by_row_and_holds_no_graph", "maps hold a graph", "FedML's FedGKT"),
-    ("«accuracy(torch.cat(server_logits), data.labels)→sum(map(accuracy, server_logits, "
-     "data.labels.split(CHUNK))) / len(server_logits)»", "two_rounds_against_algorithm_1",
+    ("«accuracy(server_logits, labels)→sum(map(accuracy, server_logits.split(CHUNK), "
+     "labels.split(CHUNK))) / len(labels.split(CHUNK))»", "two_rounds_against_algorithm_1",
      "a mean over batches", "FedML's FedGKT")]
 TABLE["algorithms/fedgkt_async.py", "fedgkt"] = [
     ('«round(→»(client["trainings"] + 1) * latency«, 9)→»',
@@ -476,7 +482,10 @@ TABLE["algorithms/split_learning.py", "split_learning"] = [
     ("features.backward(sent«.grad→»)", "split_learning_is_training_the_stacked_network",
      "the map itself comes back, not its gradient"),
     ("state = «copy.deepcopy→»(",
-     "contracts::a_state_is_all_that_later_rounds_need[split-learning]", "the next changes it")]
+     "contracts::a_state_is_all_that_later_rounds_need[split-learning]", "the next changes it"),
+    ("    edge.«eval→train»()",
+     "contracts::augmentation_is_for_what_is_trained_on_alone[split-learning]",
+     "the edge's half predicts in train mode")]
 TABLE["algorithms/baselines.py", "baselines"] = [
     ("[«(private, local_epochs), →»(fed.public, public_epochs)«→, (private, local_epochs)»]",
      "public_private_makes_private_steps_then_public_ones", "public steps first"),
@@ -590,6 +599,6 @@ for file, keys, case in [
         ("scaffold.py", 'shuffled(fed, images, ("local", t«, i→»)', "scaffold"),
         ("feddf.py", '("distil", «t, →»first_client)', "feddf"),
         ("fedsdd.py", '("distil", t«, k→»)', "fedsdd"),
-        ("fedgkt.py", 'seeded(fed.seed, "server"«, event→»', "fedgkt")]:
+        ("fedgkt.py", 'seeded(fed.seed, "server"«, number→»', "fedgkt")]:
     TABLE.setdefault((f"algorithms/{file}", "shared"), []).append((
         keys, f"no_two_trainings_share_dropout[{case}]", "the same dropout in two trainings"))

@@ -120,15 +120,15 @@ def check_accuracies(fed, metrics, state):
 
 
 def uploads_of(monkeypatch, module=fedgkt):
-    """What the server trains on, from now on: [{client: (features, logits)}] of each event."""
+    """From now on, of each training of the server: [{client: (features, logits)}]."""
     uploads, original = [], module.train_server
     monkeypatch.setattr(module, "train_server", lambda *args, **keywords:
                         uploads.append(dict(args[3])) or original(*args, **keywords))
     return uploads
 
 
-def slow_fedgkt(fed, events, server_distill=True, client_distill=True, **changes):
-    """What reference/fedgkt.py yields after each event, for a group of clients."""
+def slow_fedgkt(fed, groups, server_distill=True, client_distill=True, **changes):
+    """What reference/fedgkt.py yields after each training of the server on a group's uploads."""
     use = types.SimpleNamespace(**{**QUICK, "server_order": "clients", **changes})
     clients = [numbers(fed.client_model(i)) for i in range(len(fed.private))]
     server, labels = numbers(fed.server_model()), [labels.tolist() for _, labels in fed.private]
@@ -137,8 +137,8 @@ def slow_fedgkt(fed, events, server_distill=True, client_distill=True, **changes
         for w, name, lr in [*((w, use.optimizer, use.lr) for w in clients),
                             (server, use.server_optimizer, use.server_lr)])
 
-    def server_batches(event, group):
-        rng = stream(fed.seed, "server", event)
+    def server_batches(number, group):
+        rng = stream(fed.seed, "server", number)
         for _ in range(use.server_epochs):
             epoch = [(i, rows.tolist()) for i in group
                      for rows in batches(len(labels[i]), use.server_batch_size, 1, rng)]
@@ -147,7 +147,7 @@ def slow_fedgkt(fed, events, server_distill=True, client_distill=True, **changes
             yield epoch
 
     return list(oracle.run(
-        clients, server, lambda i, n: pixels(upload_images(fed, i, n)), labels, groups=events,
+        clients, server, lambda i, n: pixels(upload_images(fed, i, n)), labels, groups=groups,
         batches=lambda i, n: drawn(fed, len(labels[i]), use.batch_size, use.local_epochs,
                                    "local", n, i),
         server_batches=server_batches, updates=updates, server_update=server_update,
@@ -311,11 +311,12 @@ def test_asynchronous_rounds_against_algorithm_1(monkeypatch):
     groups = [[2], [1], [2],                                                # at .1, .15, .2
               [1, 2], [0, 2],                                               # at .3, .4
               [1], [2], [1, 2]]                                             # at .45, .5, .6
-    assert [sorted(event) for event in uploads] == groups
-    for (metrics, state), clock, events, answers, sent in zip(
+    assert [sorted(group) for group in uploads] == groups
+    for (metrics, state), clock, server_trainings, answers, sent in zip(
             rounds, (.2, .4, .6), (3, 5, 8), ([0, 1, 2], [1, 2, 4], [1, 4, 6]),
             (4 + 3 + 4, (3 + 4) + (5 + 4), 3 + 4 + (3 + 4)), strict=True):
-        assert metrics["clock"] == state["clock"] == clock and state["event"] == events
+        assert metrics["clock"] == state["clock"] == clock
+        assert state["server_trainings"] == server_trainings
         assert trainings(state) == answers and metrics["bytes_up"] == 4 * NUMBERS * sent
         assert (metrics["trainings_min"], metrics["trainings_max"]) == (min(answers), max(answers))
         assert metrics["clock_if_all_wait"] == pytest.approx(sum(answers) / 3 * .4)
@@ -352,7 +353,7 @@ def test_non_finite_features_are_left_out(part, value, monkeypatch):
         if next(calls) == (2, part):
             uploads[1][-1] = value
         return uploads
-    monkeypatch.setattr(fedgkt, "attack_samples", spoilt)
+    monkeypatch.setattr("federation.uploads.attack_samples", spoilt)
     *_, (metrics, state) = fedgkt.run(fed, **QUICK, attack=True)
     _, server, answers = slow_fedgkt(fed, [(0, 1, 2), (0, 2)])[-1]
     clients, _, _ = slow_fedgkt(fed, [(0, 1, 2)] * 2)[-1]         # its local training counts

@@ -16,12 +16,12 @@ from commands import OF_PAPERS, main, shipped
 from torch import nn
 from toys import federation, labeled, linear, same, samples, through_a_file, without_seconds
 
-from algorithms import ALGORITHMS, fedgkt
+from algorithms import ALGORITHMS
 from algorithms.hyperparameters import HYPERPARAMETERS
 from attacks import Attack
 from experiment import keep
 from experiment.flags import COMMON_FLAGS
-from federation import Federation, parallel, stream, training
+from federation import Federation, parallel, stream, training, uploads
 from federation.parallel import active_clients, sample_clients
 
 SETTINGS = {    # of the hyperparameters with these names; all others keep their defaults
@@ -148,7 +148,7 @@ def test_local_steps_are_counted_over_passes(algo):
 def test_the_order_of_the_clients_does_not_matter(algo, monkeypatch):
     """Nor what was drawn before: the same seed gives the same metrics and states, bit for bit."""
     expected = whole(algo)
-    for module in (parallel, fedgkt):
+    for module in (parallel, uploads):
         monkeypatch.setattr(module, "own_share", lambda ids: ids[::-1])
     torch.rand(3)
     assert same(run(algo), expected)
