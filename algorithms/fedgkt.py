@@ -6,7 +6,8 @@ those of the authors' code of 2020.
 
 Run:    python fedkd_minimal.py --algo fedgkt    small settings, about a minute
         --paper fedgkt has the paper's, which are the defaults of `run`; with it the server's
-        learning rate falls when the validation accuracy no longer grows (experiment/plateau.py)
+        learning rate falls when the accuracy on the server's validation images, which are in
+        no client, no longer grows (experiment/plateau.py)
 Data:   clients: their own labeled images; server: only what they upload. Edge networks may differ,
         but their feature maps have one shape
 Sent:   up: feature maps, logits, labels of a client's images; down: the server's logits of them
@@ -30,7 +31,6 @@ D3  KD has the factor T², as in the public code. In Eq. (6) it is a sum over al
     image has the logits of its own client alone
 D4  lines 11-12 follow the last epoch; in Algorithm 1 they are the training passes of that epoch
 """
-import dataclasses
 from typing import Literal, NamedTuple
 
 import torch
@@ -125,16 +125,15 @@ def train_client(fed, i, client, server_logits, local_epochs, batch_size, lr, te
     dtype            of the feature maps in the upload
     """
     labels = fed.private[i].labels                                           # [n]
-    images = view_after(fed, i, client["trainings"])     # [n, c, h, w], those of its last upload
     number = client["trainings"] + 1                     # of this training
+    images = view_after(fed, i, number - 1)              # [n, c, h, w], those of its last upload
     has_teacher = client_distill and server_logits is not None
     model = fed.client_model(i)
     optimizer = OPTIMIZERS[optimizer_name](model.parameters(), lr=lr, weight_decay=weight_decay)
-    restore(client, model, optimizer)
-    fed_without_augment = dataclasses.replace(fed, augment=None)     # a view is augmented already
+    restore(client, model, optimizer)                    # what it kept; the rate stays lr
     model.train()
-    for rows, batch in shuffled(fed_without_augment, images, ("local", number, i),
-                                epochs=local_epochs, batch_size=batch_size):    # Alg. 1, line 19-20
+    for rows, batch in shuffled(fed, images, ("local", number, i), epochs=local_epochs,
+                                batch_size=batch_size, augment=False):          # Alg. 1, line 19-20
         logits = forward(fed, model, batch)                                  # [B, C]
         teacher_logits = server_logits[rows] if has_teacher else None        # [B, C], D1
         loss = client_loss(logits, labels[rows], teacher_logits, temperature)    # Alg. 1, line 21
@@ -174,7 +173,7 @@ def train_server(fed, number, server, uploads, server_epochs, server_batch_size,
     model = fed.server_model()
     optimizer = OPTIMIZERS[optimizer_name](model.parameters(), lr=server_lr,
                                            weight_decay=weight_decay)
-    restore(server, model, optimizer)
+    restore(server, model, optimizer)                    # what it kept; the rate stays server_lr
     rng = stream(fed.seed, "server", number)                                 # order of batches
     model.train()
     with seeded(fed.seed, "server", number):                                 # dropout
@@ -188,9 +187,9 @@ def train_server(fed, number, server, uploads, server_epochs, server_batch_size,
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()                                             # Alg. 1, line 10
-    # D4: after the last epoch, in eval mode.
+    # D4: after the last epoch; `predict_logits` is in eval mode.
     answers = {i: predict_logits(fed, model, features.float(), CHUNK)        # Alg. 1, line 11-12
-               for i, (features, _) in uploads.items()}                      # z_s* of Eq. (11)
+               for i, (features, _) in uploads.items()}                      # Eq. (11)
     return snapshot(model, optimizer), answers
 
 
@@ -313,7 +312,8 @@ def run(fed, state=None, *,
                                 temperature, client_distill, dtype, optimizer, weight_decay)
 
         # Clients train in parallel on their own images, then upload feature maps and logits of all
-        # of them. Attackers' are replaced, unusable ones (nan, infinity, 1e30 or more) left out.
+        # of them. Attackers' are replaced, unusable ones (nan, infinity, 1e30 or more) left out;
+        # their clients keep what they have trained.
         uploads, trained = collect_features(fed, active, train, attack)      # Alg. 1, line 3-5
         clients = [trained.get(i, client) for i, client in enumerate(clients)]
 

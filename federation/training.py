@@ -52,10 +52,10 @@ def batches(num_samples, batch_size, epochs, rng, device="cpu", steps=None):
     yield from itertools.islice(all_rows, steps)
 
 
-def shuffled(fed, images, keys, *, epochs=None, batch_size, steps=None):
+def shuffled(fed, images, keys, *, epochs=None, batch_size, steps=None, augment=True):
     """Yields (rows [B], batch [B, c, h, w]) of shuffled passes over `images`: of one training.
 
-    batch     images[rows], augmented if fed.augment
+    batch     images[rows], augmented if fed.augment; with augment=False as they are
     keys      words and numbers that select the random numbers of this training: its order and its
               augmentation, and those that torch draws while it goes on, for dropout
     epochs, batch_size, steps    see `batches`
@@ -65,7 +65,7 @@ def shuffled(fed, images, keys, *, epochs=None, batch_size, steps=None):
     rng = stream(fed.seed, *keys)
     with seeded(fed.seed, *keys):
         for rows in batches(len(images), batch_size, epochs, rng, fed.device, steps):
-            yield rows, fed.augment(images[rows], rng) if fed.augment else images[rows]
+            yield rows, fed.augment(images[rows], rng) if fed.augment and augment else images[rows]
 
 
 def autocast(fed):

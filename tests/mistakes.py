@@ -99,7 +99,7 @@ TABLE["federation/training.py", "shared"] = [
     ("yield rows«→.sort().values», fed.augment",
      "logits::a_batch_has_the_images_of_its_rows_augmented_if_the_run_says_so",
      "targets of other images"),
-    ("yield rows, «fed.augment(images[rows], rng) if fed.augment else →»images[rows]",
+    ("yield rows, «fed.augment(images[rows], rng) if fed.augment and augment else →»images[rows]",
      "contracts::augmentation_is_for_what_is_trained_on_alone[dsfl]", "no augmentation"),
     ("rng, fed.device«, steps→»)", "contracts::local_steps_are_counted_over_passes[fedavg]",
      "--local-steps has no effect"),
