@@ -27,8 +27,7 @@ class Algorithm:
     #                          "joint", as in FedMD: images and labels of another task too, whose
     #                          classes stand in one output layer with the task's own
     public_for: tuple = ()       # the keywords that need public images; (): it always needs them
-    validation: bool = False     # does it always need the server's validation images?
-    validation_for: tuple = ()   # otherwise, the keywords that need them
+    validation_for: tuple = ()   # the keywords that need the server's validation images
     mixed_networks: bool = False     # may clients have different networks?
     server: str = "none"     # a network of the server's own, which reads "images" or "features" of
     #                          the clients' networks
@@ -68,7 +67,7 @@ class Algorithm:
 
     def needs_validation(self, settings):
         """True if it needs validation images with these settings of `run`."""
-        return self.validation or is_given(self.validation_for, settings)
+        return is_given(self.validation_for, settings)
 
     def check(self, fed, state=None, **settings):
         """Raises ValueError if the algorithm cannot run with this federation, state and settings.
@@ -92,8 +91,8 @@ class Algorithm:
         if self.public in ("labeled", "joint") and fed.public.labels is None:
             raise ValueError(f"{self.name} needs the labels of the public images")
         if self.needs_validation(settings) and fed.validation is None:
-            purpose = f" for {' and '.join(self.validation_for)}" if self.validation_for else ""
-            raise ValueError(f"{self.name} needs validation images{purpose}: "
+            raise ValueError(f"{self.name} needs validation images for "
+                             f"{' and '.join(self.validation_for)}: "
                              "from_tensors(..., validation=(images, labels))")
         if self.server != "none" and fed.server_model is None:
             raise ValueError(f"{self.name} needs a network of the server: "

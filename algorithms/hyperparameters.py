@@ -1,7 +1,6 @@
 """The keywords of every algorithm's `run`: which numbers are allowed, and what they mean.
 
-A keyword's type and default are in the signature of `run`, whose docstring describes what means
-something special there.
+A keyword's type and default are in the signature of `run`, with what it means in that algorithm.
 """
 import typing
 from collections.abc import Callable
@@ -32,8 +31,6 @@ class Hyperparameter(NamedTuple):
 HYPERPARAMETERS = {
     "rounds": Hyperparameter(AT_LEAST_0, "number of rounds"),
     "participation": Hyperparameter(SHARE, "share of the clients that take part in a round"),
-    "attack": Hyperparameter(None, "an `Attack` of attacks.py, which replaces the uploads of "
-                             "malicious clients"),
     # the clients
     "local_epochs": Hyperparameter(AT_LEAST_1, "passes of a client over its own data in a round"),
     "local_steps": Hyperparameter(AT_LEAST_1, "optimizer steps of a client in a round, instead of "

@@ -87,7 +87,7 @@ def recomputed_seconds(algo, num_teachers, t):
     if algo == "feddf":
         distill(fed, t, student, teacher_logits, **hyperparameters)
     else:
-        distill(fed, student, teacher_logits, keys=("distil", t, 0), **hyperparameters)
+        distill(fed, t, 0, student, teacher_logits, **hyperparameters)
     return fed.seconds["distill"]
 
 

@@ -221,7 +221,7 @@ def test_a_lone_client_works(algo):
 
 def test_every_hyperparameter_has_a_row_and_every_row_is_used():
     used = {name for algo in OF_PAPERS for name in ALGORITHMS[algo].hyperparameters}
-    assert used == HYPERPARAMETERS.keys() - {"attack"}
+    assert used == HYPERPARAMETERS.keys()
 
 
 @every_algorithm
@@ -261,11 +261,10 @@ def test_check_takes_all_settings_and_tells_what_needs_validation_images(algo):
             algorithm.check(without, **settings)
         with pytest.raises(ValueError, match=f"{algo} needs validation images"):
             run(algo, without, **settings)
-    if not algorithm.validation:
-        unused = {name: False if isinstance(settings[name], bool) else None
-                  for name in algorithm.validation_for}
-        algorithm.check(without, **settings | unused)
-        assert len(run(algo, without, **settings | unused | {"rounds": 1})) == 2
+    unused = {name: False if isinstance(settings[name], bool) else None
+              for name in algorithm.validation_for}
+    algorithm.check(without, **settings | unused)
+    assert len(run(algo, without, **settings | unused | {"rounds": 1})) == 2
 
 
 # ------------------------------------------------------------------------------ uploads gone wrong
