@@ -119,21 +119,17 @@ def by_client(scores, key="client_accuracy"):
     return {f"{key}_{i}": score.test for i, score in enumerate(scores)}
 
 
-def two_phase_metrics(distilled, private):
-    """`client_metrics` after the distillation from the others, and after private training."""
-    return {**client_metrics(distilled, "client_accuracy_distilled"),
-            **client_metrics(private, "client_accuracy_private")}
-
-
 def distillation_metrics(fed, clients, trained=None):
-    """`two_phase_metrics` where a round is private training of the clients, then distillation.
+    """`client_metrics` where a round is private training of the clients, then distillation.
 
     clients    their snapshots after distillation
     trained    those after private training; None at the start, where clients have had neither:
                then both accuracies are of the untrained networks
     """
     distilled = client_scores(fed, clients)
-    return two_phase_metrics(distilled, client_scores(fed, trained) if trained else distilled)
+    private = client_scores(fed, trained) if trained else distilled
+    return {**client_metrics(distilled, "client_accuracy_distilled"),
+            **client_metrics(private, "client_accuracy_private")}
 
 
 def server_metrics(fed, server):
