@@ -6,9 +6,10 @@ Dimensions) Can Be Practical", ICML 2017; here as a baseline of FedGEMS (Cheng e
 arXiv:2110.11027), whose settings (Table 13) are the defaults.
 
 Run:    python fedkd_minimal.py --algo cronus    small settings, less than a minute
-        --paper fedgems-homogeneous, fedgems-heterogeneous: FedGEMS's, which are the defaults of
-        `run`; there learning rates fall on a plateau (experiment/plateau.py)
-Data:   clients: their own labeled images, and N unlabeled public images. The server has no model
+        --paper fedgems-homogeneous or fedgems-heterogeneous has FedGEMS's, which are the
+        defaults of `run`; there learning rates fall on a plateau (experiment/plateau.py)
+Data:   clients: their own labeled images, and N unlabeled public images. Their networks may differ;
+        the server has none
 Sent:   up: each client's probabilities of all public images; down: their robust mean
 
 A round; the numbers are ours:
@@ -99,8 +100,8 @@ def train_client(fed, i, t, client, local_epochs, batch_size, lr, optimizer_name
     model = fed.client_model(i)
     optimizer = OPTIMIZERS[optimizer_name](model.parameters(), lr=lr, weight_decay=weight_decay)
     restore(client, model, optimizer)                    # both go on from the client's last step
-    model.train()
-    # `shuffled` augments with --augment; ("local", t, i) names the random numbers of this training.
+    model.train()                        # `shuffled` augments the images with --augment
+    # ("local", t, i) names the random numbers of this training: order, augmentation, dropout.
     for rows, batch in shuffled(fed, images, ("local", t, i), epochs=local_epochs,
                                 batch_size=batch_size):
         loss = F.cross_entropy(forward(fed, model, batch), labels[rows])
@@ -118,7 +119,7 @@ def distill(fed, i, t, client, target_probs, public_epochs, batch_size, lr, opti
     model = fed.client_model(i)
     optimizer = OPTIMIZERS[optimizer_name](model.parameters(), lr=lr, weight_decay=weight_decay)
     restore(client, model, optimizer)                    # both go on from the client's last step
-    model.train()
+    model.train()                        # `shuffled` augments the images with --augment
     for rows, batch in shuffled(fed, fed.public.images, ("public", t, i), epochs=public_epochs,
                                 batch_size=batch_size):
         loss = soft_cross_entropy(forward(fed, model, batch), target_probs[rows]).mean()
@@ -132,7 +133,7 @@ def distill(fed, i, t, client, target_probs, public_epochs, batch_size, lr, opti
 def evaluate(fed, state, trained=None):
     """Test accuracies of the clients; `accuracy` is their mean after distillation.
 
-    trained    the clients after private training; None in round 0, which has none
+    trained    the clients after private training; None: as in `state`
     """
     metrics = distillation_metrics(fed, state["clients"], trained)
     return {"accuracy": metrics["client_accuracy_distilled"], **metrics}
@@ -150,7 +151,8 @@ def run(fed, state=None, *,
         malicious_fraction: float = 0.1,     # epsilon: assumed share of malicious clients
         attack=None):
     """Yields (metrics, state) after round 0, the untrained models, and after every round."""
-    ids, num_public = range(len(fed.private)), len(fed.public.images)        # M, N
+    ids = range(len(fed.private))                                            # M clients
+    num_public = len(fed.public.images)                                      # N
     all_rows = torch.arange(num_public, device=fed.device)                   # [N]
     if state is None:
         state = {"round": 0, "clients": [snapshot(fed.client_model(i, init=i)) for i in ids]}
@@ -168,7 +170,8 @@ def run(fed, state=None, *,
 
         # 3, 4: clients learn from the robust mean of the usable uploads (no nan, no infinity,
         # nothing of 1e30 or more); without a usable upload nobody learns.
-        clients, valid_probs = trained, usable(client_probs)                 # [m, N, C]
+        clients = trained
+        valid_probs = usable(client_probs)                                   # [m, N, C]
         if len(valid_probs):
             target_probs = robust_target(fed, valid_probs, malicious_fraction)           # [N, C]
 

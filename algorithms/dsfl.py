@@ -5,9 +5,10 @@ Collaborative Training with Non-IID Private Data", arXiv:2008.06180; here as a b
 (Cheng et al., arXiv:2110.11027), whose settings (Table 13) are the defaults.
 
 Run:    python fedkd_minimal.py --algo dsfl    small settings, less than a minute
-        --paper fedgems-homogeneous, fedgems-heterogeneous: FedGEMS's, which are the defaults of
-        `run`; there learning rates fall on a plateau (experiment/plateau.py)
-Data:   clients: their own labeled images; server and clients: N unlabeled public images
+        --paper fedgems-homogeneous or fedgems-heterogeneous has FedGEMS's, which are the
+        defaults of `run`; there learning rates fall on a plateau (experiment/plateau.py)
+Data:   clients: their own labeled images; server and clients: N unlabeled public images. All
+        networks may differ
 Sent:   up: each client's probabilities of all public images; down: their sharpened mean
 
 A round; the numbers are ours:
@@ -59,8 +60,8 @@ def train_client(fed, i, t, client, local_epochs, batch_size, lr, optimizer_name
     model = fed.client_model(i)
     optimizer = OPTIMIZERS[optimizer_name](model.parameters(), lr=lr, weight_decay=weight_decay)
     restore(client, model, optimizer)                    # both go on from the client's last step
-    model.train()
-    # `shuffled` augments with --augment; ("local", t, i) names the random numbers of this training.
+    model.train()                        # `shuffled` augments the images with --augment
+    # ("local", t, i) names the random numbers of this training: order, augmentation, dropout.
     for rows, batch in shuffled(fed, images, ("local", t, i), epochs=local_epochs,
                                 batch_size=batch_size):
         loss = F.cross_entropy(forward(fed, model, batch), labels[rows])
@@ -79,7 +80,7 @@ def train_server(fed, t, server, target_probs, server_epochs, batch_size, lr, op
     model = fed.server_model()
     optimizer = OPTIMIZERS[optimizer_name](model.parameters(), lr=lr, weight_decay=weight_decay)
     restore(server, model, optimizer)                    # both go on from the server's last step
-    model.train()
+    model.train()                        # `shuffled` augments the images with --augment
     for rows, batch in shuffled(fed, fed.public.images, ("server", t), epochs=server_epochs,
                                 batch_size=batch_size):
         loss = soft_cross_entropy(forward(fed, model, batch), target_probs[rows]).mean()
@@ -96,7 +97,7 @@ def distill(fed, i, t, client, target_probs, public_epochs, batch_size, lr, opti
     model = fed.client_model(i)
     optimizer = OPTIMIZERS[optimizer_name](model.parameters(), lr=lr, weight_decay=weight_decay)
     restore(client, model, optimizer)                    # both go on from the client's last step
-    model.train()
+    model.train()                        # `shuffled` augments the images with --augment
     for rows, batch in shuffled(fed, fed.public.images, ("public", t, i), epochs=public_epochs,
                                 batch_size=batch_size):
         loss = soft_cross_entropy(forward(fed, model, batch), target_probs[rows]).mean()
@@ -111,7 +112,7 @@ def evaluate(fed, state, trained=None):
     """Test accuracies of the clients and of the server's network; `accuracy` is the clients' mean
     after distillation.
 
-    trained    the clients after private training; None in round 0, which has none
+    trained    the clients after private training; None: as in `state`
     """
     metrics = {**distillation_metrics(fed, state["clients"], trained),
                **server_metrics(fed, state["server"])}
@@ -130,11 +131,12 @@ def run(fed, state=None, *,
         server_lr: float = 1e-3,
         optimizer: Optimizer = "amsgrad",    # of each client and of the server, for all training
         weight_decay: float = 1e-4,          #   and its L2 penalty
-        aggregation: Literal["era", "mean"] = "era",     # line 3
+        aggregation: Literal["era", "mean"] = "era",     # ERA or SA
         temperature: float = 0.1,            # T of ERA: a smaller one gives a sharper mean
         attack=None):
     """Yields (metrics, state) after round 0, the untrained models, and after every round."""
-    ids, num_public = range(len(fed.private)), len(fed.public.images)        # M, N
+    ids = range(len(fed.private))                                            # M clients
+    num_public = len(fed.public.images)                                      # N
     all_rows = torch.arange(num_public, device=fed.device)                   # [N], D1
     if state is None:
         state = {"round": 0, "clients": [snapshot(fed.client_model(i, init=i)) for i in ids],

@@ -6,8 +6,9 @@ half, the augmentation with generated samples. Its settings are the defaults; it
 gamma, the optimizer and its rate.
 
 Run:    python fedkd_minimal.py --algo fd    small settings, less than a minute
-        --paper fedgen has those of the comparison in docs/RESULTS.md, after FedGen's Table 1
-Data:   clients: their own labeled images. There are no public images; the server has no model
+        --paper fedgen has those in which it is compared with FedGen
+Data:   clients: their own labeled images; nobody has public ones. Networks of clients may differ;
+        the server has none
 Sent:   up: each client's mean probabilities of each class, C rows of C; down: the others' mean rows
 
 Algorithm 1, by the paper's line numbers. phi is the cross-entropy, F(b) the probabilities of a
@@ -67,8 +68,8 @@ def train_client(fed, i, t, client, targets, local_epochs, local_steps, batch_si
     restore(client, model, optimizer)                    # both go on from the client's last step
     sums = torch.zeros_like(targets)                                                     # [C, C]
     counts = torch.zeros_like(targets[:, :1])                                            # [C, 1]
-    model.train()
-    # `shuffled` augments with --augment; ("local", t, i) names the random numbers of this training.
+    model.train()                        # `shuffled` augments the images with --augment
+    # ("local", t, i) names the random numbers of this training: order, augmentation, dropout.
     for rows, batch in shuffled(fed, images, ("local", t, i), epochs=local_epochs,
                                 batch_size=batch_size, steps=local_steps):
         logits = forward(fed, model, batch)                                              # [B, C]
@@ -105,7 +106,8 @@ def run(fed, state=None, *,
         gamma: float = 1.0,                  # weight of the distillation; 0: each client is alone
         attack=None):
     """Yields (metrics, state) after round 0, the untrained models, and after every round."""
-    ids, C = range(len(fed.private)), fed.num_classes                        # M, C
+    ids = range(len(fed.private))                                            # M clients
+    C = fed.num_classes
     classes = torch.arange(C, device=fed.device)                     # [C]: of each row of an upload
     if state is None:
         state = {"round": 0, "clients": [snapshot(fed.client_model(i, init=i)) for i in ids],

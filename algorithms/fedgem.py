@@ -3,10 +3,11 @@
 Cheng et al., "FedGEMS: Federated Learning of Larger Server Models via Selective Knowledge Fusion",
 arXiv:2110.11027, section 3.2, whose settings are the defaults.
 
-Run:    python fedkd_minimal.py --algo fedgem    small settings, less than a minute
-        --paper fedgems-homogeneous, fedgems-heterogeneous: the paper's, which are the defaults of
-        `run`; there learning rates fall on a plateau (experiment/plateau.py)
-Data:   clients: their own labeled images; server and clients: N labeled public images
+Run:    python fedkd_minimal.py --algo fedgem    small settings, about a minute
+        --paper fedgems-homogeneous or fedgems-heterogeneous has the paper's, which are the
+        defaults of `run`; there learning rates fall on a plateau (experiment/plateau.py)
+Data:   clients: their own labeled images; server and clients: N labeled public images. All
+        networks may differ
 Sent:   up: each client's logits of all public images; down: the server's logits of them
 
 A round; the numbers are ours. CE is cross-entropy; a teacher's loss is epsilon CE +
@@ -42,8 +43,8 @@ def train_client(fed, i, t, client, local_epochs, batch_size, lr, optimizer_name
     model = fed.client_model(i)
     optimizer = OPTIMIZERS[optimizer_name](model.parameters(), lr=lr, weight_decay=weight_decay)
     restore(client, model, optimizer)                    # both go on from the client's last step
-    model.train()
-    # `shuffled` augments with --augment; ("local", t, i) names the random numbers of this training.
+    model.train()                        # `shuffled` augments the images with --augment
+    # ("local", t, i) names the random numbers of this training: order, augmentation, dropout.
     for rows, batch in shuffled(fed, images, ("local", t, i), epochs=local_epochs,
                                 batch_size=batch_size):
         loss = F.cross_entropy(forward(fed, model, batch), labels[rows])
@@ -77,7 +78,7 @@ def train_server(fed, t, server, teacher_logits, server_epochs, batch_size, lr, 
     model = fed.server_model()
     optimizer = OPTIMIZERS[optimizer_name](model.parameters(), lr=lr, weight_decay=weight_decay)
     restore(server, model, optimizer)                    # both go on from the server's last step
-    model.train()
+    model.train()                        # `shuffled` augments the images with --augment
     for rows, batch in shuffled(fed, images, ("server", t), epochs=server_epochs,
                                 batch_size=batch_size):
         logits = forward(fed, model, batch)                                              # [B, C]
@@ -99,7 +100,7 @@ def distill_client(fed, i, t, client, server_logits, public_epochs, batch_size, 
     model = fed.client_model(i)
     optimizer = OPTIMIZERS[optimizer_name](model.parameters(), lr=lr, weight_decay=weight_decay)
     restore(client, model, optimizer)                    # both go on from the client's last step
-    model.train()
+    model.train()                        # `shuffled` augments the images with --augment
     for rows, batch in shuffled(fed, images, ("public", t, i), epochs=public_epochs,
                                 batch_size=batch_size):
         logits = forward(fed, model, batch)                                              # [B, C]
@@ -114,7 +115,7 @@ def distill_client(fed, i, t, client, server_logits, public_epochs, batch_size, 
 def evaluate(fed, state, trained=None):
     """Test accuracies of the server's network and of the clients'; `accuracy` is the server's.
 
-    trained    the clients after private training; None in round 0, which has none
+    trained    the clients after private training; None: as in `state`
     """
     metrics = {**distillation_metrics(fed, state["clients"], trained),
                **server_metrics(fed, state["server"])}
@@ -123,7 +124,7 @@ def evaluate(fed, state, trained=None):
 
 @checked
 def run(fed, state=None, *,
-        rounds: int = 200,                   # the paper's T
+        rounds: int = 200,                   # T
         local_epochs: int = 1,               # passes of a client over its own images in a round,
         public_epochs: int = 1,              #   and over the public images
         server_epochs: int = 1,              # passes of the server over the public images
@@ -136,7 +137,8 @@ def run(fed, state=None, *,
         epsilon: float = 0.75,               # weight of CE; 1 - epsilon is that of KL
         attack=None):
     """Yields (metrics, state) after round 0, the untrained models, and after every round."""
-    ids, num_public = range(len(fed.private)), len(fed.public.images)        # M, N
+    ids = range(len(fed.private))                                            # M clients
+    num_public = len(fed.public.images)                                      # N
     all_rows = torch.arange(num_public, device=fed.device)                   # [N]
     if state is None:
         state = {"round": 0, "clients": [snapshot(fed.client_model(i, init=i)) for i in ids],

@@ -3,10 +3,11 @@
 Cheng et al., "FedGEMS: Federated Learning of Larger Server Models via Selective Knowledge Fusion",
 arXiv:2110.11027, whose settings are the defaults.
 
-Run:    python fedkd_minimal.py --algo fedgems    small settings, less than a minute
-        --paper fedgems-homogeneous, fedgems-heterogeneous: the paper's, which are the defaults of
-        `run`; there learning rates fall on a plateau (experiment/plateau.py)
-Data:   clients: their own labeled images; server and clients: N labeled public images
+Run:    python fedkd_minimal.py --algo fedgems    small settings, about a minute
+        --paper fedgems-homogeneous or fedgems-heterogeneous has the paper's, which are the
+        defaults of `run`; there learning rates fall on a plateau (experiment/plateau.py)
+Data:   clients: their own labeled images; server and clients: N labeled public images. All
+        networks may differ
 Sent:   down: which public images the server requests; at the end its logits of all N
         up: each client's logits of the requested images
 
@@ -136,8 +137,8 @@ def train_client(fed, i, t, client, public_rows, local_epochs, batch_size, lr, o
     model = fed.client_model(i)
     optimizer = OPTIMIZERS[optimizer_name](model.parameters(), lr=lr, weight_decay=weight_decay)
     restore(client, model, optimizer)                    # both go on from the client's last step
-    model.train()
-    # `shuffled` augments with --augment; ("local", t, i) names the random numbers of this training.
+    model.train()                        # `shuffled` augments the images with --augment
+    # ("local", t, i) names the random numbers of this training: order, augmentation, dropout.
     for rows, batch in shuffled(fed, images, ("local", t, i), epochs=local_epochs,
                                 batch_size=batch_size):                      # Alg. 1, line 25
         loss = F.cross_entropy(forward(fed, model, batch), labels[rows])     # Alg. 1, line 26
@@ -165,31 +166,31 @@ def train_server(fed, t, server, pool, public_rows, fused_logits, has_reliable, 
     pool = Pool(pool.logits.clone(), pool.mask.clone())      # the caller's state does not change
     clients_logits = torch.zeros_like(pool.logits)                                       # [N, C]
     clients_logits[public_rows] = fused_logits
-    client_right = torch.zeros_like(pool.mask)           # bool [N]: is one of the clients right?
-    client_right[public_rows] = has_reliable
+    any_client_right = torch.zeros_like(pool.mask)                                       # bool [N]
+    any_client_right[public_rows] = has_reliable
     cases = torch.zeros(len(CASES), len(labels), dtype=torch.bool, device=fed.device)    # [4, N]
     requested = torch.zeros_like(pool.mask)                                              # bool [N]
-    model.train()
+    model.train()                        # `shuffled` augments the images with --augment
     for rows, batch in shuffled(fed, images, ("server", t), epochs=server_epochs,
                                 batch_size=batch_size):                      # Alg. 1, line 4
-        # Before the step: on which samples is the server right? Clean images, in eval mode.
+        # Before the step: on which samples is the server right? Eval mode, clean images.
         checked_logits = predict_logits(fed, model, images[rows])                        # [B, C]
         correct = checked_logits.argmax(1) == labels[rows]                   # bool [B]: S_Correct
         in_pool = pool.mask[rows]                                            # bool [B]
+        client_right = any_client_right[rows]                                # bool [B]
 
         # The four cases, each with its teacher. Samples of the last two are requested.
-        self_training = correct                                          # line 5: none, Eq. (1)
-        self_distillation = ~correct & in_pool                           # line 8: pool, Eq. (2)
-        ensemble_distillation = ~correct & ~in_pool & client_right[rows]    # line 10-12, Eq. (5)
-        nobody_right = ~correct & ~in_pool & ~client_right[rows]         # none; not in the paper
+        self_training = correct                                     # line 5: no teacher, Eq. (1)
+        self_distillation = ~correct & in_pool                      # line 8: the pool, Eq. (2)
+        ensemble_distillation = ~correct & ~in_pool & client_right  # line 10: the clients, Eq. (5)
+        nobody_right = ~correct & ~in_pool & ~client_right          # no teacher; not in the paper
 
         has_teacher = self_distillation | ensemble_distillation              # bool [B]
         teacher_logits = torch.where(self_distillation[:, None], pool.logits[rows],
                                      clients_logits[rows])                   # [B, C]
         pool.logits[rows[correct]] = checked_logits[correct]                 # Alg. 1, line 7, D4
         pool.mask[rows[correct]] = True
-        # In train mode, and with --augment of augmented images. One mean over the batch.
-        logits = forward(fed, model, batch)                                              # [B, C]
+        logits = forward(fed, model, batch)                                  # [B, C], train mode
         loss = server_loss(logits, labels[rows], teacher_logits, has_teacher,
                            epsilon)                                      # Alg. 1, line 6, 9, 12
         optimizer.zero_grad()
@@ -211,7 +212,7 @@ def distill_client(fed, i, t, client, server_logits, public_epochs, batch_size, 
     model = fed.client_model(i)
     optimizer = OPTIMIZERS[optimizer_name](model.parameters(), lr=lr, weight_decay=weight_decay)
     restore(client, model, optimizer)                    # both go on from the client's last step
-    model.train()
+    model.train()                        # `shuffled` augments the images with --augment
     for rows, batch in shuffled(fed, images, ("public", t, i), epochs=public_epochs,
                                 batch_size=batch_size):                      # Alg. 1, line 21
         logits = forward(fed, model, batch)                                              # [B, C]
@@ -226,7 +227,7 @@ def distill_client(fed, i, t, client, server_logits, public_epochs, batch_size, 
 def evaluate(fed, state, trained=None):
     """Test accuracies of the server's network and of the clients'; `accuracy` is the server's.
 
-    trained    the clients after private training; None in round 0, which has none
+    trained    the clients after private training; None: as in `state`
     """
     metrics = {**distillation_metrics(fed, state["clients"], trained),
                **server_metrics(fed, state["server"])}
@@ -244,7 +245,7 @@ def server_result_metrics(fed, public_rows, client_logits, weights, result):
     taught = weights[:, requested & (weights > 0).any(0)]                    # [M, samples taught]
     effective = (1 / taught.square().sum(0)).mean().item() if taught.numel() else None
     sent, num_public = int(requested.sum()), len(result.requested)
-    shares = result.cases.float().mean(1).tolist()                           # 4
+    shares = result.cases.float().mean(1).tolist()                           # [4]
     return {**{case: share for case, share in zip(CASES, shares)},
             "pool": result.pool.mask.float().mean().item(), "effective_teachers": effective,
             "bad_uploads": sum(not is_usable(logits[requested]) for logits in client_logits),
@@ -267,7 +268,8 @@ def run(fed, state=None, *,
         epsilon: float = 0.75,               # weight of CE; 1 - epsilon is that of KL
         attack=None):
     """Yields (metrics, state) after round 0, the untrained models, and after every round."""
-    ids, labels = range(len(fed.private)), fed.public.labels                 # M, [N]
+    ids = range(len(fed.private))                                            # M clients
+    labels = fed.public.labels                                               # [N]
     if state is None:
         pool = Pool(torch.zeros(len(labels), fed.num_classes, device=fed.device),
                     torch.zeros_like(labels, dtype=torch.bool))

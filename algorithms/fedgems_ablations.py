@@ -3,18 +3,18 @@
 Cheng et al., "FedGEMS: Federated Learning of Larger Server Models via Selective Knowledge Fusion",
 arXiv:2110.11027, whose settings are the defaults.
 
-Run:    python fedkd_minimal.py --algo fedgems-ablations --no-self-distillation    small settings
-        --paper: as in fedgems.py
+Run:    python fedkd_minimal.py --algo fedgems-ablations --no-self-distillation
+        small settings, about a minute; --paper as in fedgems.py
 Data:   as in fedgems.py
 Sent:   as in fedgems.py; without ensemble distillation the clients send nothing
 
-With all parts it is FedGEMS: `diff algorithms/fedgems.py algorithms/fedgems_ablations.py` shows
-what the parts change, the cases and which samples may be requested. Without (D1):
-  self-training           where the server is right, the pool teaches if it has the sample,
-                          otherwise the clients; the pool is still filled
-  self-distillation       the clients teach what the pool would have taught
-  ensemble distillation   CE alone where the clients would have taught; such a sample is in none of
-                          the four cases
+With all three parts it is FedGEMS, bit for bit; `diff algorithms/fedgems.py
+algorithms/fedgems_ablations.py` shows what a part decides. Without it (D1):
+ --no-self-training          where the server is right, the pool teaches if it has the sample,
+                             otherwise the clients; the pool is still filled
+ --no-self-distillation      the clients teach what the pool would have taught
+ --no-ensemble-distillation  CE alone where the clients would have taught; such a sample is in none
+                             of the four cases
 
 Scores: as in fedgems.py
 D1  the paper does not define the three rows of Table 5; the list above is our reading
@@ -56,32 +56,32 @@ def train_server(fed, t, server, pool, public_rows, fused_logits, has_reliable, 
     pool = Pool(pool.logits.clone(), pool.mask.clone())      # the caller's state does not change
     clients_logits = torch.zeros_like(pool.logits)                                       # [N, C]
     clients_logits[public_rows] = fused_logits
-    client_right = torch.zeros_like(pool.mask)           # bool [N]: is one of the clients right?
-    client_right[public_rows] = has_reliable
+    any_client_right = torch.zeros_like(pool.mask)                                       # bool [N]
+    any_client_right[public_rows] = has_reliable
     cases = torch.zeros(len(CASES), len(labels), dtype=torch.bool, device=fed.device)    # [4, N]
     requested = torch.zeros_like(pool.mask)                                              # bool [N]
-    model.train()
+    model.train()                        # `shuffled` augments the images with --augment
     for rows, batch in shuffled(fed, images, ("server", t), epochs=server_epochs,
                                 batch_size=batch_size):                      # Alg. 1, line 4
-        # Before the step: on which samples is the server right? Clean images, in eval mode.
+        # Before the step: on which samples is the server right? Eval mode, clean images.
         checked_logits = predict_logits(fed, model, images[rows])                        # [B, C]
         correct = checked_logits.argmax(1) == labels[rows]                   # bool [B]: S_Correct
         in_pool = pool.mask[rows]                                            # bool [B]
+        client_right = any_client_right[rows]                                # bool [B]
 
         # The four cases, each with its teacher; D1. A sample may be in none of them.
-        self_training = correct & with_self_training                     # none
-        self_distillation = ~self_training & in_pool & with_self_distillation       # the pool
+        self_training = correct & with_self_training                            # no teacher
+        self_distillation = ~self_training & in_pool & with_self_distillation   # the pool
         asks = ~self_training & ~self_distillation & with_ensemble_distillation
-        ensemble_distillation = asks & client_right[rows]                # the clients
-        nobody_right = asks & ~client_right[rows]                        # none
+        ensemble_distillation = asks & client_right                             # the clients
+        nobody_right = asks & ~client_right                                     # no teacher
 
         has_teacher = self_distillation | ensemble_distillation              # bool [B]
         teacher_logits = torch.where(self_distillation[:, None], pool.logits[rows],
                                      clients_logits[rows])                   # [B, C]
         pool.logits[rows[correct]] = checked_logits[correct]                 # Alg. 1, line 7
         pool.mask[rows[correct]] = True
-        # In train mode, and with --augment of augmented images. One mean over the batch.
-        logits = forward(fed, model, batch)                                              # [B, C]
+        logits = forward(fed, model, batch)                                  # [B, C], train mode
         loss = server_loss(logits, labels[rows], teacher_logits, has_teacher,
                            epsilon)                                      # Alg. 1, line 6, 9, 12
         optimizer.zero_grad()
@@ -98,23 +98,24 @@ def train_server(fed, t, server, pool, public_rows, fused_logits, has_reliable, 
 
 @checked
 def run(fed, state=None, *,
-        rounds: int = 200,                       # T
-        local_epochs: int = 1,                   # passes of a client over its own images in a
-        public_epochs: int = 1,                  #   round, and over the public images
-        server_epochs: int = 1,                  # passes of the server over the public images
-        batch_size: int = 256,                   # of a client
+        rounds: int = 200,                   # T
+        local_epochs: int = 1,               # passes of a client over its own images in a round,
+        public_epochs: int = 1,              #   and over the public images
+        server_epochs: int = 1,              # passes of the server over the public images
+        batch_size: int = 256,               # of a client
         server_batch_size: int = 256,
-        lr: float = 1e-3,                        # of a client
+        lr: float = 1e-3,                    # of a client
         server_lr: float = 1e-3,
-        optimizer: Optimizer = "amsgrad",        # of each client and of the server, for all
-        weight_decay: float = 1e-4,              #   training, and its L2 penalty
-        epsilon: float = 0.75,                   # weight of CE; 1 - epsilon is that of KL
-        self_training: bool = True,              # Table 5's three parts
+        optimizer: Optimizer = "amsgrad",    # of each client and of the server, for all training
+        weight_decay: float = 1e-4,          #   and its L2 penalty
+        epsilon: float = 0.75,               # weight of CE; 1 - epsilon is that of KL
+        self_training: bool = True,          # the three parts of Table 5
         self_distillation: bool = True,
         ensemble_distillation: bool = True,
         attack=None):
     """Yields (metrics, state) after round 0, the untrained models, and after every round."""
-    ids, labels = range(len(fed.private)), fed.public.labels                 # M, [N]
+    ids = range(len(fed.private))                                            # M clients
+    labels = fed.public.labels                                               # [N]
     if state is None:
         pool = Pool(torch.zeros(len(labels), fed.num_classes, device=fed.device),
                     torch.zeros_like(labels, dtype=torch.bool))
@@ -124,7 +125,8 @@ def run(fed, state=None, *,
     clients, server, pool = state["clients"], state["server"], Pool(**state["pool"])
 
     for t in range(state["round"] + 1, rounds + 1):                          # Alg. 1, line 2
-        # a: clients train on their own images, and predict the n samples that may be requested.
+        # a: clients train on their own images, and predict the n samples that may be requested:
+        # without self-distillation also those in the pool, without ensemble distillation none.
         may_request = ~pool.mask if self_distillation else torch.ones_like(pool.mask)
         public_rows = torch.nonzero(may_request & ensemble_distillation)[:, 0]       # [n]
 

@@ -123,8 +123,8 @@ def distillation_metrics(fed, clients, trained=None):
     """`client_metrics` where a round is private training of the clients, then distillation.
 
     clients    their snapshots after distillation
-    trained    those after private training; None at the start, where clients have had neither:
-               then both accuracies are of the untrained networks
+    trained    those after private training; None: as `clients`. So it is at the start, where both
+               accuracies are of the untrained networks
     """
     distilled = client_scores(fed, clients)
     private = client_scores(fed, trained) if trained else distilled
