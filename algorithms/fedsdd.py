@@ -18,8 +18,9 @@ Algorithm 1; the paper does not number its lines:
 With several networks (A.5) there are K models of each, M in all, and k = 0, K, 2K, ... are main
 ones.
 
-Scores: on the test images. `accuracy` and server_accuracy are the main model's after line 9, in the
-        mean over several main ones; ensemble_accuracy is the teacher's of line 9
+Scores: on the test images. `accuracy` and server_accuracy are the main model's after distillation,
+        in the mean over several main ones; ensemble_accuracy is that of the mean logits of line
+        7's models of the last R rounds, before distillation
 D1  Eq. (4) is printed KL(student || teacher), without the temperature that section 4.1 sets to 4;
     here it is Hinton et al.'s temperature² KL(teacher || student)
 """
@@ -83,7 +84,7 @@ def train_client(fed, i, t, global_model, local_epochs, local_steps, batch_size,
 
 def aggregate(fed, global_model, uploads):
     """The mean of a group's models {client: upload}, weighed by numbers of samples.   Eq. (2)"""
-    if not uploads:      # none was usable: the model stays, and is in the ensemble as it is
+    if not uploads:      # none was usable: the model of the last round stays, in the ensemble too
         return global_model
     sizes = [len(fed.private[i].labels) for i in uploads]                    # sent with the models
     models = [upload["model"] for upload in uploads.values()]
@@ -110,7 +111,7 @@ def distill(fed, t, k, student, teacher_logits, distill_steps, server_batch_size
 
 @timed
 def evaluate(fed, main_models):
-    """Test accuracy of the main model; with several networks, of each network's."""
+    """Test accuracy of the main model, in eval mode; with several networks, of each network's."""
     return global_metrics(fed, main_models)
 
 
@@ -131,9 +132,9 @@ def evaluate_ensemble(fed, averaged, test_ring, R):
 
 def check_settings(fed, *, participation, K, attack, **settings):
     """Raises ValueError if a group would have no client, or if uploads cannot be attacked."""
-    for ids in by_architecture(fed).values():            # every deal has groups of these sizes
+    for ids in by_architecture(fed).values():        # it raises; every deal has groups of this size
         group_clients(range(count_active(len(ids), participation)), K, stream(fed.seed))
-    if attack and len(by_architecture(fed)) > 1:
+    if attack and len(by_architecture(fed)) > 1:         # it needs the mean of all clients' models
         raise ValueError("fedsdd: an attack on weights needs one network for all clients")
 
 
@@ -178,7 +179,7 @@ def run(fed, state=None, *,
         # The ensemble predicts the clean public images, in eval mode. The models of earlier rounds
         # do not change any more: their mean logits are kept.
         member_logits = predict_members(fed, averaged, fed.public.images)    # [M, N, C]
-        round_logits = ensemble_logits(member_logits)                        # [N, C], Eq. (3)
+        round_logits = ensemble_logits(member_logits)            # their mean, [N, C], Eq. (3)
         ring = [*ring, round_logits][-R:]                                    # up to R times [N, C]
         teacher_logits = ensemble_logits(torch.stack(ring))                  # [N, C], Eq. (5)
 
@@ -191,7 +192,7 @@ def run(fed, state=None, *,
         global_models = [taught.get(k, model)                                # Alg. 1, line 10
                          for k, model in enumerate(averaged)]
 
-        # Measured; no step above sees it.
+        # Measured; no step above sees it. Teacher forwards are predictions of a public image.
         ensemble_metrics, test_ring = evaluate_ensemble(fed, averaged, test_ring, R)
         metrics = {**evaluate(fed, global_models[::K]), **ensemble_metrics,
                    "teacher_forwards": len(averaged) * len(fed.public.images),
