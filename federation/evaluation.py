@@ -21,9 +21,20 @@ class Score(NamedTuple):
     own: float | None = None       # `own_accuracy` of a client's own model; None: there is none
 
 
+def predicted_classes(logits):
+    """The class of the largest logit: [..., C] -> int64 [...]; -1 where a logit is not finite.
+
+    `argmax` alone would answer class 0 to a network whose logits are all nan.
+    """
+    return logits.argmax(-1).where(logits.isfinite().all(-1), -1)
+
+
 def accuracy(logits, labels):
-    """Share of the samples whose largest logit is the label's: [N, C], [N] -> float in [0, 1]."""
-    return (logits.argmax(1) == labels).float().mean().item()
+    """Share of the samples whose largest logit is the label's: [N, C], [N] -> float in [0, 1].
+
+    A sample with a logit that is not finite is wrong.
+    """
+    return (predicted_classes(logits) == labels).float().mean().item()
 
 
 def own_accuracy(logits, labels, own_labels):
@@ -32,6 +43,7 @@ def own_accuracy(logits, labels, own_labels):
     logits, labels    [N, C], int64 [N]: of the test images
     own_labels        int64 [n]: of the client's own images
     returns           float in [0, 1]; None: no class of the client is in the test set
+    A sample with a logit that is not finite is wrong.
     >>> logits = torch.tensor([[1., 0.], [0., 1.], [0., 1.]])        # right, right, wrong
     >>> own_accuracy(logits, torch.tensor([0, 1, 0]), own_labels=torch.tensor([0, 1, 1, 1]))
     0.875
@@ -39,7 +51,7 @@ def own_accuracy(logits, labels, own_labels):
     num_classes = logits.shape[1]
     own_counts = own_labels.bincount(minlength=num_classes)                              # [C]
     weights = (own_counts / labels.bincount(minlength=num_classes))[labels]              # [N]
-    right = logits.argmax(1) == labels                                                   # [N]
+    right = predicted_classes(logits) == labels                                          # [N]
     return ((weights * right).sum() / weights.sum()).item() if weights.any() else None
 
 
@@ -62,12 +74,15 @@ def disagreement(member_logits):
     """Share of (pair of members, sample) with different predicted classes; None for one member.
 
     member_logits    [M, N, C]
+    A member whose logits of a sample are not all finite predicts no class of it: it differs there
+    from every other member, also from one that predicts none either.
     """
-    predicted = member_logits.argmax(-1)                                                 # [M, N]
+    predicted = predicted_classes(member_logits)                                         # [M, N]
     pairs = list(itertools.combinations(predicted, 2))
     if not pairs:
         return None
-    return sum((a != b).float().mean().item() for a, b in pairs) / len(pairs)
+    differ = [(a != b) | (a < 0) for a, b in pairs]                                      # [N] each
+    return sum(x.float().mean().item() for x in differ) / len(pairs)
 
 
 def global_metrics(fed, global_models):

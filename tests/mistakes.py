@@ -117,6 +117,10 @@ TABLE["federation/training.py", "shared"] = [
 TABLE["federation/evaluation.py", "shared"] = [
     ("combinations(predicted«→[:2]», 2)", "disagreement_by_hand",
      "only the first two members are compared"),
+    ("logits.argmax(-1)«.where(logits.isfinite().all(-1), -1)→»",
+     "a_sample_with_a_logit_that_is_not_finite_is_wrong", "nan is class 0"),
+    ("[(a != b)« | (a < 0)→» for", "a_member_that_predicts_nothing_differs_from_all_others",
+     "two members that predict nothing agree"),
     ("(own_counts« / labels.bincount(minlength=num_classes)→»)[labels]",
      "baselines::own_accuracy_by_hand", "a class counts more the more test images it has")]
 # ----------------------------------------------------------------------------------- weights travel

@@ -33,6 +33,12 @@ def test_own_accuracy_by_hand():
             "client_accuracy", "client_accuracy_min", "client_accuracy_max"}
 
 
+def test_own_accuracy_of_nan_is_no_right_answer():
+    """Class 0 of three test images, class 1 of one; half of the client's images are of each."""
+    nan, labels = torch.full((4, 2), torch.nan), torch.tensor([0, 0, 0, 1])
+    assert own_accuracy(nan, labels, torch.tensor([0, 1])) == 0
+
+
 def one_long_training(model, name, *parts, rates=(0.01, 0.01, 0.01)):
     """A plain loop over all rounds with one optimizer: its moments are never forgotten.
 

@@ -133,3 +133,21 @@ def test_disagreement_by_hand():
     members = nn.functional.one_hot(classes, 2).float()
     assert disagreement(members) == pytest.approx((1 + 2 + 1 + 1 + 2 + 1) / 3 / 6)
     assert disagreement(members[:1]) is None and disagreement(members[[0, 0]]) == 0
+
+
+NOTHING = torch.tensor([[1., torch.nan], [torch.nan, torch.nan], [torch.inf, 0.], [0., 1.]])
+
+
+def test_a_sample_with_a_logit_that_is_not_finite_is_wrong():
+    """argmax would be class 0 of the first three: an accuracy of 1 for labels 0, 0, 0, 1."""
+    assert accuracy(NOTHING, torch.tensor([0, 0, 0, 1])) == 1 / 4
+    assert accuracy(NOTHING[1:2], torch.tensor([0])) == 0
+
+
+def test_a_member_that_predicts_nothing_differs_from_all_others():
+    """From one that predicts class 0, and from one that predicts nothing either: on three of four
+    samples; on the fourth all predict class 1."""
+    zeros = torch.tensor([[1., 0.]]).expand(3, 2)
+    predicts = torch.cat([zeros, NOTHING[3:]])
+    for members in ([NOTHING, predicts], [predicts, NOTHING], [NOTHING, NOTHING]):
+        assert disagreement(torch.stack(members)) == 3 / 4
