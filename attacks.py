@@ -37,6 +37,7 @@ from typing import NamedTuple
 import torch
 
 ATTACKS = ("paf", "lie", "ofom")
+HUGE = 1e30    # sums of larger numbers, or their quotients by a temperature, overflow in float32
 
 
 def paf(benign, theta):
@@ -129,7 +130,7 @@ def build(name, stream, num_clients, attackers, scale=10.0, z=None):
 def attack_rows(attack, uploads, client_ids, rows):
     """Uploads [M, n, ...] of the same rows, int64 [n], by all clients: logits or probabilities."""
     benign = uploads[[j for j, i in enumerate(client_ids) if i not in attack.malicious]]
-    benign = benign[(benign.abs() < 1e30).flatten(1).all(1)]     # usable, as in uploads.py
+    benign = benign[(benign.abs() < HUGE).flatten(1).all(1)]     # usable, as in uploads.py
     if not benign.numel():
         return uploads
     return torch.stack([attack.forge(i, upload, benign, rows) if i in attack.malicious else upload
@@ -143,7 +144,7 @@ def attack_models(attack, uploads, client_ids):
     """
     models = [upload["model"] for upload in uploads]
     names = [name for name, w in models[0].items() if w.is_floating_point()
-             and any((model[name].abs() < 1e30).all() for model in models)]
+             and any((model[name].abs() < HUGE).all() for model in models)]
     if not names:
         return uploads
     flat = torch.stack([torch.cat([model[name].flatten() for name in names]) for model in models])
@@ -166,7 +167,7 @@ def attack_samples(attack, uploads, client_ids):
     """
     benign = [upload for upload, i in zip(uploads, client_ids) if i not in attack.malicious]
     benign = torch.cat(benign or [uploads[0][:0]])
-    benign = benign[(benign.abs() < 1e30).flatten(1).all(1)]     # usable, as in uploads.py
+    benign = benign[(benign.abs() < HUGE).flatten(1).all(1)]     # usable, as in uploads.py
     if not len(benign):
         return uploads
     return [attack.forge(i, upload, benign, torch.arange(len(upload)))

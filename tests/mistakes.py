@@ -498,7 +498,7 @@ TABLE["algorithms/baselines.py", "baselines"] = [
     ("fed.client_model(name«, init=name→»)", "standalone_trains_each_on_its_own_data",
      "all clients start alike")]
 TABLE["attacks.py", "attacks"] = [
-    ("(model[name].abs() < «1e30→math.inf»).all() for model",
+    ("(model[name].abs() < «HUGE→math.inf»).all() for model",
      "an_entry_that_is_usable_in_no_model_is_not_attacked",
      "a mask of huge numbers makes the attack do nothing"),
     ("return benign.«mean(0)→sum(0) / (len(benign) + 1)» + theta", "eq7_paf_by_hand",
