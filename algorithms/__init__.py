@@ -127,6 +127,8 @@ def check_value(what, value, annotation, name):
     allowed = allowed_numbers(name, annotation)
     kind = Integral if int in (annotation, *typing.get_args(annotation)) else Real
     for number in value if isinstance(value, (tuple, list)) else [value]:
+        if allowed and not isinstance(number, Real):
+            raise ValueError(f"{what} is {number!r}: it is not a number")
         if allowed and not (isinstance(number, kind) and allowed.holds(number)):
             noun = "a whole number, " if kind is Integral else ""
             raise ValueError(f"{what} is {number!r}: it must be {noun}{allowed.words}")

@@ -146,6 +146,14 @@ def test_a_mask_among_the_buffers_is_neither_judged_nor_changed(run, settings, m
                                                    if name != "mask"}])
 
 
+@pytest.mark.parametrize("value, words", [
+    ("0.1", "is '0.1': it is not a number"), (None, "is None: it is not a number"),
+    (-0.1, "is -0.1: it must be greater than 0")])
+def test_a_text_is_not_a_number(value, words):
+    with pytest.raises(ValueError, match=f"^fedavg: lr {words}$"):
+        next(fedavg.run(of_tensors([with_hidden_layer]), lr=value))
+
+
 def test_errors_speak_of_keywords_not_of_flags():
     files = [*(ROOT / "algorithms").glob("*.py"), *(ROOT / "federation").glob("*.py"),
              *(ROOT / f"{name}.py" for name in ("attacks", "models", "partition"))]
