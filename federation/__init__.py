@@ -135,6 +135,27 @@ def output_shape(model, inputs):
         return error
 
 
+def check_images(name, part, test):
+    """ValueError unless `part` is (images, labels) and the images are like the test images."""
+    if not isinstance(part, (tuple, list)) or len(part) != 2 or not isinstance(part[0], Tensor):
+        raise ValueError(f"{name}: give two tensors, (images, labels)")
+    images = part[0]
+    if (images.dtype != torch.float32 or images.ndim != 4 or len(images) == 0
+            or images.shape[1:] != test[0].shape[1:]):
+        raise ValueError(f"{name}: images are float32 tensors [n, c, h, w] with n > 0, of the "
+                         f"test images' size, not {images.dtype} {list(images.shape)}")
+    if bad := int((~images.isfinite()).flatten(1).any(1).sum()):
+        raise ValueError(f"{name}: images hold nan or infinity: {bad} of {len(images)} images")
+
+
+def check_labels(name, labels, num_samples, num_classes):
+    """ValueError unless these are the labels of so many samples."""
+    if (not isinstance(labels, Tensor) or labels.dtype != torch.int64
+            or labels.shape != (num_samples,) or labels.min() < 0 or labels.max() >= num_classes):
+        raise ValueError(f"{name}: labels are an int64 tensor [{num_samples}] from 0 to "
+                         f"{num_classes - 1}, as the network has {num_classes} outputs")
+
+
 def from_tensors(private, test, networks, *, public=None, validation=None, server_network=None,
                  seed=0, device="cpu", **options):
     """A federation of tensors and networks of your own, for an algorithm's `run`.
@@ -149,10 +170,19 @@ def from_tensors(private, test, networks, *, public=None, validation=None, serve
     server_network    Network of a server with a model of its own: for FedGEMS it reads images, for
                       FedGKT feature maps
     options           augment, amp: see `Federation`
-    raises            ValueError: images, labels and networks that do not fit together;
+    raises            ValueError: images, labels or networks are missing or do not fit together;
                       TypeError: a network that does not make a new one in each call
     """
     device = torch.device(device)
+    for name, given, one in [("private", private, "(images, labels)"),
+                             ("networks", networks, "Network")]:
+        if not isinstance(given, (tuple, list)) or len(given) == 0:
+            raise ValueError(f"{name} is a list, [{one}, ...], of at least one")
+    parts = {"test": test, **{f"client {i}": part for i, part in enumerate(private)}}
+    parts |= {name: part for name, part in [("public", public), ("validation", validation)]
+              if part is not None}
+    for name, part in parts.items():
+        check_images(name, part, test)
 
     def new_network(make, key, init):
         with seeded(seed, key, init):
@@ -164,9 +194,13 @@ def from_tensors(private, test, networks, *, public=None, validation=None, serve
     def server_model(init=0):
         return new_network(server_network, "server init", init)
 
-    for j, make in enumerate(networks):
-        if isinstance(make, nn.Module) or client_model(j) is client_model(j):
-            raise TypeError(f"network {j}: give a class or function of which each call makes a new "
+    makers = {f"network {j}": make for j, make in enumerate(networks)}
+    if server_network is not None:
+        makers["server_network"] = server_network
+    for name, make in makers.items():
+        if isinstance(make, nn.Module) or not callable(make) or (
+                new_network(make, "init", 0) is new_network(make, "init", 0)):
+            raise TypeError(f"{name}: give a class or function of which each call makes a new "
                             "network")
     image = torch.zeros(1, *test[0].shape[1:], device=device)                    # [1, c, h, w]
     shapes = [output_shape(client_model(j), image) for j in range(len(networks))]
@@ -175,24 +209,18 @@ def from_tensors(private, test, networks, *, public=None, validation=None, serve
                          f"{list(image.shape[1:])}: {', '.join(map(str, shapes))}")
     num_classes = shapes[0][1]
 
-    def data(name, images, labels):
-        if (images.dtype != torch.float32 or images.ndim != 4 or len(images) == 0
-                or images.shape[1:] != image.shape[1:]):
-            raise ValueError(f"{name}: images are float32 tensors [n, c, h, w] with n > 0, of the "
-                             f"test images' size, not {images.dtype} {list(images.shape)}")
-        if labels is not None and (
-                labels.dtype != torch.int64 or labels.shape != images.shape[:1]
-                or labels.min() < 0 or labels.max() >= num_classes):
-            raise ValueError(f"{name}: labels are an int64 tensor [{len(images)}] from 0 to "
-                             f"{num_classes - 1}, as the network has {num_classes} outputs")
-        return Data(images.to(device, memory_format=torch.channels_last),
-                    None if labels is None else labels.to(device))
+    def data(name):
+        if name not in parts:
+            return None
+        images, labels = parts[name]
+        if not (name == "public" and labels is None):
+            check_labels(name, labels, len(images), num_classes)
+            labels = labels.to(device)
+        return Data(images.to(device, memory_format=torch.channels_last), labels)
 
     return Federation(
-        test=data("test", *test),
-        private=[data(f"client {i}", *part) for i, part in enumerate(private)],
-        public=public and data("public", *public),
-        validation=validation and data("validation", *validation), num_classes=num_classes,
-        client_model=client_model, server_model=server_model if server_network else None,
+        test=data("test"), private=[data(f"client {i}") for i in range(len(private))],
+        public=data("public"), validation=data("validation"), num_classes=num_classes,
+        client_model=client_model, server_model=None if server_network is None else server_model,
         architecture=[f"network {i % len(networks)}" for i in range(len(private))],
         seed=seed, device=device, **options)

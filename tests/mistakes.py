@@ -62,7 +62,11 @@ TABLE["federation/__init__.py", "shared"] = [
      "the global generator is reset", "FedML's _client_sampling"),
     ("«torch.default_generator.manual_seed(number)→pass»",
      "contracts::the_order_of_the_clients_does_not_matter[fedavg]",
-     "initial weights depend on what was drawn before")]
+     "initial weights depend on what was drawn before"),
+    ("if bad := int((~images.isfinite()).«flatten(1).any(1).→»sum()):",
+     "library::images_that_are_not_finite_are_counted_and_refused", "counts pixels, not images"),
+    ('if not («name == "public" and →»labels is None):',
+     "library::what_from_tensors_refuses_in_one_line", "labels of a client may be missing")]
 TABLE["federation/parallel.py", "shared"] = [
     ("max(1, «round→int»(participation * num_clients))",
      "participation_is_a_share_at_least_one_client", "the share is rounded down")]

@@ -63,6 +63,8 @@ def test_a_servers_network_may_read_feature_maps():
 
 
 network, larger = with_hidden_layer(), torch.zeros(2, 1, 3, 3)
+PARTS = [("client 3", "client"), ("test", "test"), ("public", "public"),
+         ("validation", "validation")]
 
 
 @pytest.mark.parametrize("error, words, given", [
@@ -73,18 +75,41 @@ network, larger = with_hidden_layer(), torch.zeros(2, 1, 3, 3)
      {"networks": [lambda: nn.Sequential(nn.Flatten(), nn.Linear(5, 3))]}),
     *((ValueError, f"^{name}: images are float32 tensors .*size, not torch.float32 .2, 1, 3, 3.$",
        {part: (larger, torch.tensor([0, 1]))})
-      for name, part in [("client 3", "client"), ("public", "public")]),
-    (ValueError, "^client 3: images are float32 tensors .* not float32",
-     {"client": (larger.numpy(), np.array([0, 1]))}),
+      for name, part in PARTS if name != "test"),
     (ValueError, "^client 3: labels are an int64 tensor",
      {"client": (samples(6).images, np.zeros(6, int))}),
+    *((ValueError, f"^{name}: labels are an int64 tensor", {part: (samples(6).images, None)})
+      for name, part in PARTS if name != "public"),
+    *((ValueError, f"^{name}: give two tensors, .images, labels.$", {part: given})
+      for name, part in PARTS
+      for given in (samples(2).images, (samples(2).images,), (larger.numpy(), np.array([0, 1])))),
+    *((ValueError, "^networks is a list, .*, of at least one$", {"networks": given})
+      for given in ([], with_hidden_layer, network)),
     (TypeError, "^network 1: give a class or function of which each call",
      {"networks": [with_batchnorm, lambda: network]}),
-    (TypeError, "^network 1: give a class or function", {"networks": [with_batchnorm, network]})])
+    *((TypeError, "^network 1: give a class or function", {"networks": [with_batchnorm, given]})
+      for given in (network, "cnn")),
+    (TypeError, "^server_network: give a class or function", {"server_network": network})])
 def test_what_from_tensors_refuses_in_one_line(error, words, given):
     with pytest.raises(error, match=words) as raised:
         of_tensors(**{"networks": [with_hidden_layer], **given})
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("private", [[], None, {0: samples(6)}])
+def test_private_is_a_list_of_at_least_one_client(private):
+    with pytest.raises(ValueError, match="^private is a list, .*, of at least one$"):
+        from_tensors(private, samples(9), [with_hidden_layer])
+
+
+@pytest.mark.parametrize("name, part", PARTS)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_images_that_are_not_finite_are_counted_and_refused(name, part, value):
+    """Two of five images; in the first of them two pixels are bad."""
+    images, labels = samples(5)
+    images[1, 0, 0], images[4, 0, 1, 1] = value, value
+    with pytest.raises(ValueError, match=f"^{name}: images hold nan or infinity: 2 of 5 images$"):
+        of_tensors([with_hidden_layer], **{part: (images, labels)})
 
 
 # ------------------------------------------------------------------------------------------- errors
