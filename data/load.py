@@ -18,6 +18,9 @@ from data.readers import TORCHVISION
 from federation import Data
 
 
+MAX_CLASSES = 10**6      # larger labels are a mistake, and a table of all classes needs memory
+
+
 class Dataset(NamedTuple):
     """A training and a test set: [n, c, h, w] channels-last uint8 or float32, int64 [n] labels."""
 
@@ -108,9 +111,8 @@ def checked(source, x_train, y_train, x_test, y_test, writer_train=None, supercl
     Images and labels have a layout and type that `readers.npz` allows.
     """
     def part(name, images, labels):
-        images = pixels(f"{source}: x_{name}", images)
-        labels = whole_numbers(f"{source}: y_{name}", labels, len(images))
-        images = torch.from_numpy(np.ascontiguousarray(images)).permute(0, 3, 1, 2)  # channels-last
+        images = image_tensor(f"{source}: x_{name}", images)
+        labels = whole_numbers(f"{source}: y_{name}", labels, len(images), MAX_CLASSES)
         return Data(images, torch.from_numpy(labels))
 
     train, test = part("train", x_train, y_train), part("test", x_test, y_test)
@@ -121,6 +123,14 @@ def checked(source, x_train, y_train, x_test, y_test, writer_train=None, supercl
         writer_train = whole_numbers(f"{source}: writer_train", writer_train, len(train.labels))
     num_classes = int(torch.cat([train.labels, test.labels]).max()) + 1
     return Dataset(train, test, num_classes, writer_train, superclass, class_names=class_names)
+
+
+def image_tensor(where, array):
+    """The images [n, c, h, w], channels-last, of an array in a layout that `readers.npz` allows."""
+    array = pixels(where, array)
+    if len(array) > 1 and not np.ptp(array, axis=0).any():
+        raise ValueError(f"{where} holds {len(array)} images that are all alike")
+    return torch.from_numpy(np.ascontiguousarray(array)).permute(0, 3, 1, 2)
 
 
 def pixels(where, array):
@@ -143,14 +153,16 @@ def pixels(where, array):
     return array.astype(np.float32)
 
 
-def whole_numbers(where, numbers, length):
-    """int64 [length] of labels or writers: [length] or [length, 1] of any numeric type."""
+def whole_numbers(where, numbers, length, end=2**63):
+    """int64 [length] of labels or writers below `end`: [length] or [length, 1] of any type."""
     numbers = np.asarray(numbers)
     if numbers.shape not in [(length,), (length, 1)]:
         raise ValueError(f"{where} has shape {list(numbers.shape)}; expected [{length}], "
                          "one number per image")
-    if numbers.dtype.kind not in "biuf" or ((numbers < 0) | (numbers % 1 != 0)).any():
-        raise ValueError(f"{where} must hold whole numbers from 0")
+    if (numbers.dtype.kind not in "biuf"
+            or not (numbers.min() >= 0 and float(numbers.max()) < end)        # nan, too
+            or (numbers % 1 != 0).any()):
+        raise ValueError(f"{where} must hold whole numbers from 0 to {end - 1}")
     return numbers.reshape(length).astype(np.int64)
 
 

@@ -566,6 +566,10 @@ TABLE["partition.py", "partition"] = [
      "fedgkt_table_6_adds_up_only_with_row_7_put_right", "the table as printed"),
     ("* len(«rows→labels») / FEDGKT_TABLE_6«[:, c]→».sum()",
      "fedgkt_table6_scales_with_class_sizes", "all classes are equally large")]
+# ------------------------------------------------------------------------------- images from files
+TABLE["data/load.py", "data"] = [
+    ("float(numbers.max()) < «end→np.inf»)", "npz_mistakes_are_one_line_with_file_and_array",
+     "a label of 10^11 needs a table of so many classes")]
 # ------------------------------------------------------------------------ communication, secure sum
 TABLE["federation/communication.py", "communication"] = [
     ("model.parameters()) * «copies * →»num_clients",

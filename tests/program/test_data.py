@@ -111,8 +111,12 @@ def test_npz_takes_whole_numbers_of_any_type(tmp_path, dtype):
     ("x_test", np.full((4, 5, 4, 3), np.nan), "holds floats from nan to nan; expected 0 to 1"),
     ("writer_train", np.zeros(5), r"has shape \[5\]; expected \[6\]"),
     ("y_train", np.eye(6), r"has shape \[6, 6\]; expected \[6\], one number per image"),
-    *(("y_train", np.array([0, 1, 2, 2, 1, label]), "must hold whole numbers from 0")
-      for label in (-1, .5, np.nan, "a"))])
+    *((name, np.zeros((size, 5, 4, 3), dtype), f"holds {size} images that are all alike")
+      for name, size in (("x_train", 6), ("x_test", 4)) for dtype in ("u1", "f4")),
+    *(("y_train", np.array([0, 1, 2, 2, 1, label]), "must hold whole numbers from 0 to 999999$")
+      for label in (-1, .5, np.nan, np.inf, "a", 10**6, 10**11, np.uint64(2**63), 1e19)),
+    *(("writer_train", np.array([0, 1, 2, 2, 1, writer]), "must hold whole numbers from 0 to 92")
+      for writer in (np.uint64(2**63), 1e19))])
 @pytest.mark.filterwarnings("error")
 def test_npz_mistakes_are_one_line_with_file_and_array(tmp_path, name, array, words):
     path = write_npz(tmp_path, **{name: array})
@@ -150,8 +154,9 @@ def test_only_the_same_numbers_have_the_same_fingerprint(tmp_path):
 
 
 def test_a_fingerprint_tells_another_scale_and_classes_without_test_images(tmp_path):
-    path = write_npz(tmp_path, x_train=np.tile(np.uint8([0, 255]), (6, 4, 2)),
-                     x_test=np.tile([0., .5], (4, 4, 2)), y_test=np.array([0, 2, 2, 0]))
+    x_train, x_test = np.tile(np.uint8([0, 255]), (6, 4, 2)), np.tile([0., .5], (4, 4, 2))
+    x_train[0], x_test[0] = 255, 0
+    path = write_npz(tmp_path, x_train=x_train, x_test=x_test, y_test=np.array([0, 2, 2, 0]))
     assert load.fingerprint(load_dataset(path)).startswith(
         "6 training and 4 test images 1x4x4, uint8 0..255 (test images: float 0..0.5), "
         "3 classes (without test images: 1), ")
@@ -186,9 +191,9 @@ def test_folder_reads_classes_and_files_in_sorted_order(tmp_path):
 
 @pytest.mark.parametrize("test_image, channels", [(COLOR[1, :, :, 0], 1), (COLOR[0], 3)])
 def test_a_folder_has_three_channels_unless_all_images_are_gray(tmp_path, test_image, channels):
-    contents = dict.fromkeys(("train/a/0.png", "train/b/0.png"), COLOR[1, :, :, 0])
+    contents = {"train/a/0.png": COLOR[1, :, :, 0], "train/b/0.png": COLOR[2, :, :, 0]}
     loaded = load_dataset(write_images(tmp_path, contents | {"test/a/0.png": test_image}))
-    gray = nchw(COLOR[[1, 1], :, :, :1])
+    gray = nchw(COLOR[1:3, :, :, :1])
     assert torch.equal(loaded.train.images, gray.expand(2, channels, 5, 4))
 
 
