@@ -74,40 +74,56 @@ def npz(path):
     return arrays
 
 
+def read_image(path):
+    """An image file as bytes [h, w, 3]: upright as its EXIF data say, transparent parts on white.
+
+    ValueError names a file that is no image, has more than 8 bits per channel or several pages.
+    """
+    from PIL import Image, ImageOps
+    try:
+        with Image.open(path) as image:
+            if image.mode[0] in "IF":
+                raise ValueError(f"more than 8 bits per pixel, mode {image.mode}")
+            if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":   # JPEG with a preview
+                raise ValueError(f"{image.n_frames} pages; each must be a file of its own")
+            upright = ImageOps.exif_transpose(image).convert("RGBA")
+    except Exception as error:      # PIL raises many types of errors for a damaged file
+        raise ValueError(f"{path}: cannot be read as an image ({error})") from error
+    white = Image.new("RGBA", upright.size, "white")
+    return np.array(Image.alpha_composite(white, upright).convert("RGB"))
+
+
+def read_images(paths):
+    """Bytes [n, h, w, 3] of image files. ValueError names one whose size is not the first one's."""
+    images = [read_image(path) for path in paths]
+    for path, image in zip(paths, images):
+        if image.shape != images[0].shape:
+            raise ValueError(f"{path}: size {image.shape[:2]}, the first image has "
+                             f"{images[0].shape[:2]}")
+    return np.stack(images)
+
+
+def one_channel_if_gray(parts):
+    """The images [[n, h, w, 3], ...], or their first channel if all images are gray."""
+    if all((images == images[..., :1]).all() for images in parts):
+        return [images[..., :1] for images in parts]
+    return parts
+
+
 def folder(root):
     """Images, labels and class names of ROOT/train/CLASS/FILE and ROOT/test/CLASS/FILE.
 
     Other parts, such as CINIC-10's `valid`, are NOT read. Classes are numbered in the sorted order
     of the training folders; files are read in sorted order. Images have three channels, or one if
-    all images are gray. ValueError or FileNotFoundError names the place of the problem.
+    all are gray. ValueError or FileNotFoundError names the place of the problem.
     """
-    from PIL import Image
     from torchvision.datasets import ImageFolder
-
-    def read(path):
-        try:
-            with Image.open(path) as image:
-                if image.mode[0] in "IF":
-                    raise ValueError(f"more than 8 bits per pixel, mode {image.mode}")
-                return np.asarray(image.convert("RGB"))
-        except Exception as error:  # PIL raises many types of errors for a damaged file
-            raise ValueError(f"{path}: cannot be read as an image ({error})") from error
-
-    def images_of(files):
-        images = [read(path) for path, _ in files.samples]
-        for (path, _), image in zip(files.samples, images):
-            if image.shape != images[0].shape:
-                raise ValueError(f"{path}: size {image.shape[:2]}, the first image has "
-                                 f"{images[0].shape[:2]}")
-        return np.stack(images)
-
     train, test = (ImageFolder(Path(root) / part) for part in ("train", "test"))
     for name in test.classes:
         if name not in train.classes:
             raise ValueError(f"{test.root}/{name}: a class without training images")
-    pixels = [images_of(train), images_of(test)]
-    if all((x == x[..., :1]).all() for x in pixels):
-        pixels = [x[..., :1] for x in pixels]
-    return {"x_train": pixels[0], "y_train": train.targets, "x_test": pixels[1],
+    x_train, x_test = one_channel_if_gray(
+        [read_images([path for path, _ in part.samples]) for part in (train, test)])
+    return {"x_train": x_train, "y_train": train.targets, "x_test": x_test,
             "y_test": [train.classes.index(test.classes[label]) for label in test.targets],
             "class_names": train.classes}

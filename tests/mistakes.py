@@ -567,6 +567,11 @@ TABLE["partition.py", "partition"] = [
     ("* len(«rows→labels») / FEDGKT_TABLE_6«[:, c]→».sum()",
      "fedgkt_table6_scales_with_class_sizes", "all classes are equally large")]
 # ------------------------------------------------------------------------------- images from files
+TABLE["data/readers.py", "data"] = [
+    ("np.array(«Image.alpha_composite(white, upright)→upright».convert",
+     "what_is_transparent_is_white", "transparent parts are black"),
+    ("upright = «ImageOps.exif_transpose(image)→image».convert",
+     "an_image_is_turned_as_its_exif_data_say", "photos lie on their side")]
 TABLE["data/load.py", "data"] = [
     ("float(numbers.max()) < «end→np.inf»)", "npz_mistakes_are_one_line_with_file_and_array",
      "a label of 10^11 needs a table of so many classes")]

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torchvision import datasets
 
-from data import images, load
+from data import images, load, readers
 from data.load import DATASETS, TORCHVISION, load_dataset
 from federation import Data, from_tensors
 
@@ -187,6 +187,52 @@ def test_folder_reads_classes_and_files_in_sorted_order(tmp_path):
     assert torch.equal(loaded.test.images, nchw(COLOR[3:]))
     assert loaded.train.labels.tolist() == [0, 1, 1] and loaded.test.labels.tolist() == [0, 1]
     assert loaded.class_names == ["ant", "cat"]
+
+
+BLACK_ON_NOTHING = np.uint8([[[0, 255], [0, 0]], [[0, 127], [200, 255]]])     # gray, alpha
+
+
+@pytest.mark.parametrize("mode", ["LA", "RGBA", "PA"])
+def test_what_is_transparent_is_white(tmp_path, mode):
+    """Black ink on nothing would be black on black. Half of black is half of white."""
+    path = tmp_path / ("0.tif" if mode == "PA" else "0.png")
+    image = Image.fromarray(BLACK_ON_NOTHING, "LA").convert("RGBA").convert(mode)
+    image.save(path)
+    found = readers.read_image(path)
+    assert (found == found[..., :1]).all() and found[..., 0].tolist() == [[0, 255], [128, 200]]
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "P"])
+def test_a_color_that_is_declared_transparent_is_white(tmp_path, mode):
+    ink = Image.fromarray(np.uint8([[0, 9], [9, 0]])).convert(mode)
+    ink.save(tmp_path / "0.png", transparency=(0, 0, 0) if mode == "RGB" else 0)
+    assert readers.read_image(tmp_path / "0.png")[..., 0].tolist() == [[255, 9], [9, 255]]
+
+
+def test_an_image_is_turned_as_its_exif_data_say(tmp_path):
+    """Orientation 3 is upside down, 6 lies on its left side."""
+    for orientation, upright in [(3, COLOR[0][::-1, ::-1]), (6, np.rot90(COLOR[0], -1))]:
+        exif = Image.Exif()
+        exif[274] = orientation
+        Image.fromarray(COLOR[0]).save(tmp_path / "0.png", exif=exif)
+        assert np.array_equal(readers.read_image(tmp_path / "0.png"), upright)
+
+
+@pytest.mark.parametrize("name", ["0.tif", "0.png", "0.webp"])
+def test_a_file_of_several_pages_is_refused(tmp_path, name):
+    pages = [Image.fromarray(array) for array in COLOR[:2]]
+    pages[0].save(tmp_path / name, save_all=True, append_images=pages[1:])
+    refused(f"{name}: .*2 pages; each must be a file", readers.read_image, tmp_path / name)
+
+
+def test_the_preview_inside_a_jpeg_is_ignored(tmp_path):
+    """Phones write such files: their format is MPO."""
+    pages = [Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
+    pages[0].save(tmp_path / "0.jpg", "MPO", save_all=True, append_images=pages[1:])
+    with Image.open(tmp_path / "0.jpg") as image:
+        assert image.n_frames == 2
+    red, _, blue = readers.read_image(tmp_path / "0.jpg")[0, 0]
+    assert red > 200 and blue < 50
 
 
 @pytest.mark.parametrize("test_image, channels", [(COLOR[1, :, :, 0], 1), (COLOR[0], 3)])

@@ -159,8 +159,12 @@ def test_a_saved_model_predicts_as_in_the_run(algo, key, npz, tmp_path, monkeypa
     assert classes == ["0", "1", "2"] and (key != "accuracy" or found == row[key])
     (tmp_path / "photos").mkdir()
     Image.new("L", (9, 9)).save("photos/a.png")
-    exec(BLOCKS["predict"], {})
-    assert re.search("a.png [012]\n", capsys.readouterr().out)
+    Image.new("LA", (9, 9)).save("photos/b.png")             # transparent, so it is white
+    page = {}
+    exec(BLOCKS["predict"], page)
+    assert re.search("a.png [012]\nb.png [012]\n", capsys.readouterr().out)
+    white = torch.full((1, 1, 9, 9), 255, dtype=torch.uint8)
+    assert torch.allclose(page["logits"], model(prepare(white)), atol=1e-5)
     for bad in ("", ".", "none/model.pt", "/dev/null"):
         refused(capsys, ["--algo", "fedavg", "--save-model", bad], "is not the name of a file")
     with pytest.raises(ValueError, match="has no model 'client 9'; it has "):
