@@ -6,6 +6,8 @@ Each reader returns the arrays as the files hold them, under the names of the ar
 `data.load.checked`, which checks and converts them. torchvision and PIL are imported only when a
 data set needs them.
 """
+import glob
+import os
 import pickle
 import string
 from pathlib import Path
@@ -14,6 +16,7 @@ import numpy as np
 
 TORCHVISION = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "mnist": "MNIST",
                "fashion-mnist": "FashionMNIST", "emnist": "EMNIST"}
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 
 
 def torchvision(name, root, **options):
@@ -110,20 +113,46 @@ def one_channel_if_gray(parts):
     return parts
 
 
+def image_files(folder):
+    """The paths of all images in a folder and its folders, in sorted order.
+
+    Names that begin with a dot are ignored, as `glob` does. ValueError if there are no images.
+    """
+    names = [name for name in glob.glob("**", root_dir=folder, recursive=True)
+             if name.lower().endswith(SUFFIXES)]
+    if not names:
+        raise ValueError(f"{folder}: no images")
+    return [Path(folder, name) for name in sorted(names, key=os.path.split)]
+
+
+def class_folders(folder):
+    """The names of the folders in a folder, in sorted order.
+
+    Names that begin with a dot are ignored. ValueError if there are no folders.
+    """
+    names = [path.name for path in Path(folder).iterdir()
+             if path.is_dir() and not path.name.startswith(".")]
+    if not names:
+        raise ValueError(f"{folder}: no folders of classes")
+    return sorted(names)
+
+
 def folder(root):
     """Images, labels and class names of ROOT/train/CLASS/FILE and ROOT/test/CLASS/FILE.
 
-    Other parts, such as CINIC-10's `valid`, are NOT read. Classes are numbered in the sorted order
-    of the training folders; files are read in sorted order. Images have three channels, or one if
-    all are gray. ValueError or FileNotFoundError names the place of the problem.
+    Other parts, such as CINIC-10's `valid`, are NOT read. Classes are numbered in the order of
+    `class_folders`. Images have three channels, or one if all are gray. ValueError or
+    FileNotFoundError names the place of the problem.
     """
-    from torchvision.datasets import ImageFolder
-    train, test = (ImageFolder(Path(root) / part) for part in ("train", "test"))
-    for name in test.classes:
-        if name not in train.classes:
-            raise ValueError(f"{test.root}/{name}: a class without training images")
-    x_train, x_test = one_channel_if_gray(
-        [read_images([path for path, _ in part.samples]) for part in (train, test)])
-    return {"x_train": x_train, "y_train": train.targets, "x_test": x_test,
-            "y_test": [train.classes.index(test.classes[label]) for label in test.targets],
-            "class_names": train.classes}
+    train, test = ({name: image_files(Path(root, part, name))
+                    for name in class_folders(Path(root, part))} for part in ("train", "test"))
+    for name in test:
+        if name not in train:
+            raise ValueError(f"{Path(root, 'test', name)}: a class without training images")
+    classes, images, labels = list(train), [], []
+    for part in (train, test):
+        images.append(read_images([path for paths in part.values() for path in paths]))
+        labels.append([classes.index(name) for name, paths in part.items() for _ in paths])
+    images = one_channel_if_gray(images)
+    return {"x_train": images[0], "y_train": labels[0], "x_test": images[1], "y_test": labels[1],
+            "class_names": classes}

@@ -178,11 +178,13 @@ def write_images(folder, contents):
 
 
 def test_folder_reads_classes_and_files_in_sorted_order(tmp_path):
-    """CINIC-10's validation part and files that are no images are left alone."""
+    """CINIC-10's validation part, what is hidden and files that are no images are left alone."""
     loaded = load_dataset(write_images(tmp_path, {
         "train/cat/0.png": COLOR[1], "train/cat/1.png": COLOR[2], "train/ant/0.png": COLOR[0],
         "test/cat/0.png": COLOR[4], "test/ant/0.png": COLOR[3],
-        "valid/x/0.png": COLOR[0], "train/.DS_Store": b"x", "train/cat/notes.txt": b"x"}))
+        "valid/x/0.png": COLOR[0], "train/.DS_Store": b"x", "train/cat/notes.txt": b"x",
+        "train/.ipynb_checkpoints/0.png": COLOR[0], "test/.ipynb_checkpoints/0.png": COLOR[0],
+        "train/cat/.ipynb_checkpoints/1.png": COLOR[2], "train/cat/._1.png": b"x"}))
     assert torch.equal(loaded.train.images, nchw(COLOR[:3]))
     assert torch.equal(loaded.test.images, nchw(COLOR[3:]))
     assert loaded.train.labels.tolist() == [0, 1, 1] and loaded.test.labels.tolist() == [0, 1]
@@ -251,6 +253,20 @@ def test_a_folder_has_three_channels_unless_all_images_are_gray(tmp_path, test_i
 def test_folder_mistakes_are_one_line_that_names_the_place(tmp_path, name, content, words):
     good = {"train/a/0.png": COLOR[0], "train/b/0.png": COLOR[1], "test/a/0.png": COLOR[2]}
     refused(f"^{tmp_path}.*{words}", load_dataset, write_images(tmp_path, good | {name: content}))
+
+
+@pytest.mark.parametrize("empty", ["train/b", "test/b"])
+def test_a_class_folder_without_images_is_named(tmp_path, empty):
+    write_images(tmp_path, {"train/a/0.png": COLOR[0], "test/a/0.png": COLOR[2],
+                            f"{empty}/.hidden.png": b"x"})
+    if empty == "test/b":
+        write_images(tmp_path, {"train/b/0.png": COLOR[1]})
+    refused(f"^{tmp_path}/{empty}: no images$", load_dataset, tmp_path)
+
+
+def test_a_folder_of_images_is_no_task(tmp_path):
+    write_images(tmp_path, {"train/0.png": COLOR[0]})
+    refused(f"^{tmp_path}/train: no folders of classes$", load_dataset, tmp_path)
 
 
 # ------------------------------------------------------------------------------------ torchvision
