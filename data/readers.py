@@ -7,6 +7,7 @@ Each reader returns the arrays as the files hold them, under the names of the ar
 data set needs them.
 """
 import glob
+import math
 import os
 import pickle
 import string
@@ -126,7 +127,7 @@ def image_files(folder):
 
 
 def class_folders(folder):
-    """The names of the folders in a folder, in sorted order.
+    """The names of the folders in a folder: numbers in their order, then other names.
 
     Names that begin with a dot are ignored. ValueError if there are no folders.
     """
@@ -134,7 +135,7 @@ def class_folders(folder):
              if path.is_dir() and not path.name.startswith(".")]
     if not names:
         raise ValueError(f"{folder}: no folders of classes")
-    return sorted(names)
+    return sorted(names, key=lambda name: (int(name) if name.isdecimal() else math.inf, name))
 
 
 def folder(root):

@@ -573,7 +573,9 @@ TABLE["data/readers.py", "data"] = [
     ("upright = «ImageOps.exif_transpose(image)→image».convert",
      "an_image_is_turned_as_its_exif_data_say", "photos lie on their side"),
     ("if path.is_dir()« and not path.name.startswith(\".\")→»]",
-     "folder_reads_classes_and_files_in_sorted_order", ".ipynb_checkpoints is a class")]
+     "folder_reads_classes_and_files_in_sorted_order", ".ipynb_checkpoints is a class"),
+    ("key=lambda name: («int(name) if name.isdecimal() else math.inf, →»name))",
+     "classes_that_are_numbers_are_in_the_order_of_numbers", "10 comes before 8")]
 TABLE["data/load.py", "data"] = [
     ("float(numbers.max()) < «end→np.inf»)", "npz_mistakes_are_one_line_with_file_and_array",
      "a label of 10^11 needs a table of so many classes")]
