@@ -25,7 +25,7 @@ class Dataset(NamedTuple):
     """A training and a test set: [n, c, h, w] channels-last uint8 or float32, int64 [n] labels."""
 
     train: Data
-    test: Data
+    test: Data | None                     # None: public images without labels, `load_public`
     num_classes: int                      # labels are 0, ..., num_classes - 1
     writers: np.ndarray | None = None     # int64 [n_train]: the writer of each image, if known
     superclass: np.ndarray | None = None  # int64 [n_train]: CIFAR-100's 20 coarse labels
@@ -56,13 +56,31 @@ def load_dataset(name_or_path, root="downloads"):
     A name takes precedence over a file or folder of the same name. torchvision's files are read
     from the folder `root`, or downloaded to it. ValueError, in one line, if this is not possible.
     """
+    return checked(str(name_or_path), **arrays(str(name_or_path), root))
+
+
+def load_public(name_or_path, root="downloads"):
+    """A `Dataset` of images alone, without labels and test images: see `arrays`.
+
+    They are the training images where a data set has more.
+    """
     name = str(name_or_path)
+    images = image_tensor(f"{name}: x_train", arrays(name, root, labeled=False)["x_train"])
+    return Dataset(Data(images, None), None, 0)
+
+
+def arrays(name, root, labeled=True):
+    """The arrays of a data set: the arguments of `checked`.
+
+    labeled    False: x_train alone is needed. Then an .npz file may have no other array, and a
+               folder may have its images in any folders
+    """
     if name in DATASETS:
-        return checked(name, **DATASETS[name](root))
+        return DATASETS[name](root)
     if name.lower().endswith(".npz"):
-        return checked(name, **readers.npz(name))
+        return readers.npz(name, labeled)
     if Path(name).is_dir():
-        return checked(name, **readers.folder(name))
+        return readers.folder(name) if labeled else readers.unlabeled_folder(name)
     raise ValueError(f"no dataset '{name}': use {', '.join(DATASETS)}, a .npz file or a folder")
 
 
@@ -183,7 +201,7 @@ def pixel_range(images):
 def fingerprint(dataset):
     """A line that identifies a data set: its sizes, pixels, classes, and CRC-32 of its bytes.
 
-    It takes 0.3 s for the 60,000 images of CIFAR.
+    Of images alone: without classes. It takes 0.3 s for the 60,000 images of CIFAR.
     """
     def crc(*arrays):
         code = 0
@@ -192,13 +210,16 @@ def fingerprint(dataset):
         return f"{code:08x}"
 
     train, test = dataset[:2]
+    pixels, shape = pixel_range(train.images), "x".join(map(str, train.images.shape[1:]))
+    if test is None:
+        return (f"{len(train.images)} images {shape}, {pixels}, "
+                f"checksum {crc(train.images.permute(0, 2, 3, 1))} (pixels)")
     known = [array for array in dataset[3:] if array is not None]       # other labels, names
-    pixels, test_pixels = (pixel_range(part.images) for part in (train, test))
+    test_pixels = pixel_range(test.images)
     pixels += "" if pixels == test_pixels else f" (test images: {test_pixels})"
     untested = sorted({*range(dataset.num_classes)} - {*test.labels.tolist()})
     note = f" (without test images: {', '.join(map(str, untested))})" if untested else ""
-    return (f"{len(train.labels)} training and {len(test.labels)} test images "
-            f"{'x'.join(map(str, train.images.shape[1:]))}, {pixels}, "
+    return (f"{len(train.labels)} training and {len(test.labels)} test images {shape}, {pixels}, "
             f"{dataset.num_classes} classes{note}, "
             f"checksums {crc(*(part.images.permute(0, 2, 3, 1) for part in (train, test)))} "
             f"(pixels) and {crc(train.labels, test.labels, *known)} (labels)")

@@ -59,14 +59,16 @@ def emnist(root):
             "class_names": [*string.ascii_uppercase]}
 
 
-def npz(path):
+def npz(path, labeled=True):
     """x_train, y_train, x_test, y_test and, if the file has it, writer_train of an .npz file.
+
+    labeled    False: x_train alone; the file needs no other array
 
     Images are [n, h, w], [n, h, w, c] or [n, c, h, w] with c = 1 or 3 (the last axis if both can be
     c), uint8 or floats in [0, 1]. Labels [n] or [n, 1] are whole numbers from 0. Pickled arrays are
     refused. ValueError names the file.
     """
-    names = ("x_train", "y_train", "x_test", "y_test", "writer_train")
+    names = ("x_train", "y_train", "x_test", "y_test", "writer_train") if labeled else ("x_train",)
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in names if name in file}
@@ -157,3 +159,10 @@ def folder(root):
     images = one_channel_if_gray(images)
     return {"x_train": images[0], "y_train": labels[0], "x_test": images[1], "y_test": labels[1],
             "class_names": classes}
+
+
+def unlabeled_folder(root):
+    """All images of ROOT/train, if it exists, otherwise of ROOT, in any folders inside it."""
+    train = Path(root, "train")
+    [images] = one_channel_if_gray([read_images(image_files(train if train.is_dir() else root))])
+    return {"x_train": images}

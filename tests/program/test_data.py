@@ -139,7 +139,8 @@ def test_pickled_arrays_are_refused(tmp_path):
 
 def test_what_is_not_there_is_named(tmp_path):
     refused("nothing.npz: cannot be read .*No such file", load_dataset, tmp_path / "nothing.npz")
-    refused(f"no dataset 'glyph': use {', '.join(DATASETS)}, a .npz", load_dataset, "glyph")
+    for load_it in (load_dataset, load.load_public):
+        refused(f"no dataset 'glyph': use {', '.join(DATASETS)}, a .npz", load_it, "glyph")
 
 
 def test_only_the_same_numbers_have_the_same_fingerprint(tmp_path):
@@ -279,6 +280,53 @@ def test_a_class_folder_without_images_is_named(tmp_path, empty):
 def test_a_folder_of_images_is_no_task(tmp_path):
     write_images(tmp_path, {"train/0.png": COLOR[0]})
     refused(f"^{tmp_path}/train: no folders of classes$", load_dataset, tmp_path)
+
+
+# ---------------------------------------------------------------------------------- public images
+def unlabeled(loaded):
+    return loaded.train.labels is None and loaded[1:] == (None, 0, None, None, None, None)
+
+
+def test_public_images_need_no_labels(tmp_path):
+    """Unused ones are not looked at: with 3 million classes the fingerprint was 26 MB."""
+    images = pixels(6, 5, 4, 3)
+    for more in ({}, {"y_train": np.array([0, 0, 0, 0, 0, 3 * 10**6])}, {"y_train": np.eye(6)}):
+        np.savez(tmp_path / "public.npz", x_train=images, **more)
+        loaded = load.load_public(tmp_path / "public.npz")
+        assert unlabeled(loaded) and torch.equal(loaded.train.images, nchw(images))
+        assert load.fingerprint(loaded).startswith("6 images 3x5x4, uint8 0..255, checksum ")
+    refused("y_train is missing", load_dataset, write_npz(tmp_path, y_train=None))
+    refused("public.npz: x_train holds 6 images that are all alike", load.load_public,
+            write_npz(tmp_path, x_train=images[[0] * 6]).rename(tmp_path / "public.npz"))
+
+
+def test_the_fingerprint_of_public_images_depends_on_the_pixels(tmp_path):
+    one, other = (load.load_public(write_npz(tmp_path, x_train=pixels(6, 5, 4, seed=seed)))
+                  for seed in (0, 2))
+    assert load.fingerprint(one) != load.fingerprint(other)
+
+
+@pytest.mark.parametrize("names", [
+    ["0.png", "1.png"], ["2019/b.png", "2020/a.png"], ["train/0.png", "train/1.png"],
+    ["train/cat/1.png", "train/dog/0.png"]])
+def test_a_public_folder_needs_no_classes(tmp_path, names):
+    """What is hidden and, where there is `train`, what is not in it is left alone."""
+    write_images(tmp_path, dict(zip(names, COLOR)) | {".x/2.png": COLOR[2], "._1.png": b"x"})
+    if "train" in names[0]:
+        write_images(tmp_path, {"test/cat/0.png": COLOR[2], "9.png": COLOR[2]})
+    loaded = load.load_public(tmp_path)
+    assert unlabeled(loaded) and torch.equal(loaded.train.images, nchw(COLOR[:2]))
+
+
+def test_gray_public_images_have_one_channel_and_an_empty_folder_is_named(tmp_path):
+    refused(f"^{tmp_path}: no images$", load.load_public, tmp_path)
+    write_images(tmp_path, {"0.png": COLOR[0, :, :, 0], "1.png": COLOR[1, :, :, 0]})
+    assert torch.equal(load.load_public(tmp_path).train.images, nchw(COLOR[:2, :, :, :1]))
+
+
+def test_a_named_public_set_has_its_training_images():
+    loaded = load.load_public("glyphs")
+    assert unlabeled(loaded) and torch.equal(loaded.train.images, cached("glyphs").train.images)
 
 
 # ------------------------------------------------------------------------------------ torchvision
