@@ -32,8 +32,8 @@ def torchvision(name, root, **options):
     except Exception as error:      # many types: from torchvision, urllib, tarfile and pickle
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(f"{name}: can be neither read under '{root}' nor downloaded ({reason}): "
-                         "put torchvision's files there (--data-root), or take the embedded "
-                         "glyphs and glyphs-letters") from error
+                         "put torchvision's files there (--data-root), give the images as an .npz "
+                         "file, or take the embedded glyphs and glyphs-letters") from error
     return {"x_train": np.asarray(train.data), "y_train": np.asarray(train.targets),
             "x_test": np.asarray(test.data), "y_test": np.asarray(test.targets),
             "class_names": train.classes}

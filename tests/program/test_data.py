@@ -367,7 +367,8 @@ def test_a_failed_download_is_one_line_naming_set_and_root(tmp_path, monkeypatch
                     RuntimeError("Error downloading x:\nTried y,\ngot z")):
         dataset = getattr(datasets, TORCHVISION[name])
         monkeypatch.setattr(dataset, "download", Mock(side_effect=failure))
-        words = f"^{name}: can be neither read under '{tmp_path}' .* or take the embedded glyphs"
+        words = (f"^{name}: can be neither read under '{tmp_path}' .*, give the images as an .npz "
+                 "file, or take the embedded glyphs")
         refused(words, load_dataset, name, tmp_path)
 
 
