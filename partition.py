@@ -33,6 +33,7 @@ def iid(labels, num_clients, rng):
 def dirichlet(labels, num_clients, alpha, rng, min_size=10):
     """Clients whose shares of each class are from Dir(alpha, ..., alpha) (Yurochkin et al. 2019).
 
+    A client's share is rounded to samples, down or up at random, so that the mean is the share.
     alpha      concentration: with 0.1 a client has few classes, with 100 clients are nearly alike
     min_size   samples: all shares are drawn again until each client has at least this many
     raises     ValueError: alpha is not a positive number, there are too few samples, or 1,000
@@ -42,8 +43,9 @@ def dirichlet(labels, num_clients, alpha, rng, min_size=10):
     classes, counts = np.unique(labels, return_counts=True)
     for _ in range(1000):
         shares = _dirichlet_shares(alpha, np.ones(num_clients), len(classes), rng)    # [C, M]
-        # Shares may sum to 0.999...: without the 1e-9, a last client of share 0 would get a sample.
-        cuts = (shares[:, :-1].cumsum(1) * counts[:, None] + 1e-9).astype(np.int64)  # [C, M - 1]
+        # Rounded down alone, all cuts of a class would leave its remainder to the last client.
+        shift = rng.random((len(classes), 1))
+        cuts = (shares[:, :-1].cumsum(1) * counts[:, None] + shift).astype(np.int64)  # [C, M - 1]
         sizes = np.diff(cuts, axis=1, prepend=0, append=counts[:, None]).sum(0)   # [M]
         if sizes.min() >= min_size:
             break
