@@ -51,7 +51,8 @@ def dirichlet(labels, num_clients, alpha, rng, min_size=10):
             break
     else:
         raise ValueError(f"none of 1000 draws of Dir({alpha}) gave each of {num_clients} clients "
-                         f"{min_size} samples: raise alpha or take fewer clients")
+                         f"{min_size} samples: raise alpha, take fewer clients, or use "
+                         "dirichlet_by_client, which needs no such draw")
     parts = [np.split(rng.permutation(np.flatnonzero(labels == c)), class_cuts)
              for c, class_cuts in zip(classes, cuts)]
     return [np.sort(np.concatenate(part)) for part in zip(*parts)]
@@ -79,8 +80,9 @@ def dirichlet_balanced(labels, num_clients, alpha, rng, min_size=10):
         if sizes.min() >= min_size:
             break
     else:
-        raise ValueError(f"none of 1000 draws of Dir({alpha}) gave each of {num_clients} "
-                         f"clients {min_size} samples: raise alpha or take fewer clients")
+        raise ValueError(f"none of 1000 draws of Dir({alpha}) gave each of {num_clients} clients "
+                         f"{min_size} samples: raise alpha, take fewer clients, or use "
+                         "dirichlet_by_client, which needs no such draw")
     parts = [np.split(rng.permutation(np.flatnonzero(labels == c)), class_cuts)
              for c, class_cuts in zip(classes, cuts)]
     return [np.sort(np.concatenate(part)) for part in zip(*parts)]
@@ -102,7 +104,11 @@ def dirichlet_equal(labels, num_clients, alpha, rng):
         end = len(order) * (first + size) // num_clients
         rows = order[begin:end]
         min_size = len(rows) // (2 * size)
-        for part in dirichlet_balanced(labels[rows], size, alpha, rng, min_size):
+        try:
+            parts = dirichlet_balanced(labels[rows], size, alpha, rng, min_size)
+        except ValueError as error:
+            raise ValueError(f"{num_clients} clients, split {size} at a time: {error}") from None
+        for part in parts:
             by_class = np.argsort(labels[rows[part]], kind="stable")
             assigned.append(rows[part[by_class]])
     chunks = np.array_split(np.concatenate(assigned), num_clients)

@@ -73,8 +73,10 @@ ERRORS = [    # (rule, arguments without rng, words of the error)
     *((rule, (LABELS, 4, alpha), f"alpha is {alpha}")
       for rule in list(WHOLE)[1:] for alpha in (0, -1., np.nan, np.inf)),
     # With alpha near 0 each of two classes goes to one client: three cannot have 10 samples each.
-    (dirichlet, ([0, 1] * 20, 3, 1e-6), "1000 draws.* 3 clients 10 samples: raise alpha"),
-    (dirichlet_balanced, ([0, 1] * 20, 3, 1e-6), "1000 draws.* 3 clients 10 samples: raise alpha"),
+    *((rule, ([0, 1] * 20, 3, 1e-6), "1000 draws.* 3 clients 10 samples: .*or use dirichlet_by_cli")
+      for rule in (dirichlet, dirichlet_balanced)),
+    (dirichlet_equal, ([0, 1] * 120, 12, 1e-6),
+     "^12 clients, split 10 at a time: .* 10 clients 10 samples: .* or use dirichlet_by_client"),
     (partition.few_per_class, ([4] * 6 + [2] * 5, 3, 2), "class 2 has 5.* need 6"),
     (partition.by_subclass, ([1, 1, 0, 0, 0], [7, 7, 8, 8, 8], 3),
      "subclass 7 of superclass 1 has 2 samples for 3 clients"),
