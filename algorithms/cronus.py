@@ -77,7 +77,7 @@ def robust_mean(client_probs, malicious_fraction):
         else:       # the same scores, up to a factor, from the smaller Gram matrix
             _, vectors = torch.linalg.eigh(deviation @ deviation.mT)                     # [N, M, M]
             scores = vectors[..., -1].square().T                                         # [M, N]
-        farthest = scores.masked_fill(~kept, -1).topk(dropped, dim=0).indices    # [dropped, N]
+        farthest = scores.topk(dropped, dim=0).indices       # [dropped, N]; who is out has score 0
         kept = kept.scatter(0, farthest, False)
     return mean_of_kept(probs, kept).to(client_probs.dtype)                              # D2
 

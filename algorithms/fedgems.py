@@ -15,8 +15,8 @@ A round; in brackets the lines of Algorithm 1. CE is cross-entropy. The loss of 
 teacher is epsilon CE + (1 - epsilon) KL(teacher || student), at temperature 1; of others, CE.
  a  each client trains on its own images [25-27], and predicts public ones for the server [31-33]
  b  the server trains on the public images [4-14]. Where it is right, it has no teacher, and its
-    logits go to a pool; where it is wrong, the pool or the clients that are right teach it:
-    four cases, which are four lines of `train_server`
+    logits go to a pool. Where it is wrong, the pool teaches it, or if the sample is not there the
+    clients that are right; if none is, nobody does: four cases, four lines of `train_server`
  c  the server predicts all public images, and sends these logits, L_s, to the clients [15-17]
  d  each client trains on the public images, and L_s teaches, Eq. (6) [19-23]
 
@@ -36,9 +36,10 @@ import torch.nn.functional as F
 
 from algorithms import Algorithm, checked
 from algorithms.equations import kl_divergence
+from attacks import HUGE
 from federation import timed
 from federation.communication import logits_ledger
-from federation.evaluation import distillation_metrics, server_metrics
+from federation.evaluation import distillation_metrics, predicted_classes, server_metrics
 from federation.parallel import in_parallel, on_server
 from federation.training import (OPTIMIZERS, Optimizer, forward, predict_logits, restore, shuffled,
                                  snapshot)
@@ -63,7 +64,7 @@ def reliable_clients(client_logits, labels):
     A client with nan, infinity or a number of 1e30 or more counts as wrong on this sample. On other
     samples it may teach, and it trains as always.
     """
-    usable = (client_logits.abs() < 1e30).all(-1)            # [M, n], as in uploads.py
+    usable = (client_logits.abs() < HUGE).all(-1)            # [M, n], as in uploads.py
     return (client_logits.argmax(-1) == labels) & usable
 
 
@@ -173,9 +174,10 @@ def train_server(fed, t, server, pool, public_rows, fused_logits, has_reliable, 
     model.train()                        # `shuffled` augments the images with --augment
     for rows, batch in shuffled(fed, images, ("server", t), epochs=server_epochs,
                                 batch_size=batch_size):                      # Alg. 1, line 4
-        # Before the step: on which samples is the server right? Eval mode, clean images.
+        # Before the step: on which samples is the server right? Clean images, in eval mode, without
+        # gradient; then the model is in train mode again. Logits that are not finite are wrong.
         checked_logits = predict_logits(fed, model, images[rows])                        # [B, C]
-        correct = checked_logits.argmax(1) == labels[rows]                   # bool [B]: S_Correct
+        correct = predicted_classes(checked_logits) == labels[rows]          # bool [B]: S_Correct
         in_pool = pool.mask[rows]                                            # bool [B]
         client_right = any_client_right[rows]                                # bool [B]
 

@@ -37,6 +37,7 @@ from algorithms.fedgems import (
     train_client,
 )
 from federation import timed
+from federation.evaluation import predicted_classes
 from federation.parallel import in_parallel, on_server
 from federation.training import (OPTIMIZERS, Optimizer, forward, predict_logits, restore, shuffled,
                                  snapshot)
@@ -63,9 +64,10 @@ def train_server(fed, t, server, pool, public_rows, fused_logits, has_reliable, 
     model.train()                        # `shuffled` augments the images with --augment
     for rows, batch in shuffled(fed, images, ("server", t), epochs=server_epochs,
                                 batch_size=batch_size):                      # Alg. 1, line 4
-        # Before the step: on which samples is the server right? Eval mode, clean images.
+        # Before the step: on which samples is the server right? Clean images, in eval mode, without
+        # gradient; then the model is in train mode again. Logits that are not finite are wrong.
         checked_logits = predict_logits(fed, model, images[rows])                        # [B, C]
-        correct = checked_logits.argmax(1) == labels[rows]                   # bool [B]: S_Correct
+        correct = predicted_classes(checked_logits) == labels[rows]          # bool [B]: S_Correct
         in_pool = pool.mask[rows]                                            # bool [B]
         client_right = any_client_right[rows]                                # bool [B]
 

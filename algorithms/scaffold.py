@@ -62,7 +62,12 @@ def updated_client_control(client_control, server_control, global_params, local_
 
 def zero_control(model):
     """A control of zeros: one tensor per parameter, none for BatchNorm's buffers."""
-    return {name: torch.zeros_like(w) for name, w in model.named_parameters()}
+    return {name: torch.zeros_like(w) for name, w in parameters_of(model)}
+
+
+def parameters_of(model):
+    """[(name, parameter)]; a weight that two layers share has both names, as in the state_dict."""
+    return list(model.named_parameters(remove_duplicate=False))
 
 
 def start_server(fed, architecture, init=0):
@@ -102,7 +107,7 @@ def train_client(fed, i, t, server, local_epochs, local_steps, batch_size, lr):
 
     new_control = {name: updated_client_control(control[name], server["control"][name],
                                                 server["model"][name], w.detach(), steps, lr)
-                   for name, w in model.named_parameters()}                  # Alg. 1, line 12
+                   for name, w in parameters_of(model)}                      # Alg. 1, line 12
     control_change = {name: new_control[name] - control[name] for name in new_control}
     return {"model": model.state_dict(), "control_change": control_change,   # Alg. 1, line 13
             "client_control": new_control}

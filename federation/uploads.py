@@ -9,11 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attacks import attack_models, attack_rows, attack_samples
+from attacks import HUGE, attack_models, attack_rows, attack_samples
 from federation import timed
 from federation.parallel import in_parallel, own_share, to_all, to_server
-
-HUGE = 1e30    # sums of larger numbers, or their quotients by a temperature, overflow in float32
 
 
 def tensors(value, besides=()):

@@ -4,6 +4,7 @@ import inspect
 import torch
 from pytest import approx
 from slow import close, slow_learner, slow_slopes, towards_labels
+from torch import nn
 from toys import federation, last, linear, same, with_batchnorm, with_hidden_layer
 
 from algorithms import scaffold
@@ -115,6 +116,35 @@ def test_controls_hold_parameters_only():
         assert control.keys() == names == uploads[0]["control_change"].keys()
     means = [uploads[i]["model"]["0.running_mean"] for i in (0, 1)]
     assert torch.allclose(after["model"]["0.running_mean"], (5 * means[0] + 3 * means[1]) / 8)
+
+
+class Tied(nn.Module):
+    """Two layers that share one weight, which has two names in the state_dict."""
+
+    def __init__(self, num_classes=3):
+        super().__init__()
+        self.first = nn.Linear(4, 4, bias=False)
+        self.second = nn.Linear(4, 4, bias=False)
+        self.second.weight = self.first.weight
+
+    def forward(self, images):
+        return self.second(self.first(images.flatten(1)))[:, :3]
+
+
+def test_a_weight_with_two_names_moves_by_the_mean_change_under_both():
+    """Clients of 1 and 3 samples, y = x + 1 and x + 5, eta_g 1/2: x + 1/2 (1 + 5) / 2 = x + 1.5,
+    where the average by samples is x + (1 + 3 * 5) / 4 = x + 4."""
+    fed = federation(sizes=(1, 3), network=Tied)
+    server = scaffold.start_server(fed, fed.architecture[0])
+    x, zeros = server["model"], scaffold.zero_control(Tied())
+    uploads = {i: {"model": {name: x[name] + change for name in x}, "control_change": zeros,
+                   "client_control": zeros} for i, change in [(0, 1.0), (1, 5.0)]}
+    after = scaffold.aggregate(fed, server, uploads, 0.5)["model"]
+    assert after.keys() == {"first.weight", "second.weight"}
+    for name in after:
+        assert torch.allclose(after[name], x[name] + 1.5)
+    assert scaffold.train_client(fed, 0, 1, server, **LOCAL, local_steps=None)[
+        "control_change"].keys() == after.keys()
 
 
 def test_messages_are_twice_the_parameters():
