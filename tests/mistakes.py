@@ -395,7 +395,7 @@ TABLE["algorithms/fedgems.py", "fedgems"] = [
      "reliable_is_who_predicts_the_label_by_hand", "who is wrong is trusted"),
     ("== labels)« & usable→»", "a_logit_that_is_not_usable_is_never_right",
      "infinity can be right"),
-    ("usable = «(client_logits.abs() < 1e30)→torch.isfinite(client_logits)».all(-1)",
+    ("usable = «(client_logits.abs() < HUGE)→torch.isfinite(client_logits)».all(-1)",
      "a_logit_that_is_not_usable_is_never_right", "any finite number is usable"),
     ('masked_fill(~reliable, «float("-inf")→0.0»)', "eq4_unreliable_client_gets_exactly_zero",
      "masked with 0: the softmax gives it exp(0)", "AIJack's FedGEMS"),
