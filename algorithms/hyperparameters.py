@@ -125,6 +125,17 @@ HYPERPARAMETERS = {
     "features": Hyperparameter(None, "number type in which feature maps are sent and kept"),
     "latencies": Hyperparameter(POSITIVE, "simulated time from the server's answer to a client's "
                                 "next upload; none: drawn from 1 to 10"),
+    # FML, FedProto, FedKD
+    "alpha_ce": Hyperparameter(FROM_0_TO_1, "weight of the cross-entropy in the personal model's "
+                               "loss; the rest is that of the distillation"),
+    "beta_ce": Hyperparameter(FROM_0_TO_1, "the same in the shared model's loss"),
+    "prototype_weight": Hyperparameter(AT_LEAST_0, "weight of the distance between features and "
+                                       "the prototype of their class"),
+    "hidden": Hyperparameter(None, "mentor and mentee also learn from one another's features"),
+    "energy_first": Hyperparameter(SHARE, "share of the squared singular values that is sent in "
+                                   "round 1"),
+    "energy_last": Hyperparameter(SHARE, "the same from round --energy-rounds on"),
+    "energy_rounds": Hyperparameter(AT_LEAST_1, "rounds over which this share rises"),
     # FedNTD, FD, FedGen
     "keep_true": Hyperparameter(None, "distill over all classes, not only over those other than "
                                 "the label"),

@@ -110,6 +110,9 @@ LOGITS_AND_SERVER = {**LOGITS, "server_batch_size": 64}
 SMALL_EDGE = {"model": ["gkt_edge_small"], "server_model": "gkt_server_small"}
 FEDGKT = {"rounds": 10, "batch_size": 32, "server_batch_size": 32, "server_epochs": 5,
           **SMALL_EDGE}
+# Clients with networks of their own, and a smaller one that FML's and FedKD's clients share.
+PERSONAL = {"rounds": 20, "local_epochs": 5, "batch_size": 32, "lr": 0.01,
+            "model": ["cnn_large", "mlp"], "server_model": "cnn"}
 QUICK_START = {
     "data": {},              # the defaults of the flags
     "fedavg": WEIGHTS, "fedprox": WEIGHTS, "scaffold": WEIGHTS,
@@ -125,6 +128,7 @@ QUICK_START = {
               "transfer_local_epochs": 10, "subset_size": 1000, "public_batch_size": 64},
     "fedmd-pooled": {"rounds": 20, "transfer_public_epochs": 5},
     "dsfl": LOGITS, "cronus": LOGITS, "fd": LOGITS,
+    "local": PERSONAL, "fml": PERSONAL, "fedproto": PERSONAL, "fedkd": PERSONAL,
     "fedgem": LOGITS_AND_SERVER,
     "fedgems": LOGITS_AND_SERVER, "fedgems-ablations": LOGITS_AND_SERVER,
     "public-private": LOGITS, "standalone": {"rounds": 20, "batch_size": 64},

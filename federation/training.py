@@ -88,6 +88,42 @@ def forward(fed, model, images):
         return model(inputs)[: len(images)].float()
 
 
+def forward_with_features(fed, model, images):
+    """(features [B, D], logits [B, C]) of `forward`: the features are the input of `classifier`.
+
+    The network's last layer must have the name `classifier`, as in models.py.
+    """
+    inputs = []
+    hook = model.classifier.register_forward_pre_hook(lambda layer, given: inputs.append(given[0]))
+    logits = forward(fed, model, images)
+    hook.remove()
+    return inputs[0][: len(images)].float(), logits
+
+
+@torch.no_grad()
+def predict_features(fed, model, images):
+    """(features [N, D], logits [N, C]), in eval mode and without gradient; the mode is kept."""
+    was_training = model.training
+    model.eval()
+    parts = [forward_with_features(fed, model, batch)
+             for batch in images.split(prediction_batch(images))]
+    model.train(was_training)
+    features, logits = zip(*parts)
+    return torch.cat(features), torch.cat(logits)
+
+
+def feature_size(model, name):
+    """D: how many numbers the last layer `classifier` of a network reads.
+
+    raises    ValueError: the network, called `name`, has no linear layer `classifier`
+    """
+    layer = getattr(model, "classifier", None)
+    if not isinstance(layer, torch.nn.Linear):
+        raise ValueError("features are the input of the last layer, so a network must end with a "
+                         f"linear layer named classifier; {name} does not")
+    return layer.in_features
+
+
 def prediction_batch(images):
     """The images in a batch of prediction: 64 on a CPU, so that a batch fits into memory that
     training has freed; 500 on a GPU, because starting the kernels of each batch takes time."""
