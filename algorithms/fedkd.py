@@ -1,5 +1,4 @@
-"""FedKD: in each client a mentor and a small shared mentee teach each other, the more the better
-both predict; the mentee's changes travel as factors of their SVD.
+"""FedKD: a client's own mentor and a shared mentee teach each other; SVD factors of changes travel.
 
 Wu et al., "Communication-efficient federated learning via knowledge distillation", Nature
 Communications 2022, arXiv:2108.13323; written without its text.
@@ -7,16 +6,17 @@ Communications 2022, arXiv:2108.13323; written without its text.
 Run:    python fedkd_minimal.py --algo fedkd    small settings, about a minute
 Data:   clients: their own labeled images; mentors' networks may differ (--model), the mentee's is
         that of --server-model; the last layer of each is named `classifier`, its input are features
-Sent:   up: the factors of the mentee's change in local training; down, to all clients: those of the
-        mean change. BatchNorm's buffers travel as they are
+Sent:   up: the factors of the mentee's change in local training, the sample count; down, to all
+        clients: the factors of the mean change. BatchNorm's buffers travel as they are
 
 A round; the numbers are ours:
- 1  each active client trains its mentor t and a copy of the mentee s on its own images. In each
-    batch, a teacher a constant, with D = CE(t) + CE(s), a constant, too:
+ 1  each active client trains its mentor t and its copy of the mentee s on its own images. In each
+    batch, both predictions before either step and the same augmented view, a teacher a constant:
       t:  CE(t) + (KL(s || t) + H) / D,    s:  CE(s) + (KL(t || s) + H) / D
-    H is the mean square difference between t's features and W times s's; W is the client's own
- 2  it uploads the change of s: each matrix by the fewest singular values whose squares have the
-    share `energy` of all, if their factors are fewer numbers; energy rises from round to round
+    D is CE(t) + CE(s), a constant, too: the worse both predict, the less they teach. H is the mean
+    square difference between t's features and W times s's; W is the client's own
+ 2  it uploads the change of s, D3: each matrix by its fewest singular values whose squares have
+    the share `energy` of the sum of all; as it is, if the factors have no fewer numbers
  3  the server averages the changes, by numbers of samples, and compresses the mean in the same way
  4  the server and all clients add it to the mentee
 
@@ -25,6 +25,7 @@ Scores: client_accuracy_own (and `accuracy`) is of the mentors after step 1, wit
         server_accuracy of the mentee after step 4
 D1  W learns with the mentee; the mentor's loss takes W s as a constant
 D2  D counts as 1e-6 where it is smaller
+D3  what travels is the change in a whole local training; with --local-steps 1 that of one gradient
 """
 import torch
 import torch.nn.functional as F
@@ -45,32 +46,41 @@ def adaptive_losses(mentor_logits, mentee_logits, labels, hidden=(0.0, 0.0)):
     """(the mentor's loss, the mentee's loss), scalars, each without gradient to the other.
 
     mentor_logits, mentee_logits, labels    [B, C], [B, C], [B]
-    hidden    the two values of H, the first without gradient to the mentee, the second without one
-              to the mentor
+    hidden    H of each of the two losses, see `hidden_losses`
     """
     mentor_ce = F.cross_entropy(mentor_logits, labels)
     mentee_ce = F.cross_entropy(mentee_logits, labels)
-    confidence = (mentor_ce + mentee_ce).detach().clamp(min=1e-6)                    # D, D2
+    D = (mentor_ce + mentee_ce).detach().clamp(min=1e-6)                     # D2
     mentor_kl = kl_divergence(mentee_logits, mentor_logits).mean()           # KL(s || t)
     mentee_kl = kl_divergence(mentor_logits, mentee_logits).mean()           # KL(t || s)
-    return (mentor_ce + (mentor_kl + hidden[0]) / confidence,
-            mentee_ce + (mentee_kl + hidden[1]) / confidence)
+    return mentor_ce + (mentor_kl + hidden[0]) / D, mentee_ce + (mentee_kl + hidden[1]) / D
+
+
+def hidden_losses(mentor_features, mapped):
+    """(H in the mentor's loss, H in the mentee's): mean square difference of [B, d_t], [B, d_t].
+
+    mapped    W times the mentee's features: a constant in the first, where the mentor learns; in
+              the second, where mentee and W learn, the mentor's features are the constant, D1
+    """
+    return (F.mse_loss(mentor_features, mapped.detach()),                    # D1
+            F.mse_loss(mapped, mentor_features.detach()))
 
 
 def compress(matrix, energy):
-    """(U [P, K], s [K], V [K, Q]) of the K largest singular values, or the matrix [P, Q] itself.
+    """(U [P, K], s [K], V [K, Q]) of the K largest singular values of a matrix [P, Q], or a copy.
 
-    K is the smallest number of singular values whose squares sum to the share `energy` of all. The
-    matrix itself comes back if its P Q numbers are not more than P K + K + K Q, and if one of them
-    is not finite.
+    K is the smallest number of singular values whose squares have the share `energy` of the sum of
+    all squares. A copy of the matrix itself comes back where the factors have P K + K + K Q >= P Q
+    numbers, and where a number of the matrix is not finite.
     """
     if not matrix.isfinite().all():
-        return matrix
-    U, s, V = torch.linalg.svd(matrix, full_matrices=False)
-    shares = s.square().cumsum(0) / s.square().sum()
+        return matrix.clone()
+    U, s, V = torch.linalg.svd(matrix, full_matrices=False)      # s: largest first
+    squares = (s / s.max()).square()                     # neither too large nor too small to add
+    shares = squares.cumsum(0) / squares.sum()
     K = min(int((shares < energy).sum()) + 1, len(s))
     factors = U[:, :K], s[:K], V[:K]
-    return factors if count_numbers(factors) < matrix.numel() else matrix
+    return factors if count_numbers(factors) < matrix.numel() else matrix.clone()
 
 
 def count_numbers(message):
@@ -99,10 +109,10 @@ def energy_of_round(t, energy_first, energy_last, energy_rounds):
 
 
 def new_mapping(fed, i):
-    """W, which maps the mentee's features to the size of client i's mentor's: [B, d] -> [B, D]."""
+    """W [d_t, d_s] before round 1: of the mentee's d_s features it makes d_t, as client i's has."""
+    d_s, d_t = (model.classifier.in_features for model in (fed.server_model(), fed.client_model(i)))
     with seeded(fed.seed, "mapping", i):
-        return nn.Linear(fed.server_model().classifier.in_features,
-                         fed.client_model(i).classifier.in_features, bias=False).to(fed.device)
+        return nn.Linear(d_s, d_t, bias=False).weight.detach().to(fed.device)
 
 
 def train_client(fed, i, t, client, server, energy, local_epochs, local_steps, batch_size, lr,
@@ -114,22 +124,20 @@ def train_client(fed, i, t, client, server, energy, local_epochs, local_steps, b
     """
     images, labels = fed.private[i]                                          # [n, c, h, w], [n]
     new_optimizer = OPTIMIZERS[optimizer_name]
-    mentor, mentee, mapping = fed.client_model(i), fed.server_model(), new_mapping(fed, i)
-    mapping.load_state_dict(client["mapping"])
-    mentee.load_state_dict(server["model"])
+    mentor, mentee = fed.client_model(i), fed.server_model()
+    W = client["mapping"].clone().requires_grad_()                           # [d_t, d_s]
     mentor_optimizer = new_optimizer(mentor.parameters(), lr=lr, weight_decay=weight_decay)
-    restore(client, mentor, mentor_optimizer)            # both as the client kept them
-    mentee_optimizer = new_optimizer([*mentee.parameters(), *mapping.parameters()], lr=lr,
+    mentee_optimizer = new_optimizer([*mentee.parameters(), W], lr=lr,
                                      weight_decay=weight_decay)              # new in every round
+    restore(client, mentor, mentor_optimizer)            # both as the client kept them
+    mentee.load_state_dict(server["model"])
     mentor.train()                       # with --augment both see the same augmented batch
     mentee.train()
     for rows, batch in shuffled(fed, images, ("local", t, i), epochs=local_epochs,
                                 batch_size=batch_size, steps=local_steps):   # step 1
         mentor_features, mentor_logits = forward_with_features(fed, mentor, batch)
         mentee_features, mentee_logits = forward_with_features(fed, mentee, batch)
-        mapped = mapping(mentee_features)                                    # W s, [B, D]
-        H = (F.mse_loss(mentor_features, mapped.detach()),                   # D1
-             F.mse_loss(mapped, mentor_features.detach())) if hidden else (0.0, 0.0)
+        H = hidden_losses(mentor_features, mentee_features @ W.T) if hidden else (0.0, 0.0)
         mentor_loss, mentee_loss = adaptive_losses(mentor_logits, mentee_logits, labels[rows], H)
         mentor_optimizer.zero_grad()
         mentee_optimizer.zero_grad()
@@ -140,13 +148,13 @@ def train_client(fed, i, t, client, server, energy, local_epochs, local_steps, b
 
     buffers = dict(mentee.named_buffers())
     model, numbers = {}, 0
-    for name, w in mentee.state_dict().items():                              # step 2
+    for name, w in mentee.state_dict().items():                              # step 2, D3
         if name in buffers:
             model[name] = w
         else:
             model[name], sent = compressed(w - server["model"][name], energy)
             numbers += sent
-    kept = snapshot(mentor, mentor_optimizer) | {"mapping": mapping.state_dict()}
+    kept = snapshot(mentor, mentor_optimizer) | {"mapping": W.detach()}
     return {"model": model, "numbers": torch.tensor(numbers), "client": kept}
 
 
@@ -175,16 +183,19 @@ def aggregate(fed, server, uploads, energy):
 def evaluate(fed, state):
     """Test accuracies of the mentors and of the mentee."""
     metrics = client_metrics(client_scores(fed, state["clients"]))
-    return {"accuracy": metrics["client_accuracy_own"], **metrics,
+    return {"accuracy": metrics.get("client_accuracy_own"), **metrics,
             **server_metrics(fed, state["server"])}
 
 
-def ledger(fed, active, uploads, numbers_down):
-    """Bytes of a round: of the numbers that the usable uploads have, and that all clients get."""
+def ledger(fed, uploads, numbers_down):
+    """Bytes of a round: those of the usable uploads up, the mean change down to all clients."""
     numbers_up = sum(int(upload["numbers"]) for upload in uploads.values())
-    return {**weights_ledger([(fed.server_model(), len(active))]),           # the buffers
-            "bytes_up": FLOAT_BYTES * numbers_up,
-            "bytes_down": FLOAT_BYTES * numbers_down * len(fed.private)}
+    receivers = len(fed.private) if uploads else 0
+    up, down = (weights_ledger([(fed.server_model(), n)]) for n in (len(uploads), receivers))
+    return {"bytes_up": FLOAT_BYTES * numbers_up,
+            "bytes_down": FLOAT_BYTES * numbers_down * receivers,
+            "bytes_up_buffers": up["bytes_up_buffers"],
+            "bytes_down_buffers": down["bytes_down_buffers"]}
 
 
 def check_settings(fed, **settings):
@@ -212,7 +223,7 @@ def run(fed, state=None, *,
     """Yields (metrics, state) after round 0, the untrained models, and after every round."""
     if state is None:
         clients = [snapshot(fed.client_model(i, init=i))
-                   | {"mapping": new_mapping(fed, i).state_dict()} for i in range(len(fed.private))]
+                   | {"mapping": new_mapping(fed, i)} for i in range(len(fed.private))]
         state = {"round": 0, "server": snapshot(fed.server_model()), "clients": clients}
         yield evaluate(fed, state), state
     server, clients = state["server"], state["clients"]
@@ -232,11 +243,11 @@ def run(fed, state=None, *,
         clients = [uploads[i]["client"] if i in uploads else client
                    for i, client in enumerate(clients)]
 
-        # All that the next round needs: the mentee; mentors with their optimizers and W.
+        # All that the next round needs: the mentee; of each client its mentor, optimizer and W.
         state = {"round": t, "server": server, "clients": clients}
         # Measured; no step above sees it.
         metrics = {**evaluate(fed, state), "bad_uploads": len(active) - len(uploads),
-                   **ledger(fed, active, uploads, numbers_down)}
+                   **ledger(fed, uploads, numbers_down)}
         yield metrics, state
 
 

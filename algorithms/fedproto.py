@@ -7,8 +7,8 @@ momentum, 0.9 instead of 0.5.
 Run:    python fedkd_minimal.py --algo fedproto    small settings, about a minute
 Data:   clients: their own labeled images; networks may differ, but the inputs of their last layer
         `classifier`, the features h(x) of D numbers, must be of one size
-Sent:   up: a prototype for each class of the client, D numbers, and the class's sample count; down:
-        the global prototypes. No model is sent
+Sent:   up: a prototype, D numbers, of each class that the client has; its sample counts of all
+        classes; down: the global prototypes. No model is sent
 
 A round; the numbers are ours:
  1  each client trains on its own images: CE + weight R; R is the mean square difference between
@@ -89,7 +89,7 @@ def train_client(fed, i, t, client, means, known, local_epochs, local_steps, bat
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    features, _ = predict_features(fed, model, images)   # [n, D], clean images in eval mode
+    features = predict_features(fed, model, images)      # [n, D], clean images in eval mode
     own_prototypes, _ = prototypes(features, labels, fed.num_classes)        # step 2
     return Trained(own_prototypes, snapshot(model, optimizer))
 
@@ -98,7 +98,7 @@ def train_client(fed, i, t, client, means, known, local_epochs, local_steps, bat
 def evaluate(fed, state):
     """Test accuracies of the clients' networks; `accuracy` is the mean of those on own classes."""
     metrics = client_metrics(client_scores(fed, state["clients"]))
-    return {"accuracy": metrics["client_accuracy_own"], **metrics}
+    return {"accuracy": metrics.get("client_accuracy_own"), **metrics}
 
 
 @timed
@@ -111,7 +111,7 @@ def evaluate_prototypes(fed, clients, means, known):
     def nearest(i):
         model = fed.client_model(i)
         model.load_state_dict(clients[i]["model"])
-        features, _ = predict_features(fed, model, fed.test.images)          # [N, D]
+        features = predict_features(fed, model, fed.test.images)             # [N, D]
         predicted = classes[torch.cdist(features, means[classes]).argmin(1)]             # [N]
         votes = F.one_hot(predicted, fed.num_classes).float()                # [N, C]
         votes[~features.isfinite().all(1)] = torch.nan                       # they predict nothing
@@ -124,10 +124,10 @@ def evaluate_prototypes(fed, clients, means, known):
 
 
 def ledger(fed, counts, known, num_features):
-    """Bytes of a round: prototypes of the clients' own classes up, all that are known down."""
+    """Bytes of a round: prototypes of the clients' classes and C counts up, those known down."""
     sent = int((counts > 0).sum())                       # prototypes of all clients
     received = len(counts) * int(known.sum())
-    return {"bytes_up": FLOAT_BYTES * sent * num_features, "bytes_up_labels": INDEX_BYTES * sent,
+    return {"bytes_up": FLOAT_BYTES * sent * num_features + INDEX_BYTES * counts.numel(),
             "bytes_down": FLOAT_BYTES * received * num_features}
 
 

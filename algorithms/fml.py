@@ -14,7 +14,8 @@ A round; the numbers are ours:
       p:  alpha_ce CE(p) + (1 - alpha_ce) KL(m || p)
       m:  beta_ce CE(m) + (1 - beta_ce) KL(p || m)
  3  the shared model becomes the mean of the copies, weighed by numbers of samples
-With alpha_ce = beta_ce = 1 the shared model is FedAvg's and the personal ones are local.py's.
+With alpha_ce = beta_ce = 1, without dropout, the shared model is FedAvg's with the same optimizer,
+and the personal ones are those of local.py.
 
 Scores: client_accuracy_own (and `accuracy`) is of the personal models, with the classes weighed as
         the client's own images have them; client_accuracy of these on all test images;
@@ -82,7 +83,7 @@ def aggregate(fed, server, uploads):
 def evaluate(fed, state):
     """Test accuracies of the personal models and of the shared one."""
     metrics = client_metrics(client_scores(fed, state["clients"]))
-    return {"accuracy": metrics["client_accuracy_own"], **metrics,
+    return {"accuracy": metrics.get("client_accuracy_own"), **metrics,
             **server_metrics(fed, state["server"])}
 
 

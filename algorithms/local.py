@@ -43,7 +43,7 @@ def train_client(fed, i, t, client, local_epochs, local_steps, batch_size, lr, o
 def evaluate(fed, state):
     """Test accuracies of the clients' models; `accuracy` is the mean of those on own classes."""
     metrics = client_metrics(client_scores(fed, state["clients"]))
-    return {"accuracy": metrics["client_accuracy_own"], **metrics}
+    return {"accuracy": metrics.get("client_accuracy_own"), **metrics}
 
 
 @checked

@@ -16,6 +16,7 @@ Every training in algorithms/ reads like this. Its batches are augmented if the 
 Every prediction is of clean images, in eval mode and without gradient: `predict_logits`. It leaves
 the model in the mode in which it found it.
 """
+import contextlib
 import copy
 import itertools
 from functools import partial
@@ -88,28 +89,22 @@ def forward(fed, model, images):
         return model(inputs)[: len(images)].float()
 
 
-def forward_with_features(fed, model, images):
-    """(features [B, D], logits [B, C]) of `forward`: the features are the input of `classifier`.
-
-    The network's last layer must have the name `classifier`, as in models.py.
-    """
-    inputs = []
-    hook = model.classifier.register_forward_pre_hook(lambda layer, given: inputs.append(given[0]))
-    logits = forward(fed, model, images)
+@contextlib.contextmanager
+def features_of(model):
+    """A list of the features, float32 [B, D], of each forward pass in the block: what `classifier`,
+    the network's last layer, reads."""
+    features = []
+    hook = model.classifier.register_forward_pre_hook(
+        lambda layer, given: features.append(given[0].float()))
+    yield features
     hook.remove()
-    return inputs[0][: len(images)].float(), logits
 
 
-@torch.no_grad()
-def predict_features(fed, model, images):
-    """(features [N, D], logits [N, C]), in eval mode and without gradient; the mode is kept."""
-    was_training = model.training
-    model.eval()
-    parts = [forward_with_features(fed, model, batch)
-             for batch in images.split(prediction_batch(images))]
-    model.train(was_training)
-    features, logits = zip(*parts)
-    return torch.cat(features), torch.cat(logits)
+def forward_with_features(fed, model, images):
+    """(features [B, D], logits [B, C]) of `forward`; see `features_of`."""
+    with features_of(model) as features:
+        logits = forward(fed, model, images)
+    return features[0][: len(images)], logits
 
 
 def feature_size(model, name):
@@ -142,6 +137,13 @@ def predict_logits(fed, model, images, batch_size=None):
     logits = [forward(fed, model, batch) for batch in images.split(batch_size) if len(batch)]
     model.train(was_training)
     return torch.cat(logits) if logits else torch.empty(0, fed.num_classes, device=fed.device)
+
+
+def predict_features(fed, model, images):
+    """Features, float32 [N, D], of the prediction by `predict_logits`; see `features_of`."""
+    with features_of(model) as features:
+        predict_logits(fed, model, images)
+    return torch.cat(features)
 
 
 def predict_together(fed, model, images):
