@@ -97,6 +97,19 @@ INPUTS = {      # name: makes the arguments of one call or several, new each tim
     "fedmd.consensus": lambda: [(normal(4, 5, 3), [2, 0, 1, 5])],
     "fedmd.digest_loss": lambda: [(normal(5, 3), normal(5, 3, seed=1))],
     "dsfl.entropy_reduction": lambda: [(probs(4, 5, 3), T) for T in (0.1, 0.5)],
+    "fml.mutual_loss": lambda: [
+        (normal(5, 3), LABELS, normal(5, 3, seed=1), weight) for weight in (0.3, 0.0)],
+    "fedproto.prototypes": lambda: [(normal(5, 2), LABELS, num_classes) for num_classes in (3, 4)],
+    "fedproto.global_prototypes": lambda: [
+        (normal(4, 3, 2), torch.tensor([[3, 0, 1], [0, 0, 5], [2, 0, 0], [1, 0, 7]])),
+        (spoilt(normal(2, 3, 2), (1, 2)), torch.tensor([[3, 0, 1], [2, 4, 0]]))],
+    "fedproto.prototype_loss": lambda: [
+        (normal(5, 2), LABELS, normal(3, 2, seed=1), torch.tensor([True, False, True]))],
+    "fedkd.adaptive_losses": lambda: [
+        (normal(5, 3), normal(5, 3, seed=1), LABELS, *more) for more in ((), ((0.2, 0.5),))],
+    "fedkd.hidden_losses": lambda: [(normal(5, 4), normal(5, 4, seed=1))],
+    "fedkd.compress": lambda: [
+        (normal(9, 2) @ normal(2, 12, seed=1), 0.99), (normal(12, 9), 0.3), (normal(2, 3), 0.9)],
     "fd.others_mean": lambda: [(probs(4, 3, 3) * RIGHT[:, :3, None],)],
     "cronus.robust_mean": lambda: [
         (probs(10, 6, 4), 0.3), (probs(5, 6, 8), 0.4), (probs(5, 6, 4), 0.0)],

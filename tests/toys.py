@@ -2,6 +2,7 @@
 a small data set."""
 import dataclasses
 import io
+from collections import OrderedDict
 
 import numpy as np
 import torch
@@ -31,6 +32,17 @@ def with_dropout(num_classes=3):
 def with_hidden_layer(num_classes=3):
     """Another network than `linear`: two hidden units."""
     return nn.Sequential(nn.Flatten(), nn.Linear(4, 2), nn.Tanh(), nn.Linear(2, num_classes))
+
+
+def last_layer(num_classes=3):
+    """As `linear`; its layer has the name `classifier`, so its features are the four pixels."""
+    return nn.Sequential(OrderedDict(flatten=nn.Flatten(), classifier=nn.Linear(4, num_classes)))
+
+
+def with_features(num_classes=3):
+    """Two features of an image, hidden.weight [2, 4] and hidden.bias [2], and a `classifier`."""
+    return nn.Sequential(OrderedDict(flatten=nn.Flatten(), hidden=nn.Linear(4, 2),
+                                     classifier=nn.Linear(2, num_classes)))
 
 
 def constant(*logits):

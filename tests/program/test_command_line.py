@@ -108,6 +108,7 @@ REFUSED = """
 --algo split-learning TINY            | mlp has no feature map | gkt_edge
 --algo fedgems,fedgkt --server-model gkt_server_small --model gkt_edge_small | fedgems: | must make
 --algo fedgkt TINY                    | mlp has no feature map | gkt_edge
+--algo fedproto --model cnn,mlp       | fedproto: | of one size, not cnn 512, mlp 128
 --algo fedgkt TINY --model gkt_edge --server-model gkt_server_small | gkt_server_small | [16, 8, 8]
 """
 
@@ -125,15 +126,16 @@ EDGES = [   # numbers that are refused, numbers that are allowed, the flags
     ("0 -1 2.5 two 99999999999999999999999", "1 7",
      "train_size test_size local_epochs local_steps server_epochs batch_size server_batch_size "
      "public_batch_size lr_patience K R distill_steps check_every patience subset_size clients "
-     "generator_steps "
+     "generator_steps energy_rounds "
      "transfer_public_batch_size transfer_batch_size per_class public_size attackers"),
     ("-1 2.5 two", "0 7", "rounds warmup_rounds samples transfer_public_epochs "
                           "transfer_local_epochs public_epochs classes seeds generated"),
     ("0 -1 nan inf two", "1e-9 7", "lr server_lr global_lr generator_lr max_grad_norm temperature "
                                    "concentration latencies alpha generated_weight_decay"),
     ("-1 nan inf", "0 7.5", "weight_decay kernel_l2 min_delta mu consensus_weights attack_scale "
-                              "beta gamma diversity generated_weight"),
-    ("0 -0.1 1.01 nan", "0.01 1", "participation"), ("-0.1 1.01 nan", "0 1", "epsilon"),
+                              "beta gamma diversity generated_weight prototype_weight"),
+    ("0 -0.1 1.01 nan", "0.01 1", "participation energy_first energy_last"),
+    ("-0.1 1.01 nan", "0 1", "epsilon alpha_ce beta_ce"),
     ("-0.1 0.5 nan", "0 0.49", "malicious_fraction"), ("0 1 nan", "0.01 0.99", "validation"),
     ("nan inf", "-1 0 1", "attack_z"), ("0 65", "1 64", "processes"),
     ("0 1025 99999999999999999999999", "1 1024", "threads")]
@@ -232,6 +234,8 @@ GKT = {**ALONE, "server_epochs": 20, "server_batch_size": 256, "server_lr": 1e-3
        "features": "float32"}
 MD = {"transfer_public_epochs": 20, "transfer_public_batch_size": 128, "early_stopping": True,
       "min_delta": 0.005, "lr": 1e-3, "optimizer": "adam", "weight_decay": 0.0, "kernel_l2": 1e-3}
+MUTUAL = {"rounds": 100, "participation": 1.0, "local_epochs": 1, "local_steps": None,
+          "batch_size": 64, "lr": 0.05, "optimizer": "momentum", "weight_decay": 0.0}
 PAPERS_DEFAULTS = {   # every keyword of every algorithm
     # FedSDD, section 4.1
     "fedavg": {**LOCAL, **PLAIN}, "fedprox": {**LOCAL, **PLAIN, "mu": 0.001},
@@ -265,6 +269,13 @@ PAPERS_DEFAULTS = {   # every keyword of every algorithm
     "fedntd": {"rounds": 200, "participation": 0.1, "local_epochs": 5, "local_steps": None,
                "batch_size": 50, "lr": 0.01, "optimizer": "momentum", "weight_decay": 1e-5,
                "temperature": 1.0, "beta": 1.0, "keep_true": False},
+    # FedProto's public code, but for a momentum of 0.5; FedKD's energies; the others are ours
+    "local": MUTUAL, "fml": {**MUTUAL, "alpha_ce": 0.5, "beta_ce": 0.5},
+    "fedproto": {"rounds": 100, "local_epochs": 1, "local_steps": None, "batch_size": 8,
+                 "lr": 0.01, "prototype_weight": 1.0, "optimizer": "momentum",
+                 "weight_decay": 0.0},
+    "fedkd": {**MUTUAL, "hidden": True, "energy_first": 0.95, "energy_last": 0.98,
+              "energy_rounds": 100},
     "cronus": {**GEMS, "batch_size": 64, "malicious_fraction": 0.1},
     "fedgem": {**GEMS, **GEMS_SERVER}, "fedgems": {**GEMS, **GEMS_SERVER},
     "fedgems-ablations": {**GEMS, **GEMS_SERVER, "self_training": True, "self_distillation": True,

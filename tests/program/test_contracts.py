@@ -14,7 +14,7 @@ import pytest
 import torch
 from commands import OF_PAPERS, main, shipped
 from torch import nn
-from toys import federation, labeled, linear, same, samples, through_a_file, without_seconds
+from toys import federation, labeled, last_layer, same, samples, through_a_file, without_seconds
 
 from algorithms import ALGORITHMS
 from algorithms.hyperparameters import HYPERPARAMETERS
@@ -57,9 +57,13 @@ class Net(nn.Module):
         return self.classify(self.extract(images))
 
 
-def Wide(num_classes):
-    """Another architecture."""
-    return Net(num_classes, hidden=6)
+class Wide(Net):
+    """Another architecture; its last layer has an input of the same size."""
+
+    def __init__(self, num_classes):
+        super().__init__(num_classes, hidden=6)
+        self.layers.append(nn.Linear(6, 4))
+        self.classifier = nn.Linear(4, num_classes)
 
 
 class Server(Net):
@@ -205,7 +209,8 @@ def test_metrics_are_numbers_with_a_headline(algo):
 def test_it_learns(algo):
     """Three classes; every network of a client sees the same kind of samples."""
     fed = toy(algo, sizes=(20,) * 4, num_public=20, test=samples(90, seed=1))
-    lr = 0.1 if algo in ("split-learning", "centralized-all", "fd") else 0.2
+    lr = 0.1 if algo in ("split-learning", "centralized-all", "fd", "local", "fedproto",
+                         "fedkd") else 0.2
     *_, (metrics, _) = run(algo, fed, rounds=3, participation=1.0, local_epochs=5, batch_size=10,
                            server_epochs=5, transfer_public_epochs=3, lr=lr, distill_steps=10,
                            server_lr=0.05, public_epochs=2, public_batch_size=10,
@@ -358,7 +363,7 @@ ONE_STEP = {   # with one step in each training, but for Adam's second one
     "rounds": 1, "participation": 1.0, "batch_size": 8, "server_batch_size": 8, "distill_steps": 1,
     "lr": 1e-6, "server_lr": 1e-6, "weight_decay": 1e6, "transfer_public_epochs": 0, "K": 1,
     "transfer_local_epochs": 0, "early_stopping": False, "subset_size": None, "kernel_l2": 0.0,
-    "drop_worst": False, "patience": None, "latencies": (1.0, 1.0, 1.0)}
+    "drop_worst": False, "patience": None, "latencies": (1.0, 1.0, 1.0), "energy_first": 1.0}
 
 
 @every_algorithm
@@ -368,7 +373,7 @@ def test_optimizer_and_decay_reach_all_networks(algo):
     if not takes(algo, "weight_decay"):
         return
     network = Headless if algo == "split-learning" else Scaled
-    fed = toy(algo, sizes=(5, 3, 4), network=network, server=linear, num_public=8)
+    fed = toy(algo, sizes=(5, 3, 4), network=network, server=last_layer, num_public=8)
     for name in ("sgd", "amsgrad"):
         rounds = run(algo, fed, **ONE_STEP, optimizer=name, server_optimizer=name)
         start, end = (list(models_in(state)) for _, state in (rounds[0], rounds[-1]))

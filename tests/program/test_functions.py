@@ -13,12 +13,12 @@ LOGITS = {  # the positions of logits: what counts is their softmax
     "equations.soft_cross_entropy": (0,), "fedgems.entropy": (0,), "fedgems.reliable_clients": (0,),
     "fedgems.entropy_weights": (0,), "fedgems.server_loss": (0, 2), "fedgems.client_loss": (0, 2),
     "fedgen.generator_loss": (0,), "fedgkt.server_loss": (0, 2), "fedgkt.client_loss": (0, 2),
-    "fedntd.not_true_loss": (0, 2)}
+    "fedntd.not_true_loss": (0, 2), "fml.mutual_loss": (0, 2)}
 STUDENT = {  # (position of the student's logits, position of the teacher's)
     "equations.kl_divergence": (1, 0), "equations.distillation_loss": (1, 0),
     "equations.soft_cross_entropy": (0, 1), "fedmd.digest_loss": (0, 1),
     "fedgems.server_loss": (0, 2), "fedgems.client_loss": (0, 2), "fedgkt.server_loss": (0, 2),
-    "fedgkt.client_loss": (0, 2), "fedntd.not_true_loss": (0, 2)}
+    "fedgkt.client_loss": (0, 2), "fedntd.not_true_loss": (0, 2), "fml.mutual_loss": (0, 2)}
 every_function = pytest.mark.parametrize("name", EQUATIONS)
 
 

@@ -17,6 +17,7 @@ SAME = {    # an algorithm: its settings, what it then is, settings of both
     "fedntd, all classes": ({"beta": 0.0, "keep_true": True}, "fedavg", MOMENTUM),
     "fedgen": ({"generated": 0}, "fedavg", {}),
     "fd": ({"gamma": 0.0}, "dsfl", {"public_epochs": 0}),         # every client alone
+    "fedproto": ({"prototype_weight": 0.0}, "local", {"participation": 1.0}),
     "fedsdd-ablations": ({"ensemble": "aggregated", "students": "main"}, "fedsdd", {}),
     **{f"fedsdd-ablations, {local}": (
         {"students": "none", "local": local}, local, {"K": 1, "R": 1, "mu": 0.3})
@@ -30,7 +31,7 @@ SAME = {    # an algorithm: its settings, what it then is, settings of both
 @pytest.mark.parametrize("algo", SAME)
 def test_with_this_setting_it_is_that_algorithm(algo):
     """All networks, all that both keep, and all metrics that both have; FD sends what DS-FL does
-    not."""
+    not, and FedProto what nobody sends in local training."""
     changes, other, of_both = SAME[algo]
     algo = algo.split(",")[0]
     mixed = {} if ALGORITHMS[other].mixed_networks else {"network": Net}
@@ -40,7 +41,7 @@ def test_with_this_setting_it_is_that_algorithm(algo):
     both = zip(run(algo, fed, **changes, **of_both), run(other, fed, **of_both), strict=True)
     for (metrics, state), (others, theirs) in both:
         shared = {key for key in metrics.keys() & others.keys()
-                  if algo != "fd" or "bytes" not in key}
+                  if algo not in ("fd", "fedproto") or "bytes" not in key}
         assert "accuracy" in shared and all(metrics[key] == others[key] for key in shared)
         assert all(same(state[key], theirs[key]) for key in state.keys() & theirs.keys())
         assert all(map(same, models_in(state), models_in(theirs)))
@@ -49,8 +50,8 @@ def test_with_this_setting_it_is_that_algorithm(algo):
 # ------------------------------------------------------------------------------------- bad uploads
 
 EVERYBODY = {"participation": 1.0, "malicious_fraction": 0.0, "latencies": (1.0,) * 6}
-WITHOUT = ["fedmd-pooled", "split-learning", "standalone", "public-private", "centralized",
-           "centralized-all"]
+WITHOUT = ["fedmd-pooled", "split-learning", "local", "standalone", "public-private",
+           "centralized", "centralized-all"]
 WITH_UPLOADS = [algo for algo in OF_PAPERS if algo not in WITHOUT]
 # What trains on the server without uploads: on labels, or from global models that stay.
 LEARN = ["fedsdd", "fedgem", "fedgems", "fedgems-ablations"]

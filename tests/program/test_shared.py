@@ -1,18 +1,27 @@
 """Random streams, clients in parallel, batches and prediction."""
 import sys
+from collections import OrderedDict
 
 import pytest
 import torch
 from test_contracts import run
 from torch import nn
-from toys import federation, linear, same, samples, with_batchnorm, with_dropout
+from toys import federation, linear, same, samples, with_batchnorm, with_dropout, with_features
 
 import federation as federation_module
 from algorithms import ALGORITHMS
 from federation import seeded, stream, timed
 from federation.evaluation import accuracy, disagreement
 from federation.parallel import count_active, sample_clients
-from federation.training import batches, forward, predict_logits, predict_members
+from federation.training import (
+    batches,
+    feature_size,
+    forward,
+    forward_with_features,
+    predict_features,
+    predict_logits,
+    predict_members,
+)
 
 
 def draw_seeded(*keys):
@@ -125,6 +134,35 @@ def test_a_lone_training_sample_passes_batchnorm_and_counts_once():
     gradients = [torch.autograd.grad(nn.functional.cross_entropy(z, label), model[1].weight)[0]
                  for z in (forward(fed, model, image), model(image))]
     assert torch.allclose(*gradients, atol=1e-7)
+
+
+def test_features_are_the_input_of_the_last_layer():
+    """Those of the same pass as the logits, with its gradient; nothing stays behind in the network.
+    A lone sample of a training has one row, as in its logits."""
+    fed, model = federation(), with_features()
+    for images in (samples(7).images, samples(1).images):
+        features, logits = forward_with_features(fed, model, images)
+        assert torch.allclose(features, model.hidden(images.flatten(1)))
+        assert same(logits, forward(fed, model, images)) and len(features) == len(images)
+        assert features.requires_grad and not model.classifier._forward_pre_hooks
+    assert feature_size(model, "its name") == features.shape[1] == 2
+
+
+def test_features_are_predicted_in_eval_mode_image_by_image():
+    fed, model = federation(), nn.Sequential(nn.Flatten(), nn.Dropout(0.5))
+    model.add_module("classifier", nn.Linear(4, 3))
+    images = samples(150).images
+    for training in (True, False):
+        features = predict_features(fed, model.train(training), images)
+        assert same(features, images.flatten(1)) and not features.requires_grad
+        assert model.training is training and not model.classifier._forward_pre_hooks
+
+
+@pytest.mark.parametrize("network", [linear, lambda: nn.Sequential(OrderedDict(
+    flatten=nn.Flatten(), classifier=nn.Identity()))])
+def test_a_network_without_a_last_layer_of_that_name_has_no_features(network):
+    with pytest.raises(ValueError, match="linear layer named classifier; mine does not$"):
+        feature_size(network(), "mine")
 
 
 def test_disagreement_by_hand():

@@ -181,7 +181,7 @@ NEEDS = {   # what a federation lacks: (the federation, the algorithms that need
     "a validation set": (labeled, ["feddf", "fedmd", "fedmd-pooled"], "needs validation images"),
     "a network of the server": (
         lambda: dataclasses.replace(labeled(), server_model=None),
-        ["dsfl", "fedgem", "fedgems", "standalone", "centralized-all"],
+        ["fml", "fedkd", "dsfl", "fedgem", "fedgems", "standalone", "centralized-all"],
         "needs a network of the server: ")}
 
 

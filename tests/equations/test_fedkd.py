@@ -1,0 +1,351 @@
+"""FedKD: adaptive losses and compressed changes by hand, rounds against a slow loop, FedAvg."""
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from slow import slow_softmax
+from torch import nn
+from toys import federation, last, last_layer, linear, same, with_batchnorm, with_features
+
+from algorithms import fedavg, fedkd
+from attacks import Attack
+from federation import stream
+from federation.parallel import sample_clients
+from federation.training import batches
+
+LOCAL = {"local_epochs": 2, "local_steps": None, "batch_size": 2, "lr": 0.05}
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+# -------------------------------------------------------------------------------------- the losses
+
+def test_adaptive_losses_by_hand():
+    """A sample of class 0: the mentor says (.8, .2), the mentee (.5, .5)."""
+    mentor, mentee = torch.tensor([[.8, .2]]).log(), torch.tensor([[.5, .5]]).log()
+    ce_t, ce_s = -math.log(.8), math.log(2)
+    kl_from_mentee = .5 * math.log(.5 / .8) + .5 * math.log(.5 / .2)                     # 0.2231
+    kl_from_mentor = .8 * math.log(.8 / .5) + .2 * math.log(.2 / .5)                     # 0.1927
+    found = fedkd.adaptive_losses(mentor, mentee, torch.tensor([0]), (0.3, 0.6))
+    assert found[0].item() == pytest.approx(ce_t + (kl_from_mentee + 0.3) / (ce_t + ce_s), abs=1e-6)
+    assert found[1].item() == pytest.approx(ce_s + (kl_from_mentor + 0.6) / (ce_t + ce_s), abs=1e-6)
+
+
+def slow_losses(mentor_logits, mentee_logits, labels, hidden):
+    """Of lists of logits, sample by sample: the mean of each term over the batch."""
+    terms = []
+    for z_t, z_s, y in zip(mentor_logits, mentee_logits, labels):
+        t, s = slow_softmax(z_t), slow_softmax(z_s)
+        terms.append([-math.log(t[y]), -math.log(s[y]),
+                      sum(b * math.log(b / a) for a, b in zip(t, s)),
+                      sum(a * math.log(a / b) for a, b in zip(t, s))])
+    ce_t, ce_s, from_mentee, from_mentor = (sum(x) / len(terms) for x in zip(*terms))
+    return (ce_t + (from_mentee + hidden[0]) / (ce_t + ce_s),
+            ce_s + (from_mentor + hidden[1]) / (ce_t + ce_s))
+
+
+def test_adaptive_losses_against_a_slow_loop():
+    """Equal models have nothing to teach each other."""
+    mentor, mentee, labels = normal(6, 4), normal(6, 4, seed=1), torch.tensor([3, 0, 1, 1, 2, 0])
+    for hidden in ((0.0, 0.0), (0.2, 0.5)):
+        found = fedkd.adaptive_losses(mentor, mentee, labels, hidden)
+        expected = slow_losses(mentor.tolist(), mentee.tolist(), labels.tolist(), hidden)
+        assert [x.item() for x in found] == pytest.approx(expected)
+    alike = fedkd.adaptive_losses(mentor, mentor, labels)
+    assert alike[0] == alike[1] == F.cross_entropy(mentor, labels)
+
+
+def test_no_loss_has_a_gradient_across_and_the_weight_has_none():
+    """Of CE q - y, of KL q - p; the weight 1 / D is a number. H keeps the gradients it has."""
+    mentor, mentee, labels = normal(5, 3), normal(5, 3, seed=1), torch.tensor([2, 0, 0, 1, 2])
+    mentor.requires_grad_(), mentee.requires_grad_()
+    H = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    losses = fedkd.adaptive_losses(mentor, mentee, labels, (H[0], H[1]))
+    t, s, y = mentor.softmax(-1), mentee.softmax(-1), torch.eye(3)[labels]
+    D = (F.cross_entropy(mentor, labels) + F.cross_entropy(mentee, labels)).item()
+    for loss, own, other, p, q, n in [(losses[0], mentor, mentee, s, t, 0),
+                                      (losses[1], mentee, mentor, t, s, 1)]:
+        slopes = torch.autograd.grad(loss, (own, other, H), retain_graph=True, allow_unused=True)
+        assert torch.allclose(slopes[0], (q - y + (q - p) / D) / 5) and slopes[1] is None
+        assert slopes[2][n].item() == pytest.approx(1 / D) and slopes[2][1 - n] == 0
+
+
+def test_hidden_losses_by_hand():
+    """Differences 1, 0 and -2, 1: their squares are 6, over two samples and two dimensions. Each
+    loss draws its own model to the other's features."""
+    mentor = torch.tensor([[3., 1.], [0., 2.]], requires_grad=True)
+    mapped = torch.tensor([[2., 1.], [2., 1.]], requires_grad=True)
+    losses = fedkd.hidden_losses(mentor, mapped)
+    assert [x.item() for x in losses] == [(1 + 0 + 4 + 1) / 4] * 2
+    slope = [[2 * 1 / 4, 0], [2 * -2 / 4, 2 * 1 / 4]]
+    for loss, own, other, sign in [(losses[0], mentor, mapped, 1), (losses[1], mapped, mentor, -1)]:
+        slopes = torch.autograd.grad(loss, (own, other), allow_unused=True)
+        assert (sign * slopes[0]).tolist() == slope and slopes[1] is None
+
+
+def test_two_certain_models_that_are_right_teach_with_finite_losses():
+    """D is 0, which counts as a millionth."""
+    certain = torch.tensor([[1e4, 0.]])
+    found = fedkd.adaptive_losses(certain, certain, torch.tensor([0]), (1e-6, 2e-6))
+    assert [x.item() for x in found] == pytest.approx([1, 2])
+
+
+# -------------------------------------------------------------------------------------- the factors
+
+def matrix_with(*values, rows=8, columns=8, seed=0):
+    """[rows, columns] with these singular values: U diag(values) V of orthogonal U and V."""
+    U, V = (torch.linalg.qr(normal(n, len(values), seed=seed + k)).Q
+            for k, n in enumerate((rows, columns)))
+    return U * torch.tensor(values, dtype=torch.float64) @ V.T
+
+
+@pytest.mark.parametrize("energy, K", [(0.5, 1), (0.8, 1), (0.9, 2), (0.95, 3)])
+def test_the_fewest_singular_values_with_the_share_of_the_squares_by_hand(energy, K):
+    """3, 1, 1: the squares are 9, 1, 1 of 11, so the first has .818, two .909. Of the plain values
+    the first would have .6, two .8."""
+    U, s, V = fedkd.compress(matrix_with(3., 1., 1.), energy)
+    assert s.tolist() == pytest.approx([3, 1, 1][:K])
+    assert (U.shape, V.shape) == ((8, K), (K, 8))
+
+
+def test_a_share_that_is_reached_exactly_is_enough():
+    """4, 3: the squares are 16 and 9 of 25."""
+    matrix = torch.diag(torch.tensor([4., 3., 0., 0., 0., 0.]))
+    assert [len(fedkd.compress(matrix, energy)[1]) for energy in (16 / 25, 0.65)] == [1, 2]
+
+
+def test_compress_against_numpy():
+    """What is lost is at most the share 1 - energy of the squares, and with one value less more."""
+    matrix = normal(12, 20)
+    U, s, V = np.linalg.svd(matrix.numpy(), full_matrices=False)
+    for energy in (0.3, 0.5, 0.6):
+        K = next(k for k in range(1, 13) if sum(s[:k]**2) >= energy * sum(s**2))
+        rebuilt = sum(s[k] * np.outer(U[:, k], V[k]) for k in range(K))
+        found = fedkd.compress(matrix, energy)
+        assert np.allclose(found[0] * found[1] @ found[2], rebuilt) and len(found[1]) == K
+        lost = np.square(matrix.numpy() - rebuilt).sum() / np.square(matrix.numpy()).sum()
+        assert lost <= 1 - energy < lost + s[K - 1]**2 / sum(s**2)
+
+
+@pytest.mark.parametrize("energy", [0.01, 0.95, 1.0])
+def test_a_matrix_of_rank_1_survives_at_any_energy(energy):
+    """Of any size, too: squares of 1e-30 and 1e25 are 0 and infinity in float32."""
+    for scale in (1.0, 1e-30, 1e25):
+        matrix = (scale * matrix_with(2.)).float()
+        rebuilt, numbers = fedkd.compressed(matrix, energy)
+        assert torch.allclose(rebuilt / scale, matrix / scale, atol=1e-6) and numbers >= 17
+    two = (1e-30 * matrix_with(2., 1.)).float()
+    assert len(fedkd.compress(two, 0.9)[1]) == 2
+
+
+@pytest.mark.parametrize("shape, K", [((3, 6), 2), ((2, 3), 1), ((1, 50), 1), ((8, 8), 4)])
+def test_a_matrix_comes_back_as_it_is_where_its_factors_are_no_fewer_numbers(shape, K):
+    """3 x 6 of rank 2: 6 + 2 + 12 = 20 numbers for 18; 2 x 3 of rank 1: 2 + 1 + 3 = 6 for 6."""
+    matrix = matrix_with(*[1.] * K, rows=shape[0], columns=shape[1])
+    assert sum(shape) * K + K >= math.prod(shape)
+    assert same(fedkd.compress(matrix, 0.99), matrix)
+    rebuilt, numbers = fedkd.compressed(matrix, 0.99)
+    assert same(rebuilt, matrix) and numbers == math.prod(shape)
+
+
+def test_what_is_no_matrix_or_not_finite_travels_as_it_is():
+    for tensor in (torch.ones(7), torch.tensor(3.0), torch.full((8, 8), math.inf)):
+        rebuilt, numbers = fedkd.compressed(tensor, 0.5)
+        assert same(rebuilt, tensor) and numbers == tensor.numel()
+    assert not fedkd.compressed(torch.zeros(8, 8), 0.5)[0].any()
+
+
+def test_a_kernel_is_a_matrix_of_its_output_channels():
+    """[out, in k k]: of rank 1, each k x k slice of it is of full rank. 6 + 1 + 4 x 9 numbers."""
+    out, inside = normal(6), normal(4, 3, 3, seed=1)
+    kernel = out[:, None, None, None] * inside
+    rebuilt, numbers = fedkd.compressed(kernel, 0.99)
+    assert torch.allclose(rebuilt, kernel) and numbers == 6 + 1 + 4 * 3 * 3
+    rebuilt, numbers = fedkd.compressed(kernel.to(memory_format=torch.channels_last), 0.99)
+    assert torch.allclose(rebuilt, kernel) and numbers == 6 + 1 + 4 * 3 * 3
+
+
+def test_the_energy_rises_linearly_from_the_first_to_the_last_round_and_stays():
+    found = [fedkd.energy_of_round(t, 0.95, 0.98, 4) for t in (1, 2, 3, 4, 5, 100)]
+    assert found == pytest.approx([.95, .96, .97, .98, .98, .98])
+    assert fedkd.energy_of_round(1, 0.95, 0.98, 1) == 0.95
+
+
+# ----------------------------------------------------------------------------------------- rounds
+
+def doubles(state):
+    return {name: w.double().clone().requires_grad_() for name, w in state.items()}
+
+
+def slow_forward(w, images):
+    """(features, logits): `last_layer`'s features are the pixels, `with_features` has two."""
+    x = images.double().flatten(1)
+    if "hidden.weight" in w:
+        x = x @ w["hidden.weight"].T + w["hidden.bias"]
+    return x, x @ w["classifier.weight"].T + w["classifier.bias"]
+
+
+def slow_step(t, s, W, images, labels, updates, hidden):
+    """A step of mentor t and of mentee s with W. What is constant is made of numbers."""
+    def batch_losses(other):
+        (h_t, z_t), (h_s, z_s) = slow_forward(t, images), slow_forward(s, images)
+        ce_t, ce_s = (-z.log_softmax(1)[torch.arange(len(labels)), labels].mean()
+                      for z in (z_t, z_s))
+        D = ce_t.item() + ce_s.item()
+        mapped = h_s @ W.T
+        if other == "mentee":                                        # is a constant
+            z_s, mapped = torch.tensor(z_s.tolist()), torch.tensor(mapped.tolist())
+            p, q, ce = z_s.log_softmax(1), z_t.log_softmax(1), ce_t
+        else:
+            z_t, h_t = torch.tensor(z_t.tolist()), torch.tensor(h_t.tolist())
+            p, q, ce = z_t.log_softmax(1), z_s.log_softmax(1), ce_s
+        kl = (p.exp() * (p - q)).sum() / len(labels)
+        H = (h_t - mapped).square().sum() / h_t.numel() if hidden else 0
+        return ce + (kl + H) / D
+
+    losses = batch_losses("mentee"), batch_losses("mentor")
+    for update, loss, weights in zip(updates, losses, (t.values(), [*s.values(), W])):
+        slopes = torch.autograd.grad(loss, list(weights), allow_unused=True)
+        for w, slope in zip(weights, slopes):
+            w.grad = slope
+        update.step()
+
+
+def slow_compressed(change, energy):
+    """(what arrives, numbers) of a matrix [3, 4] or a vector [3], by numpy."""
+    if change.ndim == 1:
+        return change, 3
+    U, s, V = np.linalg.svd(change.numpy())
+    K = next(k for k in range(1, 4) if sum(s[:k]**2) >= energy * sum(s**2))
+    if K > 1:                                                        # 3 x 2 + 2 + 2 x 4 = 16 > 12
+        return change, 12
+    return torch.tensor(s[0] * np.outer(U[:, 0], V[0])), 3 + 1 + 4
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+@pytest.mark.parametrize("energies", [(0.5, 0.9), (1.0, 1.0)])
+def test_rounds_of_fedkd_against_a_slow_loop(hidden, energies):
+    """Half of four clients: mentors of two features, a mentee of four; so W is [2, 4]. Mentors with
+    their momentum and W stay with their clients; the mentee's momentum is new."""
+    fed, ids = federation(sizes=(5, 3, 4, 6), network=with_features, server=last_layer), range(4)
+    rounds = fedkd.run(fed, rounds=3, participation=0.5, **LOCAL, hidden=hidden, energy_rounds=3,
+                       energy_first=energies[0], energy_last=energies[1])
+    _, start = next(rounds)
+    mentors = [doubles(fed.client_model(i, init=i).state_dict()) for i in ids]
+    of_mentors = [torch.optim.SGD(w.values(), lr=0.05, momentum=0.9) for w in mentors]
+    Ws = [client["mapping"].double().requires_grad_() for client in start["clients"]]
+    mentee = doubles(fed.server_model().state_dict())
+    for t, (metrics, state) in enumerate(rounds, start=1):
+        energy = energies[0] + (energies[1] - energies[0]) * (t - 1) / 2
+        active, changes, sent = sample_clients(4, 0.5, stream(0, "active", t)), [], 0
+        for i in active:
+            copy, (images, labels) = doubles({n: w.detach() for n, w in mentee.items()}), (
+                fed.private[i])
+            of_copy = torch.optim.SGD([*copy.values(), Ws[i]], lr=0.05, momentum=0.9)
+            for rows in batches(len(labels), 2, 2, stream(0, "local", t, i)):
+                slow_step(mentors[i], copy, Ws[i], images[rows], labels[rows],
+                          (of_mentors[i], of_copy), hidden)
+            arrived = {n: slow_compressed((w - mentee[n]).detach(), energy)
+                       for n, w in copy.items()}
+            changes.append({n: change for n, (change, _) in arrived.items()})
+            sent += sum(numbers for _, numbers in arrived.values())
+        sizes = [len(fed.private[i].labels) for i in active]
+        mean = {n: slow_compressed(sum(k * c[n] for k, c in zip(sizes, changes)) / sum(sizes),
+                                   energy) for n in mentee}
+        mentee = {n: w.detach() + mean[n][0] for n, w in mentee.items()}
+
+        found = [(state["server"]["model"], mentee)]
+        found += [(state["clients"][i]["model"], mentors[i]) for i in ids]
+        assert all(torch.allclose(ours[n].double(), w, atol=1e-5)
+                   for ours, slow in found for n, w in slow.items())
+        assert all(torch.allclose(state["clients"][i]["mapping"].double(), Ws[i], atol=1e-5)
+                   for i in ids)
+        assert metrics["bytes_up"] == 4 * sent                       # of two clients
+        assert metrics["bytes_down"] == 4 * 4 * sum(numbers for _, numbers in mean.values())
+        assert metrics["accuracy"] == metrics["client_accuracy_own"]
+    moved = [not same(now["mapping"], before["mapping"])
+             for now, before in zip(state["clients"], start["clients"])]
+    assert any(moved) == hidden
+
+
+def test_each_client_has_a_mapping_of_its_own():
+    """Of two networks: mentors of two and four features, a mentee of four."""
+    fed = federation(network=(with_features, last_layer), server=last_layer)
+    _, state = next(fedkd.run(fed))
+    mappings = [client["mapping"] for client in state["clients"]]
+    assert [tuple(W.shape) for W in mappings] == [(2, 4), (4, 4)] * 2
+    assert not same(mappings[0], mappings[2]) and not same(mappings[1], mappings[3])
+    assert not any(W.requires_grad for W in mappings)
+
+
+def normed(num_classes=3):
+    """`last_layer` behind BatchNorm."""
+    model = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten())
+    model.add_module("classifier", nn.Linear(4, num_classes))
+    return model
+
+
+def test_without_teaching_and_with_all_energy_the_mentee_is_fedavgs(monkeypatch):
+    """To rounding, BatchNorm's statistics included, with the same optimizer."""
+    def cross_entropies(mentor_logits, mentee_logits, labels, hidden):
+        return F.cross_entropy(mentor_logits, labels), F.cross_entropy(mentee_logits, labels)
+    monkeypatch.setattr(fedkd, "adaptive_losses", cross_entropies)
+    fed = federation(network=with_features, server=normed)
+    shared = dataclasses.replace(
+        fed, client_model=lambda i, init=0: fed.server_model(init), architecture=["shared"] * 4)
+    both = {**LOCAL, "rounds": 3, "participation": 0.5, "optimizer": "momentum",
+            "weight_decay": 0.01}
+    _, found = last(fedkd.run(fed, **both, energy_first=1.0, energy_last=1.0))
+    _, expected = last(fedavg.run(shared, **both))
+    for name, w in expected["server"]["model"].items():
+        torch.testing.assert_close(found["server"]["model"][name], w)
+
+
+def test_buffers_travel_as_they_are_and_the_mean_change_goes_to_all_clients():
+    """Two of four clients send, four receive: BatchNorm's mean, variance and counter of 8 bytes."""
+    fed = federation(network=with_features, server=normed)
+    metrics, _ = last(fedkd.run(fed, rounds=1, participation=0.5, **LOCAL, energy_first=0.01))
+    assert metrics["bytes_up_buffers"] == 2 * (4 + 4 + 8)
+    assert metrics["bytes_down_buffers"] == 4 * (4 + 4 + 8)
+    # BatchNorm's weight and bias, a matrix [3, 4] as one singular value, a bias.
+    assert metrics["bytes_up"] == 2 * 4 * (1 + 1 + (3 + 1 + 4) + 3)
+    assert metrics["bytes_down"] == 4 * 4 * (1 + 1 + (3 + 1 + 4) + 3)
+
+
+def test_without_a_usable_upload_nothing_comes_back():
+    """The mentee stays, and so do mentors whose client's upload is left out."""
+    fed = federation(sizes=(5, 3), network=with_features, server=normed)
+    for private in fed.private:
+        private.images[0, 0, 0, 0] = math.nan
+    (_, start), (metrics, state) = fedkd.run(fed, rounds=1, **LOCAL)
+    assert metrics["bad_uploads"] == 2
+    assert same(state["server"], start["server"]) and same(state["clients"], start["clients"])
+    assert not any(x for name, x in metrics.items() if "bytes" in name)
+
+
+def test_an_attack_is_on_the_change_that_arrives():
+    """Zeros from all but the last client: the mean change is a share of its own."""
+    fed, everybody = federation(sizes=(5, 3, 2), network=with_features, server=last_layer), {
+        **LOCAL, "rounds": 1, "energy_first": 1.0}
+    attack = Attack([0, 1], lambda i, upload, benign, rows: upload * 0)
+    (_, start), (_, state) = fedkd.run(fed, **everybody, attack=attack)
+    train = fedkd.train_client(fed, 2, 1, start["clients"][2], start["server"], 1.0, 2, None, 2,
+                               0.05, True, "momentum", 0.0)
+    for name, w in start["server"]["model"].items():
+        torch.testing.assert_close(state["server"]["model"][name],
+                                   w + 2 / 10 * train["model"][name])
+
+
+@pytest.mark.parametrize("networks, words", [
+    ({"network": linear, "server": last_layer}, "classifier; linear does not$"),
+    ({"network": (last_layer, with_batchnorm), "server": last_layer},
+     "classifier; with_batchnorm does not$"),
+    ({"network": last_layer, "server": linear}, "classifier; the server's network does not$")])
+def test_networks_without_features_are_refused_in_one_line(networks, words):
+    with pytest.raises(ValueError, match=words):
+        fedkd.run(federation(**networks))

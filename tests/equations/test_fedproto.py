@@ -1,0 +1,267 @@
+"""FedProto: prototypes and their loss by hand, rounds against a slow loop, what is refused."""
+import math
+
+import pytest
+import torch
+from torch import nn
+from toys import federation, last, last_layer, linear, same, samples, with_features
+
+from algorithms import fedproto
+from attacks import Attack
+from federation import stream
+from federation.training import batches, predict_features
+
+LOCAL = {"local_epochs": 2, "local_steps": None, "batch_size": 2, "lr": 0.05}
+NAN = math.nan
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+# ---------------------------------------------------------------------------------- the equations
+
+def test_prototypes_by_hand():
+    """Two samples of class 0, none of class 1, one of class 2."""
+    features, labels = torch.tensor([[1., 0.], [0., 5.], [3., 2.]]), torch.tensor([0, 2, 0])
+    means, counts = fedproto.prototypes(features, labels, 3)
+    assert means.tolist() == [[(1 + 3) / 2, (0 + 2) / 2], [0, 0], [0, 5]]
+    assert counts.tolist() == [2, 0, 1]
+
+
+def test_prototypes_against_a_slow_loop():
+    """The order of the samples does not matter."""
+    features, labels = normal(9, 4), torch.tensor([1, 4, 1, 1, 0, 4, 2, 0, 1])
+    means, counts = fedproto.prototypes(features, labels, 5)
+    for c in range(5):
+        rows = [x for x, y in zip(features.tolist(), labels.tolist()) if y == c]
+        expected = [sum(column) / len(rows) for column in zip(*rows)] or [0] * 4
+        assert means[c].tolist() == pytest.approx(expected) and counts[c] == len(rows)
+    order = torch.randperm(9, generator=torch.Generator().manual_seed(1))
+    again, _ = fedproto.prototypes(features[order], labels[order], 5)
+    assert torch.allclose(again, means)
+
+
+def test_global_prototypes_by_hand():
+    """Client 0 has three samples of class 0, client 1 one; the plain mean would be [.5, 1]. Class 1
+    is client 1's alone: zeros of client 0 would halve it. Nobody has class 2."""
+    uploads = torch.tensor([[[1., 0.], [0., 0.], [0., 0.]], [[0., 2.], [4., 6.], [0., 0.]]])
+    means, known = fedproto.global_prototypes(uploads, torch.tensor([[3, 0, 0], [1, 5, 0]]))
+    assert means.tolist() == [[3 / 4 * 1, 1 / 4 * 2], [4, 6], [0, 0]]
+    assert known.tolist() == [True, True, False]
+
+
+def test_global_prototypes_are_the_mean_features_of_all_samples():
+    """However these are divided among the clients: as if one client had them all."""
+    features, labels = normal(12, 3), torch.tensor([0, 1, 1, 0, 2, 2, 0, 1, 0, 0, 1, 0])
+    expected, counts = fedproto.prototypes(features, labels, 4)
+    for sizes in ([12], [1, 11], [4, 5, 3], [1] * 12):
+        parts = [fedproto.prototypes(x, y, 4)
+                 for x, y in zip(features.split(sizes), labels.split(sizes))]
+        means, known = fedproto.global_prototypes(*map(torch.stack, zip(*parts)))
+        assert torch.allclose(means, expected) and same(known, counts > 0)
+
+
+def test_a_prototype_of_no_samples_may_hold_anything():
+    uploads = torch.tensor([[[NAN, math.inf]], [[2., 1.]], [[-math.inf, 1e38]]])
+    means, known = fedproto.global_prototypes(uploads, torch.tensor([[0], [4], [0]]))
+    assert means.tolist() == [[2, 1]] and known.tolist() == [True]
+    means, known = fedproto.global_prototypes(uploads, torch.zeros(3, 1))
+    assert means.tolist() == [[0, 0]] and known.tolist() == [False]
+
+
+def test_prototype_loss_by_hand():
+    """The difference is [1, 0]: the mean over both dimensions is 1/2; the distance would be 1. With
+    a second sample, whose class has no prototype, it is half of that."""
+    features, means = torch.tensor([[1., 1.], [7., 9.]]), torch.tensor([[0., 1.], [0., 0.]])
+    known, labels = torch.tensor([True, False]), torch.tensor([0, 1])
+    assert fedproto.prototype_loss(features[:1], labels[:1], means, known).item() == 1 / 2
+    assert fedproto.prototype_loss(features, labels, means, known).item() == 1 / 4
+    assert fedproto.prototype_loss(features, labels, means, ~known).item() == (49 + 81) / 4
+    assert fedproto.prototype_loss(features, labels, means, known & ~known).item() == 0
+
+
+def test_prototype_loss_against_a_slow_loop():
+    features, means, known = normal(7, 3), normal(4, 3, seed=1), torch.tensor([1, 0, 1, 1]).bool()
+    labels, expected = torch.tensor([3, 1, 0, 0, 2, 1, 3]), 0
+    for x, y in zip(features.tolist(), labels.tolist()):
+        if known[y]:
+            expected += sum((a - b)**2 for a, b in zip(x, means[y].tolist())) / (7 * 3)
+    assert fedproto.prototype_loss(features, labels, means, known).item() == pytest.approx(expected)
+
+
+def test_features_are_drawn_to_their_prototype_which_stays():
+    """By 2 (h - c) / (B D); without a prototype by nothing."""
+    features, means, known = normal(3, 2), normal(2, 2, seed=1), torch.tensor([True, False])
+    labels = torch.tensor([0, 1, 0])
+    features.requires_grad_(), means.requires_grad_()
+    fedproto.prototype_loss(features, labels, means, known).backward()
+    expected = 2 * (features - means[labels]) / (3 * 2) * known[labels][:, None]
+    assert torch.allclose(features.grad, expected) and means.grad is None
+
+
+# ----------------------------------------------------------------------------------------- rounds
+
+def forward(w, images):
+    """(features [n, 2], logits [n, 3]) of `with_features` in double precision."""
+    features = images.double().flatten(1) @ w["hidden.weight"].T + w["hidden.bias"]
+    return features, features @ w["classifier.weight"].T + w["classifier.bias"]
+
+
+def slow_loss(w, images, labels, means, weight):
+    """CE + weight R, sample by sample; means: {class: [2]}."""
+    total = 0
+    for h, z, y in zip(*forward(w, images), labels.tolist()):
+        total = total + z.exp().sum().log() - z[y]
+        if y in means:
+            total = total + weight * ((h[0] - means[y][0])**2 + (h[1] - means[y][1])**2) / 2
+    return total / len(labels)
+
+
+def mean_of(rows):
+    return [sum(column) / len(rows) for column in zip(*rows)]
+
+
+def nearest(w, means, data):
+    """Of each test image the class whose prototype is nearest to its features."""
+    return [min(means, key=lambda c: sum((a - b)**2 for a, b in zip(h, means[c])))
+            for h in forward(w, data.images)[0].tolist()]
+
+
+@pytest.mark.parametrize("local_steps", [None, 5])
+def test_rounds_of_fedproto_against_a_slow_loop(local_steps):
+    """Four clients of different sizes; client 1 has class 1 alone, class 2 is client 3's alone."""
+    fed, ids = federation(sizes=(5, 3, 4, 6), network=with_features), range(4)
+    for i, labels in enumerate([[0, 0, 1, 0, 1], [1, 1, 1], [0, 1, 1, 1], [2, 2, 0, 1, 2, 0]]):
+        fed.private[i].labels[:] = torch.tensor(labels)
+    clients = [{name: w.double().clone().requires_grad_() for name, w in
+                fed.client_model(i, init=i).state_dict().items()} for i in ids]
+    updates = [torch.optim.SGD(w.values(), lr=0.05, momentum=0.9) for w in clients]
+    means = {}                                                       # in round 1 nobody has one
+    settings = LOCAL | {"local_steps": local_steps, "prototype_weight": 0.7}
+    _, *rounds = fedproto.run(fed, rounds=3, **settings)
+    for t, (metrics, state) in enumerate(rounds, start=1):
+        features = {c: [] for c in range(3)}
+        for i, (images, labels) in enumerate(fed.private):
+            for rows in batches(len(labels), 2, 2, stream(0, "local", t, i), steps=local_steps):
+                updates[i].zero_grad()
+                slow_loss(clients[i], images[rows], labels[rows], means, 0.7).backward()
+                updates[i].step()
+            own = forward(clients[i], images)[0].tolist()            # after training
+            for c in {*labels.tolist()}:
+                rows = [h for h, y in zip(own, labels.tolist()) if y == c]
+                features[c] += [mean_of(rows)] * len(rows)           # weighed by their number
+        means = {c: mean_of(rows) for c, rows in features.items()}
+
+        assert state["known"].all()
+        assert torch.allclose(state["means"].double(), torch.tensor([*means.values()]).double(),
+                              atol=1e-5)
+        for i in ids:
+            found = state["clients"][i]["model"]
+            assert all(torch.allclose(found[name].double(), w, atol=1e-5)
+                       for name, w in clients[i].items())
+        hits, own = [], []
+        for i in ids:
+            right = [int(a == b) for a, b in
+                     zip(nearest(clients[i], means, fed.test), fed.test.labels.tolist())]
+            hits.append(sum(right) / len(right))
+            of_class = [[x for x, y in zip(right, fed.test.labels.tolist()) if y == c]
+                        for c in range(3)]
+            own += [sum(sum(of_class[y]) / len(of_class[y]) for y in fed.private[i].labels.tolist())
+                    / len(fed.private[i].labels)]
+        assert metrics["prototype_accuracy"] == pytest.approx(sum(hits) / 4)
+        assert metrics["prototype_accuracy_own"] == pytest.approx(sum(own) / 4)
+        assert metrics["accuracy"] == metrics["client_accuracy_own"]
+        # Clients have 2, 1, 2 and 3 classes, and a count of each of 3; two numbers a prototype.
+        assert metrics["bytes_up"] == 4 * ((2 + 1 + 2 + 3) * 2 + 4 * 3)
+        assert metrics["bytes_down"] == 4 * (4 * 3 * 2)
+
+
+def noisy(num_classes=3):
+    """`with_features` behind BatchNorm and dropout."""
+    model = nn.Sequential(nn.BatchNorm2d(1), nn.Dropout(0.5), *list(with_features())[:2])
+    model.add_module("classifier", nn.Linear(2, num_classes))
+    return model
+
+
+def test_prototypes_are_of_the_trained_network_in_eval_mode():
+    """On clean images, by BatchNorm's statistics and without dropout."""
+    fed = federation(network=noisy, augment=lambda images, rng: images + 100)
+    means, known = torch.zeros(3, 2), torch.zeros(3).bool()
+    start = {"model": fed.client_model(0).state_dict(), "optimizer": None}
+    upload, client = fedproto.train_client(fed, 0, 1, start, means, known, 2, None, 2, 0.05, 1.0,
+                                           "momentum", 0.0)
+    model = fed.client_model(0)
+    model.load_state_dict(client["model"])
+    images, labels = fed.private[0]
+    features = predict_features(fed, model, images)
+    assert same(upload, fedproto.prototypes(features, labels, 3)[0]) and not upload.requires_grad
+
+
+def attacked(t, values):
+    """(an attack by client 0: {class: value} of its prototypes in round t, what it is handed)."""
+    handed = []
+
+    def forge(i, upload, benign, rows):
+        handed.append((benign, rows))
+        forged = upload.clone()
+        for c, value in values.items():
+            forged[c] = value
+        return forged if len(handed) == t else upload
+    return Attack([0], forge), handed
+
+
+def test_a_class_that_no_usable_upload_has_keeps_its_prototype():
+    """Class 2 is client 0's alone, whose upload of round 2 has one nan: it counts for no class."""
+    fed = federation(sizes=(5, 3, 4), network=with_features)
+    fed.private[0].labels[:], fed.private[1].labels[:], fed.private[2].labels[:] = (
+        torch.tensor([2, 2, 0, 2, 1]), 0, 1)
+    attack, _ = attacked(2, {1: NAN})
+    (_, start), (_, first), (metrics, second) = fedproto.run(fed, rounds=2, **LOCAL, attack=attack)
+    assert not start["known"].any() and first["known"].all() and second["known"].all()
+    assert metrics["bad_uploads"] == 1 and same(second["means"][2], first["means"][2])
+    for c, i in [(0, 1), (1, 2)]:                        # now of the other client with it alone
+        model = fed.client_model(i)
+        model.load_state_dict(second["clients"][i]["model"])
+        features = predict_features(fed, model, fed.private[i].images)
+        assert torch.allclose(second["means"][c], features.mean(0), atol=1e-6)
+
+
+def test_an_attack_is_on_the_rows_of_all_classes_and_counts_where_its_client_has_samples():
+    """It sees the zeros of a class that a client lacks."""
+    fed = federation(sizes=(5, 3, 4), network=with_features)
+    fed.private[0].labels[:], fed.private[1].labels[:] = torch.tensor([0, 0, 1, 0, 1]), 1
+    fed.private[2].labels[:] = torch.tensor([0, 1, 2, 2])
+    clean = last(fedproto.run(fed, rounds=1, **LOCAL))[1]["means"]
+    attack, handed = attacked(1, {0: 100., 1: 100., 2: 100.})
+    _, state = last(fedproto.run(fed, rounds=1, **LOCAL, attack=attack))
+    assert same(state["means"][2], clean[2]) and (state["means"][:2] - clean[:2] > 10).all()
+    [(benign, rows)] = handed
+    assert benign.any(-1).tolist() == [[False, True, False], [True] * 3]
+    assert rows.tolist() == [0, 1, 2]
+
+
+def test_before_any_usable_upload_there_is_no_nearest_prototype():
+    fed = federation(sizes=(5, 3), network=with_features)
+    for private in fed.private:
+        private.images[0, 0, 0, 0] = NAN
+    metrics, state = last(fedproto.run(fed, rounds=1, **LOCAL))
+    assert metrics["prototype_accuracy"] is metrics["prototype_accuracy_own"] is None
+    assert metrics["bytes_down"] == 0 and not state["known"].any() and not state["means"].any()
+
+
+def test_only_known_classes_are_predicted():
+    """Nobody has class 0: its row of zeros would be the nearest to many features."""
+    fed = federation(sizes=(5, 3), network=with_features, test=samples(60, seed=1))
+    fed.private[0].labels[:], fed.private[1].labels[:] = 1, 2
+    fed.test.labels[:] = 0
+    metrics, state = last(fedproto.run(fed, rounds=1, **LOCAL))
+    assert state["known"].tolist() == [False, True, True] and metrics["prototype_accuracy"] == 0
+
+
+@pytest.mark.parametrize("network, words", [
+    ((with_features, last_layer), "of one size, not with_features 2, last_layer 4$"),
+    ((with_features, linear), "classifier; linear does not$")])
+def test_networks_whose_features_do_not_fit_together_are_refused_in_one_line(network, words):
+    with pytest.raises(ValueError, match=words):
+        fedproto.run(federation(network=network))

@@ -1,0 +1,132 @@
+"""FML: the loss of mutual learning, rounds against plain Python, and what it is with CE alone."""
+import dataclasses
+import math
+
+import pytest
+import torch
+from slow import (
+    close,
+    cross_entropy_slope,
+    slow_accuracy,
+    slow_learner,
+    slow_logits,
+    slow_own_accuracy,
+    slow_slopes,
+    slow_softmax,
+)
+from toys import federation, last, linear, same, with_batchnorm, with_hidden_layer
+
+from algorithms import fedavg, fml, local
+from federation import stream
+from federation.parallel import sample_clients
+from federation.training import batches
+
+LOCAL = {"local_epochs": 2, "local_steps": None, "batch_size": 2, "lr": 0.05}
+
+
+# ----------------------------------------------------------------------------------- the equation
+
+def test_mutual_loss_by_hand():
+    """Two samples, two classes. The teacher says (.8, .2) of the first, where KL(student ||
+    teacher) is .2231 instead of .1927, and as the student of the second."""
+    student, teacher = torch.tensor([[.5, .5], [.25, .75]]), torch.tensor([[.8, .2], [.25, .75]])
+    ce = (math.log(2) + math.log(4)) / 2
+    kl = (.8 * math.log(.8 / .5) + .2 * math.log(.2 / .5) + 0) / 2
+    labels = torch.tensor([0, 0])
+    for weight in (0.25, 0.0, 1.0):
+        found = fml.mutual_loss(student.log(), labels, teacher.log(), weight)
+        assert found.item() == pytest.approx(weight * ce + (1 - weight) * kl, abs=1e-6)
+
+
+def test_mutual_loss_against_a_slow_loop():
+    generator = torch.Generator().manual_seed(0)
+    student, teacher = torch.randn(2, 6, 4, generator=generator, dtype=torch.float64)
+    labels, expected = torch.tensor([3, 0, 1, 1, 2, 0]), 0
+    for z, y, g in zip(student.tolist(), labels.tolist(), teacher.tolist()):
+        q, p = slow_softmax(z), slow_softmax(g)
+        kl = sum(p_c * math.log(p_c / q_c) for p_c, q_c in zip(p, q))
+        expected += (-0.3 * math.log(q[y]) + 0.7 * kl) / 6
+    assert fml.mutual_loss(student, labels, teacher, 0.3).item() == pytest.approx(expected)
+
+
+def test_its_gradient_is_that_of_both_terms():
+    """Of CE q - y, of KL q - p, each divided by the batch size; none for the teacher."""
+    student, teacher = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(1))
+    labels = torch.tensor([2, 0, 0, 1, 2])
+    student.requires_grad_(), teacher.requires_grad_()
+    fml.mutual_loss(student, labels, teacher, 0.3).backward()
+    q, p, y = student.softmax(-1), teacher.softmax(-1), torch.eye(3)[labels]
+    assert torch.allclose(student.grad, (0.3 * (q - y) + 0.7 * (q - p)) / 5, atol=1e-6)
+    assert teacher.grad is None
+
+
+# ----------------------------------------------------------------------------------------- rounds
+
+def slow_client(fed, i, t, personal, update, shared, alpha, beta):
+    """Trains the personal model in place, and returns the client's copy of the shared one."""
+    copy, (images, labels) = [w.detach().clone().requires_grad_() for w in shared], fed.private[i]
+    of_copy = torch.optim.SGD(copy, lr=0.05, momentum=0.9)                   # new in every round
+    for rows in batches(len(labels), 2, 2, stream(0, "local", t, i)):
+        z = [slow_logits(learner, images) for learner in (personal, copy)]   # before either step
+        for learner, own, other, weight in [(personal, 0, 1, alpha), (copy, 1, 0, beta)]:
+            def slope(n, _, own=own, other=other, weight=weight):
+                q, p = slow_softmax(z[own][n]), slow_softmax(z[other][n])
+                ce = cross_entropy_slope(z[own][n], int(labels[n]))
+                return [weight * c + (1 - weight) * (q_c - p_c) for c, q_c, p_c in zip(ce, q, p)]
+            for w, slopes in zip(learner, slow_slopes(learner, images, rows, slope)):
+                w.grad = slopes
+        update.step()
+        of_copy.step()
+    return copy
+
+
+@pytest.mark.parametrize("alpha, beta", [(0.5, 0.5), (0.2, 0.9)])
+def test_rounds_of_fml_against_a_slow_loop(alpha, beta):
+    """Half of four clients take part. A personal model and its momentum stay with the client."""
+    fed, ids = federation(sizes=(5, 3, 4, 6), server=linear), range(4)
+    personal = [slow_learner(fed.client_model(i, init=i)) for i in ids]
+    updates = [torch.optim.SGD(w, lr=0.05, momentum=0.9) for w in personal]
+    shared = slow_learner(fed.server_model())
+    rounds = fml.run(fed, rounds=3, participation=0.5, **LOCAL, alpha_ce=alpha, beta_ce=beta)
+    for t, (metrics, state) in enumerate(rounds):
+        active = sample_clients(4, 0.5, stream(0, "active", t)) if t else []
+        copies = [slow_client(fed, i, t, personal[i], updates[i], shared, alpha, beta)
+                  for i in active]
+        sizes = [len(fed.private[i].labels) for i in active]
+        if t:
+            shared = [sum(n * w.detach() for n, w in zip(sizes, ws)) / sum(sizes)
+                      for ws in zip(*copies)]
+        assert close(state["server"]["model"], shared)
+        assert all(close(state["clients"][i]["model"], personal[i]) for i in ids)
+        own = [slow_own_accuracy(w, fed.test, fed.private[i]) for i, w in enumerate(personal)]
+        assert metrics["accuracy"] == metrics["client_accuracy_own"] == pytest.approx(sum(own) / 4)
+        assert metrics["server_accuracy"] == pytest.approx(slow_accuracy(shared, fed.test))
+    assert metrics["bytes_up"] == metrics["bytes_down"] == 2 * 4 * (3 * 4 + 3)    # of two clients
+
+
+def test_with_cross_entropy_alone_it_is_fedavg_and_local_training():
+    """Bit for bit: the shared model is FedAvg's, with the same optimizer; the personal ones, of two
+    networks, are those of local training."""
+    fed = federation(sizes=(5, 1, 4, 6), network=(linear, with_hidden_layer), server=with_batchnorm,
+                     augment=lambda images, rng: images + rng.normal())
+    shared = dataclasses.replace(
+        fed, client_model=lambda i, init=0: fed.server_model(init), architecture=["shared"] * 4)
+    both = {**LOCAL, "rounds": 3, "participation": 0.5, "weight_decay": 0.01}
+    rounds = zip(fml.run(fed, **both, alpha_ce=1.0, beta_ce=1.0), local.run(fed, **both),
+                 fedavg.run(shared, **both, optimizer="momentum"), strict=True)
+    for (metrics, state), (alone, theirs), (averaged, average) in rounds:
+        assert same(state["server"]["model"], average["server"]["model"])
+        assert same(state["clients"], theirs["clients"])
+        assert metrics["server_accuracy"] == averaged["server_accuracy"]
+        assert metrics["accuracy"] == alone["accuracy"]
+    _, mutual = last(fml.run(fed, **both))
+    assert not same(mutual["server"], state["server"])
+    assert not same(mutual["clients"], state["clients"])
+
+
+def test_a_client_whose_upload_is_left_out_keeps_what_it_had():
+    fed = federation(sizes=(5, 3, 4))
+    fed.private[1].images[0, 0, 0, 0] = math.inf
+    (_, start), (metrics, state) = fml.run(fed, rounds=1, **LOCAL)
+    assert metrics["bad_uploads"] == 1 and same(state["clients"][1], start["clients"][1])
+    assert not same(state["clients"][0], start["clients"][0])
