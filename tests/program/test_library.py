@@ -150,6 +150,13 @@ def with_mask(num_classes=3, mask=-torch.inf):
     return model
 
 
+@pytest.mark.parametrize("own, shared", [
+    (with_mask, with_hidden_layer), (with_hidden_layer, with_mask)])
+def test_a_mask_in_a_personal_or_a_shared_network_does_not_spoil_fmls_upload(own, shared):
+    *_, (metrics, _) = fml.run(of_tensors([own], server_network=shared), rounds=1)
+    assert metrics["bad_uploads"] == 0
+
+
 @pytest.mark.parametrize("mask", [-torch.inf, True])
 @pytest.mark.parametrize("run, settings", [
     (fedavg.run, {}), (scaffold.run, {}), (fedntd.run, {}), (fedbe.run, {"distill": True}),
@@ -178,13 +185,6 @@ def test_a_mask_among_the_buffers_is_neither_judged_nor_changed(run, settings, m
 def test_a_text_is_not_a_number(value, words):
     with pytest.raises(ValueError, match=f"^fedavg: lr {words}$"):
         next(fedavg.run(of_tensors([with_hidden_layer]), lr=value))
-
-
-@pytest.mark.parametrize("own, shared", [
-    (with_mask, with_hidden_layer), (with_hidden_layer, with_mask)])
-def test_a_mask_in_a_personal_or_a_shared_network_does_not_spoil_fmls_upload(own, shared):
-    *_, (metrics, _) = fml.run(of_tensors([own], server_network=shared), rounds=1)
-    assert metrics["bad_uploads"] == 0
 
 
 def test_errors_speak_of_keywords_not_of_flags():
