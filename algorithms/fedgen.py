@@ -35,7 +35,8 @@ from federation import seeded, stream, timed
 from federation.communication import FLOAT_BYTES, INDEX_BYTES, weights_ledger
 from federation.evaluation import global_metrics
 from federation.parallel import on_server, sample_clients
-from federation.training import forward, load_model, network, restore, shuffled, snapshot
+from federation.training import (feature_size, forward, load_model, network, restore, shuffled,
+                                 snapshot)
 from federation.uploads import collect
 
 # The generator, in the public code for MNIST:
@@ -184,9 +185,7 @@ def ledger(fed, server, num_clients, generated):
 
 def check_settings(fed, **settings):
     """Raises ValueError unless the clients' network has a linear layer `classifier`."""
-    if not isinstance(getattr(fed.client_model(0), "classifier", None), nn.Linear):
-        raise ValueError("fedgen generates inputs of the last layer, so a network must end with a "
-                         f"linear layer named classifier; {fed.architecture[0]} does not")
+    feature_size(fed.client_model(0), fed.architecture[0])
 
 
 @checked

@@ -265,3 +265,12 @@ def test_only_known_classes_are_predicted():
 def test_networks_whose_features_do_not_fit_together_are_refused_in_one_line(network, words):
     with pytest.raises(ValueError, match=words):
         fedproto.run(federation(network=network))
+
+
+def test_features_that_are_not_finite_predict_no_class():
+    """argmin of nan would be class 0."""
+    fed = federation(sizes=(6,), network=with_features, test=samples(4, seed=1))
+    fed.private[0].labels[:], fed.test.labels[:] = 0, 0
+    fed.test.images[1, 0, 0, 0] = NAN
+    metrics, _ = last(fedproto.run(fed, rounds=1, **LOCAL))
+    assert metrics["prototype_accuracy"] == metrics["prototype_accuracy_own"] == 3 / 4
