@@ -1,9 +1,7 @@
 """What a command has, for the programs of this folder that make their own rounds."""
 import torch
 
-from experiment import build
-from experiment.plan import plan_of
-from federation import restrict_public
+from experiment import build, settings
 
 
 def federation_of(argv):
@@ -11,9 +9,8 @@ def federation_of(argv):
 
     argv    as after `python fedkd_minimal.py`; the networks are of its first algorithm
     """
-    plan = plan_of(argv)
-    datasets = build.load_datasets(plan.flags)
-    fed = build.federation(plan, datasets, plan.seeds[0], torch.device("cpu"))
-    label, algorithm = next(iter(plan.algorithms.items()))
-    fed = build.with_networks(fed, **plan.networks[label])
-    return restrict_public(fed, algorithm.public), plan.settings
+    command = settings.read(argv)
+    datasets = build.load_datasets(command.federation)
+    fed = build.federation(command, datasets, command.seeds[0], torch.device("cpu"))
+    fed = build.seen_by(command.methods[0], fed, command.federation)
+    return fed, {method.label: method.settings for method in command.methods}

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 import models
 from benchmarks.costs import network_cost
-from experiment.plan import plan_of
+from experiment.settings import read
 
 IMAGE, CLASSES, BATCHES = (3, 32, 32), 10, 5
 TRAINING = 50_000                                        # CIFAR-10's images, and CIFAR-100's
@@ -36,7 +36,7 @@ def settings_of(paper, algo):
     argv = ["--algo", algo, "--paper", paper]
     if paper == "fedsdd":
         argv += ["--public", "glyphs-letters"]           # embedded; here only settings are read
-    return plan_of(argv).settings[algo]
+    return read(argv).methods[0].settings
 
 
 def samples_a_second(name, batch_size):

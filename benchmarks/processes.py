@@ -59,7 +59,8 @@ def measure(command, folder):
                 pass
             time.sleep(1)
     assert process.returncode == 0, command
-    rows = [json.loads(line) for line in (Path(folder) / "timing.jsonl").read_text().splitlines()]
+    [timings] = Path(folder).glob("*/timing.jsonl")
+    rows = [json.loads(line) for line in timings.read_text().splitlines()]
     rounds = [row["round_seconds"] for row in rows[2:]]
     server = [sum(row.get(key, 0) for key in SERVER) for row in rows[2:]]
     return statistics.mean(rounds), statistics.mean(server), largest

@@ -12,6 +12,7 @@ import partition
 from data.images import adapt, crop_and_flip, normalize, statistics, to_float
 from data.load import Dataset, by_superclass, check_classes, fingerprint, load_dataset, only
 from experiment.presets import HELD_OUT
+from experiment.settings import is_foreign
 from federation import Data, Federation, restrict_public, seeded, stream
 
 
@@ -20,6 +21,8 @@ class Datasets(NamedTuple):
 
     task: Dataset
     foreign: Dataset | None             # the public data set, if it is another one
+    fingerprints: dict                  # {flag: a line that identifies its data set}
+    images: dict                        # what a network needs: {"shape", "mean", "std", "classes"}
 
 
 class Split(NamedTuple):
@@ -30,11 +33,6 @@ class Split(NamedTuple):
     validation: np.ndarray | None
 
 
-def has_foreign_public(flags):
-    """True if the public images come from another data set than the clients' images."""
-    return flags["public"] is not None and flags["public"] not in HELD_OUT
-
-
 def load_datasets(flags):
     """The `Datasets` of a command.
 
@@ -42,7 +40,7 @@ def load_datasets(flags):
     images are the training images, or the partition needs what the data set does not tell.
     """
     task, foreign = load_dataset(flags["dataset"], flags["data_root"]), None
-    if has_foreign_public(flags):
+    if is_foreign(flags["public"]):
         foreign = load_dataset(flags["public"], flags["data_root"])
         if torch.equal(foreign.train.images, task.train.images):
             raise ValueError(f"--public {flags['public']}: these are the training images "
@@ -59,19 +57,15 @@ def load_datasets(flags):
     if flags["classes"] is not None:
         task = only(task, flags["classes"])
     check_classes(f"--dataset {flags['dataset']}", task, "; --classes can leave labels out")
-    return Datasets(task, foreign)
-
-
-def fingerprints(flags, datasets):
-    """{flag: the fingerprint of its data set}; held-out public images have a name of HELD_OUT."""
-    task, foreign = datasets
-    return {"dataset": fingerprint(task),
-            "public": flags["public"] if foreign is None else fingerprint(foreign)}
-
-
-def num_outputs(flags, datasets):
-    """The networks' number of classes: the task's, and with --joint also the public data set's."""
-    return datasets.task.num_classes + (datasets.foreign.num_classes if flags["joint"] else 0)
+    parts = {"dataset": task} if foreign is None else {"dataset": task, "public": foreign}
+    classes = task.class_names or [str(label) for label in range(task.num_classes)]
+    if flags["joint"]:                                   # the public classes come first
+        classes = [f"public {j}" for j in range(foreign.num_classes)] + classes
+    mean, std = statistics(to_float(task.train.images))
+    images = {"shape": tuple(task.train.images.shape[1:]), "mean": mean.tolist(),
+              "std": std.tolist(), "classes": classes}
+    return Datasets(task, foreign, {flag: fingerprint(part) for flag, part in parts.items()},
+                    images)
 
 
 def split(flags, task, seed):
@@ -105,24 +99,23 @@ def at_most(size, labels, rng):
     return partition.hold_out(labels, size / len(labels), rng)[0]
 
 
-def federation(plan, datasets, seed, device):
-    """The `Federation` of a seed, on `device`, without networks: see `with_networks`.
+def federation(command, datasets, seed, device):
+    """The `Federation` of a seed, on `device`, without networks: see `seen_by`.
 
     All images get the task's shape and are normalized by its training images. Bytes become floats
     here, after the rows are chosen: 1.28 million public images of ImageNet-32 are 4 GB of bytes.
     """
-    flags, (task, foreign) = plan.flags, datasets
+    flags, task, foreign = command.federation, datasets.task, datasets.foreign
     rows = split(flags, task, seed)
-    image_shape = tuple(task.train.images.shape[1:])
-    mean, std = statistics(to_float(task.train.images))
+    mean, std = torch.tensor(datasets.images["mean"]), torch.tensor(datasets.images["std"])
 
     def pick(part, chosen):
         chosen = torch.as_tensor(chosen)
-        images = adapt(to_float(part.images[chosen]), image_shape)
+        images = adapt(to_float(part.images[chosen]), datasets.images["shape"])
         labels = None if part.labels is None else part.labels[chosen].to(device)
         return Data(normalize(images, mean, std).to(device), labels)
 
-    num_classes = num_outputs(flags, datasets)
+    num_classes = len(datasets.images["classes"])
     first_label = num_classes - task.num_classes         # of the task; public classes come first
     train, test = (part._replace(labels=part.labels + first_label) for part in task[:2])
     test_rows = at_most(flags["test_size"], test.labels.numpy(), stream(seed, "test_size"))
@@ -146,37 +139,34 @@ def federation(plan, datasets, seed, device):
         num_classes=num_classes, client_model=None, architecture=[], seed=seed, device=device,
         public=public, public_test=public_test,
         validation=None if rows.validation is None else pick(train, rows.validation),
-        augment=crop_and_flip if flags["augment"] else None,
-        amp=plan.environment["amp"], threads=plan.environment["threads"])
+        augment=crop_and_flip if flags["augment"] else None, amp=flags["amp"])
 
 
-def with_networks(fed, model, server_model):
-    """The federation with these networks.
+def seen_by(method, fed, flags):
+    """The federation as a method sees it: with its networks, its threads and its public data.
 
-    model           names of the clients' networks: client i has number i mod their number
-    server_model    the name of the server's
+    Client i has network i mod the number of names in --model.
     """
-    image_shape = tuple(fed.private[0].images.shape[1:])
-    architecture = [model[i % len(model)] for i in range(len(fed.private))]
+    image_shape, names = tuple(fed.test.images.shape[1:]), method.networks["model"]
+    architecture = [names[i % len(names)] for i in range(len(fed.private))]
 
     def new(name, key, init):
         with seeded(fed.seed, key, init):
             return models.build(name, image_shape, fed.num_classes).to(fed.device)
 
-    return dataclasses.replace(
-        fed, architecture=architecture,
-        client_model=lambda i, init=0: new(architecture[i], "init", init),
-        server_model=lambda init=0: new(server_model, "server init", init))
+    def client_model(i, init=0):
+        return new(architecture[i], "init", init)
 
+    def server_model(init=0):
+        return new(method.networks["server_model"], "server init", init)
 
-def seen_by(run, fed, flags):
-    """The federation as the algorithm of a run sees it: with its networks and its public data."""
-    fed = with_networks(fed, **run.networks)
-    if flags["joint"] and run.algorithm.public != "joint":
-        fed = dataclasses.replace(fed, public_test=None)  # its labels are of classes not learned
-    if run.algorithm.server == "none":
-        fed = dataclasses.replace(fed, server_model=None)
-    return restrict_public(fed, run.algorithm.public)
+    # With --joint the labels of the public test images are of classes that others do not learn.
+    unseen = flags["joint"] and method.algorithm.public != "joint"
+    fed = dataclasses.replace(
+        fed, client_model=client_model, architecture=architecture, threads=method.threads,
+        server_model=None if method.algorithm.server == "none" else server_model,
+        public_test=None if unseen else fed.public_test)
+    return restrict_public(fed, method.algorithm.public)
 
 
 def attack(fed, flags):
@@ -187,18 +177,17 @@ def attack(fed, flags):
                                     flags["attackers"], flags["attack_scale"], flags["attack_z"])}
 
 
-def check(plan, datasets, runs, device):
+def check(command, datasets, device):
     """Raises ValueError if a partition, a network or an algorithm does not fit the data.
 
     Federations are alike for all seeds: for the algorithms one will do.
     """
-    image_shape = tuple(datasets.task.train.images.shape[1:])
     with seeded(0, "can the networks take such images"):
-        for name in dict.fromkeys(name for own in plan.networks.values() for name in own["model"]):
-            models.build(name, image_shape, num_outputs(plan.flags, datasets))
-    for seed in plan.seeds[1:]:
-        split(plan.flags, datasets.task, seed)
-    fed = federation(plan, datasets, plan.seeds[0], device)
-    for run in runs[:len(plan.algorithms)]:
-        own = seen_by(run, fed, plan.flags)
-        run.algorithm.check(own, **run.settings)
+        for name in dict.fromkeys(name for method in command.methods
+                                  for name in method.networks["model"]):
+            models.build(name, datasets.images["shape"], len(datasets.images["classes"]))
+    for seed in command.seeds[1:]:
+        split(command.federation, datasets.task, seed)
+    fed = federation(command, datasets, command.seeds[0], device)
+    for method in command.methods:
+        method.algorithm.check(seen_by(method, fed, command.federation), **method.settings)

@@ -7,16 +7,15 @@
     python -m experiment.plot runs/a --out curves.png --x MB   accuracy by MB (needs matplotlib)
     python -m experiment.plot runs/a --out curves.csv.gz       all metrics; the file is a RUN, too
 
-A RUN is a folder that --out of fedkd_minimal.py made, or a folder above it. The runs of one
-algorithm in a folder, FOLDER/ALGO-seedN, FOLDER/SEED or FOLDER/SEED/ALGO-seedN, have one label:
-FOLDER, or FOLDER/ALGO if it has several algorithms, without the folders that all labels share.
+A RUN is a folder that --out of fedkd_minimal.py made, or a folder above it. The runs
+DIR/ALGO-seedN have the label ALGO. Where several folders DIR hold runs, it is DIR/ALGO, or DIR if
+that holds no other.
 """
 import argparse
 import csv
 import gzip
 import io
 import json
-import os
 import signal
 from math import inf, sqrt
 from pathlib import Path
@@ -24,7 +23,7 @@ from statistics import mean, stdev
 
 # `curves` are {label: [the run of each seed]}. A run is {HEAD..., "rows", "rounds"}: a row has the
 # metrics of a round, the first of round 0, and MB, the payload up and down so far.
-HEAD = ("algo", "seed", "scores", "settings", "environment")
+HEAD = ("algo", "seed", "scores", "settings", "data", "environment")
 AXES = {"round": "round", "MB": "MB up and down, summed"}
 SHARES = ("disagreement", "pool", "nobody_right",      # of 1, as accuracies are
           "self_training", "self_distillation", "ensemble_distillation")
@@ -41,35 +40,36 @@ def half_width(values):
     return T[min(n - 1, len(T)) - 1] * stdev(values) / sqrt(n) if n > 1 else None
 
 
+# --------------------------------------------------------------------------------------- the runs
+
 def read_run(path):
-    """[(folder, without SEED and ALGO-seedN, run)] of a metrics.jsonl of fedkd_minimal.py --out."""
-    folder = path.parent.resolve()
+    """[(folder, run)] of a metrics.jsonl of fedkd_minimal.py --out."""
+    folder = path.parent.absolute()
     config = json.loads((folder / "config.json").read_text())
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    [algo], [seed] = config["algo"], config["seeds"]
-    settings = config["flags"] | config["networks"][algo] | config["settings"][algo]
-    settings |= {name: Path(settings[name]).name         # without the folders of this machine
-                 for name in ("dataset", "public", "data_root") if settings.get(name)}
-    num_bytes = 0
+    settings = config["data"] | config["training"] | config["networks"] | config["hyperparameters"]
+    rows, num_bytes = [json.loads(line) for line in path.read_text().splitlines()], 0
     for row in rows:
         num_bytes += row.get("bytes_up", 0) + row.get("bytes_down", 0)
         row["MB"] = num_bytes / 2**20
-    for name in (f"{algo.replace(':', '-')}-seed{seed}", str(seed)):
-        folder = folder.parent if folder.name == name else folder
-    return [(folder, {"algo": algo, "seed": seed, "scores": config["scores"][algo],
-                      "settings": settings, "environment": config["environment"], "rows": rows})]
+    # A data set is known by its fingerprint, not by the folders of this machine.
+    data = {name: x for name, x in {**config["data"], **config["fingerprints"]}.items()
+            if name != "data_root"}
+    settings |= {name: Path(settings[name]).name for name in ("dataset", "public", "data_root")
+                 if settings[name]}
+    return [(folder, {"settings": settings, "data": data, "rows": rows, **{
+        name: config[name] for name in ("algo", "seed", "scores", "environment")}})]
 
 
 def read_csv(path):
-    """[(label as a relative path, run)] of a file that `write_csv` made."""
+    """[(label, run)] of a file that `write_csv` made; the older ones do not know the data."""
     data = path.read_bytes()
     first, *lines = (gzip.decompress(data) if path.suffix == ".gz" else data).decode().splitlines()
-    runs = {(label, run["seed"]): run | {"rows": []}
+    runs = {(label, run["seed"]): {"data": {}, **run, "rows": []}
             for label, run in json.loads(first.removeprefix("# "))}
     for row in csv.DictReader(lines):
         run = runs[row.pop("label"), int(row.pop("seed"))]
         run["rows"].append({key: json.loads(text) for key, text in row.items() if text})
-    return [(Path(label), run) for (label, _), run in runs.items()]
+    return [(label, run) for (label, _), run in runs.items()]
 
 
 def write_csv(curves, path):
@@ -91,7 +91,7 @@ def read_runs(paths, rounds=inf):
     """{label: [the run of each seed]} of folders and files, without the rounds after `rounds`.
 
     Raises ValueError if a folder has no run, a run is damaged, or the runs of a label are not those
-    of one method with different seeds.
+    of one method with different seeds on the same data.
     """
     found = []                                           # [(folder, or label of a file, run)]
     for path in paths:
@@ -103,31 +103,49 @@ def read_runs(paths, rounds=inf):
             try:
                 found += read_csv(file) if file.suffix in (".csv", ".gz") else read_run(file)
             except (OSError, EOFError, LookupError, TypeError, ValueError) as error:
-                raise ValueError(f"{file} is damaged, or --out did not make it ({error}); "
-                                 "fedkd_minimal.py --resume may repair a run") from None
-    several = [place for place, _ in {(place, run["algo"]) for place, run in found}]
-    names = [place / run["algo"] if several.count(place) > 1 else place for place, run in found]
-    above = os.path.commonpath([name.parent for name in names if name.is_absolute()] or "/")
+                raise ValueError(f"{file} is damaged, or --out did not make it ({error})") from None
+    inside = {}                                          # {DIR: the labels of its runs}
+    for place, run in found:
+        if isinstance(place, Path):
+            inside.setdefault(place.parent, set()).add(label_in(place, run))
     curves = {}
-    for name, (_, run) in zip(names, found):
+    for place, run in found:
         run["rows"] = [row for row in run["rows"] if row["round"] <= rounds]
         run["rounds"] = len(run["rows"]) - 1
-        label = str(name.relative_to(above) if name.is_absolute() else name)
+        label = place
+        if isinstance(place, Path):
+            label = label_in(place, run)
+            if len(inside) > 1:
+                alone = len(inside[place.parent]) == 1
+                label = place.parent.name if alone else f"{place.parent.name}/{label}"
         curves.setdefault(label, []).append(run)
     for label, runs in curves.items():
         runs.sort(key=lambda run: run["seed"])
         seeds = [run["seed"] for run in runs]
         if len({*seeds}) < len(seeds):
-            raise ValueError(f"{label} has two runs with one seed, {seeds}; name them separately")
-        methods = [run["settings"] | {"algo": run["algo"], "rounds": run["rounds"]}
-                   for run in runs]
-        for name in sorted({name for method in methods for name in method}):
-            values = {str(method.get(name)) for method in methods}
-            if len(values) > 1:
-                raise ValueError(f"{label}: not all seeds have the same {name}: {sorted(values)}; "
-                                 "name folders separately, or compare after the same --rounds")
+            raise ValueError(f"{label} has two runs with one seed, {seeds}")
+        all_settings = [run["settings"] | run["data"] | {"algo": run["algo"], "rounds":
+                                                         run["rounds"]} for run in runs]
+        refuse_different(label, all_settings, "compare after the same --rounds, or name folders "
+                         "separately")
     return curves
 
+
+def label_in(folder, run):
+    """The word of --algo in the name of the run's folder; its own name if it was renamed."""
+    name = folder.name.removesuffix(f"-seed{run['seed']}")
+    return run["algo"] if name == run["algo"].replace(":", "-") else name
+
+
+def refuse_different(what, several, advice):
+    """Raises ValueError if these {name: value} are not all the same."""
+    for name in sorted({name for settings in several for name in settings}):
+        values = {str(settings.get(name)) for settings in several}
+        if len(values) > 1:
+            raise ValueError(f"{what}: not all have the same {name}: {sorted(values)}; {advice}")
+
+
+# ------------------------------------------------------------------------------------ the metrics
 
 def is_share(key):
     return "accuracy" in key or key in SHARES
@@ -157,6 +175,15 @@ def series(run, key):
     return [(row, row[key]) for row in run["rows"] if row.get(key) is not None]
 
 
+def values_of(runs, key, measure):
+    """{seed: measure([the metric by round])}, in percent if it is a share."""
+    scale = 100 if is_share(key) else 1
+    return {run["seed"]: scale * measure([value for _, value in found])
+            for run in runs if (found := series(run, key))}
+
+
+# -------------------------------------------------------------------------- the picture, the tables
+
 def curve(runs, key, axis, last=1):
     """[(x, mean, half width or None)] of each round with the metric.
 
@@ -172,30 +199,23 @@ def curve(runs, key, axis, last=1):
     return [(mean(x), mean(values), half_width(values)) for x, values in points]
 
 
-def draw(curves, keys, axis, last, path, names=None):
-    """Writes a picture of each metric of each label: means and bands of their 95% intervals.
-
-    names    of the lines; by default the labels, and whose accuracy it is if that differs
-    """
-    lines = [(label, key) for key in keys for label, runs in curves.items()
-             if any(series(run, key) for run in runs)]
-    owners = [whose(curves[label], key) for label, key in lines]
-    same = len({*owners}) == 1
-    names = names or [label if same else f"{label}: {owner}"
-                      for (label, _), owner in zip(lines, owners)]
-    if len(names) != len(lines):
-        raise ValueError(f"--names has {len(names)} names for these {len(lines)} lines: {lines}")
+def draw(curves, keys, axis, last, path):
+    """Writes a picture of each metric of each label: means and bands of their 95% intervals."""
     import numpy as np
     from matplotlib import rc_context
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+    lines = [(label, key) for key in keys for label, runs in curves.items()
+             if any(series(run, key) for run in runs)]
+    owners = [whose(curves[label], key) for label, key in lines]
+    same = len({*owners}) == 1
     figure = Figure(figsize=(9, 4.5), dpi=150, layout="constrained")
     ax = figure.subplots()
-    for i, (name, (label, key)) in enumerate(zip(names, lines)):
+    for i, ((label, key), owner) in enumerate(zip(lines, owners)):
         x, middle, width = np.array(curve(curves[label], key, axis, last), float).T
         color, style = COLORS[i % len(COLORS)], "-" if i < len(COLORS) else "--"
-        ax.plot(x, middle, style, color=color, label=name)
+        ax.plot(x, middle, style, color=color, label=label if same else f"{label}: {owner}")
         ax.fill_between(x, middle - width, middle + width, color=color, alpha=0.15, linewidth=0)
     seeds = max(map(len, curves.values()))
     described = ["accuracy"] * all("accuracy" in key for key in keys) + owners[:1] * same
@@ -213,13 +233,6 @@ def draw(curves, keys, axis, last, path, names=None):
         figure.savefig(path, metadata={"Date": None})
 
 
-def values_of(runs, key, measure):
-    """{seed: measure([the metric by round])}, in percent if it is a share."""
-    scale = 100 if is_share(key) else 1
-    return {run["seed"]: scale * measure([value for _, value in found])
-            for run in runs if (found := series(run, key))}
-
-
 def interval_text(values, form):
     """"MEAN +- HALF WIDTH"; the mean alone of one value, a dash of none."""
     text = f"{mean(values):{form}}" if values else "-"
@@ -235,7 +248,6 @@ def print_table(curves, key, name, measure, bases):
     """
     owned, form = "accuracy" in key, ".2f" if is_share(key) else ".6g"
     values = {label: values_of(runs, key, measure) for label, runs in curves.items()}
-    ends = {label: str(runs[0]["rounds"]) for label, runs in curves.items()}
     columns = {f"{name} {key}" + ", %" * is_share(key): [*curves]}
     if owned:
         columns["accuracy of"] = [whose(curves[label], key) if own else "-"
@@ -247,38 +259,33 @@ def print_table(curves, key, name, measure, bases):
         cells = []
         for label, own in values.items():
             points = [own[seed] - theirs[seed] for seed in own if seed in theirs]
-            marks = "*" * (whose(curves[label], key) != owner) + "#" * (ends[label] != ends[base])
-            text = interval_text(points, "+" + form) + marks * bool(points)
-            cells.append("reference" if (label, key) == (base, other) else text)
+            is_base = (label, key) == (base, other)
+            cells.append("reference" if is_base else interval_text(points, "+" + form))
         columns[f"minus {base} {other}" + f" ({owner})" * owned] = cells
-    columns["last round"] = [*ends.values()]
+    columns["last round"] = [str(runs[0]["rounds"]) for runs in curves.values()]
     for seed in sorted({seed for own in values.values() for seed in own}):
         columns[f"seed {seed}"] = [f"{own[seed]:{form}}" if seed in own else "-"
                                    for own in values.values()]
     table = [[*columns], *zip(*columns.values())]
     widths = [max(map(len, column)) for column in zip(*table)]
-    to_the_left = 1 + owned                              # so many columns
+    sides = [str.ljust] * (1 + owned) + [str.rjust] * len(widths)
     print()
     for row in table:
-        cells = [cell.ljust(width) if i < to_the_left else cell.rjust(width)
-                 for i, (cell, width) in enumerate(zip(row, widths))]
-        print(*cells, sep="  ")
+        print(*(side(cell, width) for side, cell, width in zip(sides, row, widths)), sep="  ")
 
 
 def print_tables(curves, keys, bases, last):
     """Prints the settings that all runs share, each label's others, and the tables."""
-    texts = [(label, [f"{name}={','.join(map(str, x)) if isinstance(x, list) else x}"
-                      for part in ({"algo": run["algo"]}, run["settings"], run["environment"])
-                      for name, x in part.items()])
-             for label, runs in curves.items() for run in runs]
-    shared = [text for text in texts[0][1] if all(text in own for _, own in texts)]
+    texts = {label: {f"{name}={','.join(map(str, x)) if isinstance(x, list) else x}": None
+                     for run in runs
+                     for name, x in {"algo": run["algo"], **run["settings"],
+                                     **run["environment"]}.items()}
+             for label, runs in curves.items()}
+    shared = [text for text in [*texts.values()][0] if all(text in own for own in texts.values())]
     print("settings:", *shared)
-    for label in curves:                                 # a name twice: seeds have different values
-        own = dict.fromkeys(text for name, own in texts if name == label for text in own)
+    for label, own in texts.items():                     # a name twice: seeds have different values
         print(f"{label}:", *(text for text in own if text not in shared))
-    print("\nminus ...: the mean difference, paired by seed; +- half of its 95% interval\n"
-          "*: not an accuracy of the same models on the same half of the test images\n"
-          "#: the two end in different rounds")
+    print("\nminus ...: the mean difference, paired by seed; +- half of its 95% interval")
     measures = [(f"mean of {last} rounds", lambda values: mean(values[-last:])),
                 ("final", lambda values: values[-1]), ("best", max)]
     for name, measure in measures if last > 1 else measures[1:]:
@@ -297,7 +304,8 @@ def main(argv=None):
     parser.add_argument("--last", type=int, default=1, help="also average the last LAST rounds")
     parser.add_argument("--out", type=Path, help="a .png, .svg, .csv or .csv.gz, and no tables")
     parser.add_argument("--x", choices=AXES, default="round", help="x axis of a picture")
-    parser.add_argument("--names", nargs="+", metavar="NAME", help="names of a picture's lines")
+    parser.add_argument("--any-data", action="store_true",
+                        help="labels may differ in their images and clients")
     parser.error = lambda message: parser.exit(2, f"plot: error: {message}\n")    # one line
     args = parser.parse_args(argv)
     keys = args.key.split(",")
@@ -316,8 +324,12 @@ def main(argv=None):
                 raise ValueError(f"--last {args.last}: {label} has {runs[0]['rounds']} rounds")
         if args.out and ".csv" in args.out.suffixes:
             write_csv(curves, args.out)
-        elif args.out:
-            draw(curves, keys, args.x, args.last, args.out, args.names)
+            return
+        if not args.any_data:
+            every = [run["data"] for runs in curves.values() for run in runs if run["data"]]
+            refuse_different(", ".join(curves), every, "--any-data compares them")
+        if args.out:
+            draw(curves, keys, args.x, args.last, args.out)
         else:
             print_tables(curves, keys, bases, args.last)
     except (ImportError, OSError, ValueError) as error:

@@ -13,29 +13,26 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException, start_processes
 
+from federation.parallel import count_active
+
 MOST = 8                             # processes that a program starts by itself
 NEVER = timedelta(days=365)          # processes wait for one another while the server trains
 
 
-def rank():
-    """The number of this process; 0 if there is one."""
-    return int(os.environ.get("RANK", 0))
-
-
-def count():
-    """The number of processes."""
-    return int(os.environ.get("WORLD_SIZE", 1))
+def is_first():
+    """True in the process that prints and writes: the only one, or the first of several."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def say(text):
     """Prints a text at once. Only the first process prints."""
-    if rank() == 0:
+    if is_first():
         print(text, flush=True)
 
 
 def fail(message, status=2):
     """Ends the program with this exit status after one line on standard error."""
-    if rank() == 0:
+    if is_first():
         print("fedkd_minimal.py: error:", *str(message).split(), file=sys.stderr)
     raise SystemExit(status)
 
@@ -50,7 +47,7 @@ def bad_input_is_refused():
 
 
 @contextlib.contextmanager
-def stops_are_told(advice):
+def stops_are_told(advice=""):
     """Ctrl-C in this block, or a write that fails, ends the program: one line with the advice."""
     try:
         yield
@@ -60,8 +57,6 @@ def stops_are_told(advice):
     except OSError as error:                                 # a full disk, for example
         fail(f"{error}{advice}", 1)
 
-
-# --------------------------------------------------------------------------------- the own program
 
 def end_with(main, argv):
     """Calls main(argv) as this process's own program, and ends the process with its exit status.
@@ -73,7 +68,7 @@ def end_with(main, argv):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     status = 0
     try:
-        with stops_are_told(""):
+        with stops_are_told():
             main(argv, is_program=True)
     except SystemExit as stop:
         status = stop.code or 0
@@ -88,7 +83,8 @@ def end_with(main, argv):
 def one_thread():
     """A process has one thread, except while the server trains (`run_students` in parallel.py).
 
-    So no number depends on how many processes there are.
+    So no number depends on how many processes there are; and a fork is safe, as long as torch has
+    not used a second thread.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -111,8 +107,7 @@ def device_of(name, is_program):
         torch.ones(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(f"device {name!r} cannot be used ({reason}): choose another with "
-                         "--device, such as --device cpu") from None
+        raise ValueError(f"--device {name} cannot be used ({reason})") from None
     if device.type == "cuda" and is_program:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
@@ -124,25 +119,29 @@ def cpu_has_bfloat16():
     return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
-# ------------------------------------------------------------------------------ several processes
-
 def num_cores():
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
-def how_many(asked, device, num_clients, is_program):
-    """The number of processes: torchrun's, or `asked` of --processes, or one for each core.
+# ------------------------------------------------------------------------------ several processes
+
+def how_many(command, device, is_program):
+    """The number of processes to start: --processes, or one for each core where a fork is safe.
 
     By default at most MOST, and at most one for each client of a round; one in another's process.
     Raises ValueError where a fork is not safe: not on Linux, on a GPU, in a process of torchrun.
     """
-    can_fork = sys.platform == "linux" and device == "cpu" and "WORLD_SIZE" not in os.environ
-    if asked is None:
-        return min(num_cores(), num_clients, MOST) if is_program and can_fork else count()
-    if asked > count() and not can_fork:
+    can_fork = sys.platform == "linux" and device.type == "cpu" and "WORLD_SIZE" not in os.environ
+    asked = command.program["processes"]
+    if asked is None and is_program and can_fork:
+        most_clients = max(count_active(command.federation["clients"],
+                                        method.settings.get("participation", 1.0))
+                           for method in command.methods)
+        return min(num_cores(), most_clients, MOST)
+    if (asked or 1) > 1 and not can_fork:
         raise ValueError("--processes needs Linux, a CPU, and a start without torchrun")
-    return max(asked, count())
+    return asked or 1
 
 
 def start(work, num_processes, advice):
@@ -155,8 +154,8 @@ def start(work, num_processes, advice):
     """
     torch.optim.SGD([torch.zeros(1)], lr=1.0)    # imports for 2 seconds, which are no round's
     with stops_are_told(advice), tempfile.TemporaryDirectory() as folder:
-        if num_processes <= count():
-            if count() > 1 and not dist.is_initialized():
+        if num_processes == 1:
+            if "WORLD_SIZE" in os.environ and not dist.is_initialized():
                 dist.init_process_group("gloo", timeout=NEVER)
             return work()
         logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)

@@ -1,5 +1,5 @@
 # Sourced by each script here. A script measures one claim: every method with the same seeds, one
-# folder runs/CLAIM/METHOD/SEED each. Started again, it goes on where it was cut.
+# folder runs/CLAIM/METHOD/ALGO-seedN each. Started again, it goes on where it was cut.
 # Each seed draws its own images, so that the intervals cover their choice: of all of CIFAR-10's
 # 50,000 training images, in a file made once for all scripts by
 #     python benchmarks/cifar10_npz.py downloads cifar10.npz --test-per-class 200
@@ -19,15 +19,9 @@ claim=${CLAIM:-$(basename "$0" .sh)}
 run() {     # run METHOD ALGORITHM FLAG ...
     local seeds="10 11 12 13 14"
     if [[ " ${headline:-} " = *" $1 "* ]]; then seeds+=" 15 16 17 18 19"; fi
-    for seed in ${SEEDS:-$seeds}; do
-        local out="runs/$claim/$1/$seed"
-        if [ -e "$out/config.json" ]; then
-            python fedkd_minimal.py --resume "$out"
-        else
-            python fedkd_minimal.py --algo "$2" --seeds "$seed" --threads 1 "${@:3}" \
-                ${EXTRA:-} --out "$out"
-        fi
-    done
+    seeds=${SEEDS:-$seeds}
+    python fedkd_minimal.py --algo "$2" --seeds "${seeds// /,}" --threads 1 "${@:3}" ${EXTRA:-} \
+        --out "runs/$claim/$1"
 }
 
 # What tables.sh writes above the figures: by which commit and command they were measured.

@@ -19,14 +19,14 @@ folders() { # folders METHOD ...: of CLAIM's runs those that are there
 }
 table() {   # table KEYS METHOD ...: the first method is the reference; after so many $rounds
     if [ -z "$(folders "$2")" ]; then return; fi
-    python -m experiment.plot --key "$1" --base "${base:-$2}" --last "${last:-5}" \
+    python -m experiment.plot --any-data --key "$1" --base "${base:-$2}" --last "${last:-5}" \
         ${rounds:+--rounds $rounds} $(folders "${@:2}")
     echo
 }
-picture() { # picture NAME KEYS METHOD ...: $names at the lines
+picture() { # picture NAME KEYS METHOD ...
     if [ -z "${CLAIM:-}" ]; then
-        python -m experiment.plot --key "$2" --last "${smooth:-1}" \
-            --out "docs/pictures/$1.svg" $(folders "${@:3}") --names "${names[@]}"
+        python -m experiment.plot --any-data --key "$2" --last "${smooth:-1}" \
+            --out "docs/pictures/$1.svg" $(folders "${@:3}")
     fi
 }
 both=accuracy,ensemble_accuracy
@@ -53,7 +53,6 @@ for claim in ${*:-$claims}; do
             table $both none-R4 R1 R4
             table $both R1 R4
         done
-        names=(FedAvg "FedSDD, R = 4" "its ensemble")
         smooth=5 picture fedsdd-hetero $both fedavg R4 ;;
     fedsdd-all)
         for kind in "" -digits; do
@@ -87,7 +86,6 @@ for claim in ${*:-$claims}; do
             table accuracy {fedmd,pooled}-$split
             table "$each" {alone,fedmd}-$split
         done
-        names=("alone, iid" "alone, by writer" "FedMD, iid" "FedMD, by writer")
         picture fedmd client_accuracy_distilled {alone,fedmd}-{iid,writer} ;;
     fedmd-pooled)
         keys=client_accuracy_private,client_accuracy_distilled
@@ -107,11 +105,8 @@ for claim in ${*:-$claims}; do
         for split in "" -networks; do table $keys {fedgems-0.75,fedmd,dsfl,cronus}$split; done
         table $comu fedgems-0.75 fedmd cronus dsfl fedgem-0.75
         table $comu {fedgems-0.75,fedmd,cronus,dsfl}-networks
-        names=("labels alone, iid" "FedGEM, iid" "FedGEM, alpha 0.1" "FedGEMS, iid")
-        names+=("FedGEMS, alpha 0.1")
         picture fedgems server_accuracy control fedgem{,s}-0.1{,-hetero}
         cases=self_training,self_distillation,ensemble_distillation,nobody_right
-        names=(self-training self-distillation "ensemble distillation" "nobody right")
         picture fedgems_cases $cases fedgems-0.75 ;;
     fedgems-augmented)
         keys=server_accuracy,client_accuracy_distilled,client_accuracy_private
@@ -128,7 +123,6 @@ for claim in ${*:-$claims}; do
         keys=server_accuracy,$keys
         for algo in dsfl fedgem fedgems; do table $keys $algo-{none,paf,lie,ofom}; done
         for algo in fedgem fedgems; do table $keys $algo-0.1-{none,paf}; done
-        names=(FedMD "FedMD, PAF" FedGEM "FedGEM, PAF" "FedGEMS, PAF")
         picture attacks client_accuracy_distilled fedmd-{none,paf} fedgem-0.1-{none,paf} \
             fedgems-0.1-paf ;;
     fedgkt)
@@ -137,7 +131,6 @@ for claim in ${*:-$claims}; do
         table $keys none to-edge both none-own
         table $keys to-edge ordered both
         table $keys ordered async-work async-time
-        names=(FedAvg FedGKT None "None, own weights" centralized)
         picture fedgkt accuracy fedavg to-edge none none-own centralized ;;
     fedgkt-noniid)
         keys=accuracy,edge_accuracy
@@ -146,7 +139,6 @@ for claim in ${*:-$claims}; do
         table $keys {fedavg,to-edge,still}-skewed
         table $keys {to-edge,still}-skewed
         table $keys to-edge still
-        names=(FedAvg FedGKT "Algorithm 1's order" "extractors at rest")
         picture fedgkt-noniid accuracy {fedavg,to-edge,ordered,still}-noniid ;;
     fedgen)
         last=20

@@ -13,8 +13,6 @@ row() {     # row FLAG ...
     local out="${OUT:-runs/papers}/$(basename "$0" .sh)/$item/$((++rows))"
     if [ "$mode" != --run ]; then
         echo "python fedkd_minimal.py $*"
-    elif [ -e "$out/config.json" ]; then
-        python fedkd_minimal.py --resume "$out"
     else
         python fedkd_minimal.py "$@" $flags --out "$out"
     fi
