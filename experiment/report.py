@@ -57,7 +57,8 @@ def describe(command, datasets, num_processes):
         z = found["attack_z"]
         z = lie_z(found["clients"], found["attackers"]) if z is None else z
         strength = f"z {z:.3f}" if found["attack"] == "lie" else f"scale {found['attack_scale']:g}"
-        notes.append(f"attack: {found['attack']} by {found['attackers']} clients, {strength}")
+        notes.append(f"{found['attack']} by {found['attackers']} of {found['clients']} clients, "
+                     + strength)
     notes += [name for name in ("augment", "amp") if found[name]]
     say(f"seed {command.seeds[0]}: {'; '.join(notes)}")
     for method in command.methods:

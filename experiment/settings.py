@@ -138,13 +138,17 @@ def read(argv, about=""):
     labels = vars(first.parse_known_args(argv)[0]).get("algo", [])
     algorithms = {label: algorithm_of(label) for label in labels}
     parser = parser_of([*dict.fromkeys(algorithms.values())], about)
-    given = vars(parser.parse_args(argv))
+    found, unknown = parser.parse_known_args(argv)
+    given = vars(found)
     if given.get("list"):
         say(inventory())
         raise SystemExit(0)
-    program = {flag.name: flag.default for flag in PROGRAM} | given
     if not labels:
         raise ValueError(f"--algo is missing; there are {', '.join(ALGORITHMS)}")
+    if unknown:
+        raise ValueError(f"unknown {' '.join(unknown)}; --algo {','.join(labels)} --help lists the "
+                         "flags")
+    program = {flag.name: flag.default for flag in PROGRAM} | given
     for name in ("algo", "seeds"):
         if len({*program[name]}) < len(program[name]):
             raise ValueError(f"--{name} has a word twice")
@@ -341,9 +345,10 @@ def check(command, given):
             if name not in models.NETWORKS:
                 raise ValueError(f"unknown network {name!r}; there are "
                                  f"{', '.join(models.NETWORKS)}")
-        if algorithm.public != "none" and public is None:
+        if (algorithm.public != "none" and "public" not in given
+                and public not in (*HELD_OUT, *DATASETS)):
             raise ValueError(f"{method.label} needs public images for {federation['dataset']}: "
-                             "--public NAME or PATH")
+                             f"--public NAME or PATH (the paper's: {public or 'none'})")
         if is_foreign(public) and algorithm.public not in served:
             raise ValueError(f"{method.label}: the public images need labels of the task: "
                              f"--public half or fifth, not {public}")

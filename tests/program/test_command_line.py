@@ -5,9 +5,10 @@ import io
 import itertools
 import json
 import os
-import shutil
+import re
 import signal
 import statistics
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,22 +20,14 @@ import models
 from algorithms import ALGORITHMS, fedavg, fedsdd
 from algorithms.hyperparameters import HYPERPARAMETERS
 from data.load import DATASETS
-from experiment.flags import (
-    COMMON_FLAGS,
-    build_parser,
-    flag_name,
-    hyperparameter_help,
-    value_text,
-    who,
-)
-from experiment.flags import given as given_flags
-from experiment.plan import plan_of
 from experiment.presets import PAPER
-from experiment.report import megabytes, metric_text
+from experiment.report import megabytes, metric_text, seconds_left
+from experiment.settings import DATA, PROGRAM, TRAINING, parser_of, read, text_of
 from federation import stream
 from fedkd_minimal import main
 from partition import PARTITIONS
 
+FLAGS = {flag.name: flag for flag in DATA + TRAINING + PROGRAM}
 TINY = "--model mlp --clients 4 --partition iid --threads 1".split()
 SHORT = "--rounds 2 --local-epochs 1 --batch-size 16 --participation 1".split()
 SHORT_SDD = [*SHORT, *"--K 2 --distill-steps 2 --server-batch-size 16".split()]
@@ -42,8 +35,13 @@ LOGITS = [*TINY, *"--server-model mlp --public half --local-epochs 1 --batch-siz
 
 
 def configured(command):
-    """What the plan of a command has: "flags", "settings", ..."""
-    return vars(plan_of(command.split()))
+    """(the federation's settings, {label: `Method`}) of a command."""
+    found = read(command.split())
+    return found.federation, {method.label: method for method in found.methods}
+
+
+def flag_name(name):
+    return "--" + name.replace("_", "-")
 
 
 def hyperparameters(algo):
@@ -72,44 +70,39 @@ def finished(npz, tmp_path_factory):
 
 
 REFUSED = """
---seeds 0 --rounds 3                  | --algo is missing | fedsdd
+--seeds 0 --rounds 3                  | --algo | fedsdd
 --algo fedsd                          | fedsd | fedavg
---algo fedavg,fedavg                  | twice
---algo fedavg --R 3                   | --R (of fedsdd, fedsdd-ablations); fedavg has --rounds
---algo fedavg --local-steps 5 --local-epochs 2 | --local-epochs and --local-steps exclude
---algo fedavg --round 3               | unknown flag --round | fedavg has
---algo fedsdd --secure-sum            | unknown flag --secure-sum (of fedsdd-ablations)
---algo fedsdd TINY --K 3              | fedsdd: K = 3 | 2 | participation
+--algo fedavg,fedavg                  | --algo
+--algo fedavg --R 3                   | --R
+--algo fedsdd:seeds=3                 | fedsdd:seeds=3
+--algo fedsdd:R=x                     | --R
+--algo fedsdd TINY --K 3              | K = 3 | participation
 --algo feddf --temperature none       | --temperature | none
 --algo fedavg --model resnet21        | resnet21 | resnet20
---algo fedavg,fedsdd --model cnn,mlp  | fedavg: every client needs the same network, not cnn, mlp
+--algo fedavg,fedsdd --model cnn,mlp  | fedavg | cnn, mlp
 --algo fedgem --server-model fedmd_cifar9 | fedmd_cifar9
 --algo fedavg --device abacus         | abacus
 --algo fedavg --device meta           | meta
---algo fedavg --seeds 0,0             | --seeds | twice
+--algo fedavg --seeds 0,0             | --seeds
 --algo fedavg --partition few_per_class --per-class 100 | 600 samples | 2000 | per_class 100
 --algo fedsdd --public nowhere        | nowhere
 --algo fedgems --paper fedgems        | --paper | fedgems-homogeneous
 --algo scaffold --paper fedgkt        | fedgkt | scaffold | fedavg
---algo fedsdd --paper fedsdd --dataset cifar100 | cifar100: --public NAME or PATH | has ImageNet-32
+--algo fedsdd --paper fedsdd --dataset cifar100 | ImageNet-32
 --algo fedavg,feddf --paper feddf TINY | feddf | --public NAME or PATH
---algo fedavg,split-learning --lr-patience 3 | --lr-patience | split-learning keeps
---algo split-learning --paper fedgkt --lr-patience 3 | --lr-patience | split-learning keeps
---algo fedgems --public glyphs-letters | fedgems | labels of the task | --public half
---algo fedmd,fedgems --public glyphs-letters | fedgems: | labels of the task
---algo fedgems --public glyphs-letters --joint | fedgems: | labels of the task
---algo fedmd --public half --joint    | --joint | foreign
---algo fedmd --no-joint               | fedmd | labels of the task
---algo fedgems --attack paf --attackers 20 | attackers is 20 | from 1 to 19
---algo fedgems --attack-z 1.5         | --attack-z | without --attack lie
---algo fedgems --attack paf --attack-z 1 | --attack-z | without --attack lie
---algo fedgems --attack lie --attack-scale 2 | --attack-scale | without --attack paf or ofom
+--algo fedavg,split-learning --lr-patience 3 | --lr-patience | split-learning
+--algo fedgems --public glyphs-letters | fedgems | --public half
+--algo fedmd,fedgems --public glyphs-letters | fedgems
+--algo fedgems --public glyphs-letters --joint | fedgems
+--algo fedmd --public half --joint    | --joint
+--algo fedmd --no-joint               | fedmd
+--algo fedgems --attack paf --attackers 20 | attackers is 20 | 19
 --algo fedgems,scaffold --attack paf  | --attack | scaffold | fedgems
---algo split-learning TINY            | mlp has no feature map | gkt_edge
---algo fedgems,fedgkt --server-model gkt_server_small --model gkt_edge_small | fedgems: | must make
---algo fedgkt TINY                    | mlp has no feature map | gkt_edge
---algo fedproto --model cnn,mlp       | fedproto: | of one size, not cnn 512, mlp 128
---algo fedgkt TINY --model gkt_edge --server-model gkt_server_small | gkt_server_small | [16, 8, 8]
+--algo split-learning TINY            | mlp | gkt_edge
+--algo fedgems,fedgkt --server-model gkt_server_small --model gkt_edge_small | fedgems
+--algo fedgkt TINY                    | mlp | gkt_edge
+--algo fedproto --model cnn,mlp       | fedproto: | not cnn 512, mlp 128
+--algo fedgkt TINY --model gkt_edge --server-model gkt_server_small | gkt_server_small
 """
 
 
@@ -137,29 +130,24 @@ EDGES = [   # numbers that are refused, numbers that are allowed, the flags
     ("0 -0.1 1.01 nan", "0.01 1", "participation energy_first energy_last"),
     ("-0.1 1.01 nan", "0 1", "epsilon alpha_ce beta_ce"),
     ("-0.1 0.5 nan", "0 0.49", "malicious_fraction"), ("0 1 nan", "0.01 0.99", "validation"),
-    ("nan inf", "-1 0 1", "attack_z"), ("0 65", "1 64", "processes"),
-    ("0 1025 99999999999999999999999", "1 1024", "threads")]
+    ("nan inf", "-1 0 1", "attack_z"),
+    ("0 1025 99999999999999999999999", "1 1024", "processes threads")]
 
 
-def parsed(argv):
-    """The flags of a command line, {name: value}."""
-    labels, _, others = who(argv)
-    return given_flags(labels, others)[0]
-
-
-NUMBERS = [name for name, row in (HYPERPARAMETERS | COMMON_FLAGS).items() if row.allowed]
+NUMBERS = [name for name, row in (HYPERPARAMETERS | FLAGS).items() if row.allowed]
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_a_number_outside_its_range_is_refused(capsys, name):
+def test_a_number_outside_its_range_is_refused(name):
     """Before the number reaches torch: too many threads end the process."""
     [(outside, inside)] = [edge[:2] for edge in EDGES if name in edge[2].split()]
     algo = next((algo for algo in ALGORITHMS if name in hyperparameters(algo)), "fedavg")
+    parser = parser_of([ALGORITHMS[algo]], "")
     for value in outside.split():
-        argv = ["--algo", algo, f"{flag_name(name)}={value}"]
-        refused(capsys, argv, flag_name(name), value, run=parsed)
+        with pytest.raises(ValueError, match=flag_name(name)):
+            parser.parse_args([f"{flag_name(name)}={value}"])
     for value in inside.split():
-        assert name in parsed(["--algo", algo, f"{flag_name(name)}={value}"])
+        assert name in parser.parse_args([f"{flag_name(name)}={value}"])
 
 
 def test_networks_may_differ_unless_one_model_goes_to_all_clients():
@@ -185,28 +173,6 @@ def test_list_prints_all_names(capsys):
     assert stop.value.code == 0 and [name for name in names if name not in printed] == []
 
 
-def test_a_folder_that_holds_a_run_is_left_alone(capsys, finished, npz, tmp_path):
-    """Its own, or one of the runs inside it, in whatever order they come; also a plain file."""
-    (tmp_path / "file").write_text("mine")
-    shutil.copytree(finished[0] / "fedavg-seed3", tmp_path / "inside" / "fedavg-seed0")
-    one = ["--dataset", npz, *TINY, *SHORT, "--out"]
-    for argv, before, *words in [
-            (finished[1], finished[0], "already holds a run", "--resume"),
-            (["--algo", "fedavg,fedprox", *one, tmp_path / "inside"], tmp_path, "already holds"),
-            (["--algo", "fedprox,fedavg", *one, tmp_path / "inside"], tmp_path, "already holds"),
-            (["--algo", "fedavg", *one, tmp_path / "file"], tmp_path, tmp_path / "file")]:
-        bytes_before = contents(before)
-        refused(capsys, argv, *words)
-        assert contents(before) == bytes_before
-
-
-def test_a_part_of_a_command_is_not_resumed(capsys, finished):
-    before = contents(finished[0])
-    refused(capsys, ["--resume", finished[0] / "fedavg-seed3"], "does not hold all runs")
-    refused(capsys, ["--resume", finished[0], "--seeds", "3,6"], "does not hold all runs")
-    assert contents(finished[0]) == before
-
-
 # -------------------------------------------------------------------------------- flags and presets
 
 def test_a_flag_goes_to_all_algorithms_that_have_it_with_one_type():
@@ -214,9 +180,9 @@ def test_a_flag_goes_to_all_algorithms_that_have_it_with_one_type():
     for algo in ALGORITHMS:
         for name, parameter in hyperparameters(algo).items():
             assert kinds.setdefault(name, parameter.annotation) == parameter.annotation, name
-    settings = configured("--algo fedavg,fedsdd --lr 0.3 --R 2")["settings"]
-    assert settings["fedavg"]["lr"] == settings["fedsdd"]["lr"] == 0.3
-    assert settings["fedsdd"]["R"] == 2 and "R" not in settings["fedavg"]
+    _, methods = configured("--algo fedavg,fedsdd:R=3,fedsdd --lr 0.3 --R 2")
+    assert {method.settings["lr"] for method in methods.values()} == {0.3}
+    assert [method.settings.get("R") for method in methods.values()] == [None, 3, 2]
 
 
 LOCAL = {"rounds": 100, "participation": 0.4, "local_epochs": 40, "local_steps": None,
@@ -302,13 +268,9 @@ def printed_help(capsys, argv):
     return " ".join(capsys.readouterr().out.split())                # without argparse's line breaks
 
 
-def test_the_help_of_a_keyword_tells_its_meaning_and_the_default_of_each_algorithm(capsys):
-    assert hyperparameter_help("lr", [ALGORITHMS["feddf"]]) == (
-        f"{HYPERPARAMETERS['lr'].meaning} (default 0.1)")
-    assert hyperparameter_help("rounds", [ALGORITHMS["fedmd"], ALGORITHMS["fedavg"]]) == (
-        f"{HYPERPARAMETERS['rounds'].meaning} (default: fedmd 20, fedavg 100)")
-    values = [None, True, False, 100, 0.001, "sgd", ["cnn", "mlp"]]     # as they would be typed
-    assert [*map(value_text, values)] == "none on off 100 0.001 sgd cnn,mlp".split()
+def test_a_value_is_told_as_it_is_typed():
+    values = [None, True, False, 100, 0.001, "sgd", ["cnn", "mlp"]]
+    assert [*map(text_of, values)] == "none on off 100 0.001 sgd cnn,mlp".split()
 
 
 @pytest.mark.parametrize("algo", OF_PAPERS)
@@ -316,37 +278,26 @@ def test_help_is_the_files_own_text_and_describes_every_flag(capsys, algo):
     printed = printed_help(capsys, ["--algo", algo]).replace(" ", "")   # it breaks after hyphens
     about = inspect.getmodule(ALGORITHMS[algo].run).__doc__.splitlines()[0]
     assert about.replace(" ", "") in printed
-    helps = {action.dest: action.help for action in build_parser([ALGORITHMS[algo]], "")._actions}
     for name, parameter in hyperparameters(algo).items():
-        assert flag_name(name) in printed
-        assert "".join(helps[name].replace("%%", "%").split()) in printed, name
-        assert helps[name].endswith(f"(default {value_text(parameter.default)})"), name
-
-
-NO_DEFAULT = ("help", "algo", "resume", "list", "save_model", "describe")
+        meaning = HYPERPARAMETERS[name].meaning
+        text = f"{meaning}(default:{algo}{text_of(parameter.default)})"
+        assert flag_name(name) in printed and text.replace(" ", "") in printed, name
 
 
 def test_help_of_several_algorithms_and_of_none(capsys):
     printed = printed_help(capsys, ["--algo", "fedavg,fedsdd"])
-    for words in (fedavg.__doc__.splitlines()[0], fedsdd.__doc__.splitlines()[0], "--distill-step"):
+    for words in (fedavg.__doc__.splitlines()[0], fedsdd.__doc__.splitlines()[0], "--distill-step",
+                  "fedavg 100, fedsdd 100"):
         assert words in printed
-    assert fedkd_minimal.__doc__.splitlines()[0] in printed_help(capsys, [])
-    for action in build_parser([], "")._actions:
-        assert len(action.help.split()) > 2, action.dest
-        default = COMMON_FLAGS[action.dest].default if action.dest != "help" else None
-        text = "(default" if default is None else f"(default {value_text(default)})"
-        assert text in action.help or action.dest in NO_DEFAULT
+    printed = printed_help(capsys, [])
+    assert fedkd_minimal.__doc__.splitlines()[0] in printed
+    assert all(flag_name(name) in printed for name in FLAGS)
 
 
 # --------------------------------------------------------------------------------------------- runs
 
 def test_a_run_prints_a_line_per_round_and_keeps_what_it_measured(finished):
     folder, _, printed = finished
-    assert ("fedsdd: network mlp; without --paper, the defaults except (in brackets): "
-            "rounds 2 (100), participation 1.0 (0.4), K 2 (4), local_epochs 1 (40), "
-            "batch_size 16 (64), lr 0.1 (0.8), distill_steps 2 (5000), "
-            "server_batch_size 16 (256), server_lr 0.0125 (0.1)"
-            ) in printed.splitlines()
     lines = printed.split("fedsdd, seed 3\n")[1].splitlines()
     rows, timings = (kept(folder / "fedsdd-seed3", f"{x}.jsonl") for x in ("metrics", "timing"))
     for t, (line, row, timing) in enumerate(zip(lines[1:4], rows, timings, strict=True)):
@@ -354,6 +305,26 @@ def test_a_run_prints_a_line_per_round_and_keeps_what_it_measured(finished):
         assert not any(key.endswith("_seconds") for key in row)
         shown = [metric_text(row.get(key)) for key in ALGORITHMS["fedsdd"].columns]
         assert line.split()[:5] == [f"{t}/2", *shown] and shown[0] == f"{row['accuracy']:.4f}"
+
+
+def test_a_run_tells_what_differs_from_the_algorithms_defaults(finished):
+    [line] = [line for line in finished[2].splitlines() if line.startswith("fedsdd: ")]
+    own = {name: x.default for name, x in hyperparameters("fedsdd").items()}
+    config = json.loads((finished[0] / "fedsdd-seed3" / "config.json").read_text())
+    for name, value in config["hyperparameters"].items():
+        told = f" {name} {text_of(value)} ({text_of(own[name])})"
+        assert (told in line) == (value != own[name]) and line.count(f" {name} ") <= 1
+
+
+def test_left_are_all_rounds_of_all_runs_at_their_methods_pace():
+    """a has 2 of its 4 rounds at 3 s; b has none yet, 4 rounds at the mean of all; c is complete."""
+    def run(label, *seconds):
+        return SimpleNamespace(rows=seconds, timings=[{"round_seconds": x} for x in seconds],
+                               method=SimpleNamespace(label=label, settings={"rounds": 4}))
+    runs = [run("a", 9, 2, 4), run("b"), run("c", 9, 1, 1, 1, 1), run("c")]
+    every = (2 + 4 + 4 * 1) / 6
+    assert seconds_left(runs) == pytest.approx(2 * 3 + 4 * every + 4 * 1)
+    assert seconds_left([run("a", 9)]) is None
 
 
 def test_several_runs_have_a_folder_each_and_a_mean_with_standard_deviation(finished):
@@ -373,8 +344,9 @@ def test_describe_prints_the_samples_of_each_class_and_client(capsys, npz):
     """And all settings, with the seed whose split it is; it trains nothing."""
     main(["--algo", "fedavg", "--dataset", npz, *TINY, *SHORT, "--seeds=7", "--describe"])
     printed = capsys.readouterr().out
-    assert "samples of each class, seed 7\n" in printed and "MB up" not in printed
-    assert "model mlp, server_model cnn_large, rounds 2, participation 1.0, " in printed
+    assert "seed 7" in printed and "MB up" not in printed
+    for told in ("model mlp", "server_model cnn_large", "rounds 2", "partition iid"):
+        assert told in printed
     lines = [line.split() for line in printed.split("client ")[-1].splitlines()]
     assert lines[0] == ["0", "1", "2"]                       # the classes of 96 samples
     counts = [[int(x) for x in row] for row in lines[1:5]]
@@ -388,52 +360,36 @@ def test_describe_prints_the_samples_of_each_class_and_client(capsys, npz):
                                    "--algo fedsdd-ablations --local fedprox --mu 1e30"])
 def test_training_that_diverges_keeps_numbers_and_nulls(npz, tmp_path, flags):
     argv = ["--algo", "fedsdd", "--dataset", npz, *TINY, *SHORT_SDD, *flags.split()]
-    main([*argv, "--out", str(tmp_path)])
-    rows = kept(tmp_path)
+    [run] = main([*argv, "--out", str(tmp_path)])
+    rows = kept(run.folder)
     assert len(rows) == 3 and all(0 <= row["accuracy"] <= 1 for row in rows)
     assert flags != "--lr 1e30" or rows[2]["bad_uploads"] == 4
 
 
-def test_an_attack_is_printed_changes_the_numbers_and_resumes(capsys, npz, tmp_path):
-    states, rows, printed = {}, {}, {}
-    for name, flags in [("clean", ""), ("lie", "--attack lie"), ("ofom", "--attack ofom"),
-                        ("part", "--attack ofom --rounds 1")]:
+def test_an_attack_is_printed_and_changes_the_numbers(capsys, npz, tmp_path):
+    states, printed = {}, {}
+    for name, flags in [("clean", ""), ("lie", "--attack lie"), ("ofom", "--attack ofom")]:
         argv = ["--algo", "fedgems", "--dataset", npz, *LOGITS, "--rounds", "2", *flags.split()]
-        main([*argv, "--out", str(tmp_path / name)])
-        if name == "part":
-            main(["--resume", str(tmp_path / name), "--rounds", "2"])
-        checkpoint = torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)
-        states[name], rows[name] = checkpoint["state"], checkpoint["rows"]
-        printed[name] = capsys.readouterr().out.splitlines()
+        [run] = main([*argv, "--out", str(tmp_path / name)])
+        states[name] = torch.load(run.folder / "checkpoint.pt", weights_only=True)["state"]
+        printed[name] = capsys.readouterr().out
     z = statistics.NormalDist().inv_cdf((3 - 2) / 3)     # 4 clients, 1 malicious: s = 3 - 1 = 2
-    assert f"attack: lie by 1 of 4 clients, z {z:.3f}" in printed["lie"]
+    assert f"lie by 1 of 4 clients, z {z:.3f}" in printed["lie"]
     malicious = sorted(stream(0, "attackers").choice(4, 2, replace=False).tolist())
     assert f"malicious clients: {malicious[0]}, {malicious[1]}" in printed["ofom"]
-    assert "attack: ofom by 2 of 4 clients, scale 10" in printed["ofom"]
+    assert "ofom by 2 of 4 clients, scale 10" in printed["ofom"]
     servers = [states[name]["server"] for name in ("clean", "lie", "ofom")]
     assert not any(same(a, b) for a, b in itertools.combinations(servers, 2))
-    assert rows["ofom"] == rows["part"] and same(states["ofom"], states["part"])
 
 
 def test_a_round_says_how_many_uploads_are_bad(capsys, npz):
     main(["--algo", "fedavg", "--dataset", npz, *TINY, *SHORT, "--rounds=1", "--lr=1e30"])
-    assert "bad uploads (nan, infinity or too large): 4" in capsys.readouterr().out
+    assert re.search(r"bad uploads .*: 4", capsys.readouterr().out)
 
 
 def test_megabytes_have_three_significant_digits():
     assert [megabytes(x * 2**20) for x in (0, 0.007629, 0.30303, 12.345, 1234.5)] == [
         "0", "0.00763", "0.303", "12.3", "1234"]
-
-
-def test_a_word_that_is_nearly_right_is_named(capsys):
-    refused(capsys, ["--algo", "fedsd"], "did you mean fedsdd?")
-    refused(capsys, ["--algo", "fedsdd", "--k", "2"], "did you mean --K?")
-    refused(capsys, ["--algo", "fedsdd", "--model", "resnet2"], "did you mean resnet20?")
-    assert configured_labels("fedsdd, fedmd") == ["fedsdd", "fedmd"]
-
-
-def configured_labels(text):
-    return list(plan_of(["--algo", text]).algorithms)
 
 
 def test_main_leaves_the_callers_process_alone_and_returns_the_runs(npz):

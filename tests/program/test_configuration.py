@@ -1,18 +1,16 @@
 """From flags to a config: defaults, the quick start on the embedded data, the papers' presets."""
-import os
 import re
 
 import numpy as np
 import pytest
 from commands import refused
-from test_command_line import configured, kept
+from test_command_line import configured, flag_name, kept
 from toys import arrays
 
 from algorithms import ALGORITHMS
-from experiment import processes
-from experiment.flags import flag_name, value_text
-from experiment.plan import DEFAULTS, NETWORKS, merged, plan_of
+from experiment import settings
 from experiment.presets import HELD_OUT, PAPER, QUICK_START
+from experiment.settings import DEFAULTS, NETWORKS, text_of
 from fedkd_minimal import main
 from models import BOTTLENECKS
 
@@ -63,11 +61,10 @@ fedmd --dataset glyphs-letters --classes 0,1,5 | public glyphs | joint on | clas
 @pytest.mark.parametrize("line", re.findall("^[a-z].*", SETS, re.M))
 def test_what_a_command_sets(line):
     command, *expected = line.split(" | ")
-    config = configured("--algo " + command)
-    label = command.split()[0]
-    found = {**config["flags"], **config["environment"], **config["networks"][label],
-             **config["settings"][label]}
-    assert [f"{name} {value_text(found[name])}"
+    federation, methods = configured("--algo " + command)
+    [method] = methods.values()
+    found = {**federation, "threads": method.threads, **method.networks, **method.settings}
+    assert [f"{name} {text_of(found[name])}"
             for name, _ in map(str.split, expected)] == expected
 
 
@@ -78,16 +75,15 @@ def test_what_a_command_sets(line):
     ("fedmd", 0.1), ("fedmd-pooled --no-early-stopping", None),
     ("fedgkt --lr-patience 3", 0.1), ("fedgkt-async", None)])
 def test_validation_images_are_held_out_where_they_are_used(command, share):
-    assert configured("--algo " + command)["flags"]["validation"] == share
+    assert configured("--algo " + command)[0]["validation"] == share
 
 
-@pytest.mark.parametrize("has_bfloat16, device, amp", [
-    (True, "cpu", True), (False, "cpu", False), (False, "cuda", True)])
-def test_a_cpu_without_bfloat16_runs_in_float32_and_says_so(
-        has_bfloat16, device, amp, monkeypatch, capsys):
-    monkeypatch.setattr(processes, "cpu_has_bfloat16", lambda: has_bfloat16)
-    assert configured(f"--algo fedavg --amp --device {device}")["environment"]["amp"] == amp
-    assert ("uses float32" in capsys.readouterr().out) == (not amp)
+def test_a_cpu_without_bfloat16_refuses_amp(monkeypatch, capsys):
+    monkeypatch.setattr(settings, "cpu_has_bfloat16", lambda: False)
+    refused(capsys, "--algo fedavg --amp --device cpu".split(), "--amp")
+    assert configured("--algo fedavg --amp --device cuda")[0]["amp"]
+    monkeypatch.setattr(settings, "cpu_has_bfloat16", lambda: True)
+    assert configured("--algo fedavg --amp --device cpu")[0]["amp"]
 
 
 @pytest.mark.parametrize("public, joint, commands", [
@@ -99,7 +95,7 @@ def test_a_cpu_without_bfloat16_runs_in_float32_and_says_so(
                   "split-learning")])
 def test_public_data_by_default(public, joint, commands):
     for algos in commands.split():
-        flags = configured(f"--algo {algos}")["flags"]
+        flags, _ = configured(f"--algo {algos}")
         assert (flags["public"], flags["joint"]) == (public, joint), algos
 
 
@@ -115,7 +111,7 @@ def test_a_papers_methods_hold_the_same_private_data(paper):
     """Each in a command of its own."""
     found, task = set(), "cifar100" if paper == "fedmd" else "cifar10"
     for algo in PAPER[paper].keys() - {"data"}:
-        flags = configured(f"--algo {algo} --paper {paper} --dataset {task}")["flags"]
+        flags, _ = configured(f"--algo {algo} --paper {paper} --dataset {task}")
         names = ("clients", "partition", "alpha", "validation")
         found.add((flags["public"] in HELD_OUT, *(flags[name] for name in names)))
     assert len(found) == 1 and found.pop()[0] == paper.startswith(("fedgems", "fedgen"))
@@ -128,79 +124,24 @@ def test_table_11_gives_clients_networks_in_turn():
                       (1, 2, 2), (2, 1, 2), (2, 2, 1), (1, 1, 2)]
 
 
-def test_a_run_tells_what_differs_from_the_algorithms_defaults(capsys, npz, tmp_path):
-    argv = "--algo fedavg --paper fedgkt --model mlp --clients 4 --alpha 1 --threads 1 --rounds 1"
-    argv += f" --local-epochs 1 --lr-patience none --dataset {npz} --out {tmp_path}/out"
-    main(argv.split())
-    line = ("fedavg: network mlp; --paper fedgkt, the defaults except (in brackets): "
-            "rounds 1 (100), participation 1.0 (0.4), local_epochs 1 (40), lr 0.001 (0.8), "
-            "optimizer amsgrad (sgd), weight_decay 0.0001 (0.0)")
-    assert line in capsys.readouterr().out.splitlines()
-    main(["--resume", f"{tmp_path}/out", "--rounds", "2"])
-    assert line.replace("rounds 1", "rounds 2") in capsys.readouterr().out.splitlines()
-
-
-def test_rounds_are_not_lowered_by_the_name_of_another_hyperparameter(capsys, npz, tmp_path):
-    main(f"--algo fedsdd-ablations:warmup-rounds=0 --dataset {npz} --model mlp --K 2 --clients 4 "
-         f"--rounds 2 --local-epochs 1 --distill-steps 1 --out {tmp_path}/out".split())
-    refused(capsys, ["--resume", tmp_path / "out", "--rounds", "1"], "can only be raised")
-
-
 def test_without_a_paper_the_federation_does_not_depend_on_the_algorithms():
     """But for what one of them needs held out."""
-    expected = configured("--algo fedavg")["flags"]
+    expected, _ = configured("--algo fedavg")
     assert (expected["clients"], expected["partition"], expected["alpha"]) == (
         DEFAULTS["clients"], DEFAULTS["partition"], DEFAULTS["alpha"])
     for algo in ALGORITHMS:
         for found in (configured(f"--algo {algo}"), configured(f"--algo fedntd:lr=1,{algo}")):
             for name in expected.keys() - {"public", "joint", "validation"}:
-                assert found["flags"][name] == expected[name], (algo, name)
+                assert found[0][name] == expected[name], (algo, name)
 
 
-def test_a_later_table_wins():
-    """Default, preset, flag, word: 100, 20, 7, 3."""
-    algorithm = ALGORITHMS["fedavg"]
-    assert algorithm.hyperparameters["rounds"].default == 100
-    assert merged({}, algorithm, {})["rounds"] == 20
-    assert merged({"rounds": 7}, algorithm, {})["rounds"] == 7
-    assert merged({"rounds": 7}, algorithm, {"rounds": 3})["rounds"] == 3
-
-
-@pytest.fixture
-def own_data(tmp_path, monkeypatch):
-    """The folder of a run that was started with relative paths from its parent."""
-    np.savez(tmp_path / "own.npz", **arrays())
-    np.savez(tmp_path / "public.npz", **arrays(48))
-    monkeypatch.chdir(tmp_path)
-    main("--algo dsfl,fedavg --dataset own.npz --public public.npz --model mlp --clients 2 --rounds"
-         " 1 --local-epochs 1 --partition iid --threads 1 --out run".split())
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir("elsewhere")
-    return tmp_path / "run"
-
-
-def test_a_run_finds_its_data_from_another_folder_or_where_it_is_told(own_data, capsys):
-    main(["--resume", str(own_data)])
-    (own_data.parent / "own.npz").rename("moved.npz")
-    refused(capsys, ["--resume", own_data], "own.npz: cannot be read")
-    main(["--resume", str(own_data), "--rounds", "2", "--dataset", "moved.npz"])
-    main(["--resume", str(own_data), "--rounds", "3"])                  # which is kept
-    assert len(kept(own_data / "dsfl-seed0")) == 4
-    flags = configured("--algo dsfl --public mnist --data-root torchvision")["flags"]
-    assert flags["data_root"] == os.path.abspath("torchvision")
-    assert f"--data-root={flags['data_root']}" in plan_of(
-        "--algo dsfl --public mnist --data-root torchvision".split()).argv
-
-
-def test_a_run_does_not_go_on_with_other_data(own_data, capsys):
-    for name, key in [("own.npz", "x_train"), ("own.npz", "y_test"), ("public.npz", "x_test")]:
-        path = own_data.parent / name
-        before, changed = path.read_bytes(), dict(np.load(path))
-        np.savez(path, **changed | {key: np.roll(changed[key], 1, axis=0)})
-        refused(capsys, ["--resume", own_data], f"{path}: the run was started with ")
-        path.write_bytes(before)
-    refused(capsys, ["--resume", own_data, "--dataset", own_data.parent / "public.npz", "--public",
-                     own_data.parent / "own.npz"], "public.npz: the run was started with ")
+@pytest.mark.parametrize("command, rounds", [
+    ("fedavg", 20), ("fedavg --paper fedsdd", 100), ("fedavg --rounds 7", 7),
+    ("fedavg:rounds=3 --rounds 7", 3)])
+def test_a_later_table_wins(command, rounds):
+    """Default, preset, flag, word: the default is 100."""
+    [method] = configured("--algo " + command)[1].values()
+    assert method.settings["rounds"] == rounds
 
 
 SMALL = {"rounds": 1, "local_epochs": 1, "distill_steps": 1, "K": 2, "participation": 1.0,
@@ -220,13 +161,13 @@ FIRST = {(*own["model"], own["server_model"]): preset for preset in reversed(PRE
 @pytest.mark.parametrize("paper, algo", PRESETS)
 def test_every_preset_runs(tmp_path, paper, algo):
     """A round with its settings; the first algorithm with the same networks runs the real ones."""
-    config = configured(f"--algo {algo} --paper {paper}")
+    federation, methods = configured(f"--algo {algo} --paper {paper}")
     own = {name: parameter.default for name, parameter
            in ALGORITHMS[algo].hyperparameters.items()}
     own |= {name: x for name, x in PAPER[paper][algo].items() if name not in NETWORKS}
-    assert config["settings"][algo] == own
+    assert methods[algo].settings == own
     for name, value in flags_of(paper, algo).items():
-        found = config["networks"][algo] if name in NETWORKS else config["flags"]
+        found = methods[algo].networks if name in NETWORKS else federation
         assert value is None or found[name] == value
     flags = [f"{flag_name(name)}={value}" for name, value in SMALL.items() if own.get(name)]
     if (paper, algo) not in FIRST:
@@ -238,6 +179,6 @@ def test_every_preset_runs(tmp_path, paper, algo):
     np.savez(tmp_path / "few.npz", **arrays(16, 8, 4, (12, 12, 3)))
     main(["--algo", algo, "--paper", paper, "--dataset", str(tmp_path / "few.npz"), "--clients",
           "2", "--partition", "iid", "--threads", "1", "--out", str(tmp_path / "out"), *flags])
-    rows = kept(tmp_path / "out")
+    rows = kept(tmp_path / "out" / f"{algo}-seed0")
     no_server = {"server_accuracy"} if algo in ("public-private", "centralized") else set()
     assert {*ALGORITHMS[algo].columns} - no_server <= rows[1].keys() and len(rows) == 2

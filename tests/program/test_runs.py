@@ -2,12 +2,14 @@
 runs of every algorithm have the same bytes."""
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from commands import refused
@@ -39,7 +41,9 @@ def command(algos, npz, *more):
 
 
 def bytes_of(folder):
-    return (folder / "metrics.jsonl").read_bytes()
+    """The metrics of the one run in the folder of a command, or of a run."""
+    [path] = folder.rglob("metrics.jsonl")
+    return path.read_bytes()
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +65,7 @@ def expected(finished):
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_a_rounds_parts_are_timed_and_fit_into_it(algo, finished):
-    timings = kept(finished[algo], "timing.jsonl")
+    timings = kept(finished[algo] / f"{algo}-seed0", "timing.jsonl")
     assert [timing.pop("round") for timing in timings] == list(range(ROUNDS + 1))
     for timing in timings:
         assert timing.keys() >= {"round_seconds", "evaluate_seconds"}
@@ -108,10 +112,8 @@ for killed, printed, argvs in json.loads(sys.argv[1]):
 
 def start_elsewhere(npz, out):
     """The process of `elsewhere`, which works while other tests run (conftest.py starts it)."""
-    jobs = [(True, f"{out}/killed.txt", [command(algo, npz, "--out", out / algo)])
-            for algo in ALGORITHMS]
-    jobs += [(False, f"{out}/{algo}.txt", [["--resume", f"{out / algo}"]])
-             for algo in ALGORITHMS]
+    jobs = [(killed, f"{out}/{algo}.txt", [command(algo, npz, "--out", out / algo)])
+            for killed in (True, False) for algo in ALGORITHMS]
     for kind, algos, processes in [
             ("edges", EDGES, 2), ("others", [a for a in ALGORITHMS if a not in EDGES], 3)]:
         several = command(",".join(algos), npz, "--processes", processes, "--out",
@@ -124,7 +126,7 @@ def start_elsewhere(npz, out):
 @pytest.fixture(scope="module")
 def elsewhere(background):
     """A folder where other processes ran every algorithm: killed in round 2, while its checkpoint
-    was written, and resumed in another process; and in two or three processes."""
+    was written, and given again in another process; and in two or three processes."""
     out, process = background["elsewhere"]
     printed, _ = process.communicate(timeout=300)
     assert process.returncode == 0, printed
@@ -132,14 +134,13 @@ def elsewhere(background):
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
-def test_kill_9_and_resume_give_the_same_bytes(algo, elsewhere, expected):
-    assert bytes_of(elsewhere / algo) == expected[algo]
-    assert [timing["round"] for timing in kept(elsewhere / algo, "timing.jsonl")] == list(
-        range(ROUNDS + 1))
-    [left] = contents(elsewhere / algo).keys() - {*keep.FILES}    # what the killed process wrote
+def test_after_kill_9_the_same_command_gives_the_same_bytes(algo, elsewhere, expected):
+    folder = elsewhere / algo / f"{algo}-seed0"
+    assert bytes_of(folder) == expected[algo]
+    assert [timing["round"] for timing in kept(folder, "timing.jsonl")] == [*range(ROUNDS + 1)]
+    [left] = contents(folder).keys() - {*keep.FILES}         # what the killed process wrote
     assert left.startswith("checkpoint.pt.")
-    printed = (elsewhere / f"{algo}.txt").read_text()
-    assert f"\n{algo}, seed 0: resumed after round 1\n" in printed
+    assert re.findall(r"^ +(\d)/", (elsewhere / f"{algo}.txt").read_text(), re.M) == ["2", "3"]
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
@@ -167,7 +168,7 @@ from experiment import processes
 fed = SimpleNamespace(device="cpu")
 def work():
 """
-    text = before + lines + "\nprocesses.start(work, 2, '; --resume DIR continues')"
+    text = before + lines + "\nprocesses.start(work, 2, '; go on')"
     return subprocess.run([sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True)
 
 
@@ -185,7 +186,7 @@ def test_all_processes_train_clients():
 @pytest.mark.parametrize("number", [0, 1])
 def test_an_error_in_one_process_alone_is_printed_and_ends_all(number):
     """The other one waits for it."""
-    ended = started(f"""    assert processes.rank() != {number}, "its client has no samples"
+    ended = started(f"""    assert os.environ['RANK'] != str({number}), "its client has no samples"
     in_parallel(fed, lambda i: i, [0, 1])""")
     assert ended.returncode == 1 and "AssertionError: its client has no samples" in ended.stderr
 
@@ -193,14 +194,14 @@ def test_an_error_in_one_process_alone_is_printed_and_ends_all(number):
 @several_processes
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_process_that_is_killed_ends_all_with_one_line(number):
-    ended = started(f"""    if processes.rank() == {number}:
+    ended = started(f"""    if os.environ['RANK'] == str({number}):
         os.kill(os.getpid(), signal.SIGKILL)
     in_parallel(fed, lambda i: i, [0, 1])""")
     assert ended.returncode == 1 and ended.stderr.count("\n") == 1
-    assert "was killed; --resume DIR continues" in ended.stderr
+    assert "was killed; go on" in ended.stderr
 
 
-# ------------------------------------------------------------------------------- stops and resumes
+# -------------------------------------------------------------------- stops, and the command again
 
 def stopped_after(rounds, argv, algo=None):
     """Ctrl-C after that many rounds of the first run, or of this algorithm."""
@@ -208,7 +209,7 @@ def stopped_after(rounds, argv, algo=None):
 
     def keep_then_stop(run, fed, metrics, state):
         keep_round(run, fed, metrics, state)
-        if state["round"] == rounds and algo in (None, run.label):
+        if state["round"] == rounds and algo in (None, run.method.label):
             raise KeyboardInterrupt
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
         patch.setattr(keep, "keep_round", keep_then_stop)
@@ -218,13 +219,14 @@ def stopped_after(rounds, argv, algo=None):
 
 @pytest.mark.parametrize("algo, more", [
     ("fedbe", ["--distill", "--posterior", "dirichlet"]), ("fedsdd-ablations", ["--secure-sum"]),
-    ("fedsdd-ablations", ["--ensemble", "clients"]),
+    ("fedsdd-ablations", ["--ensemble", "clients"]), ("fedgems", ["--attack", "ofom"]),
+    ("fedgems", ["--lr-patience", "1"]),
     ("feddf", ["--patience", "none", "--max-grad-norm", "none"])])
-def test_other_modes_resume_with_the_same_bytes(algo, more, npz, tmp_path):
+def test_other_modes_go_on_with_the_same_bytes(algo, more, npz, tmp_path):
     argv = command(algo, npz, *more, "--participation", "1")
     main([*argv, "--out", str(tmp_path / "whole")])
     stopped_after(2, [*argv, "--out", str(tmp_path / "out")])
-    main(["--resume", str(tmp_path / "out")])
+    main([*argv, "--out", str(tmp_path / "out")])
     assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "whole")
 
 
@@ -235,13 +237,13 @@ def start_torchrun(npz, out):
     stopped_after(2, [*argv, "--out", str(out / "out")])
     return subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-         "fedkd_minimal.py", "--resume", str(out / "out")],
+         "fedkd_minimal.py", *argv, "--out", str(out / "out")],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 @pytest.fixture(scope="module")
 def torchrun(background):
-    """The folder of a run of two algorithms that was stopped, and resumed by two processes."""
+    """The folder of a run of two algorithms that was stopped; two processes went on with it."""
     out, process = background["torchrun"]
     printed, _ = process.communicate(timeout=170)
     assert process.returncode == 0, printed
@@ -249,24 +251,30 @@ def torchrun(background):
 
 
 @pytest.mark.parametrize("name", ["feddf-seed0", "fedsdd-seed0"])
-def test_torchrun_resumes_two_networks_with_the_same_bytes(name, torchrun):
+def test_torchrun_goes_on_with_two_networks_with_the_same_bytes(name, torchrun):
     assert bytes_of(torchrun / "out" / name) == bytes_of(torchrun / "whole" / name)
 
 
-def test_a_side_by_side_run_goes_on_where_it_was(npz, tmp_path, expected, capsys):
+def test_a_longer_command_adds_seeds_algorithms_and_rounds_to_a_folder(npz, tmp_path, expected):
     """Stopped in its second algorithm: the first is not run again, the third not lost."""
-    algos = ("fedavg", "fedsdd", "fedprox")
-    stopped_after(2, command(",".join(algos), npz, "--out", tmp_path), algo="fedsdd")
-    assert f"--resume {tmp_path} continues" in capsys.readouterr().out
+    stopped_after(2, command("fedavg,fedsdd,fedprox", npz, "--out", tmp_path), algo="fedsdd")
     first = contents(tmp_path / "fedavg-seed0")   # run again, its seconds would be others
     assert len(kept(tmp_path / "fedsdd-seed0")) == 3
-    main(["--resume", str(tmp_path)])
+    runs = main(command("fedprox,fedavg,fedsdd,fedntd", npz, "--seeds", "0,1", "--out", tmp_path))
     assert contents(tmp_path / "fedavg-seed0") == first
+    algos = ("fedavg", "fedsdd", "fedprox", "fedntd")
     assert [bytes_of(tmp_path / f"{algo}-seed0") for algo in algos] == [
         expected[algo] for algo in algos]
+    assert bytes_of(tmp_path / "fedavg-seed1") != expected["fedavg"]
+    assert [len(run.rows) for run in runs] == [ROUNDS + 1] * 8
+    main(command("fedavg", npz, "--rounds", "2", "--out", tmp_path / "short"))
+    main(command("fedavg", npz, "--out", tmp_path / "short"))
+    assert bytes_of(tmp_path / "short") == expected["fedavg"]
+    config = json.loads((tmp_path / "short" / "fedavg-seed0" / "config.json").read_text())
+    assert config["hyperparameters"]["rounds"] == ROUNDS
 
 
-# -------------------------------------------------------------------------- what cannot be resumed
+# ------------------------------------------------------------------------------- what is refused
 
 @pytest.fixture(scope="module")
 def first_stop(npz, tmp_path_factory):
@@ -277,53 +285,67 @@ def first_stop(npz, tmp_path_factory):
 
 @pytest.fixture
 def stopped(first_stop, tmp_path):
-    """A folder with a run that was stopped after two rounds."""
+    """The folder of a command that was stopped after two rounds."""
     return shutil.copytree(first_stop, tmp_path / "out")
 
 
-@pytest.mark.parametrize("flags, words", [
-    ("--lr 0.2", "lr 0.1, not 0.2"), ("--seeds 1", "does not hold all runs"),
-    ("--algo fedprox", "does not hold all runs"), ("--threads 2", "threads 1, not 2"),
-    ("--amp", "amp off, not on"), ("--clients 4", "clients 6, not 4"), ("--out x", "no --out"),
-    ("--rounds 2", f"--rounds 2: fedavg was started with {ROUNDS} rounds")])
-def test_resume_refuses_what_would_change_the_numbers(stopped, capsys, flags, words):
+@pytest.mark.parametrize("algo, flags, words", [
+    ("fedavg", "--lr 0.2", "lr 0.1, not 0.2"), ("fedavg", "--augment", "augment off, not on"),
+    ("fedavg", "--clients 4", "clients 6, not 4"), ("fedavg", "--rounds 2", "rounds 3, not 2"),
+    ("fedavg", "--model cnn", "model mlp, not cnn"), ("fedavg", "--classes 0,2", "classes none"),
+    ("fedavg", "--attack paf", "attack none, not paf"),
+    ("fedprox", "--validation 0.2", "validation 0.1, not 0.2"),      # beside a run on other data
+    ("fedavg,fedprox", "--public half", "public fifth, not half")])
+def test_a_folder_of_other_settings_is_refused_in_one_line(
+        stopped, npz, capsys, algo, flags, words):
     before = contents(stopped)
-    refused(capsys, ["--resume", stopped, *flags.split()], words)
+    argv = [*command(algo, npz, "--out", stopped), *flags.split()]
+    refused(capsys, argv, stopped / "fedavg-seed0", words, "--out")
     assert contents(stopped) == before
 
 
-def test_a_run_from_another_machine_goes_on_as_it_was_started(stopped, expected, capsys):
-    """With its threads, and with another device if that is given; config.json keeps the start."""
-    path = stopped / "checkpoint.pt"
-    found = torch.load(path, weights_only=True)
-    found["config"]["environment"] |= {"device": "cuda:99", "torch": "2.4"}
-    torch.save(found, path)
-    refused(capsys, ["--resume", stopped], "'cuda:99' cannot be used", "--device cpu")
-    main(["--resume", str(stopped), "--device", "cpu"])
+@pytest.mark.parametrize("key", ["x_train", "y_test"])
+def test_a_data_set_is_known_by_its_content_wherever_its_file_is(
+        stopped, npz, tmp_path, capsys, expected, key):
+    arrays = dict(np.load(npz))
+    np.savez(tmp_path / "other.npz", **arrays | {key: np.roll(arrays[key], 1, axis=0)})
+    refused(capsys, command("fedavg", str(tmp_path / "other.npz"), "--out", stopped),
+            "holds a run with dataset", "training and")
+    refused(capsys, command("fedprox", str(tmp_path / "other.npz"), "--out", stopped), "dataset")
+    shutil.copy(npz, tmp_path / "moved.npz")
+    main(command("fedavg", str(tmp_path / "moved.npz"), "--out", stopped))
     assert bytes_of(stopped) == expected["fedavg"]
-    printed = capsys.readouterr().out
-    assert "cuda:99 and continues with cpu: the last digits may differ" in printed
-    assert "torch 2.4 and continues with" in printed
-    environment = json.loads((stopped / "config.json").read_text())["environment"]
-    assert (environment["device"], environment["torch"]) == ("cuda:99", "2.4")
-    main(["--resume", str(stopped), "--rounds", str(ROUNDS + 1)])         # the device is kept, too
 
 
-def test_two_commands_that_resume_one_folder_write_the_bytes_of_one(stopped, expected):
-    argv = [sys.executable, "fedkd_minimal.py", "--resume", str(stopped), "--rounds", "9"]
-    main(["--resume", str(shutil.copytree(stopped, stopped.parent / "alone")), "--rounds", "9"])
-    both = [subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.DEVNULL) for _ in range(2)]
+def test_a_run_from_another_machine_goes_on_and_says_so(stopped, npz, expected, capsys):
+    """config.json keeps what it was begun with."""
+    path = stopped / "fedavg-seed0" / "config.json"
+    config = json.loads(path.read_text())
+    config["environment"] |= {"device": "cuda", "torch": "2.4"}
+    path.write_text(json.dumps(config))
+    for _ in range(2):
+        main(command("fedavg", npz, "--out", stopped))
+    assert "begun with torch 2.4, device cuda: " in capsys.readouterr().out
+    assert bytes_of(stopped) == expected["fedavg"] and json.loads(path.read_text()) == config
+
+
+def test_two_at_once_with_one_folder_write_the_bytes_of_one(stopped, npz):
+    argv = command("fedavg", npz, "--rounds", "9", "--out")
+    main([*argv, str(shutil.copytree(stopped, stopped.parent / "alone"))])
+    both = [subprocess.Popen([sys.executable, "fedkd_minimal.py", *argv, str(stopped)], cwd=ROOT,
+                             stdout=subprocess.DEVNULL) for _ in range(2)]
     assert [process.wait() for process in both] == [0, 0]
     assert bytes_of(stopped) == bytes_of(stopped.parent / "alone")
-    assert contents(stopped).keys() == {*keep.FILES}
+    assert contents(stopped / "fedavg-seed0").keys() == {*keep.FILES}
 
 
-def test_a_folder_is_made_by_one_of_two_commands(npz, tmp_path, capsys, monkeypatch):
-    """The second one finds config.json, which the first has just made."""
-    (tmp_path / "config.json").write_text("{}")
-    monkeypatch.setattr(keep, "FILES", ())               # as if it had not been there before
-    refused(capsys, command("fedavg", npz, "--out", tmp_path), "config.json", "exists")
-    assert (tmp_path / "config.json").read_text() == "{}"
+def test_of_two_new_commands_with_one_folder_one_makes_it(stopped, npz, capsys, monkeypatch):
+    """The other one has looked before config.json was there."""
+    before = contents(stopped)
+    monkeypatch.setattr(keep, "find", lambda run: None)
+    monkeypatch.setattr(keep.Path, "exists", lambda path: False)
+    refused(capsys, command("fedavg", npz, "--out", stopped), "config.json")
+    assert contents(stopped) == before
 
 
 def turn_a_bit(path):
@@ -335,31 +357,43 @@ def turn_a_bit(path):
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("name, spoil, word", [
-    ("checkpoint.pt", turn_a_bit, "damaged"),
-    ("checkpoint.pt", lambda path: path.write_bytes(path.read_bytes()[:1000]), "damaged"),
-    ("checkpoint.pt", lambda path: path.write_bytes(b""), "damaged"),
-    ("checkpoint.pt", lambda path: path.unlink(), "missing"),
-    ("checkpoint.pt", lambda path: torch.save({"w": torch.ones(1)}, path), "not from this program"),
-    ("checkpoint.pt", lambda path: torch.save([1, 2], path), "not from this program"),
-    ("config.json", lambda path: path.write_text("{"), "damaged"),
-    ("config.json", lambda path: path.write_text("[]"), "damaged"),
-    ("checkpoint.pt", lambda path: path.write_bytes(b"x" * 1000), "damaged"),
-    ("config.json", lambda path: path.unlink(), "holds no run")])
-def test_a_spoilt_run_is_refused_in_one_line(stopped, capsys, name, spoil, word):
-    spoil(stopped / name)
+@pytest.mark.parametrize("name, spoil", [
+    ("checkpoint.pt", turn_a_bit),
+    ("checkpoint.pt", lambda path: path.write_bytes(path.read_bytes()[:1000])),
+    ("checkpoint.pt", lambda path: path.write_bytes(b"")),
+    ("checkpoint.pt", lambda path: path.unlink()),
+    ("checkpoint.pt", lambda path: torch.save({"w": torch.ones(1)}, path)),
+    ("checkpoint.pt", lambda path: torch.save([1, 2], path)),
+    ("config.json", lambda path: path.write_text("{")),
+    ("config.json", lambda path: path.write_text("[]")),
+    ("config.json", lambda path: path.write_text('{"name": "of another program"}')),
+    ("config.json", lambda path: path.write_text('{"data": 3}')),
+    ("config.json", lambda path: path.unlink())])
+def test_a_spoilt_run_is_refused_in_one_line(stopped, npz, capsys, name, spoil):
+    spoil(stopped / "fedavg-seed0" / name)
     before = contents(stopped)
-    refused(capsys, ["--resume", stopped], name, word)
+    refused(capsys, command("fedavg", npz, "--out", stopped), name, "--out")
     assert contents(stopped) == before
 
 
-def test_nothing_is_executed_from_a_checkpoint(stopped, capsys, tmp_path):
+def test_nothing_is_executed_from_a_checkpoint(stopped, npz, capsys, tmp_path):
     class Bomb:
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / "exploded"),)
-    torch.save({"state": Bomb()}, stopped / "checkpoint.pt")
-    refused(capsys, ["--resume", stopped], "checkpoint.pt")
+    torch.save({"state": Bomb()}, stopped / "fedavg-seed0" / "checkpoint.pt")
+    refused(capsys, command("fedavg", npz, "--out", stopped), "checkpoint.pt")
     assert not (tmp_path / "exploded").exists()
+
+
+def test_an_out_that_cannot_be_used_is_refused(stopped, npz, tmp_path, capsys):
+    """A file; a folder that may not be written; the folder of a run in the place of the one above."""
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "closed").mkdir(mode=0o555)
+    for out in (tmp_path / "file", tmp_path / "file" / "x", stopped / "fedavg-seed0",
+                *[tmp_path / "closed"] * (os.geteuid() > 0)):
+        before = contents(tmp_path)
+        refused(capsys, command("fedavg", npz, "--out", out), out)
+        assert contents(tmp_path) == before
 
 
 def test_nan_never_reaches_the_metrics():

@@ -50,20 +50,21 @@ def short(npz, tmp_path_factory):
 def test_killed_before_any_single_write_a_run_goes_on_with_the_same_bytes(short, tmp_path):
     step = 0
     while killed_at(step, [*short[0], "--out", str(tmp_path / str(step))]):
-        main(["--resume", str(tmp_path / str(step))])
+        main([*short[0], "--out", str(tmp_path / str(step))])
         assert bytes_of(tmp_path / str(step)) == short[1], step
         step += 1
-    assert step == 1 + 3 * 3     # the run's config; checkpoint, metrics, timing of rounds 0 to 2
+    assert step == 3 * 3         # checkpoint, metrics, timing of rounds 0 to 2
 
 
 @pytest.mark.parametrize("rounds, begun", [(0, "1"), (1, "1"), (1, "2")])
 def test_a_stopped_run_with_cut_lines_grows_to_the_same_bytes(short, tmp_path, rounds, begun):
     stopped_after(rounds, [*short[0], "--rounds", begun, "--out", str(tmp_path)])
     for name in ("metrics.jsonl", "timing.jsonl"):
-        (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-7])
-    main(["--resume", str(tmp_path), "--rounds", "2"])
+        path = tmp_path / "scaffold-seed0" / name
+        path.write_bytes(path.read_bytes()[:-7])
+    main([*short[0], "--out", str(tmp_path)])
     assert bytes_of(tmp_path) == short[1]
-    assert len((tmp_path / "timing.jsonl").read_text().splitlines()) == 3
+    assert len(path.read_text().splitlines()) == 3
 
 
 def test_seeds_side_by_side_give_the_bytes_of_each_alone(npz, tmp_path):
@@ -106,10 +107,9 @@ def test_ctrl_c_ends_with_130_and_one_line_that_says_how_to_go_on(npz, tmp_path)
         assert any(line.startswith("  3/") for line in printed)
         os.kill(number, signal.SIGINT)
         assert status_of(number) == 130
-        advice = f"; every finished round is kept; --resume '{tmp_path / 'the out'}' continues"
-        assert f"stopped{advice}" in printed.read()
+        assert "stopped; the same command goes on" in printed.read()
     assert (tmp_path / "errors").read_text() == ""
-    kept = torch.load(tmp_path / "the out" / "checkpoint.pt", weights_only=True)
+    kept = torch.load(tmp_path / "the out" / "fedavg-seed0" / "checkpoint.pt", weights_only=True)
     assert kept["state"]["round"] == kept["rows"][-1]["round"] >= 3
 
 
@@ -147,7 +147,7 @@ def test_a_closed_pipe_ends_a_run_silently_and_it_goes_on_with_the_same_bytes(sh
         printed.close()
         assert status_of(number) in (-signal.SIGPIPE, 128 + signal.SIGPIPE)     # it has children
     assert (tmp_path / "errors").read_text() == ""
-    main(["--resume", str(tmp_path / "out")])
+    main([*short[0], "--out", str(tmp_path / "out")])
     assert bytes_of(tmp_path / "out") == short[1]
 
 
@@ -156,16 +156,16 @@ def test_after_a_write_that_fails_every_finished_round_is_kept(short, tmp_path, 
 
     def written(path, content):
         write(path, content[:1000])
-        if next(writes) == 4:                                # the checkpoint of round 1
+        if next(writes) == 3:                                # the checkpoint of round 1
             raise OSError(errno.ENOSPC, "no space")
         write(path, content)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
         patch.setattr(keep.Path, "write_bytes", written)
         main([*short[0], "--out", str(tmp_path)])
     error = capsys.readouterr().err
-    assert stop.value.code == 1 and "continues" in error and error.count("\n") == 1
-    assert {path.name for path in tmp_path.iterdir()} == {*keep.FILES}
-    main(["--resume", str(tmp_path)])
+    assert stop.value.code == 1 and "goes on" in error and error.count("\n") == 1
+    assert {path.name for path in tmp_path.glob("*/*")} == {*keep.FILES}
+    main([*short[0], "--out", str(tmp_path)])
     assert bytes_of(tmp_path) == short[1]
 
 
