@@ -720,8 +720,8 @@ TABLE["experiment/plateau.py", "plateau"] = [
      "the rate falls by the test set", "FedML's FedGKT"),
     ("patience=patience«→ - 1», threshold=0",
      "a_rate_falls_after_more_than_patience_rounds_by_hand", "the rate falls a round early"),
-    ("«plateau.load_state_dict(saved)→pass»", "a_resumed_run_goes_on_with_the_fallen_rate",
-     "a resumed run forgets the best")]
+    ("«plateau.load_state_dict(saved)→pass»", "a_run_goes_on_with_the_fallen_rate",
+     "a run that goes on forgets the best")]
 TABLE["algorithms/secure_sum.py", "secure_sum"] = [
     ("model_state[name].«double().→»cpu() * weight", "a_weighted_model_is_not_rounded_to_float32",
      "n_i w_i is rounded to float32"),

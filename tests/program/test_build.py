@@ -11,7 +11,7 @@ from benchmarks.commands import federation_of
 from data.images import adapt, crop_and_flip, normalize, statistics
 from data.load import load_dataset
 from experiment import build
-from experiment.plan import DEFAULTS
+from experiment.settings import DEFAULTS, Command, Method
 from federation import Data, restrict_public
 from partition import PARTITIONS
 
@@ -21,6 +21,9 @@ TEN = toy_set(10, 100, 2)
 SETS = {"toy": TOY, "foreign": FOREIGN, "ten": TEN, "copy": TOY}
 FLAGS = DEFAULTS | dict(dataset="toy", partition="iid", clients=3, per_class=2, joint=False,
                         model=["mlp"], server_model="mlp")
+
+# An algorithm that sees whatever public images there are, and whose server has a network.
+SEES_ALL = SimpleNamespace(public="joint", server="images", check=lambda fed, **settings: None)
 
 
 @pytest.fixture(autouse=True)
@@ -35,12 +38,12 @@ def built(seed=0, **changes):
     """(the federation, the data sets, the split)."""
     flags = FLAGS | changes
     networks = {name: flags.pop(name) for name in ("model", "server_model")}
-    plan = SimpleNamespace(flags=flags, environment={"amp": flags["amp"], "threads": 1},
-                           seeds=[seed], networks={"fedavg": networks}, algorithms={})
+    method = Method("all", SEES_ALL, {}, networks, 1)
+    command = Command([method], [seed], flags, {})
     datasets = build.load_datasets(flags)
-    build.check(plan, datasets, [], torch.device("cpu"))
-    fed = build.federation(plan, datasets, seed, torch.device("cpu"))
-    return build.with_networks(fed, **networks), datasets, build.split(flags, datasets.task, seed)
+    build.check(command, datasets, torch.device("cpu"))
+    fed = build.federation(command, datasets, seed, torch.device("cpu"))
+    return build.seen_by(method, fed, flags), datasets, build.split(flags, datasets.task, seed)
 
 
 def classes_of(part):
@@ -74,10 +77,9 @@ def test_an_algorithm_sees_only_the_public_data_that_it_uses():
 
 @pytest.mark.parametrize("algo, has_one", [("fedavg", False), ("dsfl", True), ("fedgkt", True)])
 def test_only_an_algorithm_whose_server_has_a_network_sees_one(algo, has_one):
-    run = SimpleNamespace(algorithm=ALGORITHMS[algo],
-                          networks={"model": ["mlp"], "server_model": "mlp"})
+    method = Method(algo, ALGORITHMS[algo], {}, {"model": ["mlp"], "server_model": "mlp"}, 1)
     fed, *_ = built(public="half")
-    assert (build.seen_by(run, fed, {"joint": False}).server_model is not None) == has_one
+    assert (build.seen_by(method, fed, {"joint": False}).server_model is not None) == has_one
 
 
 # ---------------------------------------------------------------------------------------- images

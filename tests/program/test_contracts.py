@@ -20,7 +20,7 @@ from algorithms import ALGORITHMS
 from algorithms.hyperparameters import HYPERPARAMETERS
 from attacks import Attack
 from experiment import keep
-from experiment.flags import COMMON_FLAGS
+from experiment.settings import DATA, PROGRAM, TRAINING
 from federation import Federation, parallel, stream, training, uploads
 from federation.parallel import active_clients, sample_clients
 
@@ -251,7 +251,8 @@ def test_a_state_has_what_is_declared_and_another_algorithms_is_refused(algo):
 
 @every_algorithm
 def test_no_hyperparameter_has_the_name_of_a_flag_of_every_run(algo):
-    assert not ALGORITHMS[algo].hyperparameters.keys() & COMMON_FLAGS.keys()
+    flags = {flag.name for flag in DATA + TRAINING + PROGRAM}
+    assert not ALGORITHMS[algo].hyperparameters.keys() & flags
 
 
 @every_algorithm

@@ -11,8 +11,8 @@ import torch
 from commands import ROOT, main, shipped
 
 from docs.reading import sources
-from experiment.plan import NETWORKS, plan_of
 from experiment.presets import QUICK_START
+from experiment.settings import NETWORKS, read
 
 README = (ROOT / "README.md").read_text()
 PAGES = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("docs/results/*.md")]
@@ -135,11 +135,11 @@ def test_all_draws_are_by_the_runs_seed(file):
 
 
 @pytest.mark.parametrize("command", re.findall(
-    r"\b(?:python|torchrun \S+ \d+) fedkd_minimal\.py (?!.*(?:--list|--help|--resume|fedavgm))"
+    r"\b(?:python|torchrun \S+ \d+) fedkd_minimal\.py (?!.*(?:--list|--help|fedavgm))"
     r"([^#\n`|]+)", TEXT.replace((ROOT / "docs" / "REPRODUCE.md").read_text(), "")))
 def test_every_command_on_a_page_is_understood(command):
     """Those of REPRODUCE.md are in test_reproduce.py."""
-    plan_of(re.sub(r"[][]|\.\.\.", "", command).split())
+    read(re.sub(r"[][]|\.\.\.", "", command).split())
 
 
 def places(path):

@@ -55,7 +55,7 @@ def test_a_rate_falls_after_more_than_patience_rounds_by_hand():
     assert unmoved[-1][1]["rates"] == [0.8] * 8
 
 
-def test_a_resumed_run_goes_on_with_the_fallen_rate():
+def test_a_run_goes_on_with_the_fallen_rate():
     run = with_plateau(SCRIPTED, 1)
     whole = rounds_of(run, rounds=8, lr=0.8)
     for n, (_, state) in enumerate(whole, start=1):

@@ -15,14 +15,14 @@ MODEL = {"server_accuracy": "server", "ensemble_accuracy": "ensemble"}
 ROW = '{"round": 0, "accuracy": 0.1, "loss": 2}'
 
 
-def write(folder, algo, values, alpha=1, scores=MODEL, **more):
+def write(folder, algo, values, lr=1, scores=MODEL, data="one set", **more):
     for seed, accuracies in values.items():
         (run := folder / f"{algo.replace(':', '-')}-seed{seed}").mkdir(parents=True)
         (run / "config.json").write_text(json.dumps({
-            "algo": [algo], "seeds": [seed], "networks": {algo: {}},
-            "settings": {algo: {"alpha": alpha}},
-            "flags": {"dataset": "/me/x.npz", "public": None, "data_root": "/me/data"},
-            "environment": {"threads": 1}, "scores": {algo: scores}}))
+            "algo": algo, "seed": seed, "networks": {}, "training": {},
+            "hyperparameters": {"lr": lr}, "fingerprints": {"dataset": data},
+            "data": {"dataset": "/me/x.npz", "public": None, "data_root": "/me/data"},
+            "environment": {"threads": 1}, "scores": scores}))
         (run / "metrics.jsonl").write_text("\n".join(json.dumps(
             {"round": t, "accuracy": x, "bytes_up": 2**20 * t, "bytes_down": 2**19} | more)
             for t, x in enumerate(accuracies)))
@@ -37,7 +37,7 @@ def printed(capsys, *argv):
 @pytest.fixture
 def table(tmp_path, capsys):
     write(tmp_path, "a", A)
-    write(tmp_path, "b", B, alpha=2, loss=1234)
+    write(tmp_path, "b", B, lr=2, loss=1234)
     return printed(capsys, tmp_path, "--key", "accuracy,loss", "--base", "a,b", "--last", 2)
 
 
@@ -71,7 +71,7 @@ def test_last_is_the_mean_of_the_last_rounds(table):
 
 def test_the_table_tells_the_settings_once_and_each_labels_own(table):
     assert table.startswith("settings: dataset=x.npz public=None data_root=data threads=1\n"
-                            "a: algo=a alpha=1\nb: algo=b alpha=2\n")
+                            "a: algo=a lr=1\nb: algo=b lr=2\n")
 
 
 def test_t_is_that_of_the_tables_of_statistics():
@@ -82,42 +82,29 @@ def test_t_is_that_of_the_tables_of_statistics():
         assert plot.half_width(values) == pytest.approx(quantile * stdev(values) / n ** .5)
 
 
-def test_a_base_without_the_accuracy_is_there_with_its_other_and_a_mark(tmp_path, capsys):
+def test_a_base_without_the_accuracy_is_there_with_its_other(tmp_path, capsys):
     write(tmp_path, "a", {0: [0.2]})
     write(tmp_path, "b", {0: [0.1]}, ensemble_accuracy=0.5)
     out = printed(capsys, tmp_path, "--key", "ensemble_accuracy")
     assert "minus a accuracy (server) last round" in out
-    assert "\na - - - 0 -\nb ensemble 50.00 +30.00* 0 50.00\n" in out
+    assert "\na - - - 0 -\nb ensemble 50.00 +30.00 0 50.00\n" in out
 
 
-def test_accuracies_on_different_classes_are_marked(tmp_path, capsys):
-    """An algorithm of a reader's own, whose headline is the accuracy on a client's own classes."""
-    write(tmp_path, "fedavg", {0: [0.4]}, client_accuracy_own=0.5)
-    write(tmp_path, "mine", {0: [0.7]}, scores={"client_accuracy_own": "clients, own classes"},
-          client_accuracy_own=0.7)
-    out = printed(capsys, tmp_path)
-    assert "\nmine clients, own classes 70.00 +30.00* 0 70.00\n" in out
-    out = printed(capsys, tmp_path, "--key", "client_accuracy_own", "--base", "mine")
-    assert "\nfedavg client_accuracy_own 50.00 -20.00* 0 50.00\n" in out
-
-
-def test_rounds_of_different_number_are_marked_or_left_out(tmp_path, capsys):
+def test_rounds_after_a_number_are_left_out(tmp_path, capsys):
     write(tmp_path, "a", {0: [0.4]})
     write(tmp_path, "b", {0: [0.1, 0.6]})
-    assert "\nb server 60.00 +20.00# 1 60.00\n" in printed(capsys, tmp_path)
+    assert "\nb server 60.00 +20.00 1 60.00\n" in printed(capsys, tmp_path)
     assert "\nb server 10.00 -30.00 0 10.00\n" in printed(capsys, tmp_path, "--rounds", 0)
 
 
-@pytest.mark.parametrize("flags, names", [([], [": server<", ": ensemble<", "mean of 2 seeds and"]),
-                                          (["--names", "A", "B C"], [">A<", ">B C<"])])
-def test_a_picture_names_each_line_and_whose_accuracy_it_is(tmp_path, flags, names):
+def test_a_picture_names_each_line_and_whose_accuracy_it_is(tmp_path):
     matplotlib = pytest.importorskip("matplotlib")
     write(tmp_path, "a", A, ensemble_accuracy=0.5)
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         plot.main([str(tmp_path), "--key", "accuracy,ensemble_accuracy",
-                   "--out", f"{tmp_path}/x.svg", *flags])
+                   "--out", f"{tmp_path}/x.svg"])
     picture = (tmp_path / "x.svg").read_text()
-    assert all(name in picture for name in names)
+    assert all(name in picture for name in (">a: server<", ">a: ensemble<", "2 seeds"))
 
 
 def test_a_curve_has_the_mean_and_interval_of_each_round(tmp_path):
@@ -134,7 +121,7 @@ def test_a_curve_has_the_mean_and_interval_of_each_round(tmp_path):
 @pytest.mark.parametrize("name", ["x.csv", "x.csv.gz"])
 def test_a_csv_of_all_metrics_is_read_like_the_runs_themselves(tmp_path, capsys, name):
     write(tmp_path / "runs", "a", A)
-    write(tmp_path / "runs", "b", B, alpha=2, client_accuracy=0.3,
+    write(tmp_path / "runs", "b", B, lr=2, client_accuracy=0.3,
           scores=MODEL | {"client_accuracy": "clients"})
     keys = "accuracy,client_accuracy,ComU@0.2"
     kept = tmp_path / name
@@ -188,22 +175,18 @@ def test_comu_is_missing_where_the_accuracy_is_not_reached(tmp_path, capsys):
                      printed(capsys, tmp_path, "--key", "ComU@0.6"))
 
 
-def test_a_label_is_the_folder_or_the_algorithm_below_what_all_share(tmp_path):
+def test_a_label_is_the_folder_of_the_run_behind_the_one_above_it_where_there_are_several(tmp_path):
     def labels(*folders):
         return sorted(plot.read_runs([tmp_path / x for x in folders]))
     write(tmp_path / "x", "fedavg", A)
-    assert labels("x") == ["x"]
     write(tmp_path / "x", "fedsdd:R=1", A)
-    assert labels("x") == ["fedavg", "fedsdd:R=1"]
+    assert labels("x") == labels("x/fedavg-seed0", "x/fedsdd-R=1-seed0") == ["fedavg", "fedsdd:R=1"]
     write(tmp_path / "z" / "R1", "fedsdd", B)
     write(tmp_path / "z" / "R4", "fedsdd", {7: A[0]})
-    (tmp_path / "z" / "R4" / "fedsdd-seed7").rename(tmp_path / "z" / "R4" / "7")
-    assert labels("z") == labels("z/R1", "z/R4/7") == ["R1", "R4"]       # METHOD/SEED
-    assert labels("x", "z") == ["x/fedavg", "x/fedsdd:R=1", "z/R1", "z/R4"]
-    for seed in A:
-        write(tmp_path / "s" / str(seed), "fedavg", {seed: A[seed]})
-        write(tmp_path / "s" / str(seed), "fedmd", {seed: A[seed]})
-    assert labels("s") == ["fedavg", "fedmd"]                            # SEED/ALGO-seedN
+    assert labels("z") == ["R1", "R4"] and labels("z/R4") == ["fedsdd"]
+    assert labels("x", "z") == ["R1", "R4", "x/fedavg", "x/fedsdd:R=1"]
+    (tmp_path / "z" / "R4" / "fedsdd-seed7").rename(tmp_path / "x" / "mine-seed7")
+    assert labels("x") == ["fedavg", "fedsdd:R=1", "mine"]
 
 
 def error_line(capsys, *argv):
@@ -214,35 +197,42 @@ def error_line(capsys, *argv):
     return line.removeprefix("plot: error: ")
 
 
-@pytest.mark.parametrize("values, alpha, words", [
-    (A[1], 2, "the same alpha: ['1', '2']"), ([0.1], 1, "the same rounds: ['0', '2']")])
-def test_runs_of_two_methods_are_not_pooled(tmp_path, capsys, values, alpha, words):
+@pytest.mark.parametrize("values, changes, words", [
+    (A[1], {"lr": 2}, "the same lr: ['1', '2']"), ([0.1], {}, "the same rounds: ['0', '2']"),
+    (A[1], {"data": "another set"}, "the same dataset: ['another set', 'one set']")])
+def test_runs_of_two_methods_or_on_two_data_sets_are_not_pooled(
+        tmp_path, capsys, values, changes, words):
     write(tmp_path, "a", {0: A[0]})
-    write(tmp_path, "a", {1: values}, alpha)
+    write(tmp_path, "a", {1: values}, **changes)
     assert words in error_line(capsys, tmp_path)
+    assert words in error_line(capsys, tmp_path, "--any-data")
+
+
+def test_labels_on_different_data_are_compared_only_if_asked(tmp_path, capsys):
+    write(tmp_path, "a", A)
+    write(tmp_path, "b", A, data="another set")
+    for flags in ([], ["--out", tmp_path / "x.svg"]):
+        assert "a, b: not all have the same dataset" in error_line(capsys, tmp_path, *flags)
+    assert "\nb server " in printed(capsys, tmp_path, "--any-data")
+    printed(capsys, tmp_path, "--out", tmp_path / "x.csv")
+    assert "same dataset" in error_line(capsys, tmp_path / "x.csv")
 
 
 def test_no_run_hides_another(tmp_path, capsys):
-    """Two runs of one label and seed: one in a folder, the other below it or in a file."""
+    """Two runs of one label and seed: one in a folder, the other in a file."""
     write(tmp_path / "x", "fedavg", A)
     printed(capsys, tmp_path / "x", "--out", tmp_path / "x.csv")
-    words = "x has two runs with one seed, [0, "
+    words = "fedavg has two runs with one seed, [0, "
     assert words in error_line(capsys, tmp_path / "x", tmp_path / "x.csv")
-    write(tmp_path / "x" / "0", "fedavg", {0: A[0]})
-    assert words in error_line(capsys, tmp_path / "x")
-    write(tmp_path / "y" / "x", "fedavg", {2: B[2]})     # another seed is one more
+    write(tmp_path / "y", "fedavg", {2: B[2]})           # another seed is one more
     [runs] = plot.read_runs([tmp_path / "x.csv", tmp_path / "y"]).values()
     assert [run["seed"] for run in runs] == [0, 1, 2]
-    write(tmp_path / "z" / "x", "fedgem", {2: B[2]})     # but not of another algorithm
-    assert "x: not all seeds have the same algo" in error_line(capsys, tmp_path / "x.csv",
-                                                               tmp_path / "z")
 
 
 @pytest.mark.parametrize("flags, rows, words", [
     ("--key acc", ROW, "no run has acc, but MB, accuracy, loss"),
     ("--base a,c", ROW, "the labels are"), ("--last 2", ROW, "has 0 rounds"),
     ("--last 0", ROW, "--last 0"), ("--rounds -1", ROW, "no run has accuracy"),
-    ("--out x.png --names a b", ROW, "2 names for these 1 lines"),
     ("", "", "finished round"), ("", ROW[:9], "a-seed0/metrics.jsonl is damaged"),
     ("--x week", ROW, "invalid choice"), ("--out x.png", ROW, "matplotlib"),
     ("--out no/x.csv", ROW, "no/x.csv")])

@@ -1,19 +1,16 @@
 """What a run prints at its end: whose accuracies."""
 import dataclasses
 import re
-from types import SimpleNamespace
-
 
 from algorithms import ALGORITHMS
 from experiment.keep import Run
-from experiment.plan import Plan
 from experiment.report import summary
+from experiment.settings import Method, scores_of
 
 
-def scores_of(algorithm, public):
-    """Whose accuracies an algorithm has with these public images."""
-    plan = SimpleNamespace(algorithms={"one": algorithm}, flags={"public": public})
-    return Plan.scores(plan, "one")
+def run_of(label, algorithm, public, rows):
+    method = Method(label, algorithm, {}, {}, 1)
+    return Run(method, 0, {"scores": scores_of(algorithm, public)}, None, rows=rows)
 
 
 def test_the_summary_says_whose_accuracy_it_is_and_on_which_half(capsys):
@@ -31,8 +28,7 @@ def test_the_summary_says_whose_accuracy_it_is_and_on_which_half(capsys):
              ("clients, after private training", "private", ".3000", ".3000"),
              ("server", "public", ".7000", ".7000"), ("server", "private", ".4000", ".4000")]
     for public in ("half", None):
-        summary([Run(label, None, 0, {}, {}, scores_of(ALGORITHMS[label], public), None, rows=rows)
-                 for label, rows in measured])
+        summary([run_of(label, ALGORITHMS[label], public, rows) for label, rows in measured])
         printed = capsys.readouterr().out.splitlines()[2:]
         for line, (whose, half, final, best) in zip(printed, lines, strict=True):
             whose += f", {half} half" * (public == "half")
@@ -42,6 +38,6 @@ def test_the_summary_says_whose_accuracy_it_is_and_on_which_half(capsys):
 def test_an_algorithm_of_a_readers_own_has_the_headline_that_it_declares(capsys):
     own = dataclasses.replace(ALGORITHMS["fedavg"], scores={"client_accuracy_own": "own classes"})
     rows = [{"accuracy": .5, "client_accuracy_own": .5, "client_accuracy": .25}]
-    summary([Run("mine", own, 0, {}, {}, scores_of(own, None), None, rows=rows)])
+    summary([run_of("mine", own, None, rows)])
     printed = capsys.readouterr().out
     assert re.search(r"mine +own classes +1  0.5000", printed) and "0.2500" not in printed

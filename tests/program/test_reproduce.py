@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiment.plan import plan_of
+from experiment.settings import read
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "REPRODUCE.md").read_text()
@@ -32,7 +32,7 @@ def test_every_command_of_an_item_is_understood(paper, item):
     for command in commands:
         start, flags = command.split(" ", 2)[:2], command.split()[2:]
         assert start == ["python", "fedkd_minimal.py"] and {"--paper", "--dataset"} <= {*flags}
-        plan_of(flags)
+        read(flags)
 
 
 @pytest.mark.parametrize("paper", LAST)
