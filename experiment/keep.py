@@ -5,9 +5,7 @@ holds the state after a round and the rows of all rounds so far. After each roun
 one step, then the .jsonl files, which are written from its rows. So a run that is killed at any
 moment goes on after its last finished round, and no row is lost or doubled. Nothing is locked: two
 commands that work on one folder compute the same rows and states, and each file is one of theirs as
-a whole.
-
-    model, prepare, classes = load_model("runs/a/fedsdd-seed0")      # a trained model of a run
+a whole. `load_model` reads a trained network.
 """
 import io
 import json
@@ -64,12 +62,13 @@ def runs_of(command, datasets):
                 "environment": {"torch": torch.__version__, "device": command.program["device"],
                                 "threads": method.threads},
                 "images": datasets.images, "scores": scores_of(method.algorithm, found["public"])}
-            folder = out and Path(out, f"{method.label.replace(':', '-')}-seed{seed}")
+            name = f"{method.label.replace(':', '-')}-seed{seed}"
+            folder = None if out is None else Path(out, name)
             runs.append(Run(method, seed, json.loads(dumps(config)), folder))
     if out is not None and is_first():
         for run in runs:
             find(run)
-        for path in Path(out).glob("*-seed*/config.json"):   # of methods that are not given now
+        for path in sorted(Path(out).glob("*-seed*/config.json")):     # of other methods, too
             compare(path.parent, data_of(config_of(path.parent)), data_of(runs[0].config))
     return runs
 
@@ -92,8 +91,7 @@ def find(run):
         kept = loaded(run.folder, (run.folder / "checkpoint.pt").read_bytes(), "cpu")
         run.rows, run.timings = kept["rows"], kept["timings"]
     elif (run.folder / "metrics.jsonl").exists():
-        raise ValueError(f"{run.folder} has metrics.jsonl, but no checkpoint.pt: choose another "
-                         "--out")
+        raise ValueError(f"{run.folder} has metrics.jsonl, but no checkpoint.pt")
 
 
 def config_of(folder):
@@ -104,8 +102,8 @@ def config_of(folder):
         parts = ("data", "fingerprints", "training", "networks", "hyperparameters", "environment")
         return config | {part: dict(config[part]) for part in parts}
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise ValueError(f"{path} is missing, damaged, or not from this program ({error}): choose "
-                         "another --out") from None
+        raise ValueError(f"{path} is missing or damaged, or not from this program "
+                         f"({error})") from None
 
 
 def data_of(config):
@@ -134,7 +132,7 @@ def loaded(folder, content, device):
         return {name: kept[name] for name in ("state", "rows", "timings")}
     except Exception as error:           # of many types: from zipfile, pickle, torch
         raise ValueError(f"{folder / 'checkpoint.pt'} is damaged, or not from this program "
-                         f"({str(error)[:100]}): choose another --out") from None
+                         f"({str(error)[:100]})") from None
 
 
 def make_folders(runs):
@@ -148,7 +146,12 @@ def make_folders(runs):
             replace(path, text.encode())                     # it may have more rounds now
             continue
         with open(path, "x") as file:                        # of two commands at once one makes it
-            file.write(text)
+            try:
+                file.write(text)
+                file.flush()
+            except OSError:                                  # a full disk
+                path.unlink()
+                raise
 
 
 # ------------------------------------------------------------------------------------- the rounds

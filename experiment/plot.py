@@ -40,13 +40,10 @@ def half_width(values):
     return T[min(n - 1, len(T)) - 1] * stdev(values) / sqrt(n) if n > 1 else None
 
 
-# --------------------------------------------------------------------------------------- the runs
-
 def read_run(path):
-    """[(folder, run)] of a metrics.jsonl of fedkd_minimal.py --out."""
+    """[(DIR, label, run)] of a metrics.jsonl in DIR/LABEL-seedN."""
     folder = path.parent.absolute()
     config = json.loads((folder / "config.json").read_text())
-    settings = config["data"] | config["training"] | config["networks"] | config["hyperparameters"]
     rows, num_bytes = [json.loads(line) for line in path.read_text().splitlines()], 0
     for row in rows:
         num_bytes += row.get("bytes_up", 0) + row.get("bytes_down", 0)
@@ -54,14 +51,18 @@ def read_run(path):
     # A data set is known by its fingerprint, not by the folders of this machine.
     data = {name: x for name, x in {**config["data"], **config["fingerprints"]}.items()
             if name != "data_root"}
+    settings = config["data"] | config["training"] | config["networks"] | config["hyperparameters"]
     settings |= {name: Path(settings[name]).name for name in ("dataset", "public", "data_root")
                  if settings[name]}
-    return [(folder, {"settings": settings, "data": data, "rows": rows, **{
-        name: config[name] for name in ("algo", "seed", "scores", "environment")}})]
+    run = {name: config[name] for name in ("algo", "seed", "scores", "environment")}
+    label = folder.name.removesuffix(f"-seed{run['seed']}")
+    if label == run["algo"].replace(":", "-"):           # it was not renamed
+        label = run["algo"]
+    return [(folder.parent, label, run | {"settings": settings, "data": data, "rows": rows})]
 
 
 def read_csv(path):
-    """[(label, run)] of a file that `write_csv` made; the older ones do not know the data."""
+    """[(None, label, run)] of a file of `write_csv`; the older ones do not tell the data."""
     data = path.read_bytes()
     first, *lines = (gzip.decompress(data) if path.suffix == ".gz" else data).decode().splitlines()
     runs = {(label, run["seed"]): {"data": {}, **run, "rows": []}
@@ -69,7 +70,7 @@ def read_csv(path):
     for row in csv.DictReader(lines):
         run = runs[row.pop("label"), int(row.pop("seed"))]
         run["rows"].append({key: json.loads(text) for key, text in row.items() if text})
-    return [(label, run) for (label, _), run in runs.items()]
+    return [(None, label, run) for (label, _), run in runs.items()]
 
 
 def write_csv(curves, path):
@@ -93,7 +94,7 @@ def read_runs(paths, rounds=inf):
     Raises ValueError if a folder has no run, a run is damaged, or the runs of a label are not those
     of one method with different seeds on the same data.
     """
-    found = []                                           # [(folder, or label of a file, run)]
+    found = []                                           # [(DIR, label in it, run)]
     for path in paths:
         files = [path] if path.is_file() else sorted(path.rglob("metrics.jsonl"))
         files = [file for file in files if file.stat().st_size]
@@ -104,37 +105,26 @@ def read_runs(paths, rounds=inf):
                 found += read_csv(file) if file.suffix in (".csv", ".gz") else read_run(file)
             except (OSError, EOFError, LookupError, TypeError, ValueError) as error:
                 raise ValueError(f"{file} is damaged, or --out did not make it ({error})") from None
-    inside = {}                                          # {DIR: the labels of its runs}
-    for place, run in found:
-        if isinstance(place, Path):
-            inside.setdefault(place.parent, set()).add(label_in(place, run))
+    inside = {}                                          # {DIR: its labels}
+    for folder, label, _ in found:
+        inside.setdefault(folder, set()).add(label)
     curves = {}
-    for place, run in found:
+    for folder, label, run in found:
+        if folder and len(inside.keys() - {None}) > 1:
+            alone = len(inside[folder]) == 1
+            label = folder.name if alone else f"{folder.name}/{label}"
         run["rows"] = [row for row in run["rows"] if row["round"] <= rounds]
         run["rounds"] = len(run["rows"]) - 1
-        label = place
-        if isinstance(place, Path):
-            label = label_in(place, run)
-            if len(inside) > 1:
-                alone = len(inside[place.parent]) == 1
-                label = place.parent.name if alone else f"{place.parent.name}/{label}"
         curves.setdefault(label, []).append(run)
     for label, runs in curves.items():
         runs.sort(key=lambda run: run["seed"])
         seeds = [run["seed"] for run in runs]
         if len({*seeds}) < len(seeds):
             raise ValueError(f"{label} has two runs with one seed, {seeds}")
-        all_settings = [run["settings"] | run["data"] | {"algo": run["algo"], "rounds":
-                                                         run["rounds"]} for run in runs]
-        refuse_different(label, all_settings, "compare after the same --rounds, or name folders "
-                         "separately")
+        refuse_different(label, [run["settings"] | run["data"] | {
+            "algo": run["algo"], "rounds": run["rounds"]} for run in runs],
+            "compare after the same --rounds, or name folders separately")
     return curves
-
-
-def label_in(folder, run):
-    """The word of --algo in the name of the run's folder; its own name if it was renamed."""
-    name = folder.name.removesuffix(f"-seed{run['seed']}")
-    return run["algo"] if name == run["algo"].replace(":", "-") else name
 
 
 def refuse_different(what, several, advice):
@@ -144,8 +134,6 @@ def refuse_different(what, several, advice):
         if len(values) > 1:
             raise ValueError(f"{what}: not all have the same {name}: {sorted(values)}; {advice}")
 
-
-# ------------------------------------------------------------------------------------ the metrics
 
 def is_share(key):
     return "accuracy" in key or key in SHARES
@@ -181,8 +169,6 @@ def values_of(runs, key, measure):
     return {run["seed"]: scale * measure([value for _, value in found])
             for run in runs if (found := series(run, key))}
 
-
-# -------------------------------------------------------------------------- the picture, the tables
 
 def curve(runs, key, axis, last=1):
     """[(x, mean, half width or None)] of each round with the metric.

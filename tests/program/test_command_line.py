@@ -317,7 +317,7 @@ def test_a_run_tells_what_differs_from_the_algorithms_defaults(finished):
 
 
 def test_left_are_all_rounds_of_all_runs_at_their_methods_pace():
-    """a has 2 of its 4 rounds at 3 s; b has none yet, 4 rounds at the mean of all; c is complete."""
+    """a: 2 of 4 rounds at 3 s. b: none yet, so at the mean of all. c: one run is complete."""
     def run(label, *seconds):
         return SimpleNamespace(rows=seconds, timings=[{"round_seconds": x} for x in seconds],
                                method=SimpleNamespace(label=label, settings={"rounds": 4}))

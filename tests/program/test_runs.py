@@ -372,7 +372,7 @@ def turn_a_bit(path):
 def test_a_spoilt_run_is_refused_in_one_line(stopped, npz, capsys, name, spoil):
     spoil(stopped / "fedavg-seed0" / name)
     before = contents(stopped)
-    refused(capsys, command("fedavg", npz, "--out", stopped), name, "--out")
+    refused(capsys, command("fedavg", npz, "--out", stopped), name)
     assert contents(stopped) == before
 
 
@@ -386,7 +386,7 @@ def test_nothing_is_executed_from_a_checkpoint(stopped, npz, capsys, tmp_path):
 
 
 def test_an_out_that_cannot_be_used_is_refused(stopped, npz, tmp_path, capsys):
-    """A file; a folder that may not be written; the folder of a run in the place of the one above."""
+    """A file; a folder that may not be written; the folder of a run, not the one above."""
     (tmp_path / "file").write_text("mine")
     (tmp_path / "closed").mkdir(mode=0o555)
     for out in (tmp_path / "file", tmp_path / "file" / "x", stopped / "fedavg-seed0",
