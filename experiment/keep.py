@@ -73,8 +73,6 @@ def runs_of(command, datasets):
     return runs
 
 
-# ----------------------------------------------------------------- the folder of an earlier command
-
 def find(run):
     """Gives the run its rows so far. Raises ValueError if its folder holds another one."""
     if not any((run.folder / name).exists() for name in FILES):
@@ -108,8 +106,9 @@ def config_of(folder):
 
 def data_of(config):
     """{name: value} of the data; of a data set its fingerprint, wherever its file is."""
-    found = config["data"] | config["fingerprints"]
-    return {name: value for name, value in found.items() if name != "data_root"}
+    plain = {name: value for name, value in config["data"].items()
+             if name != "data_root" and name not in config["fingerprints"]}
+    return plain | config["fingerprints"]                # last: --classes changes it, too
 
 
 def compare(folder, then, now):
@@ -153,8 +152,6 @@ def make_folders(runs):
                 path.unlink()
                 raise
 
-
-# ------------------------------------------------------------------------------------- the rounds
 
 def begin(run, device):
     """Goes on after the last finished round, which the first process reads for all."""
@@ -210,14 +207,11 @@ def replace(path, content):
         temporary.unlink(missing_ok=True)
 
 
-# -------------------------------------------------------------------------------- a trained model
-
 def load_model(folder, name=None):
     """(the network in eval mode, prepare(images) -> its input, the names of its classes).
 
         model, prepare, classes = load_model("runs/a/fedsdd-seed0")
         logits = model(prepare(images))        # images [n, c, h, w]: bytes, or floats in [0, 1]
-        [classes[j] for j in logits.argmax(1)]
 
     name      "server", of several models "server", "server 1", ..., "client 0", "client 1", ...:
               after the run's last finished round; None: the first of these that it has

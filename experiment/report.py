@@ -19,9 +19,7 @@ def megabytes(num_bytes):
 
 
 def duration(seconds):
-    """A time as 45s, 12min or 3.4h; None as a dash."""
-    if seconds is None:
-        return "-"
+    """A time as 45s, 12min or 3.4h."""
     if seconds < 600:
         return f"{seconds:.0f}s"
     return f"{seconds / 60:.0f}min" if seconds < 7200 else f"{seconds / 3600:.1f}h"
@@ -36,8 +34,6 @@ def print_table(lines, sides):
         say("  ".join(cells).rstrip())
 
 
-# ----------------------------------------------------------------------------------- before a run
-
 def describe(command, datasets, num_processes):
     """Prints what will run, on which data, and what differs from the defaults of the files."""
     found = command.federation
@@ -45,12 +41,10 @@ def describe(command, datasets, num_processes):
     say(f"{command.program['device']}, {num_processes} of {num_cores()} cores")
     for flag, text in datasets.fingerprints.items():
         say(f"{flag} {found[flag]}: {text}")
-    sizes = sorted({*map(len, split.clients)})
-    notes = [f"{found['clients']} clients with {' to '.join(map(str, sizes[:1] + sizes[1:][-1:]))} "
-             f"samples each ({found['partition']}, alpha {found['alpha']})",
-             f"public images: {text_of(found['public'])}"]
-    if found["joint"]:
-        notes.append("its classes and the task's in one output layer")
+    sizes = [*map(len, split.clients)]
+    size = " to ".join(map(str, sorted({min(sizes), max(sizes)})))
+    notes = [f"{found['clients']} clients with {size} samples ({found['partition']}, alpha "
+             f"{found['alpha']})", f"public images: {text_of(found['public'])}"]
     if split.validation is not None:
         notes.append(f"validation images: {len(split.validation)}")
     if found["attack"]:
@@ -59,7 +53,7 @@ def describe(command, datasets, num_processes):
         strength = f"z {z:.3f}" if found["attack"] == "lie" else f"scale {found['attack_scale']:g}"
         notes.append(f"{found['attack']} by {found['attackers']} of {found['clients']} clients, "
                      + strength)
-    notes += [name for name in ("augment", "amp") if found[name]]
+    notes += [name for name in ("joint", "augment", "amp") if found[name]]
     say(f"seed {command.seeds[0]}: {'; '.join(notes)}")
     for method in command.methods:
         networks = text_of(method.networks["model"])
@@ -90,8 +84,6 @@ def describe_all(command, datasets):
     print_table(lines, [str.rjust] * len(lines[0]))
 
 
-# ----------------------------------------------------------------------------------- during a run
-
 def heading(run, attack):
     """Prints the lines above the rounds of a run; attack: an `Attack`, or None."""
     title, rounds = f"\n{run.method.label}, seed {run.seed}", run.method.settings["rounds"]
@@ -115,7 +107,8 @@ def tell_round(run, runs):
     cells += [metric_text(metrics.get(column)).rjust(len(column))
               for column in run.method.algorithm.columns]
     cells += [megabytes(metrics.get(key, 0)).rjust(7) for key in ("bytes_up", "bytes_down")]
-    cells += [f"{seconds:7.1f}", f"{duration(seconds_left(runs)):>6}"]
+    left = seconds_left(runs)
+    cells += [f"{seconds:7.1f}", f"{'-' if left is None else duration(left):>6}"]
     if bad := metrics.get("bad_uploads"):
         cells.append(f"bad uploads (nan, infinity or too large): {bad}")
     say("  ".join(cells))
@@ -133,8 +126,6 @@ def seconds_left(runs):
     return sum(statistics.mean(seconds[run.method.label] or every)
                * max(0, run.method.settings["rounds"] - max(0, len(run.rows) - 1)) for run in runs)
 
-
-# -------------------------------------------------------------------------------------- after all
 
 def summary(runs):
     """Prints the table at the end: a line for each accuracy of each method."""

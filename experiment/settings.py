@@ -24,12 +24,13 @@ class Flag(NamedTuple):
     name: str
     kind: object            # as an annotation has it: int, tuple[int, ...], Literal[...], X | None
     default: object         # None: nothing, or what its meaning says
-    allowed: Range | None   # of numbers
+    allowed: Range | None   # None: any
     meaning: str
 
 
 NAMES = tuple[str, ...]
 SPLIT_SHARE = Range("greater than 0 and less than 1", lambda x: 0 < x < 1)
+NETWORK = Range(f"of {', '.join(models.NETWORKS)}", models.NETWORKS.__contains__)
 UP_TO_1024 = Range("from 1 to 1024", lambda x: 1 <= x <= 1024)
 DATA = [                    # who has which images: alike for all runs in a folder
     Flag("dataset", str, "glyphs", None,
@@ -64,9 +65,9 @@ DATA = [                    # who has which images: alike for all runs in a fold
 TRAINING = [                # what else all methods of a command have; of networks, by default
     Flag("paper", Literal[tuple(PAPER)], None, None,
          "use this paper's networks, partition, hyperparameters"),
-    Flag("model", NAMES, ["cnn"], None,
+    Flag("model", NAMES, ["cnn"], NETWORK,
          "networks of the clients (see --list), assigned to them in turn"),
-    Flag("server_model", str, "cnn_large", None, "network of the server, if it has its own"),
+    Flag("server_model", str, "cnn_large", NETWORK, "network of the server, if it has its own"),
     Flag("augment", bool, False, None, "train on randomly cropped and flipped images"),
     Flag("amp", bool, False, None, "use bfloat16 autocast in every forward pass"),
     Flag("lr_patience", int | None, None, AT_LEAST_1,
@@ -136,7 +137,10 @@ def read(argv, about=""):
     first = Parser(add_help=False)
     first.add(PROGRAM[0])
     labels = vars(first.parse_known_args(argv)[0]).get("algo", [])
-    algorithms = {label: algorithm_of(label) for label in labels}
+    for name in (label.split(":")[0] for label in labels):
+        if name not in ALGORITHMS:
+            raise ValueError(f"unknown algorithm {name!r}; there are {', '.join(ALGORITHMS)}")
+    algorithms = {label: ALGORITHMS[label.split(":")[0]] for label in labels}
     parser = parser_of([*dict.fromkeys(algorithms.values())], about)
     found, unknown = parser.parse_known_args(argv)
     given = vars(found)
@@ -168,8 +172,6 @@ def inventory():
             f"partitions  {', '.join(PARTITIONS)}\n"
             f"papers      {', '.join(PAPER)}")
 
-
-# -------------------------------------------------------------------------------------- the parser
 
 class Parser(argparse.ArgumentParser):
     """It raises ValueError for bad input."""
@@ -253,15 +255,6 @@ def text_of(value):
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-# --------------------------------------------------------------------------------------- the merge
-
-def algorithm_of(label):
-    name = label.split(":")[0]
-    if name not in ALGORITHMS:
-        raise ValueError(f"unknown algorithm {name!r}; there are {', '.join(ALGORITHMS)}")
-    return ALGORITHMS[name]
-
-
 def method_of(label, algorithm, given, parser):
     """The `Method` of a word of --algo: defaults, preset, flags, the word; a later one wins."""
     words = vars(parser.parse_args([f"--{word}" for word in label.split(":")[1:]]))
@@ -333,18 +326,12 @@ def scores_of(algorithm, public):
             for name, whose in algorithm.scores.items()}
 
 
-# ------------------------------------------------------------------------------------------ checks
-
 def check(command, given):
     """Raises ValueError for flags that do not go together."""
     federation, public = command.federation, command.federation["public"]
     served = ("none", "unlabeled", "joint") if federation["joint"] else ("none", "unlabeled")
     for method in command.methods:
         algorithm = method.algorithm
-        for name in [*method.networks["model"], method.networks["server_model"]]:
-            if name not in models.NETWORKS:
-                raise ValueError(f"unknown network {name!r}; there are "
-                                 f"{', '.join(models.NETWORKS)}")
         if (algorithm.public != "none" and "public" not in given
                 and public not in (*HELD_OUT, *DATASETS)):
             raise ValueError(f"{method.label} needs public images for {federation['dataset']}: "
