@@ -10,7 +10,8 @@ import attacks
 import models
 import partition
 from data.images import adapt, crop_and_flip, normalize, statistics, to_float
-from data.load import Dataset, by_superclass, check_classes, fingerprint, load_dataset, only
+from data.load import (Dataset, by_superclass, check_classes, fingerprint, load_dataset,
+                       load_public, only)
 from experiment.presets import HELD_OUT
 from experiment.settings import is_foreign
 from federation import Data, Federation, restrict_public, seeded, stream
@@ -41,7 +42,8 @@ def load_datasets(flags):
     """
     task, foreign = load_dataset(flags["dataset"], flags["data_root"]), None
     if is_foreign(flags["public"]):
-        foreign = load_dataset(flags["public"], flags["data_root"])
+        load = load_dataset if flags["joint"] else load_public       # which reads no labels
+        foreign = load(flags["public"], flags["data_root"])
         if torch.equal(foreign.train.images, task.train.images):
             raise ValueError(f"--public {flags['public']}: these are the training images "
                              "themselves, which clients hold; --public half or fifth keeps a share "
@@ -121,8 +123,7 @@ def federation(command, datasets, seed, device):
     test_rows = at_most(flags["test_size"], test.labels.numpy(), stream(seed, "test_size"))
     public, public_test, public_part, public_rows = None, None, train, rows.public
     if foreign is not None:
-        public_part = foreign.train if flags["joint"] else foreign.train._replace(labels=None)
-        public_rows = np.arange(len(foreign.train.labels))
+        public_part, public_rows = foreign.train, np.arange(len(foreign.train.images))
         if flags["joint"]:
             public_test = pick(foreign.test, np.arange(len(foreign.test.labels)))
     if flags["public"] == "half":                        # the test set is halved as well

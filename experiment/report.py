@@ -1,8 +1,10 @@
 """What a run prints: its settings, a line per round, the summary."""
+import math
 import statistics
 
-from attacks import lie_z
+from attacks import HUGE, lie_z
 from experiment import build
+from experiment.keep import networks_in
 from experiment.processes import num_cores, say
 from experiment.settings import text_of
 
@@ -41,6 +43,8 @@ def describe(command, datasets, num_processes):
     say(f"{command.program['device']}, {num_processes} of {num_cores()} cores")
     for flag, text in datasets.fingerprints.items():
         say(f"{flag} {found[flag]}: {text}")
+    if found["classes"] is not None and datasets.task.class_names:
+        say(f"classes: {', '.join(datasets.task.class_names)}")
     sizes = [*map(len, split.clients)]
     size = " to ".join(map(str, sorted({min(sizes), max(sizes)})))
     notes = [f"{found['clients']} clients with {size} samples ({found['partition']}, alpha "
@@ -111,7 +115,19 @@ def tell_round(run, runs):
     cells += [f"{seconds:7.1f}", f"{'-' if left is None else duration(left):>6}"]
     if bad := metrics.get("bad_uploads"):
         cells.append(f"bad uploads (nan, infinity or too large): {bad}")
+    if wild := diverged(run):
+        cells.append(f"diverged models (weights of nan, infinity or 1e30 and more): {wild}")
     say("  ".join(cells))
+
+
+def diverged(run):
+    """How many models of a run have a weight that is not finite, or HUGE; -inf may be a mask."""
+    def is_wild(w):
+        return bool((w.isnan() | (w.abs() >= HUGE) & (w != -math.inf)).any())
+
+    models = networks_in(run.state, run.method.algorithm, run.method.networks).values()
+    return sum(any(is_wild(w) for _, weights in parts for w in weights.values()
+                   if w.is_floating_point()) for parts in models)
 
 
 def seconds_left(runs):

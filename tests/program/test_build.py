@@ -9,7 +9,7 @@ from test_data import SUPERCLASS, TOY, refused, toy_set
 from algorithms import ALGORITHMS
 from benchmarks.commands import federation_of
 from data.images import adapt, crop_and_flip, normalize, statistics
-from data.load import load_dataset
+from data.load import Dataset, load_dataset
 from experiment import build
 from experiment.settings import DEFAULTS, Command, Method
 from federation import Data, restrict_public
@@ -31,6 +31,8 @@ def sets(monkeypatch):
     """`load_dataset` knows the toy sets: "toy" is in color, "foreign" and "ten" are gray."""
     sets = dict(SETS)
     monkeypatch.setattr(build, "load_dataset", lambda name, root: sets[name])
+    monkeypatch.setattr(build, "load_public", lambda name, root: Dataset(
+        Data(sets[name].train.images, None), None, 0))
     return sets
 
 

@@ -13,6 +13,7 @@ import torch
 from commands import refused
 from PIL import Image
 from test_command_line import configured
+from toys import same
 
 from algorithms import ALGORITHMS
 from data.load import load_dataset
