@@ -223,7 +223,8 @@ def stopped_after(rounds, argv, algo=None):
     ("fedgems", ["--lr-patience", "1"]),
     ("feddf", ["--patience", "none", "--max-grad-norm", "none"])])
 def test_other_modes_go_on_with_the_same_bytes(algo, more, npz, tmp_path):
-    argv = command(algo, npz, *more, "--participation", "1")
+    all_clients = ["--participation=1"] * ("participation" in ALGORITHMS[algo].hyperparameters)
+    argv = command(algo, npz, *more, *all_clients)
     main([*argv, "--out", str(tmp_path / "whole")])
     stopped_after(2, [*argv, "--out", str(tmp_path / "out")])
     main([*argv, "--out", str(tmp_path / "out")])
