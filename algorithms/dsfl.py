@@ -121,7 +121,7 @@ def evaluate(fed, state, trained=None):
 
 @checked
 def run(fed, state=None, *,
-        rounds: int = 300,
+        rounds: int = 300,                   # all clients take part in each
         local_epochs: int = 1,               # passes of a client over its own images in a round,
         public_epochs: int = 1,              #   and over the public images
         server_epochs: int = 2,              # passes of the server over the public images

@@ -257,7 +257,7 @@ def server_result_metrics(fed, public_rows, client_logits, weights, result):
 
 @checked
 def run(fed, state=None, *,
-        rounds: int = 200,                   # T
+        rounds: int = 200,                   # T; all clients take part in each
         local_epochs: int = 1,               # passes of a client over its own images in a round,
         public_epochs: int = 1,              #   and over the public images
         server_epochs: int = 1,              # passes of the server over the public images

@@ -100,7 +100,7 @@ def train_server(fed, t, server, pool, public_rows, fused_logits, has_reliable, 
 
 @checked
 def run(fed, state=None, *,
-        rounds: int = 200,                   # T
+        rounds: int = 200,                   # T; all clients take part in each
         local_epochs: int = 1,               # passes of a client over its own images in a round,
         public_epochs: int = 1,              #   and over the public images
         server_epochs: int = 1,              # passes of the server over the public images
