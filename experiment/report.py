@@ -100,8 +100,7 @@ def heading(run, attack):
         say(f"begun with {run.begun_with}: the last digits may differ")
     if attack is not None:
         say(f"malicious clients: {', '.join(map(str, attack.malicious))}")
-    columns = run.method.algorithm.columns
-    say("  ".join(["  round", *columns, "  MB up", "MB down", "seconds", "  left"]))
+    say("  ".join(["  round", *columns_of(run), "  MB up", "MB down", "seconds", "  left"]))
 
 
 def tell_round(run, runs):
@@ -109,7 +108,7 @@ def tell_round(run, runs):
     metrics, seconds = run.rows[-1], run.timings[-1]["round_seconds"]
     cells = [f"{metrics['round']:>3}/{run.method.settings['rounds']:<3}"]
     cells += [metric_text(metrics.get(column)).rjust(len(column))
-              for column in run.method.algorithm.columns]
+              for column in columns_of(run)]
     cells += [megabytes(metrics.get(key, 0)).rjust(7) for key in ("bytes_up", "bytes_down")]
     left = seconds_left(runs)
     cells += [f"{seconds:7.1f}", f"{'-' if left is None else duration(left):>6}"]
@@ -118,6 +117,13 @@ def tell_round(run, runs):
     if wild := diverged(run):
         cells.append(f"diverged models (weights of nan, infinity or 1e30 and more): {wild}")
     say("  ".join(cells))
+
+
+def columns_of(run):
+    """The metrics in a round's line; of a joint layer also the answers with a public class."""
+    algorithm = run.method.algorithm
+    is_joint = run.config["data"]["joint"] and algorithm.public == "joint"
+    return (*algorithm.columns, *(["client_accuracy_private_as_public"] if is_joint else []))
 
 
 def diverged(run):

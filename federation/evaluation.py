@@ -19,6 +19,8 @@ class Score(NamedTuple):
     test: float                    # on fed.test
     public_test: float | None      # on fed.public_test; None: there is none
     own: float | None = None       # `own_accuracy` of a client's own model; None: there is none
+    as_public: float | None = None     # share of fed.test that is answered with a public class;
+    #                                None: the output layer is not joint
 
 
 def predicted_classes(logits):
@@ -61,13 +63,17 @@ def score(fed, model, own_labels=None, predict=predict_logits):
     own_labels    of the client's images, if it is a client's own
     predict       `predict_logits`, or `predict_together` if no other network is scored meanwhile
     """
-    logits, public_test, own = predict(fed, model, fed.test.images), None, None
+    logits = predict(fed, model, fed.test.images)                                        # [N, C]
+    public_test, own, as_public = None, None, None
     if fed.public_test is not None:
         public_logits = predict(fed, model, fed.public_test.images)
         public_test = accuracy(public_logits, fed.public_test.labels)
+        num_public_classes = int(fed.test.labels.min())      # with a joint layer these come first
+        if fed.public_test.labels.max() < num_public_classes:
+            as_public = (logits.argmax(1) < num_public_classes).float().mean().item()
     if own_labels is not None:
         own = own_accuracy(logits, fed.test.labels, own_labels)
-    return Score(accuracy(logits, fed.test.labels), public_test, own)
+    return Score(accuracy(logits, fed.test.labels), public_test, own, as_public)
 
 
 def disagreement(member_logits):
@@ -114,10 +120,12 @@ def client_metrics(scores, key="client_accuracy"):
 
     scores    a `Score` for each client
     """
-    test, public, own = zip(*scores)
+    test, public, own, as_public = zip(*scores)
     metrics = {key: sum(test) / len(test), f"{key}_min": min(test), f"{key}_max": max(test)}
     if None not in public:
         metrics[f"{key}_public_test"] = sum(public) / len(public)
+    if None not in as_public:
+        metrics[f"{key}_as_public"] = sum(as_public) / len(as_public)
     if mean_own(own) is not None:
         metrics[f"{key}_own"] = mean_own(own)
     return metrics
@@ -154,7 +162,7 @@ def server_metrics(fed, server):
     """
     model = fed.server_model()
     model.load_state_dict(server["model"])
-    test, public, _ = score(fed, model, predict=predict_together)
+    test, public, *_ = score(fed, model, predict=predict_together)
     if public is None:
         return {"server_accuracy": test}
     return {"server_accuracy": public, "server_accuracy_private_test": test}

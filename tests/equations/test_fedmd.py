@@ -1,5 +1,6 @@
 """FedMD: the consensus, its digest, public subsets, the transfer, whole rounds; the upper bound."""
 import collections
+import dataclasses
 import itertools
 import math
 from functools import partial
@@ -18,11 +19,13 @@ from slow import (
     towards_labels,
     update_by,
 )
+from torch import nn
 from toys import federation, last, receives, same, samples, through_a_file, with_hidden_layer
 
 from algorithms import fedmd, fedmd_pooled, fedmd_transfer
 from attacks import Attack
 from federation import Data, stream
+from federation.evaluation import client_metrics, score
 from reference import fedmd as oracle
 
 TRANSFER = {"transfer_public_epochs": 12, "transfer_public_batch_size": 6, "lr": 0.05,
@@ -336,3 +339,23 @@ def test_pooled_training_stops_for_each_network_on_its_own(monkeypatch):
                 ] == batches
     assert same(whole[11][1]["clients"][0], whole[14][1]["clients"][0])
     assert same(rounds(through_a_file(whole[8][1]), first=9), whole[9:])
+
+
+def test_answers_with_a_public_class_are_a_metric_of_their_own():
+    """Two public classes, then the task's: of four answers 0, 2, 1, 3 a half is public."""
+    images = torch.eye(4).view(4, 1, 2, 2)
+
+    class Answers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4, bias=False)
+            self.layer.weight.data = torch.eye(4)[:, [0, 2, 1, 3]]
+
+        def forward(self, images):
+            return self.layer(images.flatten(1))
+    task = Data(images, torch.tensor([2, 2, 3, 3]))
+    public = Data(images, torch.tensor([0, 1, 0, 1]))
+    fed = dataclasses.replace(joint(), test=task, public_test=public)
+    assert client_metrics([score(fed, Answers())])["client_accuracy_as_public"] == 2 / 4
+    halves = dataclasses.replace(fed, public_test=task)
+    assert "client_accuracy_as_public" not in client_metrics([score(halves, Answers())])
