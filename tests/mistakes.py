@@ -576,7 +576,7 @@ TABLE["algorithms/fedgkt.py", "fedgkt"] = [
      "eq7_by_hand", "the server learns in the client's loss"),
     ("distillation_loss(client_logits, logits, temperature)«→ / temperature**2»",
      "eq6_by_hand", "no temperature²"),
-    ('view_after(fed, i, client["trainings"]«→ + 1»)', "participation_below_1_against_algorithm_1",
+    ('view_after(fed, i, number - 1«→ + 1»)', "participation_below_1_against_algorithm_1",
      "the server's logits are of other images", "FedML's FedGKT"),
     ("«view_after(fed, i, number)→fed.private[i].images», dtype",
      "extraction_is_in_eval_mode_of_the_next_view", "feature maps of clean images"),

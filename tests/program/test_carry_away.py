@@ -25,9 +25,11 @@ def source(module, name):
     if inspect.isfunction(getattr(module, name)):
         return inspect.getsource(getattr(module, name))
     text = inspect.getsource(module)
-    [assignment] = [node for node in ast.parse(text).body
-                    if isinstance(node, ast.Assign) and node.targets[0].id == name]
-    return ast.get_source_segment(text, assignment)
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Assign) and node.targets[0].id == name:
+            return ast.get_source_segment(text, node)
+        if isinstance(node, ast.ImportFrom) and name in [alias.name for alias in node.names]:
+            return source(importlib.import_module(node.module), name)
 
 
 def needs(module, name):
