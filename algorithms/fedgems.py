@@ -8,7 +8,7 @@ Run:    python fedkd_minimal.py --algo fedgems    small settings, about a minute
         defaults of `run`; there learning rates fall on a plateau (experiment/plateau.py)
 Data:   clients: their own labeled images; server and clients: N labeled public images. All
         networks may differ
-Sent:   down: which public images the server requests; at the end its logits of all N
+Sent:   down: which public images the server requests; at the end of a round its logits of all N
         up: each client's logits of the requested images
 
 A round; in brackets the lines of Algorithm 1. CE is cross-entropy. The loss of a sample with a
@@ -21,8 +21,8 @@ teacher is epsilon CE + (1 - epsilon) KL(teacher || student), at temperature 1; 
  d  each client trains on the public images, and L_s teaches, Eq. (6) [19-23]
 
 Scores: `accuracy` is server_accuracy, after b; means over the clients: client_accuracy_private
-        after a, client_accuracy_distilled after d. By default (--public half) the server is tested
-        on the public half of the test images, the clients on the other half
+        after a, client_accuracy_distilled after d. The test images are nobody's training images. By
+        default (--public half) the server is tested on one half of them, the clients on the other
 D1  private training opens the round, as in section 3.2; in Algorithm 1 it ends it
 D2  Eq. (4)'s softmax is over the reliable clients alone, so that their weights sum to 1
 D3  epsilon weighs CE, as the equations print it; by the text it would weigh the distillation
@@ -163,7 +163,7 @@ def train_server(fed, t, server, pool, public_rows, fused_logits, has_reliable, 
     images, labels = fed.public                                              # [N, c, h, w], [N]
     model = fed.server_model()
     optimizer = OPTIMIZERS[optimizer_name](model.parameters(), lr=lr, weight_decay=weight_decay)
-    restore(server, model, optimizer)                    # both go on from the server's last step
+    restore(server, model, optimizer)    # both go on from the last step; the rate is lr
     pool = Pool(pool.logits.clone(), pool.mask.clone())      # the caller's state does not change
     clients_logits = torch.zeros_like(pool.logits)                                       # [N, C]
     clients_logits[public_rows] = fused_logits

@@ -8,8 +8,8 @@ Run:    python fedkd_minimal.py --algo fedgkt    small settings, about a minute
         --paper fedgkt has the paper's, which are the defaults of `run`; with it the server's
         learning rate falls when the accuracy on the server's validation images, which are in
         no client, no longer grows (experiment/plateau.py)
-Data:   clients: their own labeled images; server: only what they upload. Edge networks may differ,
-        but their feature maps have one shape
+Data:   clients: their own labeled images; server: only what they upload, and where its rate falls
+        the validation images. Edge networks may differ, but their feature maps have one shape
 Sent:   up: feature maps, logits, labels of a client's images; down: the server's logits of them
 
 Algorithm 1; its client k is i here. KD is T² KL(teacher || student) at temperature T (D3):
@@ -105,11 +105,11 @@ def extract(fed, model, images, dtype):
 
 
 def view_after(fed, i, trainings):
-    """The view of client i's images [n, c, h, w] that follows so many of its trainings.
+    """View number `trainings` of client i's images [n, c, h, w]; without --augment the images.
 
-    With --augment all images are cropped and flipped once after each training, not in each batch.
-    The feature maps that are then uploaded are of this view, and so are the server's logits of
-    them. Therefore the next training, in which these logits teach, is on this view too.
+    View v is made after training v: all images are cropped and flipped once. The feature maps that
+    are then uploaded are of this view, so the server's logits are, too; therefore training v + 1,
+    in which these logits teach, uses the same view.
     """
     images = fed.private[i].images
     return fed.augment(images, stream(fed.seed, "view", trainings, i)) if fed.augment else images

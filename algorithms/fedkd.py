@@ -11,20 +11,21 @@ Sent:   up: the factors of the mentee's change in local training, the sample cou
 
 A round; the numbers are ours:
  1  each active client trains its mentor t and its copy of the mentee s on its own images. In each
-    batch, both predictions before either step and the same augmented view, a teacher a constant:
-      t:  CE(t) + (KL(s || t) + H) / D,    s:  CE(s) + (KL(t || s) + H) / D
-    D is CE(t) + CE(s), a constant, too: the worse both predict, the less they teach. H is the mean
-    square difference between t's features and W times s's; W is the client's own
- 2  it uploads the change of s, D3: each matrix by its fewest singular values whose squares have
-    the share `energy` of the sum of all; as it is, if the factors have no fewer numbers
+    batch, after both have predicted the same augmented view, the losses are, with the teacher and
+    S = CE(t) + CE(s) as constants: the worse both predict, the less they teach;
+      t:  CE(t) + (KL(s || t) + H) / S,    s:  CE(s) + (KL(t || s) + H) / S
+    H is the mean square difference between t's features and W times s's; W is the client's own
+ 2  it uploads the change of s: each matrix by its fewest singular values whose squares have the
+    share `energy` of the sum of all, which rises from round to round; the matrix as it is, if the
+    factors have no fewer numbers
  3  the server averages the changes, by numbers of samples, and compresses the mean in the same way
  4  the server and all clients add it to the mentee
 
-Scores: client_accuracy_own (and `accuracy`) is of the mentors after step 1, with the classes
-        weighed as the client's own images have them; client_accuracy of these on all test images;
-        server_accuracy of the mentee after step 4
+Scores: on the test images, in the mean over all clients. client_accuracy is of the mentors, after
+        step 1; client_accuracy_own (and `accuracy`) of these, with the classes weighed as the
+        client's own images have them; server_accuracy is of the mentee, after step 4
 D1  W learns with the mentee; the mentor's loss takes W s as a constant
-D2  D counts as 1e-6 where it is smaller
+D2  S counts as 1e-6 where it is smaller
 D3  what travels is the change in a whole local training; with --local-steps 1 that of one gradient
 """
 import torch
@@ -50,10 +51,11 @@ def adaptive_losses(mentor_logits, mentee_logits, labels, hidden=(0.0, 0.0)):
     """
     mentor_ce = F.cross_entropy(mentor_logits, labels)
     mentee_ce = F.cross_entropy(mentee_logits, labels)
-    D = (mentor_ce + mentee_ce).detach().clamp(min=1e-6)                     # D2
+    S = (mentor_ce + mentee_ce).detach().clamp(min=1e-6)                     # D2
+    # `kl_divergence` gives no gradient to the teacher, its first argument.
     mentor_kl = kl_divergence(mentee_logits, mentor_logits).mean()           # KL(s || t)
     mentee_kl = kl_divergence(mentor_logits, mentee_logits).mean()           # KL(t || s)
-    return mentor_ce + (mentor_kl + hidden[0]) / D, mentee_ce + (mentee_kl + hidden[1]) / D
+    return mentor_ce + (mentor_kl + hidden[0]) / S, mentee_ce + (mentee_kl + hidden[1]) / S
 
 
 def hidden_losses(mentor_features, mapped):
@@ -129,7 +131,7 @@ def train_client(fed, i, t, client, server, energy, local_epochs, local_steps, b
     mentor_optimizer = new_optimizer(mentor.parameters(), lr=lr, weight_decay=weight_decay)
     mentee_optimizer = new_optimizer([*mentee.parameters(), W], lr=lr,
                                      weight_decay=weight_decay)              # new in every round
-    restore(client, mentor, mentor_optimizer)            # both as the client kept them
+    restore(client, mentor, mentor_optimizer)            # as the client kept them
     mentee.load_state_dict(server["model"])
     mentor.train()                       # with --augment both see the same augmented batch
     mentee.train()

@@ -10,17 +10,17 @@ Data:   clients: their own labeled images; networks may differ, but the inputs o
 Sent:   up: a prototype, D numbers, of each class that the client has; its sample counts of all
         classes; down: the global prototypes. No model is sent
 
-A round; the numbers are ours:
+A round, in which all clients take part; the numbers are ours:
  1  each client trains on its own images: CE + weight R; R is the mean square difference between
     the features and the global prototype of the label's class, 0 where there is none yet
  2  it uploads the mean features of its images of each class, after the training
  3  the global prototype of a class is the mean of the clients', weighed by their sample counts of
     the class; a class that no usable upload has keeps the prototype of earlier rounds
 
-Scores: client_accuracy_own (and `accuracy`) is of the clients' networks after step 1, with the
-        classes weighed as the client's own images have them; client_accuracy on all test images;
-        prototype_accuracy and prototype_accuracy_own of the class whose global prototype of step 3
-        is nearest to the client's features
+Scores: on the test images, in the mean over the clients. client_accuracy is of their networks,
+        after step 1; client_accuracy_own (and `accuracy`) of these, with the classes weighed as the
+        client's own images have them. prototype_accuracy: a client answers with the class whose
+        global prototype, after step 3, is nearest to its features; prototype_accuracy_own likewise
 D1  R is the mean over the D numbers, as in the authors' code; the paper writes a distance
 """
 import torch
@@ -79,7 +79,7 @@ def train_client(fed, i, t, client, means, known, local_epochs, local_steps, bat
     images, labels = fed.private[i]                                          # [n, c, h, w], [n]
     model = fed.client_model(i)
     optimizer = OPTIMIZERS[optimizer_name](model.parameters(), lr=lr, weight_decay=weight_decay)
-    restore(client, model, optimizer)                    # both as the client kept them
+    restore(client, model, optimizer)                    # as the client kept them
     model.train()                        # with --augment the batches are augmented
     for rows, batch in shuffled(fed, images, ("local", t, i), epochs=local_epochs,
                                 batch_size=batch_size, steps=local_steps):   # step 1
@@ -124,7 +124,10 @@ def evaluate_prototypes(fed, clients, means, known):
 
 
 def ledger(fed, counts, known, num_features):
-    """Bytes of a round: prototypes of the clients' classes and C counts up, those known down."""
+    """Bytes of a round: prototypes of the clients' classes and C counts up, those known down.
+
+    What goes down is for the training of the next round.
+    """
     sent = int((counts > 0).sum())                       # prototypes of all clients
     received = len(counts) * int(known.sum())
     return {"bytes_up": FLOAT_BYTES * sent * num_features + INDEX_BYTES * counts.numel(),

@@ -51,7 +51,7 @@ def train_client(fed, i, t, client, server, local_epochs, local_steps, batch_siz
     personal, shared = fed.client_model(i), fed.server_model()
     personal_optimizer = new_optimizer(personal.parameters(), lr=lr, weight_decay=weight_decay)
     shared_optimizer = new_optimizer(shared.parameters(), lr=lr, weight_decay=weight_decay)
-    restore(client, personal, personal_optimizer)        # both as the client kept them, D1
+    restore(client, personal, personal_optimizer)        # as the client kept them, D1
     shared.load_state_dict(server["model"])              # step 1
     personal.train()                     # with --augment both see the same augmented batch
     shared.train()
