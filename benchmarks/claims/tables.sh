@@ -32,7 +32,8 @@ picture() { # picture NAME KEYS METHOD ...
 both=accuracy,ensemble_accuracy
 comu=ComU@0.3,ComU@0.35,ComU@0.4,bytes_up
 claims="fedsdd fedsdd-hetero fedsdd-all fedsdd-all-mnist ensembles ablations fedmd"
-claims+=" fedmd-pooled fedgems fedgems-augmented attacks fedgkt fedgkt-noniid fedgen quick-start"
+claims+=" fedmd-pooled fedgems fedgems-augmented attacks fedgkt fedgkt-noniid fedgen own-models"
+claims+=" quick-start"
 for claim in ${*:-$claims}; do
     runs=${CLAIM:-${claim%-noniid}}
     name=${CLAIM:-$claim}
@@ -149,6 +150,11 @@ for claim in ${*:-$claims}; do
         for alpha in 0.05 1.0; do table accuracy {fedavg,fedgen-code}-$alpha; done
         table $both R1 R4
         last=5 table accuracy {fedavg,fd}-iid ;;
+    own-models)
+        table client_accuracy_own,client_accuracy local local-0.03 fml fedproto fedkd fd
+        table client_accuracy_own local-0.03 fml fedproto fedkd
+        table prototype_accuracy_own,prototype_accuracy fedproto
+        table server_accuracy fml fedkd ;;
     quick-start)
         base=fedavg
         for data in readme default fifth letters letters-validation letters-1.0; do

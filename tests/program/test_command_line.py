@@ -10,9 +10,11 @@ import signal
 import statistics
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from commands import OF_PAPERS, refused
+from PIL import Image
 from toys import same
 
 import fedkd_minimal
@@ -365,6 +367,24 @@ def test_training_that_diverges_keeps_numbers_and_nulls(npz, tmp_path, flags):
     rows = kept(run.folder)
     assert len(rows) == 3 and all(0 <= row["accuracy"] <= 1 for row in rows)
     assert flags != "--lr 1e30" or rows[2]["bad_uploads"] == 4
+
+
+def test_a_round_tells_how_many_models_have_diverged(npz, capsys):
+    """Their accuracy is 0: argmax of nan would be class 0."""
+    main(["--algo", "standalone", "--dataset", npz, *TINY, "--rounds", "2", "--lr", "1e30"])
+    lines = [line for line in capsys.readouterr().out.splitlines() if re.match(" +[012]/2", line)]
+    assert [("diverged models" in line, "0.0000" in line) for line in lines] == [
+        (False, False), *[(True, True)] * 2]
+
+
+def test_the_names_of_chosen_classes_are_printed(tmp_path, capsys):
+    for part, name in itertools.product(("train", "test"), ("8", "9", "10")):
+        folder = tmp_path / part / name
+        folder.mkdir(parents=True)
+        for i in range(20):
+            Image.fromarray(np.full((8, 8), 12 * i, np.uint8)).save(folder / f"{i}.png")
+    main(["--algo", "fedavg", "--dataset", str(tmp_path), *TINY, "--classes", "0,2", "--describe"])
+    assert "classes: 8, 10" in capsys.readouterr().out
 
 
 def test_an_attack_is_printed_and_changes_the_numbers(capsys, npz, tmp_path):
