@@ -78,7 +78,8 @@ def compress(matrix, energy):
     if not matrix.isfinite().all():
         return matrix.clone()
     U, s, V = torch.linalg.svd(matrix, full_matrices=False)      # s: largest first
-    squares = (s / s.max()).square()                     # neither too large nor too small to add
+    # Neither too large nor too small to add; on the CPU, for a GPU's cumsum is not deterministic.
+    squares = (s / s.max()).square().cpu()
     shares = squares.cumsum(0) / squares.sum()
     K = min(int((shares < energy).sum()) + 1, len(s))
     factors = U[:, :K], s[:K], V[:K]

@@ -535,7 +535,7 @@ TABLE["algorithms/fedkd.py", "fedkd"] = [
      "no_loss_has_a_gradient_across_and_the_weight_has_none", "S has a gradient"),
     ("(mentor_ce + mentee_ce).detach()«.clamp(min=1e-6)→»",
      "two_certain_models_that_are_right_teach_with_finite_losses", "a division by 0"),
-    ("    squares = (s / s.max())«.square()→»  ",
+    ("    squares = (s / s.max())«.square()→».cpu()",
      "the_fewest_singular_values_with_the_share_of_the_squares_by_hand",
      "the share of the values, not of their squares"),
     ("    squares = «(s / s.max())→s».square()", "a_matrix_of_rank_1_survives_at_any_energy",
