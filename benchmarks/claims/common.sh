@@ -1,30 +1,25 @@
-# Sourced by each script here. A script measures one claim: every method with the same seeds, one
-# folder runs/CLAIM/METHOD/ALGO-seedN each. Started again, it goes on where it was cut.
-# Each seed draws its own images, so that the intervals cover their choice: of all of CIFAR-10's
-# 50,000 training images, in a file made once for all scripts by
+# Sourced by each script here, one for each paper. A script has parts, each of which measures its
+# methods with the same seeds on the same data. Runs are kept in runs/claims/PART/METHOD/ALGO-seedN;
+# started again, a script goes on where it was cut.
+# CIFAR-10 is a file with all 50,000 training images, of which each seed draws its own:
 #     python benchmarks/cifar10_npz.py downloads cifar10.npz --test-per-class 200
-# The older figures in docs/results (see docs/RESULTS.md) are of one file of 10,000 images for all
-# seeds, fedgkt.sh's of 5,000, five seeds and the last round: measured again, they change.
-# Seeds are 10 to 14, of the methods in $headline 10 to 19; no setting was chosen on these.
-# SEEDS="10 11" measures two of them, so that two cores can work side by side. Settings are tried
-# with SEEDS=0, other flags in EXTRA, and the name of another folder in CLAIM.
+# Seeds are 10 to 14, of the methods in $headline 10 to 19; settings were tried on seeds 0 to 2.
+# SEEDS="10 11" measures two of them, METHODS="R4 none-R4" two methods, so that several cores can
+# work side by side. Curves are kept with
+#     python -m experiment.plot --any-data runs/claims/PART --out docs/results/PART.csv.gz
+# and benchmarks/claims.py makes the tables from them.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 if [[ " $* " = *" --help "* ]]; then
     sed -n '2,/^[^#]/s/^# \{0,1\}//p' "benchmarks/claims/$(basename "$0")"
     exit
 fi
-claim=${CLAIM:-$(basename "$0" .sh)}
 
-run() {     # run METHOD ALGORITHM FLAG ...
+run() {     # run PART/METHOD ALGORITHM FLAG ...
     local seeds="10 11 12 13 14"
     if [[ " ${headline:-} " = *" $1 "* ]]; then seeds+=" 15 16 17 18 19"; fi
     seeds=${SEEDS:-$seeds}
-    python fedkd_minimal.py --algo "$2" --seeds "${seeds// /,}" --threads 1 "${@:3}" ${EXTRA:-} \
-        --out "runs/$claim/$1"
+    if [[ " ${METHODS:-${1#*/}} " != *" ${1#*/} "* ]]; then return; fi
+    python fedkd_minimal.py --algo "$2" --seeds "${seeds// /,}" --threads 1 --processes 1 \
+        "${@:3}" --out "runs/claims/$1"
 }
-
-# What tables.sh writes above the figures: by which commit and command they were measured.
-mkdir -p "runs/$claim"
-commit=$(git describe --always --dirty --exclude='*')
-echo "commit $commit, ${EXTRA:+EXTRA=\"$EXTRA\" }$(basename "$0") ${*##*/}" >> "runs/$claim/commands.txt"

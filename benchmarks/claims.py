@@ -1,0 +1,158 @@
+"""The papers' claims, judged by the curves in docs/results: the table and picture of RESULTS.md.
+
+    python benchmarks/claims.py            renews the table, and the output below each "$ python -m
+                                           experiment.plot ..." of docs/results/*.txt
+    python benchmarks/claims.py --draw     draws the pictures, too (needs matplotlib)
+
+A row of claims.csv: what is claimed of the row's metric minus the base's (greater, lower, level,
+not lower, by `margin` points instead of 1); both as FILE/LABEL of docs/results/FILE.csv.gz; the
+paper's two figures and where they stand.
+"""
+import argparse
+import contextlib
+import csv
+import io
+import os
+import re
+import shlex
+import sys
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from statistics import mean
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from experiment import plot
+
+REPOSITORY = Path(__file__).parents[1]
+RESULTS, CURVES = REPOSITORY / "docs" / "RESULTS.md", REPOSITORY / "docs" / "results"
+CLAIMS = list(csv.DictReader((Path(__file__).parent / "claims.csv").open()))
+TABLE = re.compile("(?<=<!-- claims.py -->\n).*?(?=<!-- end -->)", re.S)     # in RESULTS.md
+OUTPUT = re.compile(r"^\$ python -m experiment\.plot (.*)\n((?:(?!\$ ).*\n)*)", re.M)
+COLORS = {"holds": "#0072B2", "open": "#999999", "does not hold": "#D55E00"}   # Okabe and Ito's
+
+
+@cache
+def curves(file):
+    return plot.read_runs([CURVES / f"{file}.csv.gz"])
+
+
+def accuracies(run, metric):
+    """{seed: mean of the last tenth of the rounds, five at least, in percent} of "FILE/LABEL"."""
+    file, label = run.split("/")
+    runs = curves(file)[label]
+    last = max(5, runs[0]["rounds"] // 10)
+    return plot.values_of(runs, metric, lambda values: mean(values[-last:]))
+
+
+def differences(claim):
+    """[the row's accuracy minus the base's, in points] of the seeds that both have."""
+    ours = accuracies(claim["row"], claim["metric"])
+    base = accuracies(claim["base"], claim["base_metric"])
+    return [ours[seed] - base[seed] for seed in ours if seed in base]
+
+
+def verdict(claim, points):
+    """What the 95% interval of the differences' mean says about a claim."""
+    middle, width, margin = mean(points), plot.half_width(points), float(claim["margin"] or 1)
+    if claim["claimed"] == "lower":
+        middle = -middle
+    low, high = middle - width, middle + width
+    holds = {"greater": low > 0, "lower": low > 0, "not lower": low > -margin,
+             "level": -margin < low and high < margin}
+    if holds[claim["claimed"]]:
+        return "holds"
+    return "does not hold" if high < 0 or claim["claimed"] == "level" and low > 0 else "open"
+
+
+def papers_difference(claim):
+    return float(claim["paper_row"]) - float(claim["paper_base"]) if claim["paper_row"] else None
+
+
+def table():
+    """The Markdown of all claims; cells without spaces around them."""
+    lines, found, before = [], Counter(), ""
+    for claim in CLAIMS:
+        points = differences(claim)
+        judged = verdict(claim, points)
+        found[judged] += 1
+        paper = papers_difference(claim)
+        cells = ["" if claim["claim"] == before else claim["claim"], claim["setting"],
+                 f"{mean(points):+.2f} ± {plot.half_width(points):.2f} ({len(points)})",
+                 judged if judged == "holds" else f"**{judged}**",
+                 "" if paper is None else f"*{paper:+.2f}*, {claim['source']}"]
+        lines.append(f"|{'|'.join(cells)}|")
+        before = claim["claim"]
+    counts = ", ".join(f"{name} in {found[name]}" for name in COLORS)
+    directed = sum(claim["claimed"] in ("greater", "lower") for claim in CLAIMS)
+    return "\n".join([
+        f"{len(CLAIMS)} rows: {counts}. {directed} of them say that one is above another; without "
+        f"any difference about {directed / 20:.0f} of these intervals would exclude 0.", "",
+        "|claim|setting|difference (seeds)|verdict|the paper|", "|-|-|-|-|-|", *lines, ""])
+
+
+def renewed(text):
+    """A file of docs/results with the output of its commands of today."""
+    def run(found):
+        if " --out " in found[1]:                        # a picture
+            return found[0]
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            plot.main(shlex.split(found[1]))
+        return f"$ python -m experiment.plot {found[1]}\n{printed.getvalue().rstrip()}\n\n"
+    return OUTPUT.sub(run, text).rstrip() + "\n"
+
+
+def draw(path):
+    """Draws all claims, a row each; needs matplotlib."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.375, 10.2))               # 900 x 979 pixels
+    ax = figure.add_axes((0.54, 0.035, 0.45, 0.92))
+    before = ""
+    for y, claim in enumerate(CLAIMS):
+        points = differences(claim)
+        if claim["claim"] != before:
+            ax.axhline(y - 0.5, -1.2, color="0.85", linewidth=0.5, clip_on=False)
+        for x, words in ((-1.2, claim["claim"] * (claim["claim"] != before)),
+                         (-0.42, claim["setting"])):
+            ax.text(x, y, words, fontsize=7, va="center", transform=ax.get_yaxis_transform())
+        color, middle, width = COLORS[verdict(claim, points)], mean(points), plot.half_width(points)
+        ax.plot([middle - width, middle + width], [y, y], color=color, linewidth=1.5, alpha=0.6)
+        ax.plot(points, [y] * len(points), "o", color=color, markersize=2, alpha=0.6)
+        ax.plot(middle, y, "o", color=color, markersize=4.5)
+        if claim["paper_row"]:
+            ax.plot(papers_difference(claim), y, "v", color="black", fillstyle="none", markersize=4)
+        before = claim["claim"]
+    ax.axvline(0, color="black", linewidth=0.8)
+    ax.set_xscale("symlog", linthresh=1, linscale=0.8)   # as far from 0 to 1 as from 1 to 6
+    ticks = [-50, -20, -10, -5, -2, -1, 0, 1, 2, 5, 10, 20, 50]
+    ax.set_xticks(ticks, [f"{x:+d}" if x else "0" for x in ticks], fontsize=7)
+    ax.set_xticks([], minor=True)
+    ax.grid(axis="x", color="0.9", linewidth=0.6)
+    ax.tick_params(top=True, labeltop=True)
+    ax.set(xlim=(-70, 70), ylim=(len(CLAIMS) - 0.4, -0.6), yticks=[])
+    ax.set_xlabel("points of accuracy: mean, 95% interval, seeds; logarithmic beyond 1", fontsize=7)
+    for name, color in COLORS.items():
+        ax.plot([], [], "o", color=color, label=name)
+    ax.plot([], [], "v", color="black", fillstyle="none", label="the paper")
+    figure.legend(loc="upper left", ncols=4, frameon=False, fontsize=8)
+    with rc_context({"svg.hashsalt": "claims", "svg.fonttype": "none"}):
+        figure.savefig(path, metadata={"Date": None, "Description": table()})
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--draw", action="store_true", help="draw the pictures, too")
+    args = parser.parse_args()
+    os.chdir(REPOSITORY)
+    RESULTS.write_text(TABLE.sub(lambda _: table(), RESULTS.read_text()))
+    for path in sorted(CURVES.glob("*.txt")):
+        if OUTPUT.search(path.read_text()):
+            path.write_text(renewed(path.read_text()))
+            for command, _ in OUTPUT.findall(path.read_text()) if args.draw else ():
+                if " --out " in command:
+                    plot.main(shlex.split(command))
+    if args.draw:
+        draw(REPOSITORY / "docs" / "pictures" / "claims.svg")
