@@ -18,6 +18,7 @@ import shlex
 import sys
 from collections import Counter
 from functools import cache
+from math import inf
 from pathlib import Path
 from statistics import mean
 
@@ -53,16 +54,14 @@ def differences(claim):
 
 
 def verdict(claim, points):
-    """What the 95% interval of the differences' mean says about a claim."""
-    middle, width, margin = mean(points), plot.half_width(points), float(claim["margin"] or 1)
-    if claim["claimed"] == "lower":
-        middle = -middle
-    low, high = middle - width, middle + width
-    holds = {"greater": low > 0, "lower": low > 0, "not lower": low > -margin,
-             "level": -margin < low and high < margin}
-    if holds[claim["claimed"]]:
+    """Where the 95% interval of the differences' mean lies: in the range of the claim, or not."""
+    margin, width = float(claim["margin"] or 1), plot.half_width(points)
+    low, high = mean(points) - width, mean(points) + width
+    start, end = {"greater": (0, inf), "lower": (-inf, 0), "not lower": (-margin, inf),
+                  "level": (-margin, margin)}[claim["claimed"]]
+    if start < low and high < end:
         return "holds"
-    return "does not hold" if high < 0 or claim["claimed"] == "level" and low > 0 else "open"
+    return "does not hold" if high < start or low > end else "open"
 
 
 def papers_difference(claim):
@@ -79,7 +78,7 @@ def table():
         paper = papers_difference(claim)
         cells = ["" if claim["claim"] == before else claim["claim"], claim["setting"],
                  f"{mean(points):+.2f} ± {plot.half_width(points):.2f} ({len(points)})",
-                 judged if judged == "holds" else f"**{judged}**",
+                 f"**{judged}**" if judged == "does not hold" else judged,
                  "" if paper is None else f"*{paper:+.2f}*, {claim['source']}"]
         lines.append(f"|{'|'.join(cells)}|")
         before = claim["claim"]
