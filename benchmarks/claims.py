@@ -77,8 +77,8 @@ def table():
         found[judged] += 1
         paper = papers_difference(claim)
         cells = ["" if claim["claim"] == before else claim["claim"], claim["setting"],
-                 f"{mean(points):+.2f} ± {plot.half_width(points):.2f} ({len(points)})",
                  f"**{judged}**" if judged == "does not hold" else judged,
+                 f"{mean(points):+.2f} ± {plot.half_width(points):.2f} ({len(points)})",
                  "" if paper is None else f"*{paper:+.2f}*, {claim['source']}"]
         lines.append(f"|{'|'.join(cells)}|")
         before = claim["claim"]
@@ -87,7 +87,7 @@ def table():
     return "\n".join([
         f"{len(CLAIMS)} rows: {counts}. {directed} of them say that one is above another; if no "
         f"method were, about {directed / 20:.0f} of these intervals would exclude 0.", "",
-        "|claim|setting|difference (seeds)|verdict|the paper|", "|-|-|-|-|-|", *lines, ""])
+        "|claim|setting|verdict|difference (seeds)|the paper|", "|-|-|-|-|-|", *lines, ""])
 
 
 def renewed(text):
