@@ -85,8 +85,8 @@ def table():
     counts = ", ".join(f"{name} in {found[name]}" for name in COLORS)
     directed = sum(claim["claimed"] in ("greater", "lower") for claim in CLAIMS)
     return "\n".join([
-        f"{len(CLAIMS)} rows: {counts}. {directed} of them say that one is above another; if no "
-        f"method were, about {directed / 20:.0f} of these intervals would exclude 0.", "",
+        f"{len(CLAIMS)} rows: {counts}. {directed} of them say that one is above another; if none "
+        f"were, about {directed / 20:.0f} of these intervals would still exclude 0, by chance.", "",
         "|claim|setting|verdict|difference (seeds)|the paper|", "|-|-|-|-|-|", *lines, ""])
 
 
