@@ -46,11 +46,16 @@ def accuracies(run, metric):
     return plot.values_of(runs, metric, lambda values: mean(values[-last:]))
 
 
-def differences(claim):
-    """[the row's accuracy minus the base's, in points] of the seeds that both have."""
+def pairs(claim):
+    """[(the row's accuracy, the base's)] of the seeds that both have, in percent."""
     ours = accuracies(claim["row"], claim["metric"])
     base = accuracies(claim["base"], claim["base_metric"])
-    return [ours[seed] - base[seed] for seed in ours if seed in base]
+    return [(ours[seed], base[seed]) for seed in ours if seed in base]
+
+
+def differences(claim):
+    """[the row's accuracy minus the base's, in points] of each seed."""
+    return [ours - base for ours, base in pairs(claim)]
 
 
 def verdict(claim, points):
@@ -78,6 +83,7 @@ def table():
         paper = papers_difference(claim)
         cells = ["" if claim["claim"] == before else claim["claim"], claim["setting"],
                  f"**{judged}**" if judged == "does not hold" else judged,
+                 f"{mean(base for _, base in pairs(claim)):.1f}",
                  f"{mean(points):+.2f} ± {plot.half_width(points):.2f} ({len(points)})",
                  "" if paper is None else f"*{paper:+.2f}*, {claim['source']}"]
         lines.append(f"|{'|'.join(cells)}|")
@@ -87,7 +93,7 @@ def table():
     return "\n".join([
         f"{len(CLAIMS)} rows: {counts}. {directed} of them say that one is above another; if none "
         f"were, about {directed / 20:.0f} of these intervals would still exclude 0, by chance.", "",
-        "|claim|setting|verdict|difference (seeds)|the paper|", "|-|-|-|-|-|", *lines, ""])
+        "|claim|setting|verdict|b|a - b (seeds)|the paper|", "|-|-|-|-|-|-|", *lines, ""])
 
 
 def renewed(text):
