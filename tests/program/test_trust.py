@@ -86,6 +86,7 @@ def child(argv, errors):
     if number == 0:
         try:
             os.close(read)
+            signal.signal(signal.SIGINT, signal.default_int_handler)     # ignored in `pytest &`
             os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
             sys.stderr = open(2, "w", buffering=1, closefd=False)
             sys.stdout = open(write, "w", encoding="utf-8")
