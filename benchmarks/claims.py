@@ -153,11 +153,11 @@ if __name__ == "__main__":
     args = parser.parse_args()
     os.chdir(REPOSITORY)
     RESULTS.write_text(TABLE.sub(lambda _: table(), RESULTS.read_text()))
-    for path in sorted(CURVES.glob("*.txt")):
-        if OUTPUT.search(path.read_text()):
-            path.write_text(renewed(path.read_text()))
-            for command, _ in OUTPUT.findall(path.read_text()) if args.draw else ():
-                if " --out " in command:
-                    plot.main(shlex.split(command))
+    texts = {path: path.read_text() for path in CURVES.glob("*.txt")}
+    for path, text in texts.items():
+        path.write_text(renewed(text))
     if args.draw:
         draw(REPOSITORY / "docs" / "pictures" / "claims.svg")
+        for command, _ in OUTPUT.findall("\n".join(texts.values())):
+            if " --out " in command:
+                plot.main(shlex.split(command))

@@ -1,10 +1,10 @@
-# Sourced by each script here, one for each paper. A script has parts, each of which measures its
-# methods with the same seeds on the same data. Runs are kept in runs/claims/PART/METHOD/ALGO-seedN;
-# started again, a script goes on where it was cut.
+# Sourced by each script here: one for each paper, one for methods without public images. A script
+# has parts, each of which measures its methods with the same seeds on the same data. Runs are kept
+# in runs/claims/PART/METHOD/ALGO-seedN; started again, a script goes on where it was cut.
 # CIFAR-10 is a file with all 50,000 training images, of which each seed draws its own:
 #     python benchmarks/cifar10_npz.py downloads cifar10.npz --test-per-class 200
 # Seeds are 10 to 14, of the methods in $headline 10 to 19; settings were tried on seeds 0 to 2.
-# SEEDS="10 11" measures two of them, METHODS="R4 none-R4" two methods, so that several cores can
+# SEEDS="10 11" measures two of them, METHODS="R4 none" two methods, so that several cores can
 # work side by side. Curves are kept with
 #     python -m experiment.plot --any-data runs/claims/PART --out docs/results/PART.csv.gz
 # and benchmarks/claims.py makes the tables from them.

@@ -3,8 +3,8 @@
 # usage: benchmarks/papers/PAPER.sh                            the items
 #        benchmarks/papers/PAPER.sh ITEM                       its commands
 #        benchmarks/papers/PAPER.sh ITEM --run [FLAG ...]      runs them, each with these flags
-# A later flag replaces an earlier one: --run --dataset glyphs --public fifth --rounds 1 shows that an
-# item runs; its accuracies then say nothing.
+# A later flag replaces an earlier one: --run --dataset glyphs --public fifth --rounds 1 shows that
+# an item runs; its accuracies then say nothing.
 # Runs are kept in runs/papers/PAPER/ITEM/1, 2, ..., or below OUT instead of runs/papers; started
 # again, they go on where they were cut.
 set -euo pipefail

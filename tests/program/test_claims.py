@@ -10,7 +10,8 @@ from benchmarks import claims
 from experiment import plot
 
 DOCS = Path(__file__).parents[2] / "docs"
-SCRIPTS = sorted(DOCS.parent.glob("benchmarks/claims/[!c]*.sh"))
+FOLDER = DOCS.parent / "benchmarks" / "claims"
+SCRIPTS = sorted({*FOLDER.glob("*.sh")} - {FOLDER / "common.sh"})
 PAGES = [DOCS / "RESULTS.md", *sorted(DOCS.glob("results/*.md"))]
 TABLES = [path for path in sorted(DOCS.glob("results/*.txt")) if "\n$ python" in path.read_text()]
 DRAWN_BY_HAND = {"overview", "without_public", "worked_round"}
