@@ -6,7 +6,7 @@
 
 A row of claims.csv: what is claimed of the row's metric minus the base's (greater, lower, level,
 not lower, by `margin` points instead of 1); both as FILE/LABEL of docs/results/FILE.csv.gz; the
-paper's two figures and where they stand.
+paper's two figures and the number of their table.
 """
 import argparse
 import contextlib
@@ -84,16 +84,16 @@ def table():
         cells = ["" if claim["claim"] == before else claim["claim"], claim["setting"],
                  f"**{judged}**" if judged == "does not hold" else judged,
                  f"{mean(base for _, base in pairs(claim)):.1f}",
-                 f"{mean(points):+.2f} ± {plot.half_width(points):.2f} ({len(points)})",
-                 "" if paper is None else f"*{paper:+.2f}*, {claim['source']}"]
+                 f"{mean(points):+.2f} ± {plot.half_width(points):.2f}", str(len(points)),
+                 "" if paper is None else f"*{paper:+.2f}* ({claim['paper_table']})"]
         lines.append(f"|{'|'.join(cells)}|")
         before = claim["claim"]
     counts = ", ".join(f"{name} in {found[name]}" for name in COLORS)
     directed = sum(claim["claimed"] in ("greater", "lower") for claim in CLAIMS)
     return "\n".join([
-        f"{len(CLAIMS)} rows: {counts}. {directed} of them say that one is above another; if none "
-        f"were, about {directed / 20:.0f} of these intervals would still exclude 0, by chance.", "",
-        "|claim|setting|verdict|b|a - b (seeds)|the paper|", "|-|-|-|-|-|-|", *lines, ""])
+        f"{len(CLAIMS)} rows: {counts}. By chance alone about {directed / 20:.0f} of the "
+        f"{directed} intervals of a claim with > or < would exclude 0.", "",
+        "|claim|setting|verdict|b|a - b|seeds|the paper|", "|-|-|-|-|-|-|-|", *lines, ""])
 
 
 def renewed(text):

@@ -5,7 +5,8 @@
 # Parts:
 #   fedgems            iid
 #   fedgems-hetero     alpha 0.1; no-...: FedGEMS without one part
-#   fedgems-networks   alpha 0.5, and clients with four different networks
+#   fedgems-networks   alpha 0.5, and clients with four different networks; 22 minutes on one core
+#                      for one seed
 #   attacks            16 clients, alpha 0.5, embedded data: METHOD-none, -paf, -ofom, -lie
 # Method control: epsilon 1, with which server and clients make the same steps with labels alone.
 # usage: benchmarks/claims/fedgems.sh FILE.npz [PART ...]

@@ -9,7 +9,7 @@
 #   async        as ordered, but asynchronous; all clients are nearly as fast and do the same work
 # usage: benchmarks/claims/fedgkt.sh FILE.npz [PART ...]
 # FILE.npz: CIFAR-10, see common.sh; each seed draws 5,000 of its training images.
-# Each upload is for two epochs of the server. On one core one seed takes 30 minutes.
+# Each upload is for two epochs of the server. On one core one seed takes 15 minutes.
 # Tried on seed 0. Iid: FedAvg with 2 local epochs (45.7) and 5 (52.2; taken); 10,000 images, 16
 # clients, 2 local epochs (none 53, FedGKT 53). Alpha 0.5, FedAvg 46.3, FedGKT 39.7: six epochs of
 # the server 42.7; the clients' rate 0.0003 42.2, 0.0001 49.5 (five seeds do not confirm it),
