@@ -84,7 +84,8 @@ def table():
         cells = ["" if claim["claim"] == before else claim["claim"], claim["setting"],
                  f"**{judged}**" if judged == "does not hold" else judged,
                  f"{mean(base for _, base in pairs(claim)):.1f}",
-                 f"{mean(points):+.2f} ± {plot.half_width(points):.2f}", str(len(points)),
+                 f"{mean(points):+.2f}\u00a0±\u00a0{plot.half_width(points):.2f}",    # one line
+                 str(len(points)),
                  "" if paper is None else f"*{paper:+.2f}* ({claim['paper_table']})"]
         lines.append(f"|{'|'.join(cells)}|")
         before = claim["claim"]

@@ -83,7 +83,7 @@ def test_every_figure_of_a_page_is_in_its_table_of_claims_or_in_a_file_that_it_l
     figures = re.findall(r"(?<![\w.])-?\d+\.\d\d\b(?: ± \d+\.\d\d\b)?", ours)
     files = [page.parent / name for name in re.findall(r"\(([\w/-]+\.txt)\)", ours)]
     kept = "".join([*table, *(path.read_text() for path in files)])
-    kept = re.sub(r" (?:\+-|±) +", " ± ", kept)
+    kept = re.sub(r"\s(?:\+-|±)\s+", " ± ", kept)
     assert [x for x in figures if x not in kept] == []
 
 
