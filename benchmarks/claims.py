@@ -81,10 +81,11 @@ def table():
         judged = verdict(claim, points)
         found[judged] += 1
         paper = papers_difference(claim)
+        # With no-break spaces a difference and its interval stay on one line.
         cells = ["" if claim["claim"] == before else claim["claim"], claim["setting"],
                  f"**{judged}**" if judged == "does not hold" else judged,
                  f"{mean(base for _, base in pairs(claim)):.1f}",
-                 f"{mean(points):+.2f}\u00a0±\u00a0{plot.half_width(points):.2f}",    # one line
+                 f"{mean(points):+.2f}\u00a0±\u00a0{plot.half_width(points):.2f}",
                  str(len(points)),
                  "" if paper is None else f"*{paper:+.2f}* ({claim['paper_table']})"]
         lines.append(f"|{'|'.join(cells)}|")
@@ -92,8 +93,8 @@ def table():
     counts = ", ".join(f"{name} in {found[name]}" for name in COLORS)
     directed = sum(claim["claimed"] in ("greater", "lower") for claim in CLAIMS)
     return "\n".join([
-        f"{len(CLAIMS)} rows: {counts}. By chance alone about {directed / 20:.0f} of the "
-        f"{directed} intervals of a claim with > or < would exclude 0.", "",
+        f"{len(CLAIMS)} rows: {counts}. If nothing differed, about {directed / 20:.0f} of the "
+        f"{directed} intervals of a claim with > or < would exclude 0, by chance.", "",
         "|claim|setting|verdict|b|a - b|seeds|the paper|", "|-|-|-|-|-|-|-|", *lines, ""])
 
 

@@ -4,8 +4,7 @@
 # Parts:
 #   fedsdd          CIFAR-10, alpha 1.0; none: four models without distillation; all: four that are
 #                   all distilled; feddf: with FedSDD's optimizer, rate and temperature, as in
-#                   Table 10. On one core one seed takes 33 minutes of all, 13 of feddf, less of the
-#                   others
+#                   Table 10. On one core all takes 33 minutes for one seed, feddf 13
 #   fedsdd-hetero   alpha 0.1, where the paper's gain is largest. A model of FedSDD has a quarter of
 #                   FedAvg's clients in a round: FedAvg after 25 rounds and FedSDD after 100 have
 #                   made the same local training per model. 24 minutes
