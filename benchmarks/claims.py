@@ -87,7 +87,7 @@ def table():
                  f"{mean(base for _, base in pairs(claim)):.1f}",
                  f"{mean(points):+.2f}\u00a0±\u00a0{plot.half_width(points):.2f}",
                  str(len(points)),
-                 "" if paper is None else f"*{paper:+.2f}* ({claim['paper_table']})"]
+                 "" if paper is None else f"*{paper:+.2f}*\u00a0({claim['paper_table']})"]
         lines.append(f"|{'|'.join(cells)}|")
         before = claim["claim"]
     counts = ", ".join(f"{name} in {found[name]}" for name in COLORS)
