@@ -6,7 +6,7 @@
 
 A row of claims.csv: what is claimed of the row's metric minus the base's (greater, lower, level,
 not lower, by `margin` points instead of 1); both as FILE/LABEL of docs/results/FILE.csv.gz; the
-paper's two figures and the number of their table, with the paper's name if it is another's.
+paper's two figures and the number of their table, with the paper's name if it is not the method's.
 """
 import argparse
 import contextlib

@@ -109,7 +109,9 @@ INPUTS = {      # name: makes the arguments of one call or several, new each tim
         (normal(5, 3), normal(5, 3, seed=1), LABELS, *more) for more in ((), ((0.2, 0.5),))],
     "fedkd.hidden_losses": lambda: [(normal(5, 4), normal(5, 4, seed=1))],
     "fedkd.compress": lambda: [
-        (normal(9, 2) @ normal(2, 12, seed=1), 0.99), (normal(12, 9), 0.3), (normal(2, 3), 0.9)],
+        (normal(9, 2) @ normal(2, 12, seed=1), 0.99), (normal(2, 3), 0.9),
+        # Rounding turns singular vectors by more the closer two singular values are.
+        (normal(12, 9) * 0.5 ** torch.arange(9), 0.3)],
     "fd.others_mean": lambda: [(probs(4, 3, 3) * RIGHT[:, :3, None],)],
     "cronus.robust_mean": lambda: [
         (probs(10, 6, 4), 0.3), (probs(5, 6, 8), 0.4), (probs(5, 6, 4), 0.0)],
