@@ -116,18 +116,15 @@ def evaluate(fed, main_models):
 
 
 @timed
-def evaluate_ensemble(fed, averaged, test_ring, R):
-    """(the metrics of the ensemble on the test images, the test ring with this round).
+def evaluate_ensemble(fed, members, num_newest):
+    """The metrics of the ensemble on the test images; its last num_newest members are this round's.
 
-    test_ring    up to R times [N, C]: the mean logits of a round's models on the test images
     disagreement is the share of test images on which two of this round's models predict different
     classes, in the mean over the pairs
     """
-    member_logits = predict_members(fed, averaged, fed.test.images)                      # [M, N, C]
-    test_ring = [*test_ring, ensemble_logits(member_logits)][-R:]
-    logits = ensemble_logits(torch.stack(test_ring))                                     # [N, C]
-    return {"ensemble_accuracy": accuracy(logits, fed.test.labels),
-            "disagreement": disagreement(member_logits)}, test_ring
+    member_logits = predict_members(fed, members, fed.test.images)                       # [M, N, C]
+    return {"ensemble_accuracy": accuracy(ensemble_logits(member_logits), fed.test.labels),
+            "disagreement": disagreement(member_logits[-num_newest:])}
 
 
 def check_settings(fed, *, participation, K, attack, **settings):
@@ -157,9 +154,9 @@ def run(fed, state=None, *,
     if state is None:
         global_models = [start_model(fed, architecture, k)                   # Alg. 1, line 1
                          for architecture in by_architecture(fed) for k in range(K)]
-        state = {"round": 0, "global_models": global_models, "ring": [], "test_ring": []}
+        state = {"round": 0, "global_models": global_models, "undistilled": []}
         yield evaluate(fed, global_models[::K]), state
-    global_models, ring, test_ring = state["global_models"], state["ring"], state["test_ring"]
+    global_models, undistilled = state["global_models"], state["undistilled"]
     main_ks = range(0, len(global_models), K)            # [0], with one network
 
     for t in range(state["round"] + 1, rounds + 1):                          # Alg. 1, line 2
@@ -176,12 +173,12 @@ def run(fed, state=None, *,
         averaged = [aggregate(fed, model, {i: uploads[i] for i in group if i in uploads})
                     for model, group in zip(global_models, groups)]          # Alg. 1, line 7
 
-        # The ensemble predicts the clean public images, in eval mode. The models of earlier rounds
-        # do not change any more: their mean logits are kept.
-        member_logits = predict_members(fed, averaged, fed.public.images)    # [M, N, C]
-        round_logits = ensemble_logits(member_logits)            # their mean, [N, C], Eq. (3)
-        ring = [*ring, round_logits][-R:]                                    # up to R times [N, C]
-        teacher_logits = ensemble_logits(torch.stack(ring))                  # [N, C], Eq. (5)
+        # The ensemble, the averaged models of the last R rounds (at first of fewer), predicts the
+        # clean public images, in eval mode.
+        undistilled = [*undistilled, averaged][-R:]
+        members = [model for earlier in undistilled for model in earlier]    # up to M R models
+        member_logits = predict_members(fed, members, fed.public.images)     # [M R, N, C]
+        teacher_logits = ensemble_logits(member_logits)          # [N, C], Eq. (3), (5)
 
         def teach(k):
             return distill(fed, t, k, averaged[k], teacher_logits, distill_steps,
@@ -193,19 +190,19 @@ def run(fed, state=None, *,
                          for k, model in enumerate(averaged)]
 
         # Measured; no step above sees it. Teacher forwards are predictions of a public image.
-        ensemble_metrics, test_ring = evaluate_ensemble(fed, averaged, test_ring, R)
-        metrics = {**evaluate(fed, global_models[::K]), **ensemble_metrics,
-                   "teacher_forwards": len(averaged) * len(fed.public.images),
+        metrics = {**evaluate(fed, global_models[::K]),
+                   **evaluate_ensemble(fed, members, len(averaged)),
+                   "teacher_forwards": len(members) * len(fed.public.images),
                    "bad_uploads": len(model_of) - len(uploads),
                    **weights_ledger([(network(fed, model["architecture"]), len(group))
                                      for model, group in zip(averaged, groups)])}
         # All that the next round needs; clients and optimizers keep nothing.
-        state = {"round": t, "global_models": global_models, "ring": ring, "test_ring": test_ring}
+        state = {"round": t, "global_models": global_models, "undistilled": undistilled}
         yield metrics, state
 
 
 ALGORITHM = Algorithm(
     "fedsdd", run, scores={"server_accuracy": "server", "ensemble_accuracy": "ensemble"},
-    keeps=("global_models", "ring", "test_ring"), public="unlabeled", mixed_networks=True,
+    keeps=("global_models", "undistilled"), public="unlabeled", mixed_networks=True,
     check_settings=check_settings,
     columns=("accuracy", "ensemble_accuracy", "disagreement", "teacher_forwards"))

@@ -22,8 +22,6 @@ D1  all students learn from the same teacher, the ensemble before any distillati
 """
 from typing import Literal
 
-import torch
-
 from algorithms import Algorithm, checked, fedprox, fedsdd, scaffold
 from algorithms.equations import ensemble_logits
 from algorithms.fedsdd import deal_clients, distill, evaluate, evaluate_ensemble
@@ -157,9 +155,9 @@ def run(fed, state=None, *,
     if state is None:
         global_models = [start_model(fed, architecture, k, local)            # Alg. 1, line 1
                          for architecture in by_architecture(fed) for k in range(K)]
-        state = {"round": 0, "global_models": global_models, "ring": [], "test_ring": []}
+        state = {"round": 0, "global_models": global_models, "undistilled": []}
         yield evaluate(fed, global_models[::K]), state
-    global_models, ring, test_ring = state["global_models"], state["ring"], state["test_ring"]
+    global_models, undistilled = state["global_models"], state["undistilled"]
     # Without students nobody needs the ensemble's predictions of public images.
     public_images = fed.public.images[:0] if students == "none" else fed.public.images
 
@@ -177,23 +175,24 @@ def run(fed, state=None, *,
                               local, secure_sum)
                     for model, group in zip(global_models, groups)]          # Alg. 1, line 7
 
-        members = members_of(averaged, groups, uploads, ensemble)            # Table 5
-        member_logits = predict_members(fed, members, public_images)         # [M, N, C], eval mode
-        ring = [*ring, ensemble_logits(member_logits)][-R:]                  # R x [N, C], Eq. (3)
-        teacher_logits = ensemble_logits(torch.stack(ring))                  # [N, C], Eq. (5)
+        newest = members_of(averaged, groups, uploads, ensemble)             # Table 5
+        undistilled = [*undistilled, newest][-R:]
+        members = [model for earlier in undistilled for model in earlier]    # of the last R rounds
+        member_logits = predict_members(fed, members, public_images)         # [M R, N, C]
+        teacher_logits = ensemble_logits(member_logits)          # [N, C], Eq. (3), (5)
 
         student_ks = students_of(t, len(averaged), K, students, warmup_rounds)       # Table 6
         global_models = teach(fed, t, averaged, student_ks, teacher_logits,  # Alg. 1, line 8-10
                               distill_steps, server_batch_size, server_lr, temperature)
 
         # Measured; no step above sees it.
-        ensemble_metrics, test_ring = evaluate_ensemble(fed, members, test_ring, R)
-        metrics = {**evaluate(fed, global_models[::K]), **ensemble_metrics,
+        metrics = {**evaluate(fed, global_models[::K]),
+                   **evaluate_ensemble(fed, members, len(newest)),
                    "teacher_forwards": len(members) * len(public_images),
                    "bad_uploads": count_bad(groups, uploads, secure_sum),
                    **ledger(fed, averaged, groups, local, secure_sum)}
         # SCAFFOLD's global models also hold the clients' controls, which real clients would keep.
-        state = {"round": t, "global_models": global_models, "ring": ring, "test_ring": test_ring}
+        state = {"round": t, "global_models": global_models, "undistilled": undistilled}
         yield metrics, state
 
 

@@ -100,10 +100,14 @@ def test_a_round_of_fedsdd_by_pencil():
                      public=Data(x, None), num_classes=2, seed=2, device=torch.device("cpu"),
                      architecture=["table"] * 3, client_model=lambda i, init=0: table())
     models = [[0., 0.]] * 4, [[LN3, 0.], [0., 0.], [0., LN3], [0., 0.]]
-    mean_of_round_1 = torch.tensor([[LN3, 0.], [0., 0.], [0., 0.], [0., LN3]])
-    round_1 = {"round": 1, "ring": [mean_of_round_1], "test_ring": [mean_of_round_1],
-               "global_models": [{"architecture": "table", "model": {
-                   "1.weight": torch.tensor(own).T.contiguous()}} for own in models]}
+    undistilled = ([[2 * LN3, 0.], [0., 0.], [0., 0.], [0., 0.]],    # their mean: (ln 3, 0), zeros,
+                   [[0., 0.], [0., 0.], [0., 0.], [0., 2 * LN3]])    # zeros, (0, ln 3)
+
+    def saved(logits):
+        weights = {"1.weight": torch.tensor(logits).T.contiguous()}
+        return {"architecture": "table", "model": weights}
+    round_1 = {"round": 1, "undistilled": [[*map(saved, undistilled)]],
+               "global_models": [*map(saved, models)]}
     [(metrics, state)] = fedsdd.run(fed, round_1, rounds=2, K=2, R=2, participation=1.0,
                                     local_epochs=1, lr=2 * LN3, distill_steps=1, server_lr=2.,
                                     temperature=2.0)
@@ -114,12 +118,13 @@ def test_a_round_of_fedsdd_by_pencil():
     w0 = [THIRD, 0, -THIRD, -THIRD]                    # the class 0; class 1 has the opposite
     close(other, [[LN3, 0.], [LN3, -LN3], [0., LN3], [0., 0.]])
     # Eq. (3): the mean of the two models' logits; Eq. (5): its mean with that of round 1.
-    close(state["ring"][1], [[2 * THIRD, -THIRD / 2], [LN3 / 2, -LN3 / 2],
-                             [-THIRD / 2, 2 * THIRD], [-THIRD / 2, THIRD / 2]])
+    newest = torch.stack([saved["model"]["1.weight"].T for saved in state["undistilled"][1]])
+    close(newest.mean(0), [[2 * THIRD, -THIRD / 2], [LN3 / 2, -LN3 / 2],
+                           [-THIRD / 2, 2 * THIRD], [-THIRD / 2, THIRD / 2]])
     teacher = [[2.5 * THIRD, -THIRD / 4], [LN3 / 4, -LN3 / 4], [-THIRD / 4, THIRD],
                [-THIRD / 4, THIRD / 4 + LN3 / 2]]
     # Eq. (4): 2² KL of softened predictions, mean over 4, rate 2: a row moves by teacher - student.
     moves = [1 / (1 + math.exp(-(a - b) / 2)) - 1 / (1 + math.exp(-own))
              for (a, b), own in zip(teacher, w0)]
     close(main, [[own + move, -own - move] for own, move in zip(w0, moves)])
-    assert metrics["teacher_forwards"] == 2 * 4        # K N, whatever R
+    assert metrics["teacher_forwards"] == 2 * 2 * 4    # K R N
