@@ -19,15 +19,15 @@ z^max          z            LIE's distance from the mean, in standard deviations
 n, epsilon n                num_clients, num_attackers: all clients, malicious clients
 
 Departures (more: docs/DEPARTURES.md):
-D1  Eq. (7) sums over benign clients and divides by their number
-D2  theta', which the paper leaves open, is scale x (standard deviation over all benign entries of
-    the round) x u, u ~ N(0, 1) for each attacker, row and coordinate, the same in all rounds
-D3  n counts all clients, as in Baruch's paper; Algorithm 2 calls it the number of benign updates.
-    Eq. (9) divides by the number of benign clients, as Baruch does
-D4  A.1 ends as if theta_m could replace the server's aggregate. Here the attacker replaces its own
-    upload, and the server aggregates that with the others'
-D5  Eq. (11): of OFOM's two attackers the second uploads the mean of the benign clients and the
-    first
+  1  Eq. (7) sums over benign clients and divides by their number
+  2  theta', which the paper leaves open, is scale x (standard deviation over all benign entries of
+     the round) x u, u ~ N(0, 1) for each attacker, row and coordinate, the same in all rounds
+  3  n counts all clients, as in Baruch's paper; Algorithm 2 calls it the number of benign updates.
+     Eq. (9) divides by the number of benign clients, as Baruch does
+  4  A.1 ends as if theta_m could replace the server's aggregate. Here the attacker replaces its own
+     upload, and the server aggregates that with the others'
+  5  Eq. (11): of OFOM's two attackers the second uploads the mean of the benign clients and the
+     first
 """
 import math
 from collections.abc import Callable
@@ -42,7 +42,7 @@ HUGE = 1e30    # sums of larger numbers, or their quotients by a temperature, ov
 
 def paf(benign, theta):
     """The mean of the benign uploads plus theta: [n, ...], [...] -> [...].      Eq. (7)"""
-    return benign.mean(0) + theta                                                        # D1
+    return benign.mean(0) + theta                                        # departure 1
 
 
 def lie(benign, z):
@@ -61,7 +61,7 @@ def ofom(benign, theta):
     """
     wide = torch.promote_types(benign.dtype, torch.float32)          # sums of float16 overflow
     far = benign.mean(0) + theta
-    mean = (benign.sum(0, dtype=wide) + far) / (len(benign) + 1)                         # D5
+    mean = (benign.sum(0, dtype=wide) + far) / (len(benign) + 1)         # departure 5
     return torch.stack([far, mean.to(far.dtype)])
 
 
@@ -74,7 +74,7 @@ def lie_z(num_clients, num_attackers):
     >>> round(lie_z(50, 12), 3)
     0.336
     """
-    supporters = math.floor(num_clients / 2 + 1) - num_attackers                         # D3
+    supporters = math.floor(num_clients / 2 + 1) - num_attackers         # departure 3
     benign = num_clients - num_attackers
     return NormalDist().inv_cdf(min(max((benign - supporters) / benign, 0.001), 0.999))
 
@@ -117,7 +117,7 @@ def build(name, stream, num_clients, attackers, scale=10.0, z=None):
         source = malicious[0] if name == "ofom" else i
         shape = (int(rows.max()) + 1, *upload.shape[1:])         # a row's u depends on no other row
         u = torch.from_numpy(stream("theta", source).standard_normal(shape)).to(benign)[rows]
-        theta = scale * benign.std(correction=0) * u                                     # D2
+        theta = scale * benign.std(correction=0) * u                     # departure 2
         forged = paf(benign, theta) if name == "paf" else ofom(benign, theta)[malicious.index(i)]
         return forged.to(upload)
 
@@ -134,7 +134,7 @@ def attack_rows(attack, uploads, client_ids, rows):
     if not benign.numel():
         return uploads
     return torch.stack([attack.forge(i, upload, benign, rows) if i in attack.malicious else upload
-                        for i, upload in zip(client_ids, uploads)])                      # D4
+                        for i, upload in zip(client_ids, uploads)])      # departure 4
 
 
 def attack_models(attack, uploads, client_ids):

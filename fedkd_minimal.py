@@ -64,7 +64,7 @@ def train(command, datasets, runs, device):
             if patience is not None and run.method.algorithm.plateau:
                 algorithm_run = with_plateau(run.method.algorithm, patience)
             for metrics, state in algorithm_run(own, run.state, **run.method.settings, **attack):
-                keep.keep_round(run, own, metrics, state)
+                keep.keep_round(run, metrics, state)
                 report.tell_round(run, runs)
             run.state = None                                 # its memory is for the next run
     report.summary(runs)

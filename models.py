@@ -39,18 +39,18 @@ Komodakis, "Wide Residual Networks", arXiv:1605.07146; FedGKT, arXiv:2007.14513;
 arXiv:2110.11027; FedSDD, arXiv:2312.17029v1; FedMD, arXiv:1910.03581.
 
 Departures (more: docs/DEPARTURES.md):
-D1  FedGEMS Table 11 prints blocks 1, 1, 2 for the "ResNet-17" of clients 8 and 16. These are 14
-    layers, the network of clients 2 and 10. The printed network is `bottleneck14a`;
-    `bottleneck17d` has the 17 layers of the name, blocks 1, 1, 3
-D2  FedSDD does not specify the shortcuts. Here they are 1x1 convolutions with BatchNorm where the
-    shapes differ, and the identity elsewhere (He's option B)
-D3  FedMD specifies the filters and the dropout rates, but not padding, pooling, BatchNorm and
-    initialization. Here these follow the authors' code, with Keras's defaults
-D4  No published code has FedMD's network of 4 convolutions. Here the fourth block of
-    `fedmd_cifar9` repeats the third
-D5  FedGKT Table 7 lists a max pooling of 3 x 1 after the edge's first convolution, without a
-    stride. Appendix B.3's text, and the feature maps of 16 x 32 x 32 in the paper's costs, have
-    none, and here there is none
+  1  FedGEMS Table 11 prints blocks 1, 1, 2 for the "ResNet-17" of clients 8 and 16. These are 14
+     layers, the network of clients 2 and 10. The printed network is `bottleneck14a`;
+     `bottleneck17d` has the 17 layers of the name, blocks 1, 1, 3
+  2  FedSDD does not specify the shortcuts. Here they are 1x1 convolutions with BatchNorm where the
+     shapes differ, and the identity elsewhere (He's option B)
+  3  FedMD specifies the filters and the dropout rates, but not padding, pooling, BatchNorm and
+     initialization. Here these follow the authors' code, with Keras's defaults
+  4  No published code has FedMD's network of 4 convolutions. Here the fourth block of
+     `fedmd_cifar9` repeats the third
+  5  FedGKT Table 7 lists a max pooling of 3 x 1 after the edge's first convolution, without a
+     stride. Appendix B.3's text, and the feature maps of 16 x 32 x 32 in the paper's costs, have
+     none, and here there is none
 """
 from functools import partial
 from itertools import pairwise
@@ -134,7 +134,7 @@ def conv1x1(in_channels, out_channels, stride=1):
 
 def projection(in_channels, out_channels, stride):
     """A shortcut: the identity if the shapes are equal, otherwise 1x1 convolution and BatchNorm."""
-    if stride == 1 and in_channels == out_channels:                          # D2
+    if stride == 1 and in_channels == out_channels:                      # departure 2
         return nn.Identity()
     return nn.Sequential(conv1x1(in_channels, out_channels, stride), nn.BatchNorm2d(out_channels))
 
@@ -358,7 +358,7 @@ def fedmd_block(in_channels, out_channels, dropout, kernel=3, stride=2, padding=
     """
     return nn.Sequential(
         nn.Conv2d(in_channels, out_channels, kernel, stride=stride, padding=padding),
-        nn.BatchNorm2d(out_channels, eps=1e-3, momentum=0.01),               # D3
+        nn.BatchNorm2d(out_channels, eps=1e-3, momentum=0.01),           # departure 3
         nn.ReLU(),
         nn.Dropout(dropout),
     )
@@ -411,13 +411,13 @@ BASIC_BLOCKS = {
 }
 BOTTLENECKS = {                          # parameters, then the clients of FedGEMS with this network
     "bottleneck11": (1, 1, 1),           # 127,642   1, 9 (in the homogeneous setting all clients)
-    "bottleneck14a": (1, 1, 2),          # 198,042   2, 10 (and 8, 16 as Table 11 is printed: D1)
+    "bottleneck14a": (1, 1, 2),          # 198,042   2, 10 (8, 16 as Table 11 prints: departure 1)
     "bottleneck14b": (1, 2, 1),          # 145,434   3, 11
     "bottleneck14c": (2, 1, 1),          # 132,186   4, 12
     "bottleneck17a": (1, 2, 2),          # 215,834   5, 13
     "bottleneck17b": (2, 1, 2),          # 202,586   6, 14
     "bottleneck17c": (2, 2, 1),          # 149,978   7, 15
-    "bottleneck17d": (1, 1, 3),          # 268,442   8, 16 (by the network's name: D1)
+    "bottleneck17d": (1, 1, 3),          # 268,442   8, 16 (by the network's name: departure 1)
     "bottleneck20": (2, 2, 2),           # 220,378   server networks from here on
     "bottleneck38": (4, 4, 4),           # 405,850
     "bottleneck56": (6, 6, 6),           # 591,322
@@ -443,7 +443,7 @@ FEDMD = {                                # filters of each convolution, dropout 
     "fedmd_cifar6": ((64, 128, 192), 0.2),
     "fedmd_cifar7": ((128, 192, 256), 0.2),
     "fedmd_cifar8": ((128, 128, 128), 0.3),
-    "fedmd_cifar9": ((64, 64, 64, 64), 0.2),                                 # D4
+    "fedmd_cifar9": ((64, 64, 64, 64), 0.2),                             # departure 4
 }
 MINI = {                                 # FedMD's networks 1 to 8 with an eighth of the filters
     f"mini{j}": (tuple(n // 8 for n in FEDMD[f"fedmd{j}"][0]), FEDMD[f"fedmd{j}"][1])
@@ -467,7 +467,7 @@ NETWORKS = {        # name -> (smallest image side in pixels, constructor(image_
     "gkt_edge": (4, partial(Edge, Bottleneck, 2)),
     "gkt_edge4": (4, partial(Edge, BasicBlock, 1)),
     "gkt_edge6": (4, partial(Edge, BasicBlock, 2)),
-    "gkt_edge_table7": (4, partial(Edge, BasicBlock, 3)),                    # D5: no pooling
+    "gkt_edge_table7": (4, partial(Edge, BasicBlock, 3)),                # departure 5: no pooling
     "gkt_server19": (4, partial(ServerResNet, (2, 2, 2))),
     "gkt_server55": (4, partial(ServerResNet, (6, 6, 6))),
     "gkt_server109": (4, partial(ServerResNet, (12, 12, 12))),

@@ -3,12 +3,12 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from importlib import import_module
 from numbers import Integral, Real
 from typing import Literal
 
-from algorithms.hyperparameters import allowed_numbers
+from algorithms.ranges import range_of
 from federation import output_shape
 
 
@@ -16,81 +16,84 @@ from federation import output_shape
 class Algorithm:
     """An algorithm: its `run`, what it needs, and what the program prints of it.
 
-    Where a need depends on keywords of `run`, it exists if one of them is neither False nor None.
+    Where a need depends on settings, it exists if one of them is neither False nor None.
     """
 
     name: str                # on the command line
-    run: Callable            # run(fed, state=None, *, rounds, ...) yields (metrics, state)
-    scores: dict             # {accuracy metric: whose accuracy it is}; `accuracy` repeats the first
-    keeps: tuple             # what its state has besides "round", such as "server", "clients"
+    run: Callable            # run(fed, state=None, rounds=..., ...) yields (metrics, state)
+    scores: dict             # {accuracy metric: whose accuracy it is}; the first is `accuracy`
+    paper: dict = field(default_factory=dict)    # the settings of --paper, over those of its Config
     public: str = "none"     # the public images that it sees: "none", "unlabeled", "labeled", or
     #                          "joint", as in FedMD: images and labels of another task too, whose
     #                          classes stand in one output layer with the task's own
-    public_for: tuple = ()       # the keywords that need public images; (): it always needs them
-    validation_for: tuple = ()   # the keywords that need the server's validation images
+    public_for: tuple = ()       # the settings that need public images; (): it always needs them
+    validation_for: tuple = ()   # the settings that need the server's validation images
     mixed_networks: bool = False     # may clients have different networks?
     server: str = "none"     # a network of the server's own, which reads "images" or "features" of
     #                          the clients' networks
-    check_settings: Callable | None = None   # check_settings(fed, **settings) raises ValueError if
-    #                          a hyperparameter does not fit the federation
-    columns: tuple = ("accuracy",)           # the metrics in its log
+    model: tuple = ("cnn",)          # networks of the clients without --paper and --model,
+    server_model: str = "cnn_large"  #   and of the server without --paper and --server-model
+    check_settings: Callable | None = None   # check_settings(fed, cfg, attack) raises ValueError if
+    #                          a setting does not fit the federation
+    columns: tuple = ()      # the metrics in its log besides its scores
     like: str = ""           # the name of another algorithm, whose presets it takes
-    # Without --lr-patience the next three are not used.
+    # Without --lr-patience the next two are not used.
     plateau: tuple = ()      # the learning rates that fall on a plateau of validation accuracy
     evaluate: Callable | None = None         # evaluate(fed, state) -> metrics, with that accuracy
-    evaluate_each: Callable | None = None    # evaluate_each(fed, state) -> {network: accuracy}, if
-    #                          its networks are trained separately and each has rates of its own
 
     def __post_init__(self):
-        self.run.algorithm = self            # for `checked`
+        self.run.algorithm = self            # for `configured`
 
     @property
-    def keywords(self):
-        """{name: inspect.Parameter} of the keyword-only arguments of `run`."""
-        parameters = inspect.signature(self.run).parameters.items()
-        return {name: x for name, x in parameters if x.kind is x.KEYWORD_ONLY}
+    def Config(self):
+        """The dataclass of its settings."""
+        return self.run.Config
 
     @property
-    def hyperparameters(self):
-        """Those of the keywords that are flags: they have an annotation; `attack` has none."""
-        return {name: x for name, x in self.keywords.items() if x.annotation is not x.empty}
+    def config_fields(self):
+        """{name: dataclass field} of its settings."""
+        return {field.name: field for field in fields(self.Config)}
+
+    @property
+    def log_columns(self):
+        """The metrics in its log."""
+        return (*self.scores, *self.columns)
 
     @property
     def can_be_attacked(self):
-        """True if `run` has the keyword `attack`: clients upload something that can be poisoned."""
-        return "attack" in self.keywords
+        """True if `run` takes an attack: clients upload something that can be poisoned."""
+        return "attack" in inspect.signature(self.run).parameters
 
     def needs_public(self, settings):
-        """True if it needs public images with these settings of `run`."""
+        """True if it needs public images with these {name: value} of its settings."""
         always = self.public != "none" and not self.public_for
         return always or is_given(self.public_for, settings)
 
     def needs_validation(self, settings):
-        """True if it needs validation images with these settings of `run`."""
+        """True if it needs validation images with these {name: value} of its settings."""
         return is_given(self.validation_for, settings)
 
-    def check(self, fed, state=None, **settings):
+    def check(self, fed, state=None, attack=None, **settings):
         """Raises ValueError if the algorithm cannot run with this federation, state and settings.
 
-        settings    keywords of `run`; the others have their defaults
+        settings    fields of its Config; the others have their defaults
         """
-        settings = {name: x.default for name, x in self.keywords.items()} | settings
-        for name, parameter in self.hyperparameters.items():
-            check_value(f"{self.name}: {name}", settings[name], parameter.annotation, name)
-        keeps = {"round", *self.keeps}
-        if state is not None and state.keys() - {"plateau", "rate_factors"} != keeps:
-            raise ValueError(f"{self.name}: the state is another algorithm's: it has "
-                             f"{', '.join(state)}, not {', '.join(('round', *self.keeps))}")
+        cfg = self.Config(**settings)
+        for name, setting in self.config_fields.items():
+            check_value(f"{self.name}: {name}", getattr(cfg, name), setting.type, name)
+        if state is not None and state.get("algorithm") != self.name:
+            raise ValueError(f"{self.name}: the state is another algorithm's: "
+                             f"{state.get('algorithm', 'of none that is known')}")
         networks = list(dict.fromkeys(fed.architecture))
         if not self.mixed_networks and len(networks) > 1:
             raise ValueError(f"{self.name}: every client needs the same network, "
                              f"not {', '.join(networks)}")
-        if self.needs_public(settings) and fed.public is None:
+        if self.needs_public(vars(cfg)) and fed.public is None:
             raise ValueError(f"{self.name} needs public images: "
                              "from_tensors(..., public=(images, labels))")
         if self.public in ("labeled", "joint") and fed.public.labels is None:
             raise ValueError(f"{self.name} needs the labels of the public images")
-        if self.needs_validation(settings) and fed.validation is None:
+        if self.needs_validation(vars(cfg)) and fed.validation is None:
             raise ValueError(f"{self.name} needs validation images for "
                              f"{' and '.join(self.validation_for)}: "
                              "from_tensors(..., validation=(images, labels))")
@@ -105,42 +108,67 @@ class Algorithm:
                                  f"[B, {fed.num_classes}] of images {list(image.shape[1:])}, "
                                  f"not {shape}")
         if self.check_settings:
-            self.check_settings(fed, **settings)
+            self.check_settings(fed, cfg, attack)
 
 
 def is_given(names, settings):
-    """True if one of these keywords is neither False nor None: 0 is given."""
+    """True if one of these settings is neither False nor None: 0 is given."""
     return any(settings[name] is not None and settings[name] is not False for name in names)
 
 
-def check_value(what, value, annotation, name):
-    """Raises ValueError unless a keyword's value is one that its annotation and its row allow."""
-    if value is None and type(None) in typing.get_args(annotation):
+def check_value(what, value, kind, name):
+    """Raises ValueError unless a setting's value is one that its type and its range allow."""
+    if value is None and type(None) in typing.get_args(kind):
         return
-    if annotation is bool and not isinstance(value, bool):
+    if kind is bool and not isinstance(value, bool):
         raise ValueError(f"{what} is {value!r}: it must be True or False")
-    if typing.get_origin(annotation) is Literal:
-        if value not in typing.get_args(annotation):
+    if typing.get_origin(kind) is Literal:
+        if value not in typing.get_args(kind):
             raise ValueError(f"{what} is {value!r}: choose from "
-                             f"{', '.join(map(str, typing.get_args(annotation)))}")
+                             f"{', '.join(map(str, typing.get_args(kind)))}")
         return
-    allowed = allowed_numbers(name, annotation)
-    kind = Integral if int in (annotation, *typing.get_args(annotation)) else Real
-    for number in value if isinstance(value, (tuple, list)) else [value]:
-        if allowed and not isinstance(number, Real):
-            raise ValueError(f"{what} is {number!r}: it is not a number")
-        if allowed and not (isinstance(number, kind) and allowed.holds(number)):
-            noun = "a whole number, " if kind is Integral else ""
-            raise ValueError(f"{what} is {number!r}: it must be {noun}{allowed.words}")
+    inner = {part for outer in (kind, *typing.get_args(kind))
+             for part in (outer, *typing.get_args(outer))}       # of int | None, tuple[float, ...]
+    number = next((part for part in (int, float) if part in inner), None)
+    allowed, types = range_of(name, number), Integral if number is int else Real
+    for x in value if isinstance(value, (tuple, list)) else [value]:
+        if allowed and not isinstance(x, Real):
+            raise ValueError(f"{what} is {x!r}: it is not a number")
+        if allowed and not (isinstance(x, types) and allowed.holds(x)):
+            noun = "a whole number, " if number is int else ""
+            raise ValueError(f"{what} is {x!r}: it must be {noun}{allowed.words}")
 
 
-def checked(run):
-    """Decorator of an algorithm's `run`: `Algorithm.check` with its arguments, before all else."""
-    @functools.wraps(run)
-    def wrapper(fed, state=None, **keywords):
-        wrapper.algorithm.check(fed, state, **keywords)
-        return run(fed, state, **keywords)
-    return wrapper
+def configured(Config):
+    """Decorator of run(fed, cfg, state=None, attack=None), the rounds of an algorithm.
+
+    Users call run(fed, state=None, K=2, ..., attack=...): the keywords are the fields of the
+    dataclass Config. Before all else they are checked: see `Algorithm.check`. Each state that is
+    yielded is marked as this algorithm's.
+    """
+    def decorate(run):
+        @functools.wraps(run)
+        def wrapper(fed, state=None, *, attack=None, **settings):
+            wrapper.algorithm.check(fed, state, attack, **settings)
+            more = {} if attack is None else {"attack": attack}
+            return marked(run(fed, Config(**settings), state, **more))
+
+        def marked(rounds):
+            for metrics, state in rounds:
+                yield metrics, {"algorithm": wrapper.algorithm.name, **state}
+
+        kinds = inspect.Parameter
+        has_attack = "attack" in inspect.signature(run).parameters
+        del wrapper.__wrapped__              # so that the signature is that of the keywords
+        wrapper.__signature__ = inspect.Signature([
+            kinds("fed", kinds.POSITIONAL_OR_KEYWORD),
+            kinds("state", kinds.POSITIONAL_OR_KEYWORD, default=None),
+            *(kinds(field.name, kinds.KEYWORD_ONLY, default=field.default, annotation=field.type)
+              for field in fields(Config)),
+            *([kinds("attack", kinds.KEYWORD_ONLY, default=None)] if has_attack else [])])
+        wrapper.Config = Config
+        return wrapper
+    return decorate
 
 
 FILES = (       # each of these files ends in `ALGORITHM = Algorithm(...)`

@@ -1,225 +1,242 @@
-"""Baselines of federated learning: each network trains on its own data, without any exchange.
+"""Baselines: networks that train by cross-entropy on labels alone, without any exchange.
 
 Cheng et al., "FedGEMS: Federated Learning of Larger Server Models via Selective Knowledge Fusion",
-arXiv:2110.11027, section 4, whose settings are the defaults.
+arXiv:2110.11027, section 4.1. public-private is not in the paper: its clients make the steps of
+FedGEMS's clients, but without distillation.
 
-Run:    python fedkd_minimal.py --algo standalone,centralized,centralized-all,public-private
-        small settings, about two minutes; --paper fedgems-homogeneous has the paper's, which are
-        the defaults of `run`, and learning rates that fall (experiment/plateau.py)
-Data:   server: public images X_0, with labels; client k: its own labeled images X_k
-Sent:   nothing
+    python fedkd_minimal.py --algo standalone,public-private,centralized,centralized-all
+        runs `Config`, or `PublicPrivateConfig`, on digits of 16x16 pixels. 20 clients with a small
+        CNN hold unequal shares of the classes (Dirichlet, alpha 0.5), 150 images each; 3,000 images
+        are public. The server has a CNN twice as wide. The four take a minute and a half on two
+        cores.
+    python fedkd_minimal.py --algo standalone,public-private,centralized,centralized-all \\
+            --paper fedgems-homogeneous --dataset cifar10
+        runs `PAPER`, or `PUBLIC_PRIVATE_PAPER`: 16 clients with a ResNet-11 hold 1,406 images each,
+        iid; 25,000 images are public; the server has a ResNet-56. Images are cropped and flipped.
+        The learning rate of all networks falls to a tenth after more than 10 rounds without a
+        better `accuracy` on 2,500 validation images, on which nothing is trained.
 
-What trains in a round, on the cross-entropy:
-standalone        the server's network on X_0, each client's on its own X_k
-centralized       the clients' networks on the union of all X_k
-centralized-all   the server's network and the clients' on the union of X_0 and all X_k
-public-private    each client's on X_k, then on X_0: the steps of FedGEMS's clients, which learn
-                  from others besides. It is not in the paper
-On a union one network of each architecture is trained, which counts for all clients that have it.
+Each client holds labeled images of its own, and there are labeled public images. Networks exchange
+nothing. In centralized and centralized-all they train on the images of all clients, which no party
+has in federated learning. Training: train mode, images cropped and flipped with --augment, the mean
+loss of a batch. Prediction: eval mode, no gradient, images as they are. Every network has one
+optimizer over all rounds.
 
-Scores: `server_accuracy` is the server's network's at the end of a round, `client_accuracy` the
-        mean over the clients; `accuracy` repeats the first where there is a server, else the
-        second. If half of the test images are public, as by default, the server's are on that half
-        and the clients' on the other
-D1  the paper counts epochs; here a round is local_epochs passes over the data of each network
+The algorithm; the numbers are ours:
+  1   start with networks of random weights
+  2   for each round t:
+  3       for each network, in parallel:
+  4           train it on its images, by cross-entropy
+
+Which networks on which images?
+  standalone         the server's network      the public images
+                     each client's network     the client's own images
+  public-private     each client's network     the client's own images, then the public images
+  centralized        one network of each       all clients' images
+                     architecture of clients
+  centralized-all    the server's network,     the public images and all clients' images
+                     and one of each
+                     architecture of clients
+
+Accuracy is the server's network's, after step 4, where there is one; otherwise the mean over the
+clients. In centralized and centralized-all a network counts for every client of its architecture.
+With public images the server is tested on one half of the test images, the clients on the other.
+
+Departure
+  1  Paper: counts epochs. Here: a round is `local_epochs` passes over the images of each network,
+     and all rounds are one long training.
 """
+from dataclasses import dataclass
+
 import torch.nn.functional as F
 
-from algorithms import Algorithm, checked
-from federation import timed, union
-from federation.evaluation import client_metrics, client_scores, score, server_metrics
-from federation.parallel import by_architecture, in_parallel
-from federation.training import (OPTIMIZERS, Optimizer, forward, load_model, network, restore,
-                                 shuffled, snapshot)
+from algorithms import Algorithm, configured
+from federation import (Optimizer, by_architecture, client_metrics, client_scores, loaded,
+                        minibatches, parallel_map, random_numbers, restored, score, server_metrics,
+                        snapshot, union)
+
+# by_architecture   {name of an architecture: the clients that have it}
+# minibatches       row numbers of batches, reshuffled in each pass; the last one may be smaller
+# parallel_map      {name: fn(name) for name in names}, by several processes
+# random_numbers    a generator for what is named; it also seeds torch, for dropout
+# restored          a network and its optimizer, after a copy of a snapshot into both; learning rate
+#                   and weight decay are the ones given
+# snapshot          {"model": its state_dict, "optimizer": its state_dict, or None: a new one}
+# union             the images of several owners, one after the other
+
+
+@dataclass
+class Config:
+    rounds: int = 20
+    local_epochs: int = 1               # passes of each network over its images in a round
+    batch_size: int = 64                # of every network
+    lr: float = 1e-3                    # of every network; constant; --lr-patience lowers it
+    optimizer: Optimizer = "amsgrad"    # of every network
+    weight_decay: float = 1e-4          # L2 penalty of this optimizer
+
+
+@dataclass
+class PublicPrivateConfig:
+    rounds: int = 10
+    local_epochs: int = 5               # passes of a client over its own images in a round,
+    public_epochs: int = 1              #   then over the public images
+    batch_size: int = 64                # of every client
+    lr: float = 1e-3                    # of every client; constant; --lr-patience lowers it
+    optimizer: Optimizer = "amsgrad"    # of every client
+    weight_decay: float = 1e-4          # L2 penalty of this optimizer
+
+
+# Table 13, rows Standalone and Centralized; public-private: row FedGEMS.
+# Clients, partition, networks, augmentation: experiment/presets.py.
+PAPER = dict(rounds=200, local_epochs=1, batch_size=256, lr=1e-3, optimizer="amsgrad",
+             weight_decay=1e-4)
+PUBLIC_PRIVATE_PAPER = dict(rounds=200, local_epochs=1, public_epochs=1, batch_size=256, lr=1e-3,
+                            optimizer="amsgrad", weight_decay=1e-4)
+
+
+@configured(Config)
+def standalone(fed, cfg, state=None):
+    """Yields (metrics, state) after round 0, the untrained networks, and after every round.
+
+    fed      fed.private[i]: client i's images [n, c, h, w] and labels [n]; fed.public likewise
+    state    of an earlier round, to go on from; None: from the start
+    """
+    images_of = {"server": [(fed.public, cfg.local_epochs)]}
+    for i, private in enumerate(fed.private):
+        images_of[i] = [(private, cfg.local_epochs)]
+    yield from train_alone(fed, cfg, images_of, state)
+
+
+@configured(PublicPrivateConfig)
+def public_private(fed, cfg, state=None):
+    """Yields (metrics, state) as `standalone` does."""
+    images_of = {i: [(private, cfg.local_epochs), (fed.public, cfg.public_epochs)]
+                 for i, private in enumerate(fed.private)}
+    yield from train_alone(fed, cfg, images_of, state)
+
+
+@configured(Config)
+def centralized(fed, cfg, state=None):
+    """Yields (metrics, state) as `standalone` does."""
+    everything = [(union(*fed.private), cfg.local_epochs)]
+    images_of = dict.fromkeys(by_architecture(fed), everything)
+    yield from train_alone(fed, cfg, images_of, state)
+
+
+@configured(Config)
+def centralized_all(fed, cfg, state=None):
+    """Yields (metrics, state) as `standalone` does."""
+    everything = [(union(fed.public, *fed.private), cfg.local_epochs)]
+    images_of = dict.fromkeys(["server", *by_architecture(fed)], everything)
+    yield from train_alone(fed, cfg, images_of, state)
+
+
+def train_alone(fed, cfg, images_of, state):
+    """The rounds of all four.
+
+    images_of    {network: [(images and labels, passes over them), ...]}, in the order in which it
+                 trains on them. A network is "server", a client's number, or an architecture
+    """
+    if state is None:
+        # Step 1: networks of random weights.
+        networks = {name: snapshot(new_network(fed, name)) for name in images_of}
+        state = state_of(0, networks)
+        yield evaluate(fed, state), state
+    networks = networks_of(state)
+
+    for t in range(state["round"] + 1, cfg.rounds + 1):                          # departure 1
+        # Step 3-4: each network trains on its images.
+        networks = parallel_map(fed, images_of, lambda name: train(
+            fed, cfg, t, name, networks[name], images_of[name]))
+
+        state = state_of(t, networks)
+        yield {**evaluate(fed, state), "bytes_up": 0, "bytes_down": 0}, state
 
 
 def new_network(fed, name):
-    """The untrained network of this name: "server", a client's number, or an architecture."""
+    """The untrained network of this name; each client's has random weights of its own."""
     if name == "server":
         return fed.server_model()
     if isinstance(name, int):
-        return fed.client_model(name, init=name)         # each client starts from its own weights
-    return network(fed, name)
+        return fed.client_model(name, init=name)
+    return fed.client_model(fed.architecture.index(name))
 
 
-def train_network(fed, name, t, saved, data, batch_size, lr, optimizer_name, weight_decay):
-    """The snapshot of a network after round t: its model, and the optimizer that it keeps.
+def train(fed, cfg, t, name, network, parts):
+    """The snapshot of a network after round t.
 
-    saved   the snapshot after round t - 1
-    data    [(Data, epochs), ...]: what it trains on, in this order
+    network    its snapshot after round t - 1
+    parts      [(images and labels, passes over them), ...]
     """
-    model = new_network(fed, name)
-    optimizer = OPTIMIZERS[optimizer_name](model.parameters(), lr=lr, weight_decay=weight_decay)
-    restore(saved, model, optimizer)
+    model, optimizer = restored(network, new_network(fed, name), cfg.optimizer, cfg.lr,
+                                cfg.weight_decay)
     model.train()
-    for part, ((images, labels), epochs) in enumerate(data):                 # [n, c, h, w], [n]
-        # `shuffled` augments with --augment; the keys name the random numbers of this training.
-        for rows, batch in shuffled(fed, images, ("alone", t, name, part), epochs=epochs,
-                                    batch_size=batch_size):
-            logits = forward(fed, model, batch)                              # [B, C]
-            loss = F.cross_entropy(logits, labels[rows])                     # mean over the batch
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+    for number, ((images, labels), epochs) in enumerate(parts):
+        # Order, augmentation, dropout.
+        with random_numbers(fed, "alone", t, name, number) as rng:
+            for rows in minibatches(images, cfg.batch_size, rng, epochs):
+                logits = model(fed.augment(images[rows], rng))                   # [B, C]
+                loss = F.cross_entropy(logits, labels[rows])
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
     return snapshot(model, optimizer)
 
 
 def state_of(t, networks):
-    """The state after round t of {name: snapshot}; the names are those of `new_network`."""
+    """The state after round t of {network: snapshot}."""
     state = {"round": t}
-    for name, saved in networks.items():
+    for name, network in networks.items():
         if name == "server":
-            state["server"] = saved
+            state["server"] = network
         elif isinstance(name, int):
-            state.setdefault("clients", []).append(saved)
+            state.setdefault("clients", {})[name] = network
         else:
-            state.setdefault("global_models", []).append({"architecture": name, **saved})
+            state.setdefault("global_models", {})[name] = network
     return state
 
 
 def networks_of(state):
-    """{name: snapshot} of a state, the inverse of `state_of`."""
-    networks = {"server": state["server"]} if "server" in state else {}
-    networks |= dict(enumerate(state.get("clients", [])))
-    return networks | {saved["architecture"]: saved for saved in state.get("global_models", [])}
+    """{network: snapshot} of a state, the inverse of `state_of`."""
+    server = {"server": state["server"]} if "server" in state else {}
+    shared = state.get("global_models", {})
+    return server | state.get("clients", {}) | shared
 
 
-@timed
+# --------------------------------------------------------------------------------------------------
+# Metrics; no step of the algorithm uses them
+
 def evaluate(fed, state):
-    """Test accuracy of clients and server, in eval mode; `accuracy` is the server's, if any."""
+    """Test accuracies of the server and of the clients."""
     if "clients" in state:
         scores = client_scores(fed, state["clients"])
     else:
-        shared = {saved["architecture"]: saved for saved in state["global_models"]}
-
-        def shared_score(architecture):
-            return score(fed, load_model(fed, shared[architecture]))
-
-        score_of = dict(zip(shared, in_parallel(fed, shared_score, list(shared))))
-        scores = [score_of[architecture] for architecture in fed.architecture]
-    metrics = client_metrics(scores)
-    if "server" in state:
-        metrics |= server_metrics(fed, state["server"])
-    return {"accuracy": metrics.get("server_accuracy", metrics["client_accuracy"]), **metrics}
+        networks = networks_of(state)
+        score_of = parallel_map(fed, by_architecture(fed), lambda name: score(
+            fed, loaded(new_network(fed, name), networks[name]["model"])))
+        scores = [score_of[name] for name in fed.architecture]
+    clients = client_metrics(scores)
+    if "server" not in state:
+        return {"accuracy": clients.pop("client_accuracy"), **clients}
+    server = server_metrics(fed, state["server"])
+    return {"accuracy": server.pop("server_accuracy"), **server, **clients}
 
 
-def evaluate_each(fed, state):
-    """{name: test accuracy} of each network, for --lr-patience: each has a plateau of its own."""
-    networks = networks_of(state)
+# --------------------------------------------------------------------------------------------------
+# For the command line
 
-    def test_accuracy(name):
-        model = new_network(fed, name)
-        model.load_state_dict(networks[name]["model"])
-        return score(fed, model).test
-
-    return dict(zip(networks, in_parallel(fed, test_accuracy, list(networks))))
-
-
-def train_alone(fed, state, data, rounds, batch_size, lr, optimizer_name, weight_decay):
-    """The rounds of all baselines: yields (metrics, state).
-
-    data    {name: [(Data, epochs), ...]}: what each network trains on in a round, in this order;
-            the names are those of `new_network`
-    """
-    if state is None:
-        state = state_of(0, {name: snapshot(new_network(fed, name)) for name in data})
-        yield evaluate(fed, state), state
-    networks = networks_of(state)
-    factors = state.get("rate_factors", {})              # of --lr-patience: experiment/plateau.py
-
-    for t in range(state["round"] + 1, rounds + 1):                          # D1
-        def train(name):
-            return train_network(fed, name, t, networks[name], data[name], batch_size,
-                                 lr * factors.get(name, 1), optimizer_name, weight_decay)
-
-        # {name: train(name)}, in parallel.
-        networks = dict(zip(data, in_parallel(fed, train, list(data))))
-
-        # All networks and their optimizers, so that all rounds together are one long training.
-        state = state_of(t, networks)
-        # Measured; no step above sees it.
-        metrics = {**evaluate(fed, state), "bytes_up": 0, "bytes_down": 0}
-        yield metrics, state
-
-
-@checked
-def standalone(
-        fed, state=None, *,
-        rounds: int = 200,                   # D1
-        local_epochs: int = 1,               # passes of a network over its data in a round
-        batch_size: int = 256,               # of every network
-        lr: float = 1e-3,                    # of every network
-        optimizer: Optimizer = "amsgrad",    # of every network, kept over the rounds
-        weight_decay: float = 1e-4):         # L2 penalty of this optimizer
-    """Yields (metrics, state) after round 0, the untrained models, and after every round."""
-    data = {"server": [(fed.public, local_epochs)]}
-    for i, private in enumerate(fed.private):
-        data[i] = [(private, local_epochs)]
-    yield from train_alone(fed, state, data, rounds, batch_size, lr, optimizer, weight_decay)
-
-
-@checked
-def public_private(
-        fed, state=None, *,
-        rounds: int = 200,                   # D1
-        local_epochs: int = 1,               # passes of a client over its images in a round,
-        public_epochs: int = 1,              #   then over the public images
-        batch_size: int = 256,               # of every client
-        lr: float = 1e-3,                    # of every client
-        optimizer: Optimizer = "amsgrad",    # of every client, kept over the rounds
-        weight_decay: float = 1e-4):         # L2 penalty of this optimizer
-    """Yields (metrics, state) after round 0, the untrained models, and after every round."""
-    data = {i: [(private, local_epochs), (fed.public, public_epochs)]
-            for i, private in enumerate(fed.private)}
-    yield from train_alone(fed, state, data, rounds, batch_size, lr, optimizer, weight_decay)
-
-
-@checked
-def centralized(
-        fed, state=None, *,
-        rounds: int = 200,                   # D1
-        local_epochs: int = 1,               # passes over all private data in a round
-        batch_size: int = 256,               # of every network
-        lr: float = 1e-3,                    # of every network
-        optimizer: Optimizer = "amsgrad",    # of every network, kept over the rounds
-        weight_decay: float = 1e-4):         # L2 penalty of this optimizer
-    """Yields (metrics, state) after round 0, the untrained models, and after every round."""
-    samples = union(*fed.private)
-    data = {name: [(samples, local_epochs)] for name in by_architecture(fed)}
-    yield from train_alone(fed, state, data, rounds, batch_size, lr, optimizer, weight_decay)
-
-
-@checked
-def centralized_all(
-        fed, state=None, *,
-        rounds: int = 200,                   # D1
-        local_epochs: int = 1,               # passes over all data, the public ones too
-        batch_size: int = 256,               # of every network
-        lr: float = 1e-3,                    # of every network
-        optimizer: Optimizer = "amsgrad",    # of every network, kept over the rounds
-        weight_decay: float = 1e-4):         # L2 penalty of this optimizer
-    """Yields (metrics, state) after round 0, the untrained models, and after every round."""
-    samples = union(fed.public, *fed.private)
-    data = {name: [(samples, local_epochs)] for name in ["server", *by_architecture(fed)]}
-    yield from train_alone(fed, state, data, rounds, batch_size, lr, optimizer, weight_decay)
-
-
-CLIENT_COLUMNS = ("client_accuracy", "client_accuracy_min", "client_accuracy_max")
-SERVER_COLUMNS = ("server_accuracy", *CLIENT_COLUMNS)
+WITH_SERVER = {"accuracy": "server", "client_accuracy": "clients"}
+WITHOUT_SERVER = {"accuracy": "clients"}
+COLUMNS = ("client_accuracy_min", "client_accuracy_max")
 STANDALONE = Algorithm(
-    "standalone", standalone, scores={"server_accuracy": "server", "client_accuracy": "clients"},
-    keeps=("server", "clients"), public="labeled", mixed_networks=True, server="images",
-    columns=SERVER_COLUMNS, plateau=("lr",), evaluate=evaluate, evaluate_each=evaluate_each)
+    "standalone", standalone, paper=PAPER, scores=WITH_SERVER, columns=COLUMNS, public="labeled",
+    mixed_networks=True, server="images", plateau=("lr",), evaluate=evaluate)
 PUBLIC_PRIVATE = Algorithm(
-    "public-private", public_private, scores={"client_accuracy": "clients"}, keeps=("clients",),
-    public="labeled", mixed_networks=True,
-    columns=CLIENT_COLUMNS, plateau=("lr",), evaluate=evaluate, evaluate_each=evaluate_each)
+    "public-private", public_private, paper=PUBLIC_PRIVATE_PAPER, scores=WITHOUT_SERVER,
+    columns=COLUMNS, public="labeled", mixed_networks=True, plateau=("lr",), evaluate=evaluate)
 CENTRALIZED = Algorithm(
-    "centralized", centralized, scores={"client_accuracy": "clients"}, keeps=("global_models",),
-    mixed_networks=True,
-    columns=CLIENT_COLUMNS, plateau=("lr",), evaluate=evaluate, evaluate_each=evaluate_each)
+    "centralized", centralized, paper=PAPER, scores=WITHOUT_SERVER, columns=COLUMNS,
+    mixed_networks=True, plateau=("lr",), evaluate=evaluate)
 CENTRALIZED_ALL = Algorithm(
-    "centralized-all", centralized_all,
-    scores={"server_accuracy": "server", "client_accuracy": "clients"},
-    keeps=("server", "global_models"), public="labeled", mixed_networks=True, server="images",
-    columns=SERVER_COLUMNS, plateau=("lr",), evaluate=evaluate, evaluate_each=evaluate_each)
+    "centralized-all", centralized_all, paper=PAPER, scores=WITH_SERVER, columns=COLUMNS,
+    public="labeled", mixed_networks=True, server="images", plateau=("lr",), evaluate=evaluate)

@@ -1,191 +1,249 @@
-"""DS-FL: clients upload probabilities of public samples; all models learn from the sharpened mean.
+"""DS-FL: clients upload probabilities of public images; all models learn from the sharpened mean.
 
 Itahara et al., "Distillation-Based Semi-Supervised Federated Learning for Communication-Efficient
-Collaborative Training with Non-IID Private Data", arXiv:2008.06180; here as a baseline of FedGEMS
-(Cheng et al., arXiv:2110.11027), whose settings (Table 13) are the defaults.
+Collaborative Training with Non-IID Private Data", arXiv:2008.06180. Here it is a baseline of
+FedGEMS (Cheng et al., arXiv:2110.11027). DS-FL's own text was not at hand: this file was written
+from FedGEMS, section 2 and Table 13, and from public code (AIJack, Flower).
 
-Run:    python fedkd_minimal.py --algo dsfl    small settings, less than a minute
-        --paper fedgems-homogeneous or fedgems-heterogeneous has FedGEMS's, which are the
-        defaults of `run`; there learning rates fall on a plateau (experiment/plateau.py)
-Data:   clients: their own labeled images; server and clients: N unlabeled public images. All
-        networks may differ
-Sent:   up: each client's probabilities of all public images; down: their sharpened mean
+    python fedkd_minimal.py --algo dsfl
+        runs `Config` on digits of 16x16 pixels: 20 clients with a small CNN hold unequal shares of
+        the classes (Dirichlet, alpha 0.5), 240 images each; the server has a CNN twice as wide;
+        1,200 images are public. It takes less than a minute on two cores.
+    python fedkd_minimal.py --algo dsfl --paper fedgems-homogeneous --dataset cifar10
+        runs `PAPER`, FedGEMS's values: 16 clients with a ResNet-11 hold random shares of the
+        images, 1,406 or 1,407 each; the server has a ResNet-56; half of the training images are
+        public. Images are cropped and flipped. Both rates fall to a tenth after more than 10 rounds
+        in which the accuracy, on 2,500 validation images that no client holds, has not grown.
+        With fedgems-heterogeneous clients have seven networks, and shares by Dirichlet, alpha 0.5.
 
-A round; the numbers are ours:
- 1  each client trains on its own images, by cross-entropy
- 2  it predicts the public images, and uploads its probabilities p_k
- 3  the server sends back y = softmax(mean of all p_k / temperature): ERA, "entropy reduction
-    aggregation"; with --aggregation mean the mean itself: SA, "simple aggregation"
- 4  the server trains its own model on the public images, by soft cross-entropy towards y
- 5  each client trains its model on them in the same way
+Clients hold labeled images of their own. The server and all clients hold N public images without
+labels. All networks may differ. Training: train mode, images cropped and flipped with --augment,
+the mean loss of a batch. Prediction: eval mode, no gradient, images as they are. CE is
+cross-entropy with the label; q are the probabilities, the softmax of the logits, of the model that
+is trained.
 
-Scores: `accuracy` is client_accuracy_distilled, the mean over the clients after 5; also
-        client_accuracy_private, after 1, and server_accuracy, after 4. With --public half, as in
-        FedGEMS's settings, the server is tested on the public half of the test images, the
-        clients on the other half
-D1  all public samples take part in every round, as FedGEMS's cost table implies. This file was
-    written from FedGEMS and public code, without DS-FL's text to read
+The algorithm; the numbers are ours:
+  1   start with a server's network and M clients' networks, each of random weights of its own
+  2   for each round t:
+  3       each client, in parallel, trains on its own images by CE                   (departure 1)
+  4       each client i predicts all public images and sends the probabilities p_i, [N, C]
+                                                                                     (departure 2)
+  5       y = softmax(mean_i p_i / temperature), which the server sends to all clients. This is
+              "entropy reduction aggregation", ERA. With --aggregation mean it is y = mean_i p_i:
+              "simple aggregation", SA
+  6       the server trains on the public images by - sum_c y_c ln q_c               (departure 3)
+  7       each client, in parallel, trains on the public images by - sum_c y_c ln q_c
+
+All clients take part in every round. Weights are never sent. Server and clients keep their weights
+and one optimizer each, of all their training, which goes on from step to step and round to round.
+
+Accuracy is the mean over the clients after step 7; client_accuracy_private is that after step 3,
+server_accuracy the server's after step 6. They are of the test images; with --public half, as in
+FedGEMS's settings, the server is tested on one half of these and the clients on the other.
+
+Bad uploads: a client of which a number is nan, infinite, or 1e30 or more in magnitude is left out
+of the mean. It receives y and trains as the others do. If nobody is left, steps 5 to 7 are skipped.
+
+Departures
+  1  FedGEMS, section 2: "a public dataset with soft labels jointly with local private dataset for
+     local training". Here: two trainings after one another, steps 3 and 7, as its Table 13 counts
+     epochs of each.
+  2  FedGEMS does not say how many public images take part in a round. Here: all, as the bytes of
+     its Table 4 imply.
+  3  FedGEMS: the server trains, but only clients are reported. Here: the server's accuracy, too.
 """
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 
-from algorithms import Algorithm, checked
-from algorithms.equations import soft_cross_entropy
-from federation import timed
-from federation.communication import logits_ledger
-from federation.evaluation import distillation_metrics, server_metrics
-from federation.parallel import in_parallel, on_server
-from federation.training import (OPTIMIZERS, Optimizer, forward, predict_logits, restore, shuffled,
-                                 snapshot)
-from federation.uploads import Trained, collect_rows, usable
+from algorithms import Algorithm, configured
+from federation import (Optimizer, distillation_metrics, loaded, logits_ledger, minibatches,
+                        on_server, parallel_map, predict, random_numbers, received_logits, restored,
+                        server_metrics, snapshot, usable)
+
+# loaded            a network, after a copy of some weights into it
+# minibatches       row numbers of batches, reshuffled in each pass; the last one may be smaller
+# on_server         one process computes the function, and sends the result to all
+# parallel_map      {i: fn(i) for i in ids}, by several processes
+# predict           logits, in eval mode, without gradient; then the mode is as before
+# random_numbers    a generator for what is named; it also seeds torch, for dropout
+# received_logits   [M, N, C] of {client: [N, C]}, after an attack; nothing is left out
+# restored          a network and its optimizer, after a copy of a snapshot into both; None: a new
+#                   optimizer. Its rate and weight decay are the ones given here
+# snapshot          {"model": weights, "optimizer": its state, or None}
+# usable            [m, N, C] of [M, N, C]: without the bad uploads
 
 
-def entropy_reduction(client_probs, temperature):
-    """ERA: softmax(mean over the clients / temperature), [M, N, C] probabilities -> [N, C].
+@dataclass
+class Config:
+    rounds: int = 10
+    local_epochs: int = 5                # step 3: passes of a client over its own images
+    public_epochs: int = 1               # step 7: passes of a client over the public images
+    server_epochs: int = 2               # step 6: passes of the server over the public images
+    batch_size: int = 64                 # of a client
+    server_batch_size: int = 64
+    lr: float = 1e-3                     # of a client
+    server_lr: float = 1e-3              # both constant; --lr-patience lowers it
+    optimizer: Optimizer = "amsgrad"     # of each client, and of the server
+    weight_decay: float = 1e-4           # L2 penalty of the optimizers
+    aggregation: Literal["era", "mean"] = "era"      # step 5: ERA or SA
+    temperature: float = 0.1             # of ERA: a smaller one gives a sharper mean
 
-    The mean of probabilities lies in [0, 1]. So at temperature 0.1 and with 10 classes a one-hot
-    mean becomes .9996, and a uniform mean stays uniform.
+
+# FedGEMS, Table 13, which has all but ERA and its temperature.
+# Clients, partition, networks, augmentation: experiment/presets.py.
+PAPER = dict(rounds=300, local_epochs=1, public_epochs=1, server_epochs=2, batch_size=64,
+             server_batch_size=64, lr=1e-3, server_lr=1e-3, optimizer="amsgrad", weight_decay=1e-4,
+             aggregation="era", temperature=0.1)
+
+
+@configured(Config)
+def run(fed, cfg, state=None, attack=None):
+    """Yields (metrics, state) after round 0, the untrained models, and after every round.
+
+    fed       fed.private[i]: client i's images [n, c, h, w] and labels [n]; fed.test likewise;
+              fed.public.images [N, c, h, w]; fed.client_model(i, init=i): client i's new network,
+              with the i-th random weights; fed.server_model(): the server's; fed.augment: with
+              --augment random crops and flips, otherwise nothing
+    state     of an earlier round, to go on from; None: from the start
+    attack    replaces the uploads of malicious clients (attacks.py); None: there are none
+    """
+    ids = range(len(fed.private))                                            # M clients
+    all_rows = torch.arange(len(fed.public.images), device=fed.device)       # [N], departure 2
+    if state is None:
+        # Step 1: networks of random weights.
+        state = {"round": 0, "clients": {i: snapshot(fed.client_model(i, init=i)) for i in ids},
+                 "server": snapshot(fed.server_model())}
+        yield evaluate(fed, state), state
+    clients, server = state["clients"], state["server"]
+
+    for t in range(state["round"] + 1, cfg.rounds + 1):
+        # Step 3: clients train on their own images (departure 1).
+        trained = parallel_map(fed, ids, lambda i: train_client(fed, cfg, t, i, clients[i]))
+
+        # Step 4: they send their probabilities of all public images.
+        uploads = parallel_map(fed, ids, lambda i: predict_client(fed, i, trained[i]))
+        client_probs = usable(received_logits(uploads, all_rows, attack))    # [m, N, C]
+
+        # Step 5-7: server and clients train towards their mean, if there is an upload.
+        clients = trained
+        if len(client_probs) > 0:
+            if cfg.aggregation == "era":
+                target_probs = entropy_reduction(client_probs, cfg.temperature)      # y, [N, C]
+            else:
+                target_probs = client_probs.mean(0)
+            server = train_server(fed, cfg, t, server, target_probs)
+            clients = parallel_map(fed, ids, lambda i: distill_client(
+                fed, cfg, t, i, trained[i], target_probs))
+
+        state = {"round": t, "clients": clients, "server": server}
+        yield {**evaluate(fed, state, trained), "bad_uploads": len(ids) - len(client_probs),
+               **logits_ledger(len(ids), fed.num_classes, up=len(all_rows), down=len(all_rows))
+               }, state
+
+
+# --------------------------------------------------------------------------------------------------
+# The steps. Between them a client, or the server, is a snapshot.
+
+def train_client(fed, cfg, t, i, client):
+    """Step 3: client i after training on its own images."""
+    images, labels = fed.private[i]
+    model, optimizer = restored(client, fed.client_model(i), cfg.optimizer, cfg.lr,
+                                cfg.weight_decay)
+    model.train()
+    with random_numbers(fed, "local", t, i) as rng:          # order, augmentation, dropout
+        for rows in minibatches(images, cfg.batch_size, rng, cfg.local_epochs):
+            logits = model(fed.augment(images[rows], rng))                       # [B, C]
+            loss = F.cross_entropy(logits, labels[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return snapshot(model, optimizer)
+
+
+def predict_client(fed, i, client):
+    """Step 4: client i's probabilities p_i, [N, C], of all public images."""
+    model = loaded(fed.client_model(i), client["model"])
+    return predict(model, fed.public.images).softmax(-1)
+
+
+def entropy_reduction(client_probs, temperature=0.1):
+    """ERA: softmax(mean over the clients / temperature): [M, N, C] -> [N, C].   Step 5
+
+    client_probs    probabilities; so is their mean, and lies in [0, 1]. At temperature 0.1 and with
+                    10 classes a one-hot mean becomes .9996, and a uniform mean stays uniform
     >>> entropy_reduction(torch.tensor([[[.8, .2]], [[.4, .6]]]), temperature=0.1)
     tensor([[0.8808, 0.1192]])
     """
     return (client_probs.mean(0) / temperature).softmax(-1)
 
 
-def train_client(fed, i, t, client, local_epochs, batch_size, lr, optimizer_name, weight_decay):
-    """Client i after training on its own images; its upload: probabilities [N, C] of the public
-    images."""
-    images, labels = fed.private[i]                                          # [n, c, h, w], [n]
-    model = fed.client_model(i)
-    optimizer = OPTIMIZERS[optimizer_name](model.parameters(), lr=lr, weight_decay=weight_decay)
-    restore(client, model, optimizer)                    # both go on from the client's last step
-    model.train()                        # `shuffled` augments the images with --augment
-    # ("local", t, i) names the random numbers of this training: order, augmentation, dropout.
-    for rows, batch in shuffled(fed, images, ("local", t, i), epochs=local_epochs,
-                                batch_size=batch_size):
-        loss = F.cross_entropy(forward(fed, model, batch), labels[rows])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    probs = predict_logits(fed, model, fed.public.images).softmax(-1)    # eval mode, clean images
-    return Trained(probs, snapshot(model, optimizer))
-
-
-@timed
 @on_server
-def train_server(fed, t, server, target_probs, server_epochs, batch_size, lr, optimizer_name,
-                 weight_decay):
-    """The server after training on the public images, towards target_probs [N, C]."""
-    model = fed.server_model()
-    optimizer = OPTIMIZERS[optimizer_name](model.parameters(), lr=lr, weight_decay=weight_decay)
-    restore(server, model, optimizer)                    # both go on from the server's last step
-    model.train()                        # `shuffled` augments the images with --augment
-    for rows, batch in shuffled(fed, fed.public.images, ("server", t), epochs=server_epochs,
-                                batch_size=batch_size):
-        loss = soft_cross_entropy(forward(fed, model, batch), target_probs[rows]).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+def train_server(fed, cfg, t, server, target_probs):
+    """Step 6: the server after training on the public images, towards target_probs [N, C]."""
+    images = fed.public.images
+    model, optimizer = restored(server, fed.server_model(), cfg.optimizer, cfg.server_lr,
+                                cfg.weight_decay)
+    model.train()
+    with random_numbers(fed, "server", t) as rng:
+        for rows in minibatches(images, cfg.server_batch_size, rng, cfg.server_epochs):
+            logits = model(fed.augment(images[rows], rng))                       # [B, C]
+            loss = soft_cross_entropy(logits, target_probs[rows]).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
     return snapshot(model, optimizer)
 
 
-@timed
-def distill(fed, i, t, client, target_probs, public_epochs, batch_size, lr, optimizer_name,
-            weight_decay):
-    """Client i after training on the public images, towards target_probs [N, C]."""
-    model = fed.client_model(i)
-    optimizer = OPTIMIZERS[optimizer_name](model.parameters(), lr=lr, weight_decay=weight_decay)
-    restore(client, model, optimizer)                    # both go on from the client's last step
-    model.train()                        # `shuffled` augments the images with --augment
-    for rows, batch in shuffled(fed, fed.public.images, ("public", t, i), epochs=public_epochs,
-                                batch_size=batch_size):
-        loss = soft_cross_entropy(forward(fed, model, batch), target_probs[rows]).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+def distill_client(fed, cfg, t, i, client, target_probs):
+    """Step 7: client i after training on the public images, towards target_probs [N, C]."""
+    images = fed.public.images
+    model, optimizer = restored(client, fed.client_model(i), cfg.optimizer, cfg.lr,
+                                cfg.weight_decay)
+    model.train()
+    with random_numbers(fed, "public", t, i) as rng:
+        for rows in minibatches(images, cfg.batch_size, rng, cfg.public_epochs):
+            logits = model(fed.augment(images[rows], rng))                       # [B, C]
+            loss = soft_cross_entropy(logits, target_probs[rows]).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
     return snapshot(model, optimizer)
 
 
-@timed
+def soft_cross_entropy(logits, target_probs):
+    """- sum_c y_c ln q_c of each sample, q = softmax(logits): [B, C], [B, C] -> [B].   Step 6, 7
+
+    The target y gets no gradient.
+    >>> soft_cross_entropy(torch.tensor([[.5, .5]]).log(), torch.tensor([[.8, .2]]))
+    tensor([0.6931])
+    """
+    log_q = logits.log_softmax(-1)                                               # [B, C]
+    return -(target_probs.detach() * log_q).sum(-1)
+
+
+# --------------------------------------------------------------------------------------------------
+# Metrics; no step of the algorithm uses them
+
 def evaluate(fed, state, trained=None):
-    """Test accuracies of the clients and of the server's network; `accuracy` is the clients' mean
-    after distillation.
+    """Test accuracies of the clients and of the server's network.
 
-    trained    the clients after private training; None: as in `state`
+    trained    the clients after step 3; None: as in `state`
     """
     metrics = {**distillation_metrics(fed, state["clients"], trained),
-               **server_metrics(fed, state["server"])}
-    return {"accuracy": metrics["client_accuracy_distilled"], **metrics}
+               **server_metrics(fed, state["server"])}                           # departure 3
+    return {"accuracy": metrics.pop("client_accuracy_distilled"), **metrics}
 
 
-@checked
-def run(fed, state=None, *,
-        rounds: int = 300,                   # all clients take part in each
-        local_epochs: int = 1,               # passes of a client over its own images in a round,
-        public_epochs: int = 1,              #   and over the public images
-        server_epochs: int = 2,              # passes of the server over the public images
-        batch_size: int = 64,                # of a client
-        server_batch_size: int = 64,
-        lr: float = 1e-3,                    # of a client
-        server_lr: float = 1e-3,
-        optimizer: Optimizer = "amsgrad",    # of each client and of the server, for all training
-        weight_decay: float = 1e-4,          #   and its L2 penalty
-        aggregation: Literal["era", "mean"] = "era",     # ERA or SA
-        temperature: float = 0.1,            # T of ERA: a smaller one gives a sharper mean
-        attack=None):
-    """Yields (metrics, state) after round 0, the untrained models, and after every round."""
-    ids = range(len(fed.private))                                            # M clients
-    num_public = len(fed.public.images)                                      # N
-    all_rows = torch.arange(num_public, device=fed.device)                   # [N], D1
-    if state is None:
-        state = {"round": 0, "clients": [snapshot(fed.client_model(i, init=i)) for i in ids],
-                 "server": snapshot(fed.server_model())}
-        yield evaluate(fed, state), state
-    clients, server = state["clients"], state["server"]
-
-    for t in range(state["round"] + 1, rounds + 1):
-        # 1, 2: clients train on their own images, and predict all public images.
-        def train(i):
-            return train_client(fed, i, t, clients[i], local_epochs, batch_size, lr, optimizer,
-                                weight_decay)
-
-        # In parallel: probabilities [M, N, C], those of attackers replaced; the trained clients.
-        client_probs, trained = collect_rows(fed, all_rows, train, attack)
-
-        # 3: the mean of the usable uploads: without nan, infinity or a number of 1e30 or more.
-        valid_probs = usable(client_probs)                                   # [m, N, C]
-        if aggregation == "era":
-            target_probs = entropy_reduction(valid_probs, temperature)       # [N, C]
-        else:
-            target_probs = valid_probs.mean(0)                               # [N, C]
-
-        def learn(i):
-            return distill(fed, i, t, trained[i], target_probs, public_epochs, batch_size, lr,
-                           optimizer, weight_decay)
-
-        # 4, 5: server and clients learn from the mean; without a usable upload nobody does.
-        clients = trained
-        if len(valid_probs):
-            server = train_server(fed, t, server, target_probs, server_epochs, server_batch_size,
-                                  server_lr, optimizer, weight_decay)
-            clients = in_parallel(fed, learn, ids)
-
-        # All that the next round needs: networks with their optimizers.
-        state = {"round": t, "clients": clients, "server": server}
-        # Measured; no step above sees it.
-        metrics = {**evaluate(fed, state, trained),
-                   "bad_uploads": len(ids) - len(valid_probs),
-                   **logits_ledger(len(ids), fed.num_classes, up=num_public, down=num_public)}
-        yield metrics, state
-
+# --------------------------------------------------------------------------------------------------
+# For the command line
 
 ALGORITHM = Algorithm(
     "dsfl", run,
-    scores={"client_accuracy_distilled": "clients, after distillation",
+    scores={"accuracy": "clients, after distillation",
             "client_accuracy_private": "clients, after private training",
             "server_accuracy": "server"},
-    keeps=("clients", "server"),
-    public="unlabeled", mixed_networks=True, server="images",
-    plateau=("lr", "server_lr"), evaluate=evaluate,
-    columns=("client_accuracy_distilled", "client_accuracy_private", "server_accuracy"))
+    paper=PAPER, public="unlabeled", mixed_networks=True, server="images",
+    plateau=("lr", "server_lr"), evaluate=evaluate)

@@ -1,112 +1,135 @@
-"""FedAvg: active clients train the global model on their own data; the server averages the results.
+"""FedAvg: active clients train the global model on their own images; the server averages them.
 
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS
-2017, arXiv:1602.05629; here as the baseline of FedSDD (Kwan and Song, arXiv:2312.17029v1), whose
-equations are quoted and whose settings are the defaults.
+2017, arXiv:1602.05629. Here it is the baseline of FedSDD (Kwan and Song, arXiv:2312.17029v1), whose
+Eq. (1) and (2) are FedAvg's.
 
-Run:    python fedkd_minimal.py --algo fedavg    small settings, less than a minute
-        --paper fedsdd has FedSDD's, which are the defaults of `run`
-Data:   clients: their own labeled images; public images: none
-Sent:   down: the global model, to each active client; up: its trained model, its sample count
+    python fedkd_minimal.py --algo fedavg
+        runs `Config` on digits of 16x16 pixels: 20 clients with a small CNN hold unequal shares of
+        the classes (Dirichlet, alpha 0.5), 300 images each. It takes ten seconds on two cores.
+    python fedkd_minimal.py --algo fedavg --paper fedsdd --dataset cifar10
+        runs `PAPER`, FedSDD's values, with its ResNet-20: 20 clients, alpha 0.1, 2,500 images each,
+        which are cropped and flipped.
 
-A round; the numbers are ours:
- 1  a share of the clients is drawn, and each gets the global model, FedSDD Eq. (1)
- 2  each trains it on its own images by SGD on the cross-entropy
- 3  the global model becomes the mean of their models, weighed by sample counts, FedSDD Eq. (2)
+Clients hold labeled images of their own; between rounds they keep nothing. There are no public
+images. An active client is sent the global model, and sends back its weights and its number of
+images. Training: train mode, images cropped and flipped with --augment, the mean loss of a batch.
+Prediction: eval mode, no gradient, images as they are.
 
-Scores: `accuracy` and `server_accuracy` are the global model's after line 3
+The algorithm; the numbers are ours:
+  1   start with a global model of random weights
+  2   for each round t:
+  3       draw the active clients, a share of all
+  4       for each active client, in parallel:
+  5           copy the global model                                              FedSDD Eq. (1)
+  6           train it on the client's own images, by cross-entropy
+  7       global model = the mean of the trained models, weighted by
+                         numbers of images                                       FedSDD Eq. (2)
+
+Accuracy is the global model's on the test images, after step 7.
+
+Bad uploads: a client of which a weight is nan, infinite, or 1e30 or more in magnitude is left out
+of the mean. If nobody is left, the global model stays.
 """
+from dataclasses import dataclass
+
 import torch.nn.functional as F
 
-from algorithms import Algorithm, checked
-from algorithms.equations import average_weights
-from federation import stream, timed
-from federation.communication import weights_ledger
-from federation.evaluation import global_metrics
-from federation.parallel import sample_clients
-from federation.training import OPTIMIZERS, Optimizer, forward, load_model, network, shuffled
-from federation.uploads import collect
+from algorithms import Algorithm, configured
+from federation import (OPTIMIZERS, Optimizer, accuracy, active_in, average_weights, loaded,
+                        minibatches, parallel_map, predict_models, random_numbers, received,
+                        weights_ledger)
+
+# active_in         the clients of a round, drawn at random without replacement
+# average_weights   the weighted mean of every entry of models, BatchNorm's statistics too
+# loaded            a network, after a copy of some weights into it
+# minibatches       row numbers of batches, reshuffled in each pass; the last one may be smaller
+# parallel_map      {i: fn(i) for i in ids}, by several processes
+# predict_models    logits [models, images, C], in eval mode, without gradient and augmentation
+# random_numbers    a generator for what is named; it also seeds torch, for dropout
+# received          {client: weights}: after an attack, and without the bad uploads
+# weights_ledger    bytes that are sent up and down
 
 
-def start_server(fed, architecture, init=0):
-    """The global model before round 1; `init` picks the seed of its weights."""
-    model = network(fed, architecture, init)
-    return {"architecture": architecture, "model": model.state_dict()}
+@dataclass
+class Config:
+    rounds: int = 20                     # of communication
+    participation: float = 0.4           # share of the clients that are active in a round
+    local_epochs: int = 5                # passes of a client over its images in a round
+    local_steps: int | None = None       # if it is a number: so many steps, instead of passes
+    batch_size: int = 32                 # of a client
+    lr: float = 0.1                      # of a client, constant; --lr-patience lowers it
+    optimizer: Optimizer = "sgd"         # of a client, new in every round; sgd has no momentum
+    weight_decay: float = 0.0            # L2 penalty of this optimizer
 
 
-def train_client(fed, i, t, server, local_epochs, local_steps, batch_size, lr,
-                 optimizer_name, weight_decay):
-    """Client i's upload in round t: the global model after training on the client's own images."""
-    images, labels = fed.private[i]                                          # [n, c, h, w], [n]
-    model = load_model(fed, server)                                # a copy, FedSDD Eq. (1)
-    # New in every round: a client keeps nothing.
-    optimizer = OPTIMIZERS[optimizer_name](model.parameters(), lr=lr, weight_decay=weight_decay)
-    model.train()
-    # `shuffled` augments with --augment; ("local", t, i) names the random numbers of this training.
-    for rows, batch in shuffled(fed, images, ("local", t, i), epochs=local_epochs,
-                                batch_size=batch_size, steps=local_steps):
-        logits = forward(fed, model, batch)                                  # [B, C]
-        loss = F.cross_entropy(logits, labels[rows])                         # mean over the batch
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return {"model": model.state_dict()}
+# FedSDD, section 4.1.
+# Clients, partition, networks, augmentation: experiment/presets.py.
+PAPER = dict(rounds=100, participation=0.4, local_epochs=40, batch_size=64, lr=0.8,
+             optimizer="sgd", weight_decay=0.0)
 
 
-def aggregate(fed, server, uploads):
-    """The server after the uploads {client: upload}: the mean model, weighed by sample counts."""
-    if not uploads:                                      # none was usable: the model stays
-        return server
-    models = [upload["model"] for upload in uploads.values()]
-    sizes = [len(fed.private[i].labels) for i in uploads]
-    return server | {"model": average_weights(models, sizes)}                # FedSDD Eq. (2)
+@configured(Config)
+def run(fed, cfg, state=None, attack=None):
+    """Yields (metrics, state) after round 0, the untrained model, and after every round.
 
-
-@timed
-def evaluate(fed, state):
-    """Test accuracy of the global model, in eval mode."""
-    return global_metrics(fed, [state["server"]])
-
-
-@checked
-def run(fed, state=None, *,
-        rounds: int = 100,                   # of communication
-        participation: float = 0.4,          # share of the clients that train in a round
-        local_epochs: int = 40,              # passes of a client over its images in a round, or,
-        local_steps: int | None = None,      #   if given, its steps
-        batch_size: int = 64,                # of a client
-        lr: float = 0.8,                     # of a client
-        optimizer: Optimizer = "sgd",        # of a client, new in every round
-        weight_decay: float = 0.0,           # L2 penalty of this optimizer
-        attack=None):                        # replaces the models of malicious clients
-    """Yields (metrics, state) after round 0, the untrained model, and after every round."""
+    fed       fed.private[i]: client i's images [n, c, h, w] and labels [n]; fed.test likewise;
+              fed.global_model(), and fed.client_model(i) for client i: new networks, all of one
+              architecture; fed.augment: random crops and flips with --augment, else the images
+              unchanged
+    state     of an earlier round, to go on from; None: from the start
+    attack    replaces the uploads of malicious clients (attacks.py); None: there are none
+    """
     if state is None:
-        state = {"round": 0, "server": start_server(fed, fed.architecture[0])}
+        # Step 1: a global model of random weights.
+        state = {"round": 0, "server": {"model": fed.global_model().state_dict()}}
         yield evaluate(fed, state), state
-    server = state["server"]
+    weights = state["server"]["model"]
 
-    for t in range(state["round"] + 1, rounds + 1):
-        # A share of the clients takes part: each trains the global model on its own images.
-        active = sample_clients(len(fed.private), participation, stream(fed.seed, "active", t))
+    for t in range(state["round"] + 1, cfg.rounds + 1):
+        # Step 3-6: each active client trains the global model on its own images.
+        active = active_in(fed, cfg.participation, t)
+        trained = parallel_map(fed, active, lambda i: train_client(fed, cfg, t, i, weights))
+        uploads = received(fed, trained, attack)                             # {client: weights}
 
-        def train(i):
-            return train_client(fed, i, t, server, local_epochs, local_steps, batch_size, lr,
-                                optimizer, weight_decay)
+        # Step 7: the mean of their models, by numbers of images.              FedSDD Eq. (2)
+        if uploads:
+            sizes = [len(fed.private[i].labels) for i in uploads]
+            weights = average_weights([*uploads.values()], sizes)
 
-        # {i: train(i)}, in parallel. Attackers' models are replaced; an upload with nan, infinity
-        # or a number of 1e30 or more is left out.
-        uploads = collect(fed, active, train, attack)
-        # The new global model is the mean of theirs.
-        server = aggregate(fed, server, uploads)                             # FedSDD Eq. (2)
-
-        # All that the next round needs; clients and optimizers keep nothing.
-        state = {"round": t, "server": server}
-        # Measured; no step above sees it.
-        model = network(fed, server["architecture"])
-        metrics = {**evaluate(fed, state), "bad_uploads": len(active) - len(uploads),
-                   **weights_ledger([(model, len(active))], 1)}
-        yield metrics, state
+        state = {"round": t, "server": {"model": weights}}
+        yield {**evaluate(fed, state), "bad_uploads": len(active) - len(uploads),
+               **weights_ledger([(fed.global_model(), len(active))])}, state
 
 
-ALGORITHM = Algorithm("fedavg", run, scores={"server_accuracy": "server"}, keeps=("server",),
-                      plateau=("lr",), evaluate=evaluate)
+def train_client(fed, cfg, t, i, weights):
+    """Client i starts from the global weights; returns them after training on its own images."""
+    images, labels = fed.private[i]
+    model = loaded(fed.client_model(i), weights)                                 # FedSDD Eq. (1)
+    optimizer = OPTIMIZERS[cfg.optimizer](model.parameters(), lr=cfg.lr,
+                                          weight_decay=cfg.weight_decay)
+    model.train()
+    with random_numbers(fed, "local", t, i) as rng:         # order, augmentation, dropout
+        for rows in minibatches(images, cfg.batch_size, rng, cfg.local_epochs, cfg.local_steps):
+            logits = model(fed.augment(images[rows], rng))                       # [B, C]
+            loss = F.cross_entropy(logits, labels[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return model.state_dict()
+
+
+# --------------------------------------------------------------------------------------------------
+# Metrics; no step of the algorithm uses them
+
+def evaluate(fed, state):
+    """Test accuracy of the global model."""
+    logits = predict_models(fed, [state["server"]["model"]], fed.test.images)[0]     # [N, C]
+    return {"accuracy": accuracy(logits, fed.test.labels)}
+
+
+# --------------------------------------------------------------------------------------------------
+# For the command line
+
+ALGORITHM = Algorithm("fedavg", run, scores={"accuracy": "server"}, paper=PAPER, plateau=("lr",),
+                      evaluate=evaluate)

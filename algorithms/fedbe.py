@@ -1,49 +1,185 @@
-"""FedBE: an ensemble of the average, the clients' models, and models drawn from their posterior.
+"""FedBE: an ensemble of the average model, the clients' models, and models drawn around them.
 
 Chen and Chao, "FedBE: Making Bayesian Model Ensemble Applicable to Federated Learning", ICLR 2021,
-arXiv:2009.01974; written from the formulas that others quote, without its own text. The defaults
-are the settings of FedSDD's Table 5 (Kwan and Song, arXiv:2312.17029v1).
+arXiv:2009.01974. Its text was not at hand: this file follows the formulas that later papers quote,
+and says where the authors' public code differs. Without --distill the ensemble only predicts, as
+where FedSDD compares itself with it (Kwan and Song, arXiv:2312.17029v1, Table 5).
 
-Run:    python fedkd_minimal.py --algo fedbe --posterior dirichlet    small settings, under a minute
-        --paper fedsdd has FedSDD's, which are the defaults of `run`
-Data:   clients: their own labeled images; server: with --distill, N unlabeled public images
-Sent:   down: the global model, to each active client; up: its trained model, its sample count
+    python fedkd_minimal.py --algo fedbe
+        runs `Config` on digits of 16x16 pixels: 20 clients with a small CNN hold unequal shares of
+        the classes (Dirichlet, alpha 0.5), 240 images each. It takes twenty seconds on two cores;
+        with --distill, on 1,200 public images, half a minute.
+    python fedkd_minimal.py --algo fedbe --paper fedsdd --dataset cifar10
+        runs `PAPER`, FedSDD's values, with its ResNet-20: 20 clients, alpha 0.1, 2,500 images each,
+        which are cropped and flipped. With --distill CIFAR-100's training images are public.
 
-A round; the numbers are ours:
- 1  active clients train the global model on their own images, by cross-entropy: w_i
- 2  w-bar, the mean of their models, weighed by their shares p_i of all samples: the global model
- 3  the ensemble is w-bar, the clients' models, and --samples models w^(m) drawn by --posterior from
-      gaussian   N(w-bar, diag(sum_i p_i (w_i - w-bar)²))
-      dirichlet  sum_i gamma_i p_i w_i / sum_i gamma_i p_i with gamma ~ Dir(concentration)
- 4  in FedSDD's Table 5 it only predicts. With --distill, as in FedBE, w-bar then learns from it:
-    SGD on KL(teacher || student); the teacher is the mean of its probabilities, sharpened
+Clients hold labeled images of their own; between rounds they keep nothing. With --distill the
+server holds N public images without labels. An active client is sent the global model, and sends
+back its weights and its number of images; logits never travel. Training: train mode, images cropped
+and flipped with --augment, the mean loss of a batch. Prediction: eval mode, no gradient, images as
+they are.
 
-Scores: `accuracy` is the global model's after step 4, `ensemble_accuracy` the ensemble's of step 3
-D3  the ensemble predicts by the mean of its logits, as FedSDD's does
-D4  the teacher's probabilities are squared and normalized; FedBE sharpens, too: the power 2 is ours
-D5  --distill takes plain steps of SGD, at FedSDD's rate and batch size; FedBE averages the student
-    over its path (SWA)
+The algorithm; the numbers are ours. p_i is client i's share of the active clients' images:
+  1   start with a global model of random weights
+  2   for each round t:
+  3       draw the active clients, a share of all
+  4       for each active client i, in parallel:
+  5           copy the global model
+  6           train it on the client's own images, by cross-entropy: w_i
+  7       w = sum_i p_i w_i
+  8       draw `samples` models of the --posterior, either
+              gaussian     N(w, diag(sum_i p_i (w_i - w)²))
+              dirichlet    sum_i g_i p_i w_i / sum_i g_i p_i with g ~ Dir(concentration, ...)
+  9       ensemble = w, all w_i, and the models drawn
+ 10       global model = w
+ 11       with --distill: m = the mean of the ensemble's probabilities, on the public images
+ 12           teacher = m² / the sum of m² over the classes
+ 13           global model = w, trained on the public images by KL(teacher || softmax(logits))
+
+The power in step 12 is 1 / temp of the public code, with its temp of 0.5.
+
+Accuracy is the global model's on the test images, at the end of the round; `ensemble_accuracy` is
+that of the ensemble of step 9, by its mean logits.
+
+Bad uploads: a client of which a weight is nan, infinite, or 1e30 or more in magnitude is left out
+of the round. If nobody is left, the global model stays, and is the ensemble; nothing is drawn and
+nothing distilled.
+
+Departures
+  1  Public code, gaussian: draws directions of change. Of each tensor, with v being that of the
+     global model in step 5, it draws around the plain mean of the (w_i - v) / |w_i - v|, with 0.1
+     of their standard deviation; this, times the mean of the |w_i - v|, is added to v. Here: line
+     8, entry by entry.
+  2  Public code, dirichlet: the weights are g_i. Here: g_i p_i.
+  3  Public code: BatchNorm's running statistics are drawn, too. Here: they are those of w, because
+     a variance that is drawn can be negative.
+  4  Public code: the ensemble predicts by its mean probabilities. Here: by its mean logits, as
+     FedSDD's does.
+  5  Public code: the KL is averaged over the classes, too. Here: it is their sum.
+  6  Public code: 20 epochs of SGD at 1e-3, with momentum 0.9 and weight decay 1e-5; the global
+     model becomes the mean of the weights along the path (SWA). Here: `distill_steps` of plain SGD
+     at `server_lr`, and the last weights.
 """
 import math
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 
-from algorithms import Algorithm, checked
-from algorithms.equations import average_weights, distillation_loss, ensemble_logits
-from federation import stream, timed
-from federation.communication import weights_ledger
-from federation.evaluation import accuracy, disagreement, global_metrics
-from federation.parallel import on_server, sample_clients
-from federation.training import forward, load_model, network, predict_members, shuffled
-from federation.uploads import collect
+from algorithms import Algorithm, configured
+from federation import (accuracy, active_in, average_weights, disagreement, loaded, minibatches,
+                        on_server, parallel_map, predict_models, random_numbers, received, stream,
+                        weights_ledger)
 
-BUFFERS = ("running_mean", "running_var", "num_batches_tracked")     # BatchNorm's: never drawn
+# active_in         the clients of a round, drawn at random without replacement
+# average_weights   the weighted mean of every entry of models, BatchNorm's statistics too; the
+#                   weights are normalized
+# disagreement      the share of images of which two models predict different classes, the mean
+#                   over all pairs
+# loaded            a network, after a copy of some weights into it
+# minibatches       row numbers of batches, reshuffled in each pass; the last one may be smaller
+# on_server         one process computes the function, and sends the result to all
+# parallel_map      {i: fn(i) for i in ids}, by several processes
+# predict_models    logits [models, images, C], in eval mode, without gradient and augmentation
+# random_numbers    a generator for what is named; it also seeds torch, for dropout
+# received          {client: weights}, without the bad uploads
+# stream            a generator for what is named
+# weights_ledger    bytes that are sent up and down
+
+
+@dataclass
+class Config:
+    rounds: int = 20
+    participation: float = 0.4           # share of the clients that are active in a round
+    local_epochs: int = 5                # passes of a client over its images in a round
+    local_steps: int | None = None       # if it is a number: so many steps, instead of passes
+    batch_size: int = 32                 # of a client
+    lr: float = 0.1                      # of a client, constant; plain SGD, new in every round
+    posterior: Literal["gaussian", "dirichlet"] = "gaussian"     # where models are drawn from
+    samples: int = 10                    # models drawn in a round
+    concentration: float = 1.0           # of the Dirichlet distribution, for each client
+    distill: bool = False                # the global model trains on the ensemble's predictions
+    distill_steps: int = 100             # SGD steps of the server in a round, with --distill
+    server_batch_size: int = 128         # of these steps
+    server_lr: float = 0.0125            # of these steps, constant
+
+
+# FedSDD, section 4.1, and Table 5 for the ensemble.
+# Clients, partition, networks, augmentation: experiment/presets.py.
+PAPER = dict(rounds=100, participation=0.4, local_epochs=40, batch_size=64, lr=0.8,
+             posterior="gaussian", samples=10, concentration=1.0, distill=False,
+             distill_steps=5000, server_batch_size=256, server_lr=0.1)
+
+
+@configured(Config)
+def run(fed, cfg, state=None):
+    """Yields (metrics, state) after round 0, the untrained model, and after every round.
+
+    fed       fed.private[i]: client i's images [n, c, h, w] and labels [n]; fed.test likewise;
+              fed.public.images [N, c, h, w]; fed.global_model(), and fed.client_model(i) for client
+              i: new networks, all of one architecture; fed.augment: with --augment random crops and
+              flips, otherwise nothing
+    state     of an earlier round, to go on from; None: from the start
+    """
+    if state is None:
+        # Step 1: a global model of random weights.
+        state = {"round": 0, "server": {"model": fed.global_model().state_dict()}}
+        yield evaluate(fed, state), state
+    weights = state["server"]["model"]
+
+    for t in range(state["round"] + 1, cfg.rounds + 1):
+        # Step 3-6: each active client trains the global model on its own images.
+        active = active_in(fed, cfg.participation, t)
+        trained = parallel_map(fed, active, lambda i: train_client(fed, cfg, t, i, weights))
+        uploads = received(fed, trained)                                     # {client: weights}
+
+        # Step 7-10: their mean, models that are drawn around it, and the ensemble of all.
+        ensemble = [weights]                                                 # if nobody is left
+        if uploads:
+            models = [*uploads.values()]
+            sizes = [len(fed.private[i].labels) for i in uploads]
+            weights = average_weights(models, sizes)
+            ensemble = [weights, *models, *draw_models(fed, cfg, t, models, sizes)]
+
+        # Step 11-13: the mean model trains on what the ensemble predicts.
+        if cfg.distill and uploads:
+            member_logits = predict_models(fed, ensemble, fed.public.images)     # [E, N, C]
+            weights = train_server(fed, cfg, t, weights, sharpened_teacher(member_logits))
+
+        state = {"round": t, "server": {"model": weights}}
+        yield {**evaluate(fed, state), **measure(fed, cfg, active, uploads, ensemble)}, state
+
+
+def train_client(fed, cfg, t, i, weights):
+    """Client i starts from the global weights; returns them after SGD on its own images."""
+    images, labels = fed.private[i]
+    model = loaded(fed.client_model(i), weights)
+    optimizer = torch.optim.SGD(model.parameters(), lr=cfg.lr)
+    model.train()
+    with random_numbers(fed, "local", t, i) as rng:         # order, augmentation, dropout
+        for rows in minibatches(images, cfg.batch_size, rng, cfg.local_epochs, cfg.local_steps):
+            logits = model(fed.augment(images[rows], rng))                       # [B, C]
+            loss = F.cross_entropy(logits, labels[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return model.state_dict()
+
+
+def draw_models(fed, cfg, t, models, sizes):
+    """`samples` models of round t, drawn from the posterior of these models.   Step 8"""
+    rng = stream(fed.seed, "posterior", t)
+    if cfg.posterior == "gaussian":
+        return [gaussian_sample(models, sizes, rng) for _ in range(cfg.samples)]
+    return [dirichlet_sample(models, sizes, rng, cfg.concentration) for _ in range(cfg.samples)]
+
+
+BUFFERS = ("running_mean", "running_var", "num_batches_tracked")     # BatchNorm's statistics
 
 
 def gaussian_sample(state_dicts, weights, rng):
-    """A model drawn from N(w-bar, diag(sum_i p_i (w_i - w-bar)²)), entry by entry: a state_dict.
+    """A model drawn from N(w, diag(sum_i p_i (w_i - w)²)), entry by entry: a state_dict.
 
     state_dicts, weights   M models of one network and their weights p_i, normalized here
     rng                    a numpy Generator
@@ -55,28 +191,28 @@ def gaussian_sample(state_dicts, weights, rng):
     sample = dict(average)
     for name, mean in average.items():
         is_mask = not mean.is_floating_point() or not mean.isfinite().all()
-        if not is_mask and not name.endswith(BUFFERS):
+        if not is_mask and not name.endswith(BUFFERS):                       # departure 3
             deviations = (p * (state_dict[name] - mean).square()
                           for p, state_dict in zip(weights, state_dicts))
-            variance = sum(deviations) / sum(weights)
+            variance = sum(deviations) / sum(weights)                        # departure 1
             noise = rng.standard_normal(tuple(mean.shape), dtype="float32")
             sample[name] = mean + variance.sqrt() * torch.from_numpy(noise).to(mean)
     return sample
 
 
 def dirichlet_sample(state_dicts, weights, rng, concentration=1.0):
-    """A random average sum_i gamma_i p_i w_i / sum_i gamma_i p_i: a state_dict.
+    """A random average sum_i g_i p_i w_i / sum_i g_i p_i: a state_dict.
 
-    gamma ~ Dir(concentration, ..., concentration)
+    g ~ Dir(concentration, ..., concentration)
     state_dicts, weights   M models of one network and their weights p_i
     rng                    a numpy Generator
     returns                BatchNorm's statistics and counters are those of the average by p alone
     limits                 a large concentration gives the average, a small one gives one model
     """
-    gamma = rng.dirichlet([concentration] * len(weights))                    # [M]
-    sample = average_weights(state_dicts, [g * p for g, p in zip(gamma, weights)])
+    g = rng.dirichlet([concentration] * len(weights))                        # [M]
+    sample = average_weights(state_dicts, [g_i * p for g_i, p in zip(g, weights)])   # departure 2
     average = average_weights(state_dicts, weights)
-    return {name: average[name] if name.endswith(BUFFERS) else drawn
+    return {name: average[name] if name.endswith(BUFFERS) else drawn         # departure 3
             for name, drawn in sample.items()}
 
 
@@ -89,143 +225,62 @@ def sharpened_teacher(member_logits):
     >>> sharpened_teacher(member_logits).softmax(-1)             # means .6, .4; squares .36, .16
     tensor([[0.6923, 0.3077]])
     """
-    log_mean = member_logits.log_softmax(-1).logsumexp(0) - math.log(len(member_logits))
-    return 2 * log_mean                                                      # D4
+    log_m = member_logits.log_softmax(-1).logsumexp(0) - math.log(len(member_logits))    # step 11
+    return 2 * log_m                                                                     # step 12
 
 
-def train_client(fed, i, t, server, local_epochs, local_steps, batch_size, lr):
-    """Client i's upload in round t: the global model after SGD on its own images."""
-    images, labels = fed.private[i]                                          # [n, c, h, w], [n]
-    model = load_model(fed, server)                                       # FedSDD Eq. (1): a copy
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    model.train()
-    # `shuffled` augments with --augment; ("local", t, i) names the random numbers of this training.
-    for rows, batch in shuffled(fed, images, ("local", t, i), epochs=local_epochs,
-                                batch_size=batch_size, steps=local_steps):
-        loss = F.cross_entropy(forward(fed, model, batch), labels[rows])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return {"model": model.state_dict()}
-
-
-def aggregate(fed, server, uploads):
-    """The global model: w-bar, the mean of the models {client: upload}, by sample counts."""
-    if not uploads:                                      # none was usable: the model stays
-        return server
-    sizes = [len(fed.private[i].labels) for i in uploads]
-    models = [upload["model"] for upload in uploads.values()]
-    return server | {"model": average_weights(models, sizes)}                # FedSDD Eq. (2)
-
-
-def draw_models(fed, t, uploads, posterior, samples, concentration):
-    """`samples` models drawn from the posterior of round t: state_dicts."""
-    if not uploads:                                      # none was usable: nothing to draw from
-        return []
-    models = [upload["model"] for upload in uploads.values()]
-    sizes = [len(fed.private[i].labels) for i in uploads]
-    rng = stream(fed.seed, "posterior", t)               # of this round's draws
-    if posterior == "gaussian":
-        return [gaussian_sample(models, sizes, rng) for _ in range(samples)]
-    return [dirichlet_sample(models, sizes, rng, concentration) for _ in range(samples)]
-
-
-@timed
 @on_server
-def train_server(fed, t, server, teacher_logits, distill_steps, server_batch_size, server_lr):
-    """The global model after SGD towards teacher_logits [N, C] on the public images."""
-    model = load_model(fed, server)
-    optimizer = torch.optim.SGD(model.parameters(), lr=server_lr)
+def train_server(fed, cfg, t, weights, teacher):
+    """The mean model starts from its weights; returns them after SGD on the public images.
+
+    teacher    logits [N, C], of images without augmentation
+    """
+    images = fed.public.images
+    model = loaded(fed.global_model(), weights)
+    optimizer = torch.optim.SGD(model.parameters(), lr=cfg.server_lr)
     model.train()
-    # With --augment the student sees augmented images; the teacher saw the clean ones.
-    for rows, batch in shuffled(fed, fed.public.images, ("distil", t),
-                                batch_size=server_batch_size, steps=distill_steps):
-        student_logits = forward(fed, model, batch)                                      # [B, C]
-        loss = distillation_loss(teacher_logits[rows], student_logits, temperature=1.0)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()                                                                 # D5
-    return server | {"model": model.state_dict()}
+    with random_numbers(fed, "distil", t) as rng:
+        for rows in minibatches(images, cfg.server_batch_size, rng, steps=cfg.distill_steps):
+            logits = model(fed.augment(images[rows], rng))                       # [B, C]
+            loss = kl_divergence(teacher[rows], logits)                          # step 13
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()                                                     # departure 6
+    return model.state_dict()
 
 
-@timed
-def evaluate(fed, server):
+def kl_divergence(teacher, student):
+    """KL(teacher || student), the mean over the batch: a scalar.   Step 13
+
+    teacher, student    logits [B, C]
+    """
+    log_p, log_q = teacher.log_softmax(-1), student.log_softmax(-1)
+    return (log_p.exp() * (log_p - log_q)).sum(-1).mean()                        # departure 5
+
+
+# --------------------------------------------------------------------------------------------------
+# Metrics; no step of the algorithm uses them
+
+def evaluate(fed, state):
     """Test accuracy of the global model."""
-    return global_metrics(fed, [server])
+    logits = predict_models(fed, [state["server"]["model"]], fed.test.images)[0]     # [N, C]
+    return {"accuracy": accuracy(logits, fed.test.labels)}
 
 
-@timed
-def evaluate_ensemble(fed, members):
-    """Test accuracy of the ensemble, and how often two of its members differ."""
-    member_logits = predict_members(fed, members, fed.test.images)                       # [E, N, C]
-    logits = ensemble_logits(member_logits)                                          # [N, C], D3
-    return {"ensemble_accuracy": accuracy(logits, fed.test.labels),
-            "disagreement": disagreement(member_logits)}
+def measure(fed, cfg, active, uploads, ensemble):
+    """Test accuracy of the ensemble, how often two of its members differ, and what it all costs."""
+    logits = predict_models(fed, ensemble, fed.test.images)                      # [E, N, C]
+    distills = cfg.distill and uploads
+    return {"ensemble_accuracy": accuracy(logits.mean(0), fed.test.labels),      # departure 4
+            "disagreement": disagreement(logits),
+            "teacher_forwards": len(ensemble) * len(fed.public.images) if distills else 0,
+            "bad_uploads": len(active) - len(uploads),
+            **weights_ledger([(fed.global_model(), len(active))])}
 
 
-@checked
-def run(fed, state=None, *,
-        rounds: int = 100,                                         # in all
-        participation: float = 0.4,                                # share of the clients in a round
-        local_epochs: int = 40,                                    # a client's passes in a round,
-        local_steps: int | None = None,                            #   or, if given, its SGD steps
-        batch_size: int = 64,                                      # of a client
-        lr: float = 0.8,                                           # of a client
-        posterior: Literal["gaussian", "dirichlet"] = "gaussian",  # of the clients' models
-        samples: int = 10,                                         # models drawn from it
-        concentration: float = 1.0,                                # of the Dirichlet distribution
-        distill: bool = False,                                     # as in FedBE; off: Table 5
-        distill_steps: int = 5000,                                 # SGD steps in a round
-        server_batch_size: int = 256,                              # of these steps
-        server_lr: float = 0.1):                                   # of these steps
-    """Yields (metrics, state) after round 0, the untrained models, and after every round."""
-    if state is None:
-        name = fed.architecture[0]                       # all clients have this network
-        server = {"architecture": name, "model": network(fed, name).state_dict()}
-        state = {"round": 0, "server": server}
-        yield evaluate(fed, server), state
-    server = state["server"]
-
-    for t in range(state["round"] + 1, rounds + 1):
-        # As in FedAvg, active clients train the global model, and the server averages the results.
-        active = sample_clients(len(fed.private), participation, stream(fed.seed, "active", t))
-
-        def train(i):
-            return train_client(fed, i, t, server, local_epochs, local_steps, batch_size, lr)
-
-        # {i: train(i)}, in parallel; without unusable uploads: nan, infinity, 1e30 or more.
-        uploads = collect(fed, active, train)                                # step 1
-        average = aggregate(fed, server, uploads)                            # step 2
-
-        # The ensemble: the average, the clients' models, and models drawn from a distribution that
-        # is fitted to them. Without any usable upload it is the old global model alone.
-        drawn = draw_models(fed, t, uploads, posterior, samples, concentration)
-        client_models = [upload["model"] for upload in uploads.values()]
-        members = [average,                                                  # step 3
-                   *(average | {"model": model} for model in client_models + drawn)]
-
-        # The average learns from the ensemble, whose members predict in eval mode.
-        server = average
-        if distill and uploads:
-            member_logits = predict_members(fed, members, fed.public.images)             # [E, N, C]
-            teacher_logits = sharpened_teacher(member_logits)                            # [N, C]
-            server = train_server(fed, t, average, teacher_logits, distill_steps,        # step 4
-                                  server_batch_size, server_lr)
-
-        # All that the next round needs; the clients' and the drawn models are forgotten.
-        state = {"round": t, "server": server}
-        # Measured; no step above sees it.
-        model = network(fed, server["architecture"])
-        teacher_forwards = len(members) * len(fed.public.images) if distill and uploads else 0
-        metrics = {**evaluate(fed, server), **evaluate_ensemble(fed, members),
-                   "bad_uploads": len(active) - len(uploads), "teacher_forwards": teacher_forwards,
-                   **weights_ledger([(model, len(active))], 1)}
-        yield metrics, state
-
+# --------------------------------------------------------------------------------------------------
+# For the command line
 
 ALGORITHM = Algorithm(
-    "fedbe", run,
-    scores={"server_accuracy": "server", "ensemble_accuracy": "ensemble"},
-    keeps=("server",),
-    public="unlabeled", public_for=("distill",),
-    columns=("accuracy", "ensemble_accuracy", "disagreement"))
+    "fedbe", run, scores={"accuracy": "server", "ensemble_accuracy": "ensemble"}, paper=PAPER,
+    public="unlabeled", public_for=("distill",), columns=("disagreement",))

@@ -1,44 +1,206 @@
-"""FedDF: the server averages the clients' models, and the clients' ensemble teaches the average.
+"""FedDF: the server averages the clients' models, and distills their ensemble into the average.
 
 Lin et al., "Ensemble Distillation for Robust Model Fusion in Federated Learning", NeurIPS 2020,
-arXiv:2006.07242; written from its public code, whose settings are the defaults. Equations have the
-numbers of FedSDD (Kwan and Song, arXiv:2312.17029v1), which compares itself with it.
+arXiv:2006.07242. Its text was not at hand: this file follows the authors' public code and what
+FedSDD (Kwan and Song, arXiv:2312.17029v1), which compares itself with FedDF, says of it.
 
-Run:    python fedkd_minimal.py --algo feddf    small settings, about half a minute
-        --paper feddf has the paper's, which are the defaults of `run`; --paper fedsdd, FedSDD's
-Data:   clients: their own labeled images; server: N unlabeled public images, and labeled validation
-        images of the task for --drop-worst and --patience, which are both on by default
-Sent:   down: its network's global model, to each active client; up: its model, its sample count
+    python fedkd_minimal.py --algo feddf
+        runs `Config` on digits of 16x16 pixels: 20 clients with a small CNN hold unequal shares of
+        the classes (Dirichlet, alpha 0.5), 216 images each; 1,200 images are public, and 480 are
+        for validation. It takes half a minute on two cores.
+    python fedkd_minimal.py --algo feddf --paper feddf --dataset cifar10
+        runs `PAPER` with a ResNet-8: 20 clients, alpha 1, 2,250 images each; CIFAR-100's training
+        images are public, and 5,000 of CIFAR-10's are for validation. All images that models train
+        on are cropped and flipped.
 
-A round; the numbers are ours, and clients may have different networks:
- 1  active clients train their network's global model on their own images, by cross-entropy
- 2  clients with a validation accuracy below 1.2 / C (chance is 1 / C) are left out, unless all are
- 3  each network's student, x_{t,0}, is the mean of its remaining clients' models, by sample counts
- 4  the teacher, AVGLOGITS, is the mean of the logits of the remaining clients of all networks
- 5  each student makes steps on KL(teacher || student) over the public images, until its validation
-    accuracy has not grown for --patience steps; then it takes the weights of its best step
+Clients hold labeled images of their own; between rounds they keep nothing. The server holds N
+public images without labels, and labeled validation images of the task, for drop_worst and
+patience. Clients may have different networks: then each network has a global model. An active
+client is sent its network's global model, and sends back its weights and its number of images;
+logits never travel. Training: train mode, images cropped and flipped with --augment, the mean loss
+of a batch. Prediction: eval mode, no gradient, images as they are.
 
-Scores: `accuracy` is the students' after step 5, in the mean over the networks; `client_accuracy`
-        and `ensemble_accuracy` are of the clients' models of step 3, before they are averaged
-D2  models are averaged by sample counts; the public code weighs them equally, which is the same in
-    its equal partition
-D9  the loss has the factor temperature², which is 1 at the paper's temperature
+The algorithm; the numbers are ours. C is the number of classes:
+  1   start with a global model of random weights for each network
+  2   for each round t:
+  3       draw the active clients: the same share of each network's clients
+  4       for each active client, in parallel:
+  5           copy its network's global model
+  6           train it on the client's own images, by cross-entropy
+  7       with drop_worst keep the clients whose model has an accuracy of 1.2 / C or more, where
+              chance has 1 / C, on the validation images; if none has, keep all
+  8       for each network: student = the mean of its kept clients' models, weighted by numbers of
+              images
+  9       teacher = the mean of the logits of all kept clients, of all networks, on the public
+              images (AVGLOGITS)
+ 10       for each network, in parallel: train the student on the public images, by
+              temperature² KL(softmax(teacher / temperature) || softmax(logits / temperature)),
+              which also moves its BatchNorm statistics to the public images;
+              check its accuracy on the validation images after every `check_every` steps, and end
+              after `patience` steps without a better one, or after `distill_steps`
+ 11           the network's global model = the student at its best check (the mean of step 8 itself
+              is not checked); without patience, at the end
+
+Accuracy is the global model's on the test images, after step 11; of several networks, the mean.
+`client_accuracy` is the mean over the kept clients' models, after step 7, and `ensemble_accuracy`
+is that of the mean of their logits.
+
+Bad uploads: a client of which a weight is nan, infinite, or 1e30 or more in magnitude is left out
+from step 7 on. A network of which no client is left has its global model as the student. If no
+client at all is left, there is no teacher, and all global models stay. A nan that arises in
+distillation is not caught: then the global model stays nan, and its clients count as bad uploads.
+
+Departures
+  1  Public code: the active clients are drawn from all. Here: from each network's.
+  2  Public code: none of its commands for FedDF has drop_worst. Here, as FedSDD's appendix A.4 says
+     of the original FedDF: it is on.
+  3  Public code: where drop_worst finds no client below 1.2 / C, it drops those whose accuracy is
+     an outlier; where all clients are below, it fails. Here: step 7.
+  4  Public code: all models have the same weight in the mean. Here: numbers of images. In the
+     code's partition all clients have equally many.
+  5  Public code: BatchNorm's running statistics are the last client's. Here: their mean.
+  6  Public code: the teacher predicts the cropped and flipped images that the student sees. Here:
+     each image once, as it is.
+  7  Public code: no factor temperature², at its temperature of 1. Here: temperature².
+  8  Public code: the last student is checked only if `check_every` divides `distill_steps`. Here:
+     always.
 """
 import copy
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from algorithms import Algorithm, checked
-from algorithms.equations import average_weights, distillation_loss, ensemble_logits
-from federation import timed
-from federation.communication import weights_ledger
-from federation.evaluation import Score, accuracy, client_metrics, disagreement, global_metrics
-from federation.parallel import active_clients, by_architecture, run_students
-from federation.training import (OPTIMIZERS, Optimizer, forward, load_model, network,
-                                 predict_logits, predict_members, shuffled)
-from federation.uploads import collect
+from algorithms import Algorithm, configured
+from federation import (OPTIMIZERS, Optimizer, accuracy, active_clients, average_weights,
+                        by_architecture, disagreement, loaded, minibatches, parallel_map, predict,
+                        random_numbers, received, server_threads, weights_ledger)
+
+# active_clients    {network: the clients of a round that have it}: of each network's clients the
+#                   same share, drawn at random without replacement
+# average_weights   the weighted mean of every entry of models, BatchNorm's statistics too
+# by_architecture   {network: its clients}
+# disagreement      the share of images of which two models predict different classes, the mean
+#                   over all pairs
+# loaded            a network, after a copy of some weights into it
+# minibatches       row numbers of batches, reshuffled in each pass; the last one may be smaller
+# parallel_map      {i: fn(i) for i in ids}, by several processes
+# predict           logits in eval mode, without gradient and augmentation; it restores the mode
+# random_numbers    a generator for what is named; it also seeds torch, for dropout
+# received          {client: weights}: after an attack, and without the bad uploads
+# server_threads    a process computes with all CPU threads that the server may have
+# weights_ledger    bytes that are sent up and down
+
+
+@dataclass
+class Config:
+    rounds: int = 20
+    participation: float = 0.4           # share of the clients that are active in a round
+    local_epochs: int = 5                # passes of a client over its images in a round
+    local_steps: int | None = None       # if it is a number: so many steps, instead of passes
+    batch_size: int = 32                 # of a client
+    lr: float = 0.1                      # of a client, constant; --lr-patience lowers it
+    optimizer: Optimizer = "sgd"         # of a client, new in every round; sgd has no momentum
+    weight_decay: float = 0.0            # L2 penalty of this optimizer
+    drop_worst: bool = True              # leave out clients near chance accuracy; departure 2
+    distill_steps: int = 100             # of a student in a round, at most
+    server_batch_size: int = 128         # of a student
+    server_lr: float = 1e-3              # of a student, in its first step
+    server_optimizer: Optimizer = "adam"     # of a student, new in every round
+    cosine: bool = True                  # a student's rate falls to 0 over distill_steps
+    max_grad_norm: float | None = 5.0    # a student's longer gradients are scaled to this norm
+    temperature: float = 1.0             # of teacher and student
+    patience: int | None = 60            # steps without a better accuracy; none: no checks at all
+    check_every: int = 20                # steps from one check of the accuracy to the next
+
+
+# The public code, CIFAR-10 with ResNet-8: its README, its commands, its defaults. Participation is
+# 0.4 in the README's text and in FedSDD, 0.1 in the commands.
+# Clients, partition, networks, augmentation: experiment/presets.py.
+PAPER = dict(rounds=100, participation=0.4, local_epochs=40, batch_size=64, lr=0.1,
+             optimizer="sgd", weight_decay=0.0, drop_worst=True, distill_steps=10000,
+             server_batch_size=64, server_lr=1e-3, server_optimizer="adam", cosine=True,
+             max_grad_norm=5.0, temperature=1.0, patience=1000, check_every=100)
+
+
+@configured(Config)
+def run(fed, cfg, state=None, attack=None):
+    """Yields (metrics, state) after round 0, the untrained models, and after every round.
+
+    fed       fed.private[i]: client i's images [n, c, h, w] and labels [n]; fed.test,
+              fed.validation likewise; fed.public.images [N, c, h, w]; fed.architecture[i]: the name
+              of client i's network; fed.client_model(i): a new one; fed.augment: random crops and
+              flips with --augment, else the images unchanged
+    state     of an earlier round, to go on from; None: from the start
+    attack    replaces the uploads of malicious clients (attacks.py); None: there are none
+    """
+    clients_of = by_architecture(fed)                        # {network: its clients}
+    if state is None:
+        # Step 1: a global model of random weights for each network.
+        state = {"round": 0, "global_models": {name: new_model(fed, name).state_dict()
+                                               for name in clients_of}}
+        yield evaluate(fed, state), state
+    models = state["global_models"]                          # {network: weights}
+
+    for t in range(state["round"] + 1, cfg.rounds + 1):
+        # Step 3-6: each active client trains its network's global model on its own images.
+        drawn = active_clients(fed, cfg.participation, t)                    # departure 1
+        active = sorted(i for clients in drawn.values() for i in clients)
+        trained = parallel_map(fed, active, lambda i: train_client(
+            fed, cfg, t, i, models[fed.architecture[i]]))
+        uploads = received(fed, trained, attack)                             # {client: weights}
+
+        # Step 7: clients near chance accuracy are left out.
+        kept = above_chance(fed, uploads) if cfg.drop_worst else uploads     # {client: weights}
+
+        # Step 8: each network's student is the mean of its clients' models.
+        students = {name: average(fed, clients, kept, models[name])          # {network: weights}
+                    for name, clients in clients_of.items()}
+
+        # Step 9-11: the students train on the mean of the logits of all kept clients.
+        models, steps = students, {}
+        if kept:
+            client_logits = predict_clients(fed, kept, fed.public.images)    # departure 6
+            teacher = client_logits.mean(0)                                  # [M, N, C] -> [N, C]
+            distilled = parallel_map(fed, students, lambda name: distill(
+                fed, cfg, t, name, students[name], teacher))
+            models = {name: weights for name, (weights, _) in distilled.items()}
+            steps = {name: number for name, (_, number) in distilled.items()}
+
+        state = {"round": t, "global_models": models}
+        yield {**evaluate(fed, state), **measure(fed, active, uploads, kept, steps)}, state
+
+
+def new_model(fed, name):
+    """A new network of this name."""
+    return fed.client_model(fed.architecture.index(name))
+
+
+def train_client(fed, cfg, t, i, weights):
+    """Client i starts from the global weights; returns them after training on its own images."""
+    images, labels = fed.private[i]
+    model = loaded(fed.client_model(i), weights)
+    optimizer = OPTIMIZERS[cfg.optimizer](model.parameters(), lr=cfg.lr,
+                                          weight_decay=cfg.weight_decay)
+    model.train()
+    with random_numbers(fed, "local", t, i) as rng:         # order, augmentation, dropout
+        for rows in minibatches(images, cfg.batch_size, rng, cfg.local_epochs, cfg.local_steps):
+            logits = model(fed.augment(images[rows], rng))                       # [B, C]
+            loss = F.cross_entropy(logits, labels[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return model.state_dict()
+
+
+def above_chance(fed, uploads):
+    """Those of the uploads {client: weights} whose clients are kept.   Step 7"""
+    if not uploads:
+        return uploads
+    client_logits = predict_clients(fed, uploads, fed.validation.images)         # [M, N, C]
+    accuracies = [accuracy(logits, fed.validation.labels) for logits in client_logits]
+    stays = drop_worst(accuracies, fed.num_classes)                              # bool [M]
+    return {i: uploads[i] for i, stay in zip(uploads, stays) if stay}
 
 
 def drop_worst(accuracies, num_classes):
@@ -51,199 +213,119 @@ def drop_worst(accuracies, num_classes):
     tensor([False,  True,  True])
     """
     accuracies = torch.as_tensor(accuracies, dtype=torch.float64)
-    stays = accuracies >= 1.2 / num_classes - 1e-6           # 12% stays in spite of rounding
-    return stays if stays.any() else torch.ones_like(stays)
+    stays = accuracies >= 1.2 / num_classes - 1e-6       # 0.12, rounded to float32, is below 0.12
+    return stays if stays.any() else torch.ones_like(stays)              # departure 3
 
 
-def train_client(fed, i, t, global_model, local_epochs, local_steps, batch_size, lr,
-                 optimizer_name, weight_decay):
-    """Client i's upload in round t: its network's global model after training on its own images."""
-    images, labels = fed.private[i]                                          # [n, c, h, w], [n]
-    model = load_model(fed, global_model)                                 # FedSDD Eq. (1): a copy
-    optimizer = OPTIMIZERS[optimizer_name](model.parameters(), lr=lr, weight_decay=weight_decay)
-    model.train()
-    # `shuffled` augments with --augment; ("local", t, i) names the random numbers of this training.
-    for rows, batch in shuffled(fed, images, ("local", t, i), epochs=local_epochs,
-                                batch_size=batch_size, steps=local_steps):
-        loss = F.cross_entropy(forward(fed, model, batch), labels[rows])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return {"model": model.state_dict()}
+def average(fed, clients, kept, before):
+    """The mean of these clients' models in kept {client: weights}, by numbers of images.   Step 8
+
+    before    the weights that these clients started from; they stay if none of them is kept
+    """
+    members = [i for i in clients if i in kept]
+    if not members:
+        return before
+    sizes = [len(fed.private[i].labels) for i in members]
+    return average_weights([kept[i] for i in members], sizes)            # departures 4, 5
 
 
 def predict_clients(fed, uploads, images):
-    """Logits [M, N, C] of the models {client: upload} on clean images, in eval mode."""
-    members = [{"architecture": fed.architecture[i], "model": upload["model"]}
-               for i, upload in uploads.items()]
-    return predict_members(fed, members, images)
+    """Logits [M, N, C] of the models {client: weights} on these images."""
+    logits = parallel_map(fed, uploads,
+                          lambda i: predict(loaded(fed.client_model(i), uploads[i]), images))
+    return torch.stack([*logits.values()])
 
 
-def above_chance(fed, uploads):
-    """The uploads {client: upload} of those that `drop_worst` lets stay, by validation accuracy."""
-    client_logits = predict_clients(fed, uploads, fed.validation.images)                 # [M, N, C]
-    accuracies = [accuracy(logits, fed.validation.labels) for logits in client_logits]   # [M]
-    stays = drop_worst(accuracies, fed.num_classes)                                      # [M]
-    return {i: uploads[i] for i, stay in zip(uploads, stays) if stay}
+def distill(fed, cfg, t, name, weights, teacher):
+    """(weights of the student of this network after distillation, number of its steps).  Step 10-11
 
-
-def aggregate(fed, global_model, uploads):
-    """The global model: the mean of its network's models in {client: upload}, by sample counts."""
-    own = [i for i in uploads if fed.architecture[i] == global_model["architecture"]]
-    if not own:                                          # none of this network: the model stays
-        return global_model
-    sizes = [len(fed.private[i].labels) for i in own]
-    models = [uploads[i]["model"] for i in own]
-    return global_model | {"model": average_weights(models, sizes)}          # FedSDD Eq. (2), D2
-
-
-class Distilled(NamedTuple):
-    """A student after distillation, and the number of its steps."""
-
-    student: dict      # {"architecture", "model"}
-    steps: int
-
-
-@timed
-def distill(fed, t, student, teacher_logits, distill_steps, server_batch_size, server_lr,
-            server_optimizer, cosine, max_grad_norm, temperature, patience, check_every):
-    """`Distilled`: the student after steps towards teacher_logits [N, C] on the public images."""
-    model = load_model(fed, student)
-    optimizer = OPTIMIZERS[server_optimizer](model.parameters(), lr=server_lr)
-    annealing = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, distill_steps)
-    best_accuracy = float("-inf")
-    best_step = 0
-    best_weights = None
-    first_client = fed.architecture.index(student["architecture"])
+    weights    those that it starts from
+    teacher    logits [N, C], of the public images without augmentation
+    """
+    images, validation = fed.public.images, fed.validation
+    model = loaded(new_model(fed, name), weights)
+    optimizer = OPTIMIZERS[cfg.server_optimizer](model.parameters(), lr=cfg.server_lr)
+    annealing = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, cfg.distill_steps)
+    best_accuracy, best_step, best_weights = float("-inf"), 0, None
+    first_client = fed.architecture.index(name)          # names the network's random numbers
     model.train()
-    # The first client that has this network stands for it in the name of this training's random
-    # numbers. With --augment the student sees augmented images; the teacher saw the clean ones.
-    for step, (rows, batch) in enumerate(
-            shuffled(fed, fed.public.images, ("distil", t, first_client),
-                     batch_size=server_batch_size, steps=distill_steps), start=1):
-        student_logits = forward(fed, model, batch)                                      # [B, C]
-        loss = distillation_loss(teacher_logits[rows], student_logits, temperature)      # D9
-        optimizer.zero_grad()
-        loss.backward()
-        if max_grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
-        optimizer.step()
-        if cosine:
-            annealing.step()
-        if patience is not None and (step % check_every == 0 or step == distill_steps):
-            logits = predict_logits(fed, model, fed.validation.images)       # clean, in eval mode
-            step_accuracy = accuracy(logits, fed.validation.labels)
-            if step_accuracy > best_accuracy:
-                best_accuracy = step_accuracy
-                best_step = step
-                best_weights = copy.deepcopy(model.state_dict())
-            elif step - best_step >= patience:
-                break
-    weights = model.state_dict() if patience is None else best_weights
-    return Distilled(student | {"model": weights}, step)
+    with server_threads(fed), random_numbers(fed, "distil", t, first_client) as rng:
+        for step, rows in enumerate(minibatches(images, cfg.server_batch_size, rng,
+                                                steps=cfg.distill_steps), start=1):
+            logits = model(fed.augment(images[rows], rng))                       # [B, C]
+            loss = distillation_loss(teacher[rows], logits, cfg.temperature)
+            optimizer.zero_grad()
+            loss.backward()
+            if cfg.max_grad_norm is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.max_grad_norm)
+            optimizer.step()
+            if cfg.cosine:
+                annealing.step()
+
+            is_last = step == cfg.distill_steps                                  # departure 8
+            if cfg.patience is not None and (step % cfg.check_every == 0 or is_last):
+                found = accuracy(predict(model, validation.images), validation.labels)
+                if found > best_accuracy:
+                    best_accuracy, best_step = found, step
+                    best_weights = copy.deepcopy(model.state_dict())
+                elif step - best_step >= cfg.patience:
+                    break
+    return (model.state_dict() if cfg.patience is None else best_weights), step
 
 
-@timed
+def distillation_loss(teacher, student, temperature):
+    """temperature² KL(teacher || student), the mean over the batch: a scalar.   Step 10
+
+    teacher, student    logits [B, C]
+    """
+    log_p = (teacher / temperature).log_softmax(-1)
+    log_q = (student / temperature).log_softmax(-1)
+    return temperature**2 * (log_p.exp() * (log_p - log_q)).sum(-1).mean()       # departure 7
+
+
+# --------------------------------------------------------------------------------------------------
+# Metrics; no step of the algorithm uses them
+
 def evaluate(fed, state):
-    """Test accuracy of the global models: of each network's, and in the mean."""
-    return global_metrics(fed, state["global_models"])
+    """Test accuracy of the global models: the mean and, of several networks, of each."""
+    models = state["global_models"]
+    logits = parallel_map(fed, models, lambda name: predict(
+        loaded(new_model(fed, name), models[name]), fed.test.images))            # {name: [N, C]}
+    accuracies = {name: accuracy(z, fed.test.labels) for name, z in logits.items()}
+    each = {f"server_accuracy_{name}": x for name, x in accuracies.items()}
+    return {"accuracy": sum(accuracies.values()) / len(accuracies),
+            **(each if len(each) > 1 else {})}
 
 
-@timed
-def evaluate_ensemble(fed, uploads):
-    """Test accuracy of the clients in {client: upload}, and of their ensemble; None without any."""
-    if not uploads:
-        return dict.fromkeys(("client_accuracy", "client_accuracy_min", "client_accuracy_max",
-                              "ensemble_accuracy", "disagreement"))
-    client_logits = predict_clients(fed, uploads, fed.test.images)                       # [M, N, C]
-    scores = [Score(accuracy(logits, fed.test.labels), None) for logits in client_logits]
-    return {**client_metrics(scores),
-            "ensemble_accuracy": accuracy(ensemble_logits(client_logits), fed.test.labels),
-            "disagreement": disagreement(client_logits)}
+def measure(fed, active, uploads, kept, steps):
+    """Test accuracy of the kept clients and of their ensemble, and what the round cost."""
+    found = dict.fromkeys(("client_accuracy", "client_accuracy_min", "client_accuracy_max",
+                           "ensemble_accuracy", "disagreement"))         # None: nobody is left
+    if kept:
+        client_logits = predict_clients(fed, kept, fed.test.images)              # [M, N, C]
+        accuracies = [accuracy(logits, fed.test.labels) for logits in client_logits]
+        found = {"client_accuracy": sum(accuracies) / len(accuracies),
+                 "client_accuracy_min": min(accuracies), "client_accuracy_max": max(accuracies),
+                 "ensemble_accuracy": accuracy(client_logits.mean(0), fed.test.labels),
+                 "disagreement": disagreement(client_logits)}
+    return {**found, "dropped": len(uploads) - len(kept), "bad_uploads": len(active) - len(uploads),
+            "teacher_forwards": len(kept) * len(fed.public.images), "steps": sum(steps.values()),
+            **weights_ledger([(fed.client_model(i), 1) for i in active])}    # a model to and from i
 
 
-def check_settings(fed, *, attack, **settings):
+# --------------------------------------------------------------------------------------------------
+# For the command line
+
+def check(fed, cfg, attack):
     """Raises ValueError for an attack on several networks: it computes means over weights."""
     if attack and len(by_architecture(fed)) > 1:
         raise ValueError("feddf: an attack on weights needs one network for all clients")
 
 
-@checked
-def run(fed, state=None, *,
-        rounds: int = 100,                     # in all
-        participation: float = 0.4,            # share of each network's clients in a round
-        local_epochs: int = 40,                # a client's passes over its images in a round, or,
-        local_steps: int | None = None,        #   if given, its steps
-        batch_size: int = 64,                  # of a client
-        lr: float = 0.1,                       # of a client
-        optimizer: Optimizer = "sgd",          # of a client, new in every round
-        weight_decay: float = 0.0,             # of a client
-        drop_worst: bool = True,               # leave out clients near chance accuracy
-        distill_steps: int = 10000,            # of a student in a round, at most
-        server_batch_size: int = 64,           # of a student
-        server_lr: float = 1e-3,               # of a student, at the start
-        server_optimizer: Optimizer = "adam",  # of a student, new in every round
-        cosine: bool = True,                   # does its rate fall to 0 over distill_steps?
-        max_grad_norm: float | None = 5.0,     # longer gradients are shortened to this norm
-        temperature: float = 1.0,              # of both softmaxes in the loss
-        patience: int | None = 1000,           # steps without growth, then stop; None: never
-        check_every: int = 100,                # steps from one validation to the next
-        attack=None):
-    """Yields (metrics, state) after round 0, the untrained models, and after every round."""
-    if state is None:
-        global_models = [{"architecture": name, "model": network(fed, name).state_dict()}
-                         for name in by_architecture(fed)]
-        state = {"round": 0, "global_models": global_models}
-        yield evaluate(fed, state), state
-    global_models = state["global_models"]
-
-    for t in range(state["round"] + 1, rounds + 1):
-        # Active clients start from their network's global model.
-        active = sorted(i for ids in active_clients(fed, participation, t).values() for i in ids)
-        model_of = {model["architecture"]: model for model in global_models}
-
-        def train(i):
-            return train_client(fed, i, t, model_of[fed.architecture[i]], local_epochs,
-                                local_steps, batch_size, lr, optimizer, weight_decay)
-
-        # {i: train(i)}, in parallel. Attackers' models are replaced; unusable uploads (nan,
-        # infinity, 1e30 or more) are left out.
-        uploads = collect(fed, active, train, attack)                        # step 1
-        # Clients near chance accuracy would spoil the averages and the ensemble.
-        kept = above_chance(fed, uploads) if drop_worst and uploads else uploads     # step 2
-        averaged = [aggregate(fed, model, kept) for model in global_models]  # step 3, D2
-
-        # Every network's student learns from the clients of all networks, if any is left.
-        def teach(k):
-            return distill(fed, t, averaged[k], teacher_logits, distill_steps, server_batch_size,
-                           server_lr, server_optimizer, cosine, max_grad_norm, temperature,
-                           patience, check_every)
-
-        distilled = [Distilled(average, steps=0) for average in averaged]
-        if kept:
-            client_logits = predict_clients(fed, kept, fed.public.images)    # [M, N, C]
-            teacher_logits = ensemble_logits(client_logits)                  # step 4: [N, C]
-            distilled = run_students(fed, teach, range(len(averaged)))       # step 5
-        global_models = [student for student, _ in distilled]
-
-        # All that the next round needs; clients and optimizers keep nothing.
-        state = {"round": t, "global_models": global_models}
-        # Measured; no step above sees it.
-        metrics = {**evaluate(fed, state), **evaluate_ensemble(fed, kept),
-                   "dropped": len(uploads) - len(kept),
-                   "teacher_forwards": len(kept) * len(fed.public.images),
-                   "steps": sum(steps for _, steps in distilled),
-                   "bad_uploads": len(active) - len(uploads),
-                   **weights_ledger([(network(fed, fed.architecture[i]), 1) for i in active], 1)}
-        yield metrics, state
-
-
 ALGORITHM = Algorithm(
     "feddf", run,
-    scores={"server_accuracy": "server", "ensemble_accuracy": "ensemble",
-            "client_accuracy": "clients"},
-    keeps=("global_models",),
-    public="unlabeled", mixed_networks=True, check_settings=check_settings,
-    validation_for=("drop_worst", "patience"), plateau=("lr", "server_lr"), evaluate=evaluate,
-    columns=("accuracy", "client_accuracy", "ensemble_accuracy", "disagreement",
-             "teacher_forwards", "dropped", "steps"))
+    scores={"accuracy": "server", "ensemble_accuracy": "ensemble", "client_accuracy": "clients"},
+    paper=PAPER, public="unlabeled", mixed_networks=True,
+    validation_for=("drop_worst", "patience"), check_settings=check, plateau=("lr", "server_lr"),
+    evaluate=evaluate,
+    columns=("disagreement", "teacher_forwards", "dropped", "steps"))

@@ -1,189 +1,249 @@
-"""FedGEM: FedGEMS without selection. The server learns from the mean of all clients' logits.
+"""FedGEM: a large server model learns from labels and from the mean of all clients' logits.
 
 Cheng et al., "FedGEMS: Federated Learning of Larger Server Models via Selective Knowledge Fusion",
-arXiv:2110.11027, section 3.2, whose settings are the defaults.
+arXiv:2110.11027, section 3.2. It is FedGEMS without the selection of clients and images, and
+without the pool.
 
-Run:    python fedkd_minimal.py --algo fedgem    small settings, about a minute
-        --paper fedgems-homogeneous or fedgems-heterogeneous has the paper's, which are the
-        defaults of `run`; there learning rates fall on a plateau (experiment/plateau.py)
-Data:   clients: their own labeled images; server and clients: N labeled public images. All
-        networks may differ
-Sent:   up: each client's logits of all public images; down: the server's logits of them
+    python fedkd_minimal.py --algo fedgem
+        runs `Config` on digits of 16x16 pixels. 20 clients with a small CNN hold unequal shares of
+        the classes (Dirichlet, alpha 0.5), 150 images each; 3,000 images are public. The server has
+        a CNN twice as wide. It takes a minute on two cores.
+    python fedkd_minimal.py --algo fedgem --paper fedgems-homogeneous --dataset cifar10
+        runs `PAPER`: 16 clients with a ResNet-11 hold 1,406 images each, iid; 25,000 images are
+        public; the server has a ResNet-56. Images are cropped and flipped. Both learning rates fall
+        to a tenth after more than 10 rounds without a better accuracy of the server on 2,500
+        validation images, on which nothing is trained. With --paper fedgems-heterogeneous clients
+        have seven different networks and unequal shares of the classes (Dirichlet, alpha 0.5).
 
-A round; the numbers are ours. CE is cross-entropy; a teacher's loss is epsilon CE +
-(1 - epsilon) KL(teacher || student), at temperature 1.
- 1  each client trains on its own images, by CE, and predicts the public images
- 2  the server trains on the public images; the mean of the clients' logits teaches, Eq. (5)
- 3  the server predicts the public images: its logits are L_s
- 4  each client trains on the public images; L_s teaches, Eq. (6)
+Each client holds labeled images of its own. The server and all clients hold N labeled public
+images. All networks may differ. Clients and server send logits of the public images; neither
+weights nor a client's own images are ever sent.
 
-Scores: `accuracy` is server_accuracy, after 3; means over the clients: client_accuracy_private
-        after 1, client_accuracy_distilled after 4. By default (--public half) the server is tested
-        on the public half of the test images, the clients on the other half
-D1  private training opens a round, epsilon weighs CE, and L_s is predicted once, after the server's
-    last step: D1, D3 and D5 of fedgems.py
+Training: train mode, images cropped and flipped with --augment, the mean loss of a batch.
+Prediction: eval mode, no gradient, images as they are. Each client and the server keep their
+network, which starts with random weights of its own, and one optimizer over all steps and rounds.
+
+A round, in which all clients take part; the numbers are ours. CE is cross-entropy with the label,
+e is epsilon, and KL(teacher || student) is at temperature 1.
+  1   Each client trains on its own images by CE.
+  2   Each client predicts all public images.
+  3   The server trains on the public images by
+        e CE + (1 - e) KL(ensemble || server).                       Eq. (5), with equal weights
+      The ensemble is the mean logits of the clients.
+  4   The server predicts all public images, and sends these server_logits to the clients.
+  5   Each client trains on all public images by
+        e CE + (1 - e) KL(server_logits || client).                  Eq. (6)
+
+Accuracy is the server's after step 3. The means over the clients are client_accuracy_private after
+step 1 and client_accuracy_distilled after step 5. The server is tested on one half of the test
+images and the clients on the other, as in the paper.
+
+Bad uploads: a client of which a logit is nan, infinite, or 1e30 or more in magnitude is left out of
+the ensemble. It keeps what it trained, and step 5 is as always. If nobody is left, the server
+trains by CE. A nan that arises on the server is not caught.
+
+Departures
+  1  Paper: has no equation of FedGEM. Here: FedGEMS's Eq. (5) with equal weights, and Eq. (6).
+  2  Paper, text: epsilon weighs the distillation. Here, as in the equations: it weighs CE.
 """
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 
-from algorithms import Algorithm, checked
-from algorithms.equations import ensemble_logits, kl_divergence
-from federation import timed
-from federation.communication import logits_ledger
-from federation.evaluation import distillation_metrics, server_metrics
-from federation.parallel import in_parallel, on_server
-from federation.training import (OPTIMIZERS, Optimizer, forward, predict_logits, restore, shuffled,
-                                 snapshot)
-from federation.uploads import Trained, collect_rows, usable
+from algorithms import Algorithm, configured
+from federation import (Optimizer, distillation_metrics, loaded, logits_ledger, minibatches,
+                        on_server, parallel_map, predict, random_numbers, received_logits,
+                        restored, server_metrics, snapshot, usable)
+
+# loaded            a network, after a copy of a state_dict into it
+# minibatches       row numbers of batches, reshuffled in each pass; the last one may be smaller
+# on_server         one process computes the function for all
+# parallel_map      {i: fn(i) for i in ids}, by several processes
+# predict           logits in eval mode, without gradient and augmentation; it restores the mode
+# random_numbers    a generator for what is named; it also seeds torch, for dropout
+# received_logits   [M, N, C] of {client: [N, C]}, after an attack; nothing is left out
+# restored          a network and its optimizer, after a copy of a snapshot into both; learning rate
+#                   and weight decay are the ones given
+# snapshot          {"model": its state_dict, "optimizer": its state_dict, or None: a new one},
+#                   copies
+# usable            [m, N, C] of [M, N, C], without the bad uploads
 
 
-def train_client(fed, i, t, client, local_epochs, batch_size, lr, optimizer_name, weight_decay):
-    """Client i after training on its own images; its upload: logits [N, C] of the public images."""
-    images, labels = fed.private[i]                                          # [n, c, h, w], [n]
-    model = fed.client_model(i)
-    optimizer = OPTIMIZERS[optimizer_name](model.parameters(), lr=lr, weight_decay=weight_decay)
-    restore(client, model, optimizer)                    # both go on from the client's last step
-    model.train()                        # `shuffled` augments the images with --augment
-    # ("local", t, i) names the random numbers of this training: order, augmentation, dropout.
-    for rows, batch in shuffled(fed, images, ("local", t, i), epochs=local_epochs,
-                                batch_size=batch_size):
-        loss = F.cross_entropy(forward(fed, model, batch), labels[rows])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    logits = predict_logits(fed, model, fed.public.images)       # [N, C]; eval mode, clean images
-    return Trained(logits, snapshot(model, optimizer))
+@dataclass
+class Config:
+    rounds: int = 10                    # T
+    local_epochs: int = 5               # step 1: passes of a client over its own images
+    server_epochs: int = 1              # step 3: passes of the server over the public images
+    public_epochs: int = 1              # step 5: passes of a client over the public images
+    batch_size: int = 64                # of a client
+    server_batch_size: int = 64         # of the server
+    lr: float = 1e-3                    # of a client
+    server_lr: float = 1e-3             # of the server; --lr-patience lowers both
+    optimizer: Optimizer = "amsgrad"    # of each client and of the server
+    weight_decay: float = 1e-4          # L2 penalty of this optimizer
+    epsilon: float = 0.75               # weight of CE where there is a teacher
 
 
-def public_loss(logits, labels, teacher_logits, epsilon):
-    """epsilon CE + (1 - epsilon) KL(teacher || student), the mean over the batch: a scalar.
+# Table 13's row of FedGEMS, as FedGEM has none; epsilon: section 4.1.
+# Clients, partition, networks, augmentation: experiment/presets.py.
+PAPER = dict(rounds=200, local_epochs=1, server_epochs=1, public_epochs=1, batch_size=256,
+             server_batch_size=256, lr=1e-3, server_lr=1e-3, optimizer="amsgrad",
+             weight_decay=1e-4, epsilon=0.75)
 
-    logits, labels, teacher_logits    [B, C], [B], [B, C]; no gradient to the teacher
-    source                            Eq. (5) with equal weights, Eq. (6)
+
+@configured(Config)
+def run(fed, cfg, state=None, attack=None):
+    """Yields (metrics, state) after round 0, the untrained networks, and after every round.
+
+    fed       fed.private[i]: client i's images [n, c, h, w] and labels [n]; fed.public likewise;
+              fed.client_model(i, init=i): client i's new network, with the i-th random weights;
+              fed.server_model(): the server's; fed.augment: random crops and flips with --augment,
+              else the images unchanged
+    state     of an earlier round, to go on from; None: from the start
+    attack    replaces the uploads of malicious clients (attacks.py); None: there are none
     """
-    ce = F.cross_entropy(logits, labels, reduction="none")                               # [B]
-    kl = kl_divergence(teacher_logits, logits)                                           # [B]
-    return (epsilon * ce + (1 - epsilon) * kl).mean()                                    # D1
+    ids = range(len(fed.private))                                            # M clients
+    public_rows = torch.arange(len(fed.public.labels), device=fed.device)    # [N]
+    if state is None:
+        # Networks of random weights.
+        state = {"round": 0, "server": snapshot(fed.server_model()),
+                 "clients": {i: snapshot(fed.client_model(i, init=i)) for i in ids}}
+        yield evaluate(fed, state), state
+    server, clients = state["server"], state["clients"]
+
+    for t in range(state["round"] + 1, cfg.rounds + 1):
+        # Step 1: each client trains on its own images.
+        trained = parallel_map(fed, ids, lambda i: train_client(fed, cfg, t, i, clients[i]))
+
+        # Step 2: each client predicts all public images.
+        uploads = parallel_map(fed, ids, lambda i: predict_client(fed, i, trained[i]))
+        client_logits = usable(received_logits(uploads, public_rows, attack))    # [m, N, C]
+
+        # Step 3: the server trains on the public images.                         departure 1
+        ensemble = client_logits.mean(0) if len(client_logits) else None     # [N, C]
+        server = train_server(fed, cfg, t, server, ensemble)
+
+        # Step 4: the server predicts all public images.
+        server_logits = predict_server(fed, server)                          # [N, C]
+
+        # Step 5: each client trains on them, with server_logits as the teacher.
+        clients = parallel_map(
+            fed, ids, lambda i: distill_client(fed, cfg, t, i, trained[i], server_logits))
+
+        state = {"round": t, "server": server, "clients": clients}
+        yield {**evaluate(fed, state, trained), **measure(fed, client_logits)}, state
 
 
-@timed
-@on_server
-def train_server(fed, t, server, teacher_logits, server_epochs, batch_size, lr, epsilon,
-                 optimizer_name, weight_decay):
-    """(the server after training on all public images, its logits [N, C] of them).
-
-    teacher_logits    [N, C], or None: then the labels alone teach, by CE
-    """
-    images, labels = fed.public                                              # [N, c, h, w], [N]
-    model = fed.server_model()
-    optimizer = OPTIMIZERS[optimizer_name](model.parameters(), lr=lr, weight_decay=weight_decay)
-    restore(server, model, optimizer)                    # both go on from the server's last step
-    model.train()                        # `shuffled` augments the images with --augment
-    for rows, batch in shuffled(fed, images, ("server", t), epochs=server_epochs,
-                                batch_size=batch_size):
-        logits = forward(fed, model, batch)                                              # [B, C]
-        if teacher_logits is None:
+def train_client(fed, cfg, t, i, client):
+    """Step 1: the snapshot of client i after training on its own images."""
+    images, labels = fed.private[i]
+    model, optimizer = restored(client, fed.client_model(i), cfg.optimizer, cfg.lr,
+                                cfg.weight_decay)
+    model.train()
+    with random_numbers(fed, "local", t, i) as rng:         # order, augmentation, dropout
+        for rows in minibatches(images, cfg.batch_size, rng, cfg.local_epochs):
+            logits = model(fed.augment(images[rows], rng))                       # [B, C]
             loss = F.cross_entropy(logits, labels[rows])
-        else:
-            loss = public_loss(logits, labels[rows], teacher_logits[rows], epsilon)      # Eq. (5)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    server_logits = predict_logits(fed, model, images)   # [N, C]; eval mode, clean images
-    return snapshot(model, optimizer), server_logits
-
-
-def distill_client(fed, i, t, client, server_logits, public_epochs, batch_size, lr, epsilon,
-                   optimizer_name, weight_decay):
-    """Client i after training on all public images, taught by server_logits [N, C]."""
-    images, labels = fed.public                                              # [N, c, h, w], [N]
-    model = fed.client_model(i)
-    optimizer = OPTIMIZERS[optimizer_name](model.parameters(), lr=lr, weight_decay=weight_decay)
-    restore(client, model, optimizer)                    # both go on from the client's last step
-    model.train()                        # `shuffled` augments the images with --augment
-    for rows, batch in shuffled(fed, images, ("public", t, i), epochs=public_epochs,
-                                batch_size=batch_size):
-        logits = forward(fed, model, batch)                                              # [B, C]
-        loss = public_loss(logits, labels[rows], server_logits[rows], epsilon)           # Eq. (6)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
     return snapshot(model, optimizer)
 
 
-@timed
-def evaluate(fed, state, trained=None):
-    """Test accuracies of the server's network and of the clients'; `accuracy` is the server's.
+def predict_client(fed, i, client):
+    """Step 2: client i's logits [N, C] of all public images."""
+    return predict(loaded(fed.client_model(i), client["model"]), fed.public.images)
 
-    trained    the clients after private training; None: as in `state`
+
+@on_server
+def train_server(fed, cfg, t, server, ensemble):
+    """Step 3: the server's snapshot after training on all public images.
+
+    ensemble    the teacher's logits [N, C]; None: there is no teacher
     """
-    metrics = {**distillation_metrics(fed, state["clients"], trained),
-               **server_metrics(fed, state["server"])}
-    return {"accuracy": metrics["server_accuracy"], **metrics}
+    images, labels = fed.public
+    model, optimizer = restored(server, fed.server_model(), cfg.optimizer, cfg.server_lr,
+                                cfg.weight_decay)
+    model.train()
+    with random_numbers(fed, "server", t) as rng:
+        for rows in minibatches(images, cfg.server_batch_size, rng, cfg.server_epochs):
+            logits = model(fed.augment(images[rows], rng))                       # [B, C]
+            if ensemble is None:
+                loss = F.cross_entropy(logits, labels[rows])
+            else:
+                loss = distillation(logits, labels[rows], ensemble[rows],
+                                    cfg.epsilon).mean()                          # Eq. (5)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return snapshot(model, optimizer)
 
 
-@checked
-def run(fed, state=None, *,
-        rounds: int = 200,                   # T; all clients take part in each
-        local_epochs: int = 1,               # passes of a client over its own images in a round,
-        public_epochs: int = 1,              #   and over the public images
-        server_epochs: int = 1,              # passes of the server over the public images
-        batch_size: int = 256,               # of a client
-        server_batch_size: int = 256,
-        lr: float = 1e-3,                    # of a client
-        server_lr: float = 1e-3,
-        optimizer: Optimizer = "amsgrad",    # of each client and of the server, for all training
-        weight_decay: float = 1e-4,          #   and its L2 penalty
-        epsilon: float = 0.75,               # weight of CE; 1 - epsilon is that of KL
-        attack=None):
-    """Yields (metrics, state) after round 0, the untrained models, and after every round."""
-    ids = range(len(fed.private))                                            # M clients
-    num_public = len(fed.public.images)                                      # N
-    all_rows = torch.arange(num_public, device=fed.device)                   # [N]
-    if state is None:
-        state = {"round": 0, "clients": [snapshot(fed.client_model(i, init=i)) for i in ids],
-                 "server": snapshot(fed.server_model())}
-        yield evaluate(fed, state), state
-    clients, server = state["clients"], state["server"]
+def distillation(logits, labels, teacher, epsilon):
+    """epsilon CE + (1 - epsilon) KL(teacher || student) of each image.   Eq. (5), (6)
 
-    for t in range(state["round"] + 1, rounds + 1):
-        # 1 (D1): clients train on their own images, and predict all public images.
-        def train(i):
-            return train_client(fed, i, t, clients[i], local_epochs, batch_size, lr, optimizer,
-                                weight_decay)
+    logits, labels, teacher    [B, C] of the student, [B], logits [B, C], which get no gradient
+    returns                    [B]
+    """
+    ce = F.cross_entropy(logits, labels, reduction="none")                       # [B]
+    log_p, log_q = teacher.detach().log_softmax(-1), logits.log_softmax(-1)      # [B, C]
+    kl = (log_p.exp() * (log_p - log_q)).sum(-1)                                 # [B]
+    return epsilon * ce + (1 - epsilon) * kl                                     # departure 2
 
-        # In parallel: logits [M, N, C], those of attackers replaced; the clients after training.
-        client_logits, trained = collect_rows(fed, all_rows, train, attack)
 
-        # 2, 3: the server learns from the mean of the usable uploads (no nan, no infinity, nothing
-        # of 1e30 or more). Without any it learns from the labels alone.
-        valid_logits = usable(client_logits)                                 # [m, N, C]
-        teacher_logits = ensemble_logits(valid_logits) if len(valid_logits) else None    # [N, C]
-        server, server_logits = train_server(
-            fed, t, server, teacher_logits, server_epochs, server_batch_size, server_lr, epsilon,
-            optimizer, weight_decay)
+@on_server
+def predict_server(fed, server):
+    """Step 4: the server's logits [N, C] of all public images."""
+    return predict(loaded(fed.server_model(), server["model"]), fed.public.images)
 
-        # 4: all clients learn from the server's logits, also one whose upload was left out.
-        def distill(i):
-            return distill_client(fed, i, t, trained[i], server_logits, public_epochs, batch_size,
-                                  lr, epsilon, optimizer, weight_decay)
 
-        clients = in_parallel(fed, distill, ids)
+def distill_client(fed, cfg, t, i, client, server_logits):
+    """Step 5: the snapshot of client i after training on the public images.
 
-        # All that the next round needs: networks with their optimizers.
-        state = {"round": t, "clients": clients, "server": server}
-        # Measured; no step above sees it.
-        metrics = {**evaluate(fed, state, trained),
-                   "bad_uploads": len(ids) - len(valid_logits),
-                   **logits_ledger(len(ids), fed.num_classes, up=num_public, down=num_public)}
-        yield metrics, state
+    server_logits    [N, C]: the teacher's
+    """
+    images, labels = fed.public
+    model, optimizer = restored(client, fed.client_model(i), cfg.optimizer, cfg.lr,
+                                cfg.weight_decay)
+    model.train()
+    with random_numbers(fed, "public", t, i) as rng:
+        for rows in minibatches(images, cfg.batch_size, rng, cfg.public_epochs):
+            logits = model(fed.augment(images[rows], rng))                       # [B, C]
+            loss = distillation(logits, labels[rows], server_logits[rows],
+                                cfg.epsilon).mean()                              # Eq. (6)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return snapshot(model, optimizer)
 
+
+# --------------------------------------------------------------------------------------------------
+# Metrics; no step uses them
+
+def evaluate(fed, state, trained=None):
+    """Test accuracies of the server and of the clients.
+
+    trained    the clients after step 1; None: as in `state`
+    """
+    server = server_metrics(fed, state["server"])
+    return {"accuracy": server.pop("server_accuracy"), **server,
+            **distillation_metrics(fed, state["clients"], trained)}
+
+
+def measure(fed, client_logits):
+    """Bad uploads, and the bytes of the logits that were sent."""
+    num_clients, num_public = len(fed.private), len(fed.public.labels)
+    return {"bad_uploads": num_clients - len(client_logits),
+            **logits_ledger(num_clients, fed.num_classes, up=num_public, down=num_public)}
+
+
+# --------------------------------------------------------------------------------------------------
+# For the command line
 
 ALGORITHM = Algorithm(
-    "fedgem", run,
-    scores={"server_accuracy": "server",
-            "client_accuracy_distilled": "clients, after distillation",
+    "fedgem", run, paper=PAPER,
+    scores={"accuracy": "server", "client_accuracy_distilled": "clients, after distillation",
             "client_accuracy_private": "clients, after private training"},
-    keeps=("clients", "server"), public="labeled", mixed_networks=True, server="images",
-    plateau=("lr", "server_lr"), evaluate=evaluate,
-    columns=("server_accuracy", "client_accuracy_distilled"))
+    public="labeled", mixed_networks=True, server="images", plateau=("lr", "server_lr"),
+    evaluate=evaluate)

@@ -1,51 +1,214 @@
-"""FedGEMS: where a large server model is wrong, its own earlier logits or small clients teach it.
+"""FedGEMS: a large server model learns from labels, from itself, and from clients that are right.
 
 Cheng et al., "FedGEMS: Federated Learning of Larger Server Models via Selective Knowledge Fusion",
-arXiv:2110.11027, whose settings are the defaults.
+arXiv:2110.11027.
 
-Run:    python fedkd_minimal.py --algo fedgems    small settings, about a minute
-        --paper fedgems-homogeneous or fedgems-heterogeneous has the paper's, which are the
-        defaults of `run`; there learning rates fall on a plateau (experiment/plateau.py)
-Data:   clients: their own labeled images; server and clients: N labeled public images. All
-        networks may differ
-Sent:   down: which public images the server requests; at the end of a round its logits of all N
-        up: each client's logits of the requested images
+    python fedkd_minimal.py --algo fedgems
+        runs `Config` on digits of 16x16 pixels. 20 clients with a small CNN hold unequal shares of
+        the classes (Dirichlet, alpha 0.5), 150 images each; 3,000 images are public. The server has
+        a CNN twice as wide. It takes a minute on two cores.
+    python fedkd_minimal.py --algo fedgems --paper fedgems-homogeneous --dataset cifar10
+        runs `PAPER`: 16 clients with a ResNet-11 hold 1,406 images each, iid; 25,000 images are
+        public; the server has a ResNet-56. Images are cropped and flipped. Both learning rates fall
+        to a tenth after more than 10 rounds without a better accuracy of the server on 2,500
+        validation images, on which nothing is trained: the program goes on with a lower cfg.lr and
+        cfg.server_lr (plateau.py). With --paper fedgems-heterogeneous clients have seven different
+        networks and unequal shares of the classes (Dirichlet, alpha 0.5).
 
-A round; in brackets the lines of Algorithm 1. CE is cross-entropy. The loss of a sample with a
-teacher is epsilon CE + (1 - epsilon) KL(teacher || student), at temperature 1; of others, CE.
- a  each client trains on its own images [25-27], and predicts public ones for the server [31-33]
- b  the server trains on the public images [4-14]. Where it is right, it has no teacher, and its
-    logits go to a pool. Where it is wrong, the pool teaches it, or if the sample is not there the
-    clients that are right; if none is, nobody does: four cases, four lines of `train_server`
- c  the server predicts all public images, and sends these logits, L_s, to the clients [15-17]
- d  each client trains on the public images, and L_s teaches, Eq. (6) [19-23]
+Each client holds labeled images of its own. The server and all clients hold N labeled public
+images. All networks may differ. Clients send logits of public images, the server sends logits and
+the numbers of the images that it asks for; neither weights nor a client's own images are ever sent.
 
-Scores: `accuracy` is server_accuracy, after b; means over the clients: client_accuracy_private
-        after a, client_accuracy_distilled after d. The test images are nobody's training images. By
-        default (--public half) the server is tested on one half of them, the clients on the other
-D1  private training opens the round, as in section 3.2; in Algorithm 1 it ends it
-D2  Eq. (4)'s softmax is over the reliable clients alone, so that their weights sum to 1
-D3  epsilon weighs CE, as the equations print it; by the text it would weigh the distillation
-D4  the pool takes the logits that were just found right; line 7 takes L_s of the round before
-D5  all of L_s is of the server after the last step of b; line 15 is inside the loop over batches
+Training: train mode, images cropped and flipped with --augment, the mean loss of a batch.
+Prediction: eval mode, no gradient, images as they are. Each client and the server keep their
+network, which starts with random weights of its own, and one optimizer over all steps and rounds.
+The server also keeps a pool: its logits of the public images that it has predicted correctly, of
+each image the newest. The pool starts empty, and nothing leaves it.
+
+A round, in which all clients take part; the numbers in brackets are lines of the paper's Algorithm
+1. CE is cross-entropy with the label, e is epsilon, and KL(teacher || student) is at temperature 1.
+  1   Each client trains on its own images by CE.                                            [25-27]
+  2   Each client predicts the public images that are not in the pool.                       [31-33]
+  3   The server trains on the public images. In each batch, before the step, it predicts     [4-14]
+      every image. The loss of an image is
+        CE                                     if the server is right,              Eq. (1)    [5-6]
+        e CE + (1 - e) KL(pool || server)      else if the image is in the pool,    Eq. (2)    [8-9]
+        e CE + (1 - e) KL(ensemble || server)  else if a client is right,           Eq. (5)  [10-12]
+        CE                                     else.
+      Where the server is right, its logits enter the pool.                                      [7]
+      The ensemble is the weighted mean of the logits of the clients that are right. Each has
+      the weight softmax(1 / H) among them; H is the entropy of its prediction, in nats.
+                                                                             Eq. (3), (4)
+  4   The server predicts all public images, and sends these server_logits to the clients.   [15-17]
+  5   Each client trains on all public images by                                             [19-23]
+        e CE + (1 - e) KL(server_logits || client).                                 Eq. (6)
+
+Accuracy is the server's after step 3. The means over the clients are client_accuracy_private after
+step 1 and client_accuracy_distilled after step 5. The server is tested on one half of the test
+images and the clients on the other, as in the paper.
+
+Bad uploads: where a client's logits of an image are nan, infinite, or 1e30 or more in magnitude,
+the client counts as wrong on this image; its own training goes on. A nan on the server never enters
+the pool, but its server_logits would spoil all clients. A lie is not caught: the labels are public,
+so an attacker that answers them with great certainty has H near 0, and nearly all weight.
+
+Departures
+  1  Paper, Algorithm 1: private training ends the round. Here, as in section 3.2: it opens it.
+  2  Paper, Eq. (4): it is open over which clients the softmax runs. Here: over those that are
+     right, so that their weights sum to 1.
+  3  Paper, text: epsilon weighs the distillation. Here, as in the equations: it weighs CE.
+  4  Paper, line 7: logits of the last round enter the pool. Here: those that were just found right.
+  5  Paper, line 15: server_logits are made inside the loop over batches. Here: after training.
+  6  Paper: silent where nobody is right. Here: CE.
+  7  Paper: the server asks for a client's logits while it trains. Here: step 2 makes them all, as
+     clients do not change meanwhile. The losses are the same, and traffic counts what is asked for.
+  8  Paper: 1/H is unbounded. Here: H below 1e-6 counts as 1e-6.
 """
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from algorithms import Algorithm, checked
-from algorithms.equations import kl_divergence
-from attacks import HUGE
-from federation import timed
-from federation.communication import logits_ledger
-from federation.evaluation import distillation_metrics, predicted_classes, server_metrics
-from federation.parallel import in_parallel, on_server
-from federation.training import (OPTIMIZERS, Optimizer, forward, predict_logits, restore, shuffled,
-                                 snapshot)
-from federation.uploads import Trained, collect_rows, is_usable
+from algorithms import Algorithm, configured
+from federation import (Optimizer, distillation_metrics, is_usable, loaded, logits_ledger,
+                        minibatches, on_server, parallel_map, predict, random_numbers,
+                        received_logits, restored, server_metrics, snapshot)
 
-CASES = ("self_training", "self_distillation", "ensemble_distillation", "nobody_right")
+# distillation_metrics   accuracies of the clients, mean, least and best, on their test images
+# is_usable         False if a number is nan, infinite, or 1e30 or more in magnitude
+# loaded            a network, after a copy of a state_dict into it
+# minibatches       row numbers of batches, reshuffled in each pass; the last one may be smaller
+# on_server         one process computes the function for all
+# parallel_map      {i: fn(i) for i in ids}, by several processes
+# predict           logits in eval mode, without gradient and augmentation; it restores the mode
+# random_numbers    a generator for what is named; it also seeds torch, for dropout
+# received_logits   [M, n, C] of {client: [n, C]}, after an attack; nothing is left out
+# restored          a network and its optimizer, after a copy of a snapshot into both; learning rate
+#                   and weight decay are the ones given
+# snapshot          {"model": its state_dict, "optimizer": its state_dict, or None: a new one},
+#                   copies
+
+
+@dataclass
+class Config:
+    rounds: int = 10                    # T
+    local_epochs: int = 5               # step 1: passes of a client over its own images
+    server_epochs: int = 1              # step 3: passes of the server over the public images
+    public_epochs: int = 1              # step 5: passes of a client over the public images
+    batch_size: int = 64                # of a client
+    server_batch_size: int = 64         # of the server
+    lr: float = 1e-3                    # of a client
+    server_lr: float = 1e-3             # of the server; --lr-patience lowers both
+    optimizer: Optimizer = "amsgrad"    # of each client and of the server
+    weight_decay: float = 1e-4          # L2 penalty of this optimizer
+    epsilon: float = 0.75               # weight of CE where there is a teacher
+
+
+# Table 13; epsilon: section 4.1.
+# Clients, partition, networks, augmentation: experiment/presets.py.
+PAPER = dict(rounds=200, local_epochs=1, server_epochs=1, public_epochs=1, batch_size=256,
+             server_batch_size=256, lr=1e-3, server_lr=1e-3, optimizer="amsgrad",
+             weight_decay=1e-4, epsilon=0.75)
+
+
+@configured(Config)
+def run(fed, cfg, state=None, attack=None):
+    """Yields (metrics, state) after round 0, the untrained networks, and after every round.
+
+    fed       fed.private[i]: client i's images [m, c, h, w] and labels [m]; fed.public likewise;
+              fed.client_model(i, init=i): client i's new network, with the i-th random weights;
+              fed.server_model(): the server's; fed.augment: random crops and flips with --augment,
+              else the images unchanged
+    state     of an earlier round, to go on from; None: from the start
+    attack    replaces the uploads of malicious clients (attacks.py); None: there are none
+    """
+    ids = range(len(fed.private))                                            # M clients
+    labels = fed.public.labels                                               # [N]
+    if state is None:
+        # Networks of random weights, and an empty pool.
+        pool = {"logits": torch.zeros(len(labels), fed.num_classes, device=fed.device),
+                "mask": torch.zeros_like(labels, dtype=torch.bool)}          # True: is in the pool
+        state = {"round": 0, "server": snapshot(fed.server_model()), "pool": pool,
+                 "clients": {i: snapshot(fed.client_model(i, init=i)) for i in ids}}
+        yield evaluate(fed, state), state
+    server, clients, pool = state["server"], state["clients"], state["pool"]
+
+    for t in range(state["round"] + 1, cfg.rounds + 1):
+        # Step 1: each client trains on its own images.                           departure 1
+        trained = parallel_map(fed, ids, lambda i: train_client(fed, cfg, t, i, clients[i]))
+
+        # Step 2: each client predicts the n public images that are not in the pool.  departure 7
+        unpooled = torch.nonzero(~pool["mask"])[:, 0]            # [n], row numbers; n may be 0
+        uploads = parallel_map(fed, ids, lambda i: predict_client(fed, i, trained[i], unpooled))
+        client_logits = received_logits(uploads, unpooled, attack)           # [M, n, C]
+
+        # Step 3: the server trains on all N public images. Images that are in the pool, or on
+        # which no client is right, have no ensemble; their rows stay 0.
+        reliable = is_right(client_logits, labels[unpooled])                 # bool [M, n]
+        weights = entropy_weights(client_logits, reliable)                   # [M, n], Eq. (3), (4)
+        ensemble = torch.zeros_like(pool["logits"])                          # [N, C]
+        ensemble[unpooled] = fuse(client_logits, weights)                    # [n, C]
+        has_ensemble = torch.zeros_like(pool["mask"])                        # bool [N]
+        has_ensemble[unpooled] = reliable.any(0)                             # bool [n]
+        server, pool, cases, asked = train_server(fed, cfg, t, server, pool, ensemble, has_ensemble)
+
+        # Step 4: the server predicts all public images.                          departure 5
+        server_logits = predict_server(fed, server)                          # [N, C]
+
+        # Step 5: each client trains on them, with server_logits as the teacher.
+        clients = parallel_map(
+            fed, ids, lambda i: distill_client(fed, cfg, t, i, trained[i], server_logits))
+
+        state = {"round": t, "server": server, "pool": pool, "clients": clients}
+        yield {**evaluate(fed, state, trained),
+               **measure(fed, unpooled, client_logits, weights, cases, asked)}, state
+
+
+def train_client(fed, cfg, t, i, client):
+    """Step 1: the snapshot of client i after training on its own images."""
+    images, labels = fed.private[i]
+    model, optimizer = restored(client, fed.client_model(i), cfg.optimizer, cfg.lr,
+                                cfg.weight_decay)
+    model.train()
+    with random_numbers(fed, "local", t, i) as rng:         # order, augmentation, dropout
+        for rows in minibatches(images, cfg.batch_size, rng, cfg.local_epochs):
+            logits = model(fed.augment(images[rows], rng))                       # [B, C]
+            loss = F.cross_entropy(logits, labels[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return snapshot(model, optimizer)
+
+
+def predict_client(fed, i, client, rows):
+    """Step 2: client i's logits [n, C] of the public images in these rows [n]."""
+    return predict(loaded(fed.client_model(i), client["model"]), fed.public.images[rows])
+
+
+def is_right(logits, labels):
+    """True where the largest logit is the label's: [..., n, C], [n] -> bool [..., n].
+
+    Logits with nan, infinity or a number of 1e30 or more are wrong. What is left can be summed
+    without an overflow: the largest float32 is 3e38.
+    """
+    return (logits.argmax(-1) == labels) & (logits.abs() < 1e30).all(-1)
+
+
+def entropy_weights(client_logits, reliable):
+    """The weight of each client on each image: softmax of 1/H over the reliable ones.   Eq. (4)
+
+    client_logits, reliable   [M, n, C], bool [M, n]: who is right
+    returns                   [M, n]: 0 for other clients; each column sums to 1, or to 0 if no
+                              client is right
+    At small entropies the most certain client has nearly all weight: of H = 0.01 and 0.02 the ratio
+    is exp(50). H below 1e-6 counts as 1e-6, so that 1/H is finite.
+    >>> client_logits = torch.tensor([[[2., 0.]], [[1., 0.]], [[0., 9.]]])
+    >>> entropy_weights(client_logits, torch.tensor([[True], [True], [False]])).T
+    tensor([[0.7349, 0.2651, 0.0000]])
+    """
+    confidence = 1 / entropy(client_logits).clamp(min=1e-6)                      # departure 8
+    weights = confidence.masked_fill(~reliable, float("-inf")).softmax(0)        # departure 2
+    return torch.where(reliable, weights, 0.0)        # where nobody is right, the softmax is nan
 
 
 def entropy(logits):
@@ -58,271 +221,154 @@ def entropy(logits):
     return torch.special.entr(probs).sum(-1)                     # entr(p) = -p ln p, and 0 at 0
 
 
-def reliable_clients(client_logits, labels):
-    """True where a client is right: [M, n, C], [n] -> bool [M, n].   Section 3.3.2
+def fuse(client_logits, weights):
+    """sum_j weights[j] * client_logits[j]: [M, n, C], [M, n] -> [n, C].   In Eq. (5)
 
-    A client with nan, infinity or a number of 1e30 or more counts as wrong on this sample. On other
-    samples it may teach, and it trains as always.
+    A client of weight 0 adds nothing, even if its logits are nan.
     """
-    usable = (client_logits.abs() < HUGE).all(-1)            # [M, n], as in uploads.py
-    return (client_logits.argmax(-1) == labels) & usable
+    weights = weights[..., None]                                                 # [M, n, 1]
+    return torch.where(weights != 0, weights * client_logits, 0.0).sum(0)
 
 
-def entropy_weights(client_logits, reliable):
-    """The weight of each client on each sample: softmax over the reliable clients of 1/H.   Eq. (4)
-
-    At small entropies the most certain client has nearly all weight: of H = 0.01 and 0.02 the ratio
-    is e^50.
-    H below 1e-6 counts as 1e-6, so that 1/H is finite.
-    client_logits, reliable   [M, n, C], bool [M, n]; logits may be nan where a client is unreliable
-    returns                   [M, n]: 0 for unreliable clients; each column sums to 1, or is 0 where
-                              no client is reliable
-    >>> client_logits = torch.tensor([[[2., 0.]], [[1., 0.]], [[0., 9.]]])
-    >>> entropy_weights(client_logits, torch.tensor([[True], [True], [False]])).T
-    tensor([[0.7349, 0.2651, 0.0000]])
-    """
-    confidence = 1 / entropy(client_logits).clamp(min=1e-6)                              # [M, n]
-    weights = confidence.masked_fill(~reliable, float("-inf")).softmax(0)    # D2
-    return torch.where(reliable, weights, 0.0)               # a softmax of -inf alone is nan
-
-
-def fuse_logits(client_logits, weights):
-    """sum_j weights[j] * client_logits[j]: [M, n, C], [M, n] -> [n, C].   Inside Eq. (5)
-
-    A client with weight 0 adds nothing, even if its logits are nan. Nothing is differentiated here.
-    """
-    weights = weights.unsqueeze(-1)                                                      # [M, n, 1]
-    return torch.where(weights != 0, weights * client_logits, 0.0).sum(0)    # 0 x nan counts as 0
-
-
-def server_loss(logits, labels, teacher_logits, has_teacher, epsilon):
-    """CE where has_teacher is False, epsilon CE + (1 - epsilon) KL(teacher || server) where True.
-
-    logits, teacher_logits   [B, C]; where has_teacher is False the teacher may be anything
-    labels, has_teacher      [B], bool [B]
-    returns                  scalar, mean over the batch; no gradient to the teacher
-    source                   Eq. (1), (2), (5)
-    """
-    ce = F.cross_entropy(logits, labels, reduction="none")                               # [B]
-    kl = kl_divergence(torch.where(has_teacher[:, None], teacher_logits, 0.0), logits)   # [B]
-    return torch.where(has_teacher, epsilon * ce + (1 - epsilon) * kl, ce).mean()        # D3
-
-
-def client_loss(logits, labels, server_logits, epsilon):
-    """epsilon CE + (1 - epsilon) KL(server || client), the mean over the batch: a scalar.   Eq. (6)
-
-    logits, labels, server_logits    [B, C], [B], [B, C]; no gradient to server_logits
-    """
-    ce = F.cross_entropy(logits, labels, reduction="none")                               # [B]
-    kl = kl_divergence(server_logits, logits)                                            # [B]
-    return (epsilon * ce + (1 - epsilon) * kl).mean()                                    # D3
-
-
-class Pool(NamedTuple):         # the server's logits of samples on which it was right: L_Global
-    logits: torch.Tensor        # [N, C]; zeros where mask is False
-    mask: torch.Tensor          # bool [N]: samples that are in the pool
-
-
-class ServerResult(NamedTuple):     # what the server's training in a round gives
-    server: dict                    # its snapshot
-    server_logits: torch.Tensor     # [N, C]: L_s
-    pool: Pool
-    cases: torch.Tensor             # bool [4, N]: row c is the case CASES[c] in the last epoch
-    requested: torch.Tensor         # bool [N]: samples that the server requested in any epoch
-
-
-def train_client(fed, i, t, client, public_rows, local_epochs, batch_size, lr, optimizer_name,
-                 weight_decay):
-    """Client i after training on its own images; its upload: logits [n, C] of rows public_rows."""
-    images, labels = fed.private[i]                                          # [m, c, h, w], [m]
-    model = fed.client_model(i)
-    optimizer = OPTIMIZERS[optimizer_name](model.parameters(), lr=lr, weight_decay=weight_decay)
-    restore(client, model, optimizer)                    # both go on from the client's last step
-    model.train()                        # `shuffled` augments the images with --augment
-    # ("local", t, i) names the random numbers of this training: order, augmentation, dropout.
-    for rows, batch in shuffled(fed, images, ("local", t, i), epochs=local_epochs,
-                                batch_size=batch_size):                      # Alg. 1, line 25
-        loss = F.cross_entropy(forward(fed, model, batch), labels[rows])     # Alg. 1, line 26
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()                                                     # Alg. 1, line 27
-    # Eval mode, clean images.
-    logits = predict_logits(fed, model, fed.public.images[public_rows])      # Alg. 1, line 31-33
-    return Trained(logits, snapshot(model, optimizer))
-
-
-@timed
 @on_server
-def train_server(fed, t, server, pool, public_rows, fused_logits, has_reliable, server_epochs,
-                 batch_size, lr, epsilon, optimizer_name, weight_decay):
-    """Selective knowledge fusion in round t: the `ServerResult` after Alg. 1, line 3-15.
+def train_server(fed, cfg, t, server, pool, ensemble, has_ensemble):
+    """Step 3: the server's snapshot and its pool after training; for the metrics `cases`, `asked`.
 
-    public_rows                   [n]: the public samples that the clients have predicted
-    fused_logits, has_reliable    [n, C], bool [n]: their teacher, and if a client is right
+    ensemble, has_ensemble    [N, C], bool [N]
+    cases                     bool [4, N]: in which case each image was in the last epoch
+    asked                     bool [N]: clients were asked for their logits of it, in any epoch
     """
-    images, labels = fed.public                                              # [N, c, h, w], [N]
-    model = fed.server_model()
-    optimizer = OPTIMIZERS[optimizer_name](model.parameters(), lr=lr, weight_decay=weight_decay)
-    restore(server, model, optimizer)    # both go on from the last step; the rate is lr
-    pool = Pool(pool.logits.clone(), pool.mask.clone())      # the caller's state does not change
-    clients_logits = torch.zeros_like(pool.logits)                                       # [N, C]
-    clients_logits[public_rows] = fused_logits
-    any_client_right = torch.zeros_like(pool.mask)                                       # bool [N]
-    any_client_right[public_rows] = has_reliable
-    cases = torch.zeros(len(CASES), len(labels), dtype=torch.bool, device=fed.device)    # [4, N]
-    requested = torch.zeros_like(pool.mask)                                              # bool [N]
-    model.train()                        # `shuffled` augments the images with --augment
-    for rows, batch in shuffled(fed, images, ("server", t), epochs=server_epochs,
-                                batch_size=batch_size):                      # Alg. 1, line 4
-        # Before the step: on which samples is the server right? Clean images, in eval mode, without
-        # gradient; then the model is in train mode again. Logits that are not finite are wrong.
-        checked_logits = predict_logits(fed, model, images[rows])                        # [B, C]
-        correct = predicted_classes(checked_logits) == labels[rows]          # bool [B]: S_Correct
-        in_pool = pool.mask[rows]                                            # bool [B]
-        client_right = any_client_right[rows]                                # bool [B]
+    images, labels = fed.public
+    model, optimizer = restored(server, fed.server_model(), cfg.optimizer, cfg.server_lr,
+                                cfg.weight_decay)
+    pool = {name: tensor.clone() for name, tensor in pool.items()}
+    cases = torch.zeros(4, len(labels), dtype=torch.bool, device=fed.device)
+    asked = torch.zeros_like(has_ensemble)
+    model.train()
+    with random_numbers(fed, "server", t) as rng:
+        for rows in minibatches(images, cfg.server_batch_size, rng, cfg.server_epochs):
+            # Before the step, the server predicts the batch: in eval mode, without augmentation.
+            predicted = predict(model, images[rows])                             # [B, C]
+            right = is_right(predicted, labels[rows])                            # bool [B]
+            in_pool = pool["mask"][rows]                                         # bool [B]
+            client_right = has_ensemble[rows]                                    # bool [B]
 
-        # The four cases, each with its teacher. Samples of the last two are requested.
-        self_training = correct                                     # line 5: no teacher, Eq. (1)
-        self_distillation = ~correct & in_pool                      # line 8: the pool, Eq. (2)
-        ensemble_distillation = ~correct & ~in_pool & client_right  # line 10: the clients, Eq. (5)
-        nobody_right = ~correct & ~in_pool & ~client_right          # no teacher; not in the paper
+            # The four cases: each image of the batch is in one of them.
+            self_training = right                                                # Eq. (1)
+            self_distillation = ~right & in_pool                                 # Eq. (2)
+            ensemble_distillation = ~right & ~in_pool & client_right             # Eq. (5)
+            nobody_right = ~right & ~in_pool & ~client_right                     # departure 6
 
-        has_teacher = self_distillation | ensemble_distillation              # bool [B]
-        teacher_logits = torch.where(self_distillation[:, None], pool.logits[rows],
-                                     clients_logits[rows])                   # [B, C]
-        pool.logits[rows[correct]] = checked_logits[correct]                 # Alg. 1, line 7, D4
-        pool.mask[rows[correct]] = True
-        logits = forward(fed, model, batch)                                  # [B, C], train mode
-        loss = server_loss(logits, labels[rows], teacher_logits, has_teacher,
-                           epsilon)                                      # Alg. 1, line 6, 9, 12
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()                                                     # Alg. 1, line 14
-        # For the metrics.
-        cases[:, rows] = torch.stack([self_training, self_distillation, ensemble_distillation,
-                                      nobody_right])
-        requested[rows] |= ensemble_distillation | nobody_right
-    # Eval mode, clean images.
-    server_logits = predict_logits(fed, model, images)                       # Alg. 1, line 15, D5
-    return ServerResult(snapshot(model, optimizer), server_logits, pool, cases, requested)
+            # The teacher of the second case is the pool, that of the third the ensemble.
+            has_teacher = self_distillation | ensemble_distillation              # bool [B]
+            teacher = torch.where(self_distillation[:, None], pool["logits"][rows], ensemble[rows])
+
+            logits = model(fed.augment(images[rows], rng))                       # [B, C]
+            loss = server_loss(logits, labels[rows], teacher, has_teacher, cfg.epsilon)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+            pool["logits"][rows[right]] = predicted[right]                       # departure 4
+            pool["mask"][rows[right]] = True
+            cases[:, rows] = torch.stack([self_training, self_distillation,
+                                          ensemble_distillation, nobody_right])
+            asked[rows] |= ensemble_distillation | nobody_right
+    return snapshot(model, optimizer), pool, cases, asked
 
 
-def distill_client(fed, i, t, client, server_logits, public_epochs, batch_size, lr, epsilon,
-                   optimizer_name, weight_decay):
-    """Client i after training on all public images, taught by server_logits [N, C]."""
-    images, labels = fed.public                                              # [N, c, h, w], [N]
-    model = fed.client_model(i)
-    optimizer = OPTIMIZERS[optimizer_name](model.parameters(), lr=lr, weight_decay=weight_decay)
-    restore(client, model, optimizer)                    # both go on from the client's last step
-    model.train()                        # `shuffled` augments the images with --augment
-    for rows, batch in shuffled(fed, images, ("public", t, i), epochs=public_epochs,
-                                batch_size=batch_size):                      # Alg. 1, line 21
-        logits = forward(fed, model, batch)                                              # [B, C]
-        loss = client_loss(logits, labels[rows], server_logits[rows], epsilon)   # line 22, Eq. (6)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()                                                     # Alg. 1, line 23
+def server_loss(logits, labels, teacher, has_teacher, epsilon):
+    """The mean over a batch of CE, Eq. (1), or with a teacher of Eq. (2), (5): a scalar.
+
+    logits, labels          [B, C], [B]
+    teacher, has_teacher    logits [B, C], bool [B]; where it is False, the logits may be anything
+    """
+    losses = F.cross_entropy(logits, labels, reduction="none")                   # [B]
+    losses[has_teacher] = distillation(logits[has_teacher], labels[has_teacher],
+                                       teacher[has_teacher], epsilon)
+    return losses.mean()
+
+
+def distillation(logits, labels, teacher, epsilon):
+    """epsilon CE + (1 - epsilon) KL(teacher || student) of each image.   Eq. (2), (5), (6)
+
+    logits, labels, teacher    [B, C] of the student, [B], logits [B, C], which get no gradient
+    returns                    [B]
+    """
+    ce = F.cross_entropy(logits, labels, reduction="none")                       # [B]
+    log_p, log_q = teacher.detach().log_softmax(-1), logits.log_softmax(-1)      # [B, C]
+    kl = (log_p.exp() * (log_p - log_q)).sum(-1)                                 # [B]
+    return epsilon * ce + (1 - epsilon) * kl                                     # departure 3
+
+
+@on_server
+def predict_server(fed, server):
+    """Step 4: the server's logits [N, C] of all public images."""
+    return predict(loaded(fed.server_model(), server["model"]), fed.public.images)
+
+
+def distill_client(fed, cfg, t, i, client, server_logits):
+    """Step 5: the snapshot of client i after training on the public images.
+
+    server_logits    [N, C]: the teacher's
+    """
+    images, labels = fed.public
+    model, optimizer = restored(client, fed.client_model(i), cfg.optimizer, cfg.lr,
+                                cfg.weight_decay)
+    model.train()
+    with random_numbers(fed, "public", t, i) as rng:
+        for rows in minibatches(images, cfg.batch_size, rng, cfg.public_epochs):
+            logits = model(fed.augment(images[rows], rng))                       # [B, C]
+            loss = distillation(logits, labels[rows], server_logits[rows],
+                                cfg.epsilon).mean()                              # Eq. (6)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
     return snapshot(model, optimizer)
 
 
-@timed
+# --------------------------------------------------------------------------------------------------
+# Metrics; no step uses them
+
+# The cases of step 3, in their order there.
+CASES = ("self_training", "self_distillation", "ensemble_distillation", "nobody_right")
+
+
 def evaluate(fed, state, trained=None):
-    """Test accuracies of the server's network and of the clients'; `accuracy` is the server's.
+    """Test accuracies of the server and of the clients, and the share of images in the pool.
 
-    trained    the clients after private training; None: as in `state`
+    trained    the clients after step 1; None: as in `state`
     """
-    metrics = {**distillation_metrics(fed, state["clients"], trained),
-               **server_metrics(fed, state["server"])}
-    return {"accuracy": metrics["server_accuracy"], **metrics}
+    server = server_metrics(fed, state["server"])
+    return {"accuracy": server.pop("server_accuracy"), **server,
+            **distillation_metrics(fed, state["clients"], trained),
+            "pool": state["pool"]["mask"].float().mean().item()}
 
 
-def server_result_metrics(fed, public_rows, client_logits, weights, result):
-    """Shares of the four cases in the server's last epoch, share of samples in the pool, bytes.
+def measure(fed, unpooled, client_logits, weights, cases, asked):
+    """Shares of the cases in the server's last epoch; what the server asked the clients for.
 
-    effective_teachers is the mean of 1 / sum_j w_j² over the samples that clients teach: 1 where
-    one client has all the weight. bad_uploads counts the clients of which the logits of a
-    requested sample are not usable.
+    effective_teachers    the mean of 1 / sum_j weights[j]² over the images of the third case: 1 if
+                          one client has all the weight
+    bad_uploads           clients of which logits that were asked for are not usable
     """
-    requested = result.requested[public_rows]                                # bool [n]
-    taught = weights[:, requested & (weights > 0).any(0)]                    # [M, samples taught]
-    effective = (1 / taught.square().sum(0)).mean().item() if taught.numel() else None
-    sent, num_public = int(requested.sum()), len(result.requested)
-    shares = result.cases.float().mean(1).tolist()                           # [4]
-    return {**{case: share for case, share in zip(CASES, shares)},
-            "pool": result.pool.mask.float().mean().item(), "effective_teachers": effective,
-            "bad_uploads": sum(not is_usable(logits[requested]) for logits in client_logits),
-            **logits_ledger(len(client_logits), fed.num_classes, up=sent, down=num_public,
-                            indices=sent)}
+    num_public, of_asked = len(asked), asked[unpooled]                           # N, bool [n]
+    fused = weights[:, of_asked & (weights > 0).any(0)]
+    effective = (1 / fused.square().sum(0)).mean().item() if fused.numel() else None
+    num_asked = int(asked.sum())
+    return {**dict(zip(CASES, cases.float().mean(1).tolist())),
+            "effective_teachers": effective,
+            "bad_uploads": sum(not is_usable(logits[of_asked]) for logits in client_logits),
+            **logits_ledger(len(client_logits), fed.num_classes, up=num_asked, down=num_public,
+                            indices=num_asked)}
 
 
-@checked
-def run(fed, state=None, *,
-        rounds: int = 200,                   # T; all clients take part in each
-        local_epochs: int = 1,               # passes of a client over its own images in a round,
-        public_epochs: int = 1,              #   and over the public images
-        server_epochs: int = 1,              # passes of the server over the public images
-        batch_size: int = 256,               # of a client
-        server_batch_size: int = 256,
-        lr: float = 1e-3,                    # of a client
-        server_lr: float = 1e-3,
-        optimizer: Optimizer = "amsgrad",    # of each client and of the server, for all training
-        weight_decay: float = 1e-4,          #   and its L2 penalty
-        epsilon: float = 0.75,               # weight of CE; 1 - epsilon is that of KL
-        attack=None):
-    """Yields (metrics, state) after round 0, the untrained models, and after every round."""
-    ids = range(len(fed.private))                                            # M clients
-    labels = fed.public.labels                                               # [N]
-    if state is None:
-        pool = Pool(torch.zeros(len(labels), fed.num_classes, device=fed.device),
-                    torch.zeros_like(labels, dtype=torch.bool))
-        state = {"round": 0, "clients": [snapshot(fed.client_model(i, init=i)) for i in ids],
-                 "server": snapshot(fed.server_model()), "pool": pool._asdict()}
-        yield {**evaluate(fed, state), "pool": 0.0}, state
-    clients, server, pool = state["clients"], state["server"], Pool(**state["pool"])
-
-    for t in range(state["round"] + 1, rounds + 1):                          # Alg. 1, line 2
-        # a (D1): clients train on their own images, and predict the n samples outside the pool.
-        # They do not change in b, so these are the logits that they would send on request.
-        public_rows = torch.nonzero(~pool.mask)[:, 0]                        # [n]
-
-        def train(i):
-            return train_client(fed, i, t, clients[i], public_rows, local_epochs, batch_size, lr,
-                                optimizer, weight_decay)
-
-        # In parallel: logits [M, n, C], those of attackers replaced; the clients after training.
-        client_logits, trained = collect_rows(fed, public_rows, train, attack)  # line 25-27, 31-33
-
-        # On each sample only clients that are right teach, and the more certain ones more.
-        reliable = reliable_clients(client_logits, labels[public_rows])      # bool [M, n]
-        weights = entropy_weights(client_logits, reliable)                   # Eq. (4), [M, n]
-        fused_logits = fuse_logits(client_logits, weights)                   # Eq. (5), [n, C]
-
-        # b, c: the server trains, by the labels, its pool and the clients.
-        result = train_server(fed, t, server, pool, public_rows, fused_logits, reliable.any(0),
-                              server_epochs, server_batch_size, server_lr, epsilon, optimizer,
-                              weight_decay)                                  # Alg. 1, line 3-15
-        server, pool = result.server, result.pool
-
-        # d: all clients learn from the server's logits of all public images.
-        def distill(i):
-            return distill_client(fed, i, t, trained[i], result.server_logits, public_epochs,
-                                  batch_size, lr, epsilon, optimizer, weight_decay)
-
-        clients = in_parallel(fed, distill, ids)                             # Alg. 1, line 19-23
-
-        # All that the next round needs: networks with their optimizers, and the pool.
-        state = {"round": t, "clients": clients, "server": server, "pool": pool._asdict()}
-        # Measured; no step above sees it.
-        metrics = {**evaluate(fed, state, trained),
-                   **server_result_metrics(fed, public_rows, client_logits, weights, result)}
-        yield metrics, state
-
+# --------------------------------------------------------------------------------------------------
+# For the command line
 
 ALGORITHM = Algorithm(
-    "fedgems", run,
-    scores={"server_accuracy": "server",
-            "client_accuracy_distilled": "clients, after distillation",
+    "fedgems", run, paper=PAPER,
+    scores={"accuracy": "server", "client_accuracy_distilled": "clients, after distillation",
             "client_accuracy_private": "clients, after private training"},
-    keeps=("clients", "server", "pool"), public="labeled", mixed_networks=True, server="images",
-    plateau=("lr", "server_lr"), evaluate=evaluate,
-    columns=("server_accuracy", "client_accuracy_distilled", *CASES))
+    columns=CASES, public="labeled", mixed_networks=True, server="images",
+    plateau=("lr", "server_lr"), evaluate=evaluate)

@@ -1,172 +1,171 @@
 """FedGEMS's ablations, Table 5: without self-training, self-distillation or ensemble distillation.
 
 Cheng et al., "FedGEMS: Federated Learning of Larger Server Models via Selective Knowledge Fusion",
-arXiv:2110.11027, whose settings are the defaults.
+arXiv:2110.11027.
 
-Run:    python fedkd_minimal.py --algo fedgems-ablations --no-self-distillation
-        small settings, about a minute; --paper as in fedgems.py
-Data:   as in fedgems.py
-Sent:   as in fedgems.py; without ensemble distillation the clients send nothing
+    python fedkd_minimal.py --algo fedgems-ablations --no-self-distillation
+        runs `Config` without self-distillation; the other two flags are --no-self-training and
+        --no-ensemble-distillation. As in fedgems.py 20 clients with a small CNN hold unequal shares
+        of the digits (Dirichlet, alpha 0.5), 150 images of 16x16 pixels each, 3,000 images are
+        public, the server has a CNN twice as wide, and it takes a minute on two cores.
+    python fedkd_minimal.py --algo fedgems-ablations --no-self-distillation \\
+            --paper fedgems-homogeneous --dataset cifar10
+        runs `PAPER` likewise, on what the second command of fedgems.py says: its networks and
+        clients, crops and flips, and learning rates that fall.
 
-With all three parts it is FedGEMS, bit for bit; `diff algorithms/fedgems.py
-algorithms/fedgems_ablations.py` shows what a part decides. Without it (D1):
- --no-self-training          where the server is right, the pool teaches if it has the sample,
-                             otherwise the clients; the pool is still filled
- --no-self-distillation      the clients teach what the pool would have taught
- --no-ensemble-distillation  CE alone where the clients would have taught; such a sample is in none
-                             of the four cases
+Data, networks, words, accuracies and bad uploads are those of fedgems.py, and so is a round, but
+for these two steps. With all three parts it is FedGEMS, bit for bit.
+  2   Each client predicts the public images that the server may ask for: those that are not in the
+      pool; without self-distillation all, without ensemble distillation none.
+  3   The server trains on the public images. In each batch, before the step, it predicts every
+      image. The loss of an image is
+        CE                                     if the server is right,         self-training
+        e CE + (1 - e) KL(pool || server)      else if it is in the pool,      self-distillation
+        e CE + (1 - e) KL(ensemble || server)  else if a client is right,      ensemble distillation
+        CE                                     else.
+      Without a part, its line is left out. Where the server is right, its logits enter the pool,
+      also without self-training.
 
-Scores: as in fedgems.py
-D1  the paper does not define the three rows of Table 5; the list above is our reading
+Departure
+  1  Paper: Table 5 has a row without each part, and no word on what then happens. Here: the cases
+     of step 3.
 """
+from dataclasses import dataclass
+
 import torch
 
-from algorithms import Algorithm, checked
-from algorithms.fedgems import (
-    ALGORITHM as FEDGEMS,
-    CASES,
-    Pool,
-    ServerResult,
-    distill_client,
-    entropy_weights,
-    evaluate,
-    fuse_logits,
-    reliable_clients,
-    server_loss,
-    server_result_metrics,
-    train_client,
-)
-from federation import timed
-from federation.evaluation import predicted_classes
-from federation.parallel import in_parallel, on_server
-from federation.training import (OPTIMIZERS, Optimizer, forward, predict_logits, restore, shuffled,
-                                 snapshot)
-from federation.uploads import collect_rows
+from algorithms import Algorithm, configured
+from algorithms.fedgems import (ALGORITHM as FEDGEMS, PAPER as FEDGEMS_PAPER, distill_client,
+                                entropy_weights, evaluate, fuse, is_right, measure, predict_client,
+                                predict_server, server_loss, train_client)
+from federation import (Optimizer, minibatches, on_server, parallel_map, predict, random_numbers,
+                        received_logits, restored, snapshot)
+
+# What these do is said in fedgems.py.
 
 
-@timed
-@on_server
-def train_server(fed, t, server, pool, public_rows, fused_logits, has_reliable, server_epochs,
-                 batch_size, lr, epsilon, with_self_training, with_self_distillation,
-                 with_ensemble_distillation, optimizer_name, weight_decay):
-    """Selective knowledge fusion in round t, as in fedgems.py, without the parts that are False."""
-    images, labels = fed.public                                              # [N, c, h, w], [N]
-    model = fed.server_model()
-    optimizer = OPTIMIZERS[optimizer_name](model.parameters(), lr=lr, weight_decay=weight_decay)
-    restore(server, model, optimizer)                    # both go on from the server's last step
-    pool = Pool(pool.logits.clone(), pool.mask.clone())      # the caller's state does not change
-    clients_logits = torch.zeros_like(pool.logits)                                       # [N, C]
-    clients_logits[public_rows] = fused_logits
-    any_client_right = torch.zeros_like(pool.mask)                                       # bool [N]
-    any_client_right[public_rows] = has_reliable
-    cases = torch.zeros(len(CASES), len(labels), dtype=torch.bool, device=fed.device)    # [4, N]
-    requested = torch.zeros_like(pool.mask)                                              # bool [N]
-    model.train()                        # `shuffled` augments the images with --augment
-    for rows, batch in shuffled(fed, images, ("server", t), epochs=server_epochs,
-                                batch_size=batch_size):                      # Alg. 1, line 4
-        # Before the step: on which samples is the server right? Clean images, in eval mode, without
-        # gradient; then the model is in train mode again. Logits that are not finite are wrong.
-        checked_logits = predict_logits(fed, model, images[rows])                        # [B, C]
-        correct = predicted_classes(checked_logits) == labels[rows]          # bool [B]: S_Correct
-        in_pool = pool.mask[rows]                                            # bool [B]
-        client_right = any_client_right[rows]                                # bool [B]
-
-        # The four cases, each with its teacher; D1. A sample may be in none of them.
-        self_training = correct & with_self_training                            # no teacher
-        self_distillation = ~self_training & in_pool & with_self_distillation   # the pool
-        asks = ~self_training & ~self_distillation & with_ensemble_distillation
-        ensemble_distillation = asks & client_right                             # the clients
-        nobody_right = asks & ~client_right                                     # no teacher
-
-        has_teacher = self_distillation | ensemble_distillation              # bool [B]
-        teacher_logits = torch.where(self_distillation[:, None], pool.logits[rows],
-                                     clients_logits[rows])                   # [B, C]
-        pool.logits[rows[correct]] = checked_logits[correct]                 # Alg. 1, line 7
-        pool.mask[rows[correct]] = True
-        logits = forward(fed, model, batch)                                  # [B, C], train mode
-        loss = server_loss(logits, labels[rows], teacher_logits, has_teacher,
-                           epsilon)                                      # Alg. 1, line 6, 9, 12
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()                                                     # Alg. 1, line 14
-        # For the metrics.
-        cases[:, rows] = torch.stack([self_training, self_distillation, ensemble_distillation,
-                                      nobody_right])
-        requested[rows] |= asks
-    # Eval mode, clean images.
-    server_logits = predict_logits(fed, model, images)                       # Alg. 1, line 15
-    return ServerResult(snapshot(model, optimizer), server_logits, pool, cases, requested)
+@dataclass
+class Config:
+    self_training: bool = True          # CE where the server is right
+    self_distillation: bool = True      # the pool is a teacher
+    ensemble_distillation: bool = True  # clients that are right are a teacher
+    rounds: int = 10                    # T
+    local_epochs: int = 5               # step 1: passes of a client over its own images
+    server_epochs: int = 1              # step 3: passes of the server over the public images
+    public_epochs: int = 1              # step 5: passes of a client over the public images
+    batch_size: int = 64                # of a client
+    server_batch_size: int = 64         # of the server
+    lr: float = 1e-3                    # of a client
+    server_lr: float = 1e-3             # of the server; --lr-patience lowers both
+    optimizer: Optimizer = "amsgrad"    # of each client and of the server
+    weight_decay: float = 1e-4          # L2 penalty of this optimizer
+    epsilon: float = 0.75               # weight of CE where there is a teacher
 
 
-@checked
-def run(fed, state=None, *,
-        rounds: int = 200,                   # T; all clients take part in each
-        local_epochs: int = 1,               # passes of a client over its own images in a round,
-        public_epochs: int = 1,              #   and over the public images
-        server_epochs: int = 1,              # passes of the server over the public images
-        batch_size: int = 256,               # of a client
-        server_batch_size: int = 256,
-        lr: float = 1e-3,                    # of a client
-        server_lr: float = 1e-3,
-        optimizer: Optimizer = "amsgrad",    # of each client and of the server, for all training
-        weight_decay: float = 1e-4,          #   and its L2 penalty
-        epsilon: float = 0.75,               # weight of CE; 1 - epsilon is that of KL
-        self_training: bool = True,          # the three parts of Table 5
-        self_distillation: bool = True,
-        ensemble_distillation: bool = True,
-        attack=None):
-    """Yields (metrics, state) after round 0, the untrained models, and after every round."""
+# Clients, partition, networks, augmentation: experiment/presets.py.
+PAPER = dict(**FEDGEMS_PAPER, self_training=True, self_distillation=True,
+             ensemble_distillation=True)
+
+
+@configured(Config)
+def run(fed, cfg, state=None, attack=None):
+    """Yields (metrics, state) after round 0, the untrained networks, and after every round."""
     ids = range(len(fed.private))                                            # M clients
     labels = fed.public.labels                                               # [N]
     if state is None:
-        pool = Pool(torch.zeros(len(labels), fed.num_classes, device=fed.device),
-                    torch.zeros_like(labels, dtype=torch.bool))
-        state = {"round": 0, "clients": [snapshot(fed.client_model(i, init=i)) for i in ids],
-                 "server": snapshot(fed.server_model()), "pool": pool._asdict()}
-        yield {**evaluate(fed, state), "pool": 0.0}, state
-    clients, server, pool = state["clients"], state["server"], Pool(**state["pool"])
+        # Networks of random weights, and an empty pool.
+        pool = {"logits": torch.zeros(len(labels), fed.num_classes, device=fed.device),
+                "mask": torch.zeros_like(labels, dtype=torch.bool)}          # True: is in the pool
+        state = {"round": 0, "server": snapshot(fed.server_model()), "pool": pool,
+                 "clients": {i: snapshot(fed.client_model(i, init=i)) for i in ids}}
+        yield evaluate(fed, state), state
+    server, clients, pool = state["server"], state["clients"], state["pool"]
 
-    for t in range(state["round"] + 1, rounds + 1):                          # Alg. 1, line 2
-        # a: clients train on their own images, and predict the n samples that may be requested:
-        # without self-distillation also those in the pool, without ensemble distillation none.
-        may_request = ~pool.mask if self_distillation else torch.ones_like(pool.mask)
-        public_rows = torch.nonzero(may_request & ensemble_distillation)[:, 0]       # [n]
+    for t in range(state["round"] + 1, cfg.rounds + 1):
+        # Step 1: each client trains on its own images.
+        trained = parallel_map(fed, ids, lambda i: train_client(fed, cfg, t, i, clients[i]))
 
-        def train(i):
-            return train_client(fed, i, t, clients[i], public_rows, local_epochs, batch_size, lr,
-                                optimizer, weight_decay)
+        # Step 2: each client predicts the n public images that the server may ask for.
+        may_ask = ~pool["mask"] if cfg.self_distillation else torch.ones_like(pool["mask"])
+        askable = torch.nonzero(may_ask & cfg.ensemble_distillation)[:, 0]   # [n], row numbers
+        uploads = parallel_map(fed, ids, lambda i: predict_client(fed, i, trained[i], askable))
+        client_logits = received_logits(uploads, askable, attack)            # [M, n, C]
 
-        # In parallel: logits [M, n, C], those of attackers replaced; the clients after training.
-        client_logits, trained = collect_rows(fed, public_rows, train, attack)  # line 25-27, 31-33
+        # Step 3: the server trains on all N public images. Images that were not predicted, or on
+        # which no client is right, have no ensemble; their rows stay 0.
+        reliable = is_right(client_logits, labels[askable])                  # bool [M, n]
+        weights = entropy_weights(client_logits, reliable)                   # [M, n], Eq. (3), (4)
+        ensemble = torch.zeros_like(pool["logits"])                          # [N, C]
+        ensemble[askable] = fuse(client_logits, weights)                     # [n, C]
+        has_ensemble = torch.zeros_like(pool["mask"])                        # bool [N]
+        has_ensemble[askable] = reliable.any(0)                              # bool [n]
+        server, pool, cases, asked = train_server(fed, cfg, t, server, pool, ensemble, has_ensemble)
 
-        # On each sample only clients that are right teach, and the more certain ones more.
-        reliable = reliable_clients(client_logits, labels[public_rows])      # bool [M, n]
-        weights = entropy_weights(client_logits, reliable)                   # Eq. (4), [M, n]
-        fused_logits = fuse_logits(client_logits, weights)                   # Eq. (5), [n, C]
+        # Step 4: the server predicts all public images.
+        server_logits = predict_server(fed, server)                          # [N, C]
 
-        # b, c: the server trains, by the labels, its pool and the clients.
-        result = train_server(fed, t, server, pool, public_rows, fused_logits, reliable.any(0),
-                              server_epochs, server_batch_size, server_lr, epsilon, self_training,
-                              self_distillation, ensemble_distillation, optimizer,
-                              weight_decay)                                  # Alg. 1, line 3-15
-        server, pool = result.server, result.pool
+        # Step 5: each client trains on them, with server_logits as the teacher.
+        clients = parallel_map(
+            fed, ids, lambda i: distill_client(fed, cfg, t, i, trained[i], server_logits))
 
-        # d: all clients learn from the server's logits of all public images.
-        def distill(i):
-            return distill_client(fed, i, t, trained[i], result.server_logits, public_epochs,
-                                  batch_size, lr, epsilon, optimizer, weight_decay)
+        state = {"round": t, "server": server, "pool": pool, "clients": clients}
+        yield {**evaluate(fed, state, trained),
+               **measure(fed, askable, client_logits, weights, cases, asked)}, state
 
-        clients = in_parallel(fed, distill, ids)                             # Alg. 1, line 19-23
 
-        # All that the next round needs: networks with their optimizers, and the pool.
-        state = {"round": t, "clients": clients, "server": server, "pool": pool._asdict()}
-        # Measured; no step above sees it.
-        metrics = {**evaluate(fed, state, trained),
-                   **server_result_metrics(fed, public_rows, client_logits, weights, result)}
-        yield metrics, state
+@on_server
+def train_server(fed, cfg, t, server, pool, ensemble, has_ensemble):
+    """Step 3: the server's snapshot and its pool after training; for the metrics `cases`, `asked`.
 
+    ensemble, has_ensemble    [N, C], bool [N]
+    cases                     bool [4, N]: in which case each image was in the last epoch; without
+                              ensemble distillation an image may be in none
+    asked                     bool [N]: clients were asked for their logits of it, in any epoch
+    """
+    images, labels = fed.public
+    model, optimizer = restored(server, fed.server_model(), cfg.optimizer, cfg.server_lr,
+                                cfg.weight_decay)
+    pool = {name: tensor.clone() for name, tensor in pool.items()}
+    cases = torch.zeros(4, len(labels), dtype=torch.bool, device=fed.device)
+    asked = torch.zeros_like(has_ensemble)
+    model.train()
+    with random_numbers(fed, "server", t) as rng:
+        for rows in minibatches(images, cfg.server_batch_size, rng, cfg.server_epochs):
+            # Before the step, the server predicts the batch: in eval mode, without augmentation.
+            predicted = predict(model, images[rows])                             # [B, C]
+            right = is_right(predicted, labels[rows])                            # bool [B]
+            in_pool = pool["mask"][rows]                                         # bool [B]
+            client_right = has_ensemble[rows]                                    # bool [B]
+
+            # The cases: an image of the batch is in the first that it fits, or in none. departure 1
+            self_training = right & cfg.self_training                            # Eq. (1)
+            self_distillation = ~self_training & in_pool & cfg.self_distillation     # Eq. (2)
+            asks = ~self_training & ~self_distillation & cfg.ensemble_distillation
+            ensemble_distillation = asks & client_right                          # Eq. (5)
+            nobody_right = asks & ~client_right
+
+            # The teacher of the second case is the pool, that of the third the ensemble.
+            has_teacher = self_distillation | ensemble_distillation              # bool [B]
+            teacher = torch.where(self_distillation[:, None], pool["logits"][rows], ensemble[rows])
+
+            logits = model(fed.augment(images[rows], rng))                       # [B, C]
+            loss = server_loss(logits, labels[rows], teacher, has_teacher, cfg.epsilon)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+            pool["logits"][rows[right]] = predicted[right]
+            pool["mask"][rows[right]] = True
+            cases[:, rows] = torch.stack([self_training, self_distillation,
+                                          ensemble_distillation, nobody_right])
+            asked[rows] |= asks
+    return snapshot(model, optimizer), pool, cases, asked
+
+
+# --------------------------------------------------------------------------------------------------
+# For the command line
 
 ALGORITHM = Algorithm(
-    "fedgems-ablations", run, scores=FEDGEMS.scores, keeps=FEDGEMS.keeps, public="labeled",
-    mixed_networks=True, server="images", plateau=FEDGEMS.plateau, evaluate=evaluate,
-    columns=FEDGEMS.columns)
+    "fedgems-ablations", run, paper=PAPER, scores=FEDGEMS.scores, columns=FEDGEMS.columns,
+    public="labeled", mixed_networks=True, server="images", plateau=FEDGEMS.plateau,
+    evaluate=evaluate)

@@ -1,271 +1,376 @@
-"""FedGKT: small edge networks send feature maps to a large server network; both exchange logits.
+"""FedGKT: clients train small networks, and the server a large one on their feature maps.
 
 He, Annavaram and Avestimehr, "Group Knowledge Transfer: Federated Learning of Large CNNs at the
-Edge", arXiv:2007.14513. The defaults are Table 10's for iid data; the temperature and AMSGrad are
-those of the authors' code of 2020.
+Edge", arXiv:2007.14513.
 
-Run:    python fedkd_minimal.py --algo fedgkt    small settings, about a minute
-        --paper fedgkt has the paper's, which are the defaults of `run`; with it the server's
-        learning rate falls when the accuracy on the server's validation images, which are in
-        no client, no longer grows (experiment/plateau.py)
-Data:   clients: their own labeled images; server: only what they upload, and where its rate falls
-        the validation images. Edge networks may differ, but their feature maps have one shape
-Sent:   up: feature maps, logits, labels of a client's images; down: the server's logits of them
+    python fedkd_minimal.py --algo fedgkt
+        runs `Config` on digits of 16x16 pixels: 20 clients hold unequal shares of the classes
+        (Dirichlet, alpha 0.5), 300 images each. A client's network is a convolution, whose feature
+        maps are 8x8x8, and a linear layer; the server's is two convolutions and two linear layers.
+        It takes a minute on two cores.
+    python fedkd_minimal.py --algo fedgkt --paper fedgkt --dataset cifar10
+        runs `PAPER`, iid: 16 clients, 2,812 or 2,813 images each, which are cropped and flipped. A
+        client's network is a convolution, whose feature maps are 16x32x32, two residual blocks and
+        a linear layer; the server's is the other 55 layers of a ResNet-56. `server_lr` falls to a
+        tenth after more than 10 rounds without a better `accuracy` on 5,000 validation images,
+        which no client holds: the program goes on with a lower cfg.server_lr (plateau.py).
 
-Algorithm 1; its client k is i here. KD is T² KL(teacher || student) at temperature T (D3):
- 3- 5  each client (with --participation below 1, some) trains its edge network, then uploads:
-19-22    E_c passes by CE + KD from the server's logits of its images, Eq. (7); by CE alone if it
-         has none, as in its first training
-24-30    feature maps H, logits Z_c and labels Y of all its images
- 6-10  the server waits for all uploads, then trains on them for E_s passes, client after client,
-       by CE + KD from the client's logits, Eq. (6)
-11-12  it predicts its logits Z_s of the same feature maps
-14-15  each client receives those of its images, for its next training
+Clients hold labeled images of their own. There are no public images. A client's network is an
+extractor, which makes feature maps H of images, and a classifier, which makes logits of feature
+maps. The server's network makes logits of feature maps, too. Weights are never sent, and nothing is
+averaged: each network stays where it is trained. Clients' networks may differ, as long as their
+feature maps have one shape.
 
-Scores: `accuracy`, after line 15, is the mean over all clients of the test accuracy of their
-        extractor with the server's network behind it; `edge_accuracy` is of their own networks
-D1  a client learns from the server's logits of the same image, as printed; the public code pairs
-    them with another image
-D2  clients of one architecture start equal (unless --no-common-start); the paper is silent
-D3  KD has the factor T², as in the public code. In Eq. (6) it is a sum over all clients; here an
-    image has the logits of its own client alone
-D4  lines 11-12 follow the last epoch; in Algorithm 1 they are the training passes of that epoch
+Training: train mode, the mean loss of a batch. Prediction: eval mode, no gradient. CE is
+cross-entropy with the label. KD(teacher, student) is T² KL(teacher || student) of the softmaxes at
+temperature T; the teacher gets no gradient.
+
+A round; the numbers in brackets are lines of the paper's Algorithm 1:
+  1   Each active client trains on its own images for E_c passes by CE + KD(Z_s, its logits), where
+      Z_s are the server's logits of the same images; by CE alone if it has no Z_s.
+                                                                      Eq. (7), (10)   [3-5, 19-22]
+  2   It predicts all its images, in the view of its next training (see below), and uploads their
+      feature maps H, logits Z_c and labels Y.
+                                                                      Eq. (3), (9)    [24-30]
+  3   The server waits for all uploads, then trains on them for E_s passes, in each of which client
+      comes after client, by CE + KD(Z_c, its logits).                Eq. (6), (8)    [6-10]
+  4   It predicts Z_s, its logits of all H that it has received.      Eq. (11)        [11-12]
+  5   Each of these clients receives the Z_s of its own images.                       [14-15]
+
+Between rounds the server keeps its model and its optimizer, and each client
+    model, optimizer    of its own network: both go on in its next training
+    trainings           how often it has trained so far, at first 0
+    server_logits       Z_s of its last upload, for its next training; None before the first upload
+                        and after a bad one
+A client that is not active in a round keeps all four as they are.
+
+With --augment all images of a client are cropped and flipped at random before its first training,
+and anew after each of its trainings: this is its view. So its upload, the Z_s of this upload and
+its next training are of one view. Without --augment the view is the images as they are.
+
+Accuracy is on the test images as they are, after step 4: of a client's extractor with the server's
+network behind it, the mean over all clients. (To use the two after the last round, a client sends
+feature maps to the server, or downloads the server's network once: section 3.2.) `edge_accuracy` is
+of the clients' own networks.
+
+Bad uploads: if a number of H or Z_c is nan, infinite, or 1e30 or more in magnitude, the server
+leaves the client's upload out and sends it no Z_s. The client keeps what it has trained, but no
+older Z_s, which would be of another view. If no upload is left, the server stays as it is. A nan
+that arises on the server is not caught: its Z_s would spoil all clients.
+
+Departures, 2 to 4 from the paper, 1 and 5 from the public code, which is the authors', in FedML
+  1  Public code: keeps Z_s by the number of a batch, and shuffles a client's images anew before
+     each pass, so that a batch meets the Z_s of other images. Here, as printed: of the same.
+  2  Paper: silent about initial weights. Public code: clients start from layers that were trained
+     on all data. Here: from random weights, the same in all clients of one architecture.
+  3  Paper, Eq. (6), (7): KD has no factor T², and Eq. (6) sums it over all clients. Here: T², as in
+     the public code, and one KD, of the image's own client, as nobody else has seen the image.
+  4  Paper, lines 11-12: Z_s of a batch are made right after its last step, so by a server that goes
+     on training. Here: of all batches after the training.
+  5  Public code: crops and flips anew in each pass, also between an upload and the training with
+     its Z_s. Here: one view from an upload to the end of the next training.
 """
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-from algorithms import Algorithm, checked
-from algorithms.equations import distillation_loss
-from federation import output_shape, seeded, stream, timed
-from federation.communication import features_ledger
-from federation.evaluation import accuracy, mean_own, own_accuracy
-from federation.parallel import by_architecture, in_parallel, on_server, sample_clients
-from federation.training import (OPTIMIZERS, Optimizer, autocast, batches, forward, predict_logits,
-                                 restore, shuffled, snapshot)
-from federation.uploads import Trained, collect_features
+from algorithms import Algorithm, configured
+from federation import (Optimizer, accuracy, active_in, by_architecture, features_ledger, loaded,
+                        mean_own, minibatches, on_server, output_shape, own_accuracy, parallel_map,
+                        parallel_map_to_server, predict, random_numbers, received_samples, restored,
+                        snapshot, stream)
 
-CHUNK = 64      # samples of a forward pass without training: limits the memory it takes
+# active_in                the sorted ids of a round's clients, drawn at random without replacement
+# features_ledger          bytes that are sent up and down
+# loaded                   a network, after a copy of some weights into it
+# minibatches              row numbers of batches, reshuffled in each pass; the last may be smaller
+# on_server                one process computes the function, and sends the result to all
+# own_accuracy             accuracy, with the classes weighted as in the client's own images
+# parallel_map             {i: fn(i) for i in ids}, by several processes
+# parallel_map_to_server   the same, but only the process that computes what is @on_server has the
+#                          results, as feature maps are large; all others have {}
+# predict                  logits, in eval mode and without gradient, in batches
+# random_numbers           a generator for what is named; it also seeds torch, for dropout
+# received_samples         {client: upload}: after an attack, and without the bad uploads
+# restored                 a network and its optimizer, after a copy of a snapshot into both; the
+#                          rates are the ones given here
+# snapshot                 {"model": weights, "optimizer": its state, or None for a new one}
+# stream                   a generator for what is named
 
 
-def server_loss(logits, labels, client_logits, temperature, distill=True):
-    """CE plus, if `distill`, T² KL(client || server); no gradient to the client's logits.   Eq. (6)
+@dataclass
+class Config:
+    rounds: int = 10
+    participation: float = 1.0          # share of the clients that are active in a round
+    local_epochs: int = 1               # E_c: passes of a client over its images
+    server_epochs: int = 5              # E_s: passes of the server over the uploads of a round
+    batch_size: int = 32                # of a client
+    server_batch_size: int = 32
+    lr: float = 1e-3                    # of a client, constant
+    server_lr: float = 1e-3             # constant; --lr-patience lowers it
+    optimizer: Optimizer = "amsgrad"            # of each client, kept over the rounds
+    server_optimizer: Optimizer = "amsgrad"     # kept over the rounds
+    weight_decay: float = 1e-4          # L2 penalty of both
+    temperature: float = 3.0            # T, of teacher and student
+    server_distill: bool = True         # False: the server trains by CE alone
+    client_distill: bool = True         # False: the clients train by CE alone
+    server_order: Literal["clients", "mixed"] = "clients"    # mixed: batches of all, shuffled
+    common_start: bool = True           # False: each client starts from weights of its own
+    features: Literal["float32", "bfloat16"] = "float32"     # number type of the uploaded H
 
-    logits, labels, client_logits    [B, C], [B], [B, C]
-    returns                          a scalar: CE and KD are means over the batch
+
+# Table 10, iid; it says Adam. The temperature, and AMSGrad, are those of the authors' code of 2020.
+# Clients, partition, networks, augmentation: experiment/presets.py.
+PAPER = dict(rounds=200, participation=1.0, local_epochs=1, server_epochs=20, batch_size=256,
+             server_batch_size=256, lr=1e-3, server_lr=1e-3, optimizer="amsgrad",
+             server_optimizer="amsgrad", weight_decay=1e-4, temperature=3.0,
+             server_distill=True, client_distill=True)      # Table 2, S<->E
+
+
+@configured(Config)
+def run(fed, cfg, state=None, attack=None):
+    """Yields (metrics, state) after round 0, the untrained networks, and after every round.
+
+    fed       fed.private[i]: client i's images [n, c, h, w] and labels [n]; fed.test likewise;
+              fed.client_model(i, init), fed.server_model(): new networks, the first with the
+              init-th random weights; fed.augment: random crops and flips with --augment, else the
+              images unchanged
+    state     of an earlier round, to go on from; None: from the start
+    attack    replaces the uploads of malicious clients (attacks.py); None: there are none
     """
-    ce = F.cross_entropy(logits, labels)
-    if not distill:
-        return ce
-    return ce + distillation_loss(client_logits, logits, temperature)                    # D3
+    if state is None:
+        state = {"round": 0, "server": snapshot(fed.server_model()),
+                 "clients": {i: new_client(fed, cfg, i) for i in range(len(fed.private))}}
+        yield evaluate(fed, state), state
+    server, clients = state["server"], state["clients"]
+
+    for t in range(state["round"] + 1, cfg.rounds + 1):
+        # Step 1: each active client trains on its own images.
+        active = active_in(fed, cfg.participation, t)
+        trained = parallel_map(fed, active, lambda i: train_client(fed, cfg, i, clients[i]))
+
+        # Step 2: it uploads feature maps, logits and labels. They are large: of several processes,
+        # only the one that computes steps 3 and 4 has them.
+        uploads = parallel_map_to_server(
+            fed, active, lambda i: make_upload(fed, cfg, i, trained[i]))
+        uploads = received_samples(uploads, attack)                          # {client: Upload}
+
+        # Step 3: the server trains on all uploads.
+        server = train_server(fed, cfg, t, server, uploads)
+
+        # Step 4: it predicts their feature maps.
+        server_logits = predict_server(fed, server, uploads)                 # {client: Z_s [n, C]}
+        del uploads                          # frees the feature maps before new ones are made
+
+        # Step 5: each of these clients receives its own; after a bad upload it has none.
+        clients = clients | {i: trained[i] | {"server_logits": server_logits.get(i)}
+                             for i in active}
+
+        state = {"round": t, "server": server, "clients": clients}
+        yield measure(fed, cfg, state, active, server_logits), state
+
+
+def new_client(fed, cfg, i):
+    """What client i keeps before its first training."""
+    init = 0 if cfg.common_start else i                                      # departure 2
+    return snapshot(fed.client_model(i, init)) | {"trainings": 0, "server_logits": None}
+
+
+def train_client(fed, cfg, i, client):
+    """Step 1: the model, optimizer and number of trainings of client i after a training.   Eq. (10)
+
+    client    what it keeps between rounds
+    """
+    images, labels = view(fed, i, client["trainings"]), fed.private[i].labels
+    server_logits = client["server_logits"] if cfg.client_distill else None      # [n, C] or None
+    model, optimizer = restored(client, fed.client_model(i), cfg.optimizer, cfg.lr,
+                                cfg.weight_decay)
+    trainings = client["trainings"] + 1          # with this one, whose random numbers it names
+    model.train()
+    with random_numbers(fed, "local", trainings, i) as rng:                  # order, dropout
+        for rows in minibatches(images, cfg.batch_size, rng, cfg.local_epochs):
+            logits = model(images[rows])                                         # [B, C]
+            teacher = None if server_logits is None else server_logits[rows]     # departure 1
+            loss = client_loss(logits, labels[rows], teacher, cfg.temperature)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return snapshot(model, optimizer) | {"trainings": trainings}
+
+
+def view(fed, i, trainings):
+    """Client i's view after so many trainings: its images, cropped and flipped."""
+    rng = stream(fed.seed, "view", trainings, i)
+    return fed.augment(fed.private[i].images, rng)                           # departure 5
 
 
 def client_loss(logits, labels, server_logits, temperature):
-    """CE plus T² KL(server || client), without a gradient to the server's logits.   Eq. (7)
+    """CE + KD(server, client), or CE alone where server_logits is None: a scalar.   Eq. (7)
 
-    logits, labels, server_logits    [B, C], [B], [B, C]; server_logits is None if the client has
-                                     none: then CE alone
-    returns                          a scalar: CE and KD are means over the batch
+    logits, labels, server_logits    [B, C], [B], [B, C]
     """
     ce = F.cross_entropy(logits, labels)
     if server_logits is None:
         return ce
-    return ce + distillation_loss(server_logits, logits, temperature)                    # D3
+    return ce + distillation_loss(server_logits.detach(), logits, temperature)
+
+
+def distillation_loss(teacher, student, temperature):
+    """temperature² KL(teacher || student), the mean over the batch: a scalar.
+
+    teacher, student    logits [B, C]
+    >>> distillation_loss(torch.tensor([[.8, .2]]).log(), torch.tensor([[.5, .5]]).log(), 1.0)
+    tensor(0.1927)
+    """
+    log_p = (teacher / temperature).log_softmax(-1)
+    log_q = (student / temperature).log_softmax(-1)
+    return temperature**2 * (log_p.exp() * (log_p - log_q)).sum(-1).mean()  # departure 3
 
 
 class Upload(NamedTuple):
-    """What a client sends of its n images.
+    """What a client sends of its n images."""
 
-    It sends their labels too; the server of this simulation reads them in fed.private[i].labels.
-    """
+    features: torch.Tensor    # H [n, ...]
+    logits: torch.Tensor      # Z_c [n, C]
+    labels: torch.Tensor      # Y [n]
 
-    features: torch.Tensor    # H^(k) [n, ...], of gkt_edge [n, 16, h, w]
-    logits: torch.Tensor      # Z_c^(k), float32 [n, C]
+
+def make_upload(fed, cfg, i, client):
+    """Step 2: client i's `Upload`, of its view after the training."""
+    model = loaded(fed.client_model(i), client["model"])
+    features, logits = predict_with_features(model, view(fed, i, client["trainings"]))
+    return Upload(features.to(getattr(torch, cfg.features)), logits, fed.private[i].labels)
+
+
+CHUNK = 64      # images at once, where a client predicts: limits the memory that it takes
 
 
 @torch.no_grad()
-def extract(fed, model, images, dtype):
-    """The `Upload` of images [n, c, h, w], in eval mode; the model keeps its mode.   Eq. (3), (9)
-
-    model    an edge network: `extract` is W_e, images -> feature maps, and `classify` W_c, feature
-             maps -> logits
-    dtype    of the feature maps in the upload
-    """
+def predict_with_features(model, images):
+    """(H [n, ...], Z_c [n, C]) of images, float32, in eval mode; the model keeps its mode."""
     was_training = model.training
     model.eval()
-    features, logits = [], []
-    for batch in images.split(CHUNK):
-        with autocast(fed):
-            h = model.extract(batch)                                         # Alg. 1, line 26
-            logits.append(model.classify(h).float())                         # Alg. 1, line 27
-        features.append(h.to(dtype))
+    features = [model.extract(batch) for batch in images.split(CHUNK)]           # Eq. (3)
+    logits = [model.classify(batch) for batch in features]                       # Eq. (9)
     model.train(was_training)
-    return Upload(torch.cat(features), torch.cat(logits))
+    return torch.cat(features).float(), torch.cat(logits)
 
 
-def view_after(fed, i, trainings):
-    """View number `trainings` of client i's images [n, c, h, w]; without --augment the images.
-
-    View v is made after training v: all images are cropped and flipped once. The feature maps that
-    are then uploaded are of this view, so the server's logits are, too; therefore training v + 1,
-    in which these logits teach, uses the same view.
-    """
-    images = fed.private[i].images
-    return fed.augment(images, stream(fed.seed, "view", trainings, i)) if fed.augment else images
-
-
-def train_client(fed, i, client, server_logits, local_epochs, batch_size, lr, temperature,
-                 client_distill, dtype, optimizer_name, weight_decay):
-    """Client i's `Upload` after local training, and its new snapshot: `Trained`.   Eq. (10)
-
-    client           its snapshot: network, optimizer and number of trainings so far
-    server_logits    Z_s^(k), of its last upload: [n, C], by row; None, or not client_distill: CE
-                     alone
-    dtype            of the feature maps in the upload
-    """
-    labels = fed.private[i].labels                                           # [n]
-    number = client["trainings"] + 1                     # of this training
-    images = view_after(fed, i, number - 1)              # [n, c, h, w], those of its last upload
-    has_teacher = client_distill and server_logits is not None
-    model = fed.client_model(i)
-    optimizer = OPTIMIZERS[optimizer_name](model.parameters(), lr=lr, weight_decay=weight_decay)
-    restore(client, model, optimizer)                    # what it kept; the rate stays lr
-    model.train()
-    for rows, batch in shuffled(fed, images, ("local", number, i), epochs=local_epochs,
-                                batch_size=batch_size, augment=False):          # Alg. 1, line 19-20
-        logits = forward(fed, model, batch)                                  # [B, C]
-        teacher_logits = server_logits[rows] if has_teacher else None        # [B, C], D1
-        loss = client_loss(logits, labels[rows], teacher_logits, temperature)    # Alg. 1, line 21
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()                                                     # Alg. 1, line 22
-    upload = extract(fed, model, view_after(fed, i, number), dtype)          # Alg. 1, line 24-29
-    return Trained(upload, snapshot(model, optimizer) | {"trainings": number})     # Alg. 1, line 30
-
-
-def server_batches(fed, uploads, server_batch_size, server_order, rng):
-    """[(a client, rows [B] of its upload)]: the server's batches of an epoch.
-
-    Client comes after client, each one's rows in random order. If server_order is "mixed", all
-    these batches are then shuffled.
-    """
-    epoch = [(i, rows) for i in uploads                                      # Alg. 1, line 8-9
-             for rows in batches(len(fed.private[i].labels), server_batch_size, epochs=1, rng=rng,
-                                 device=fed.device)]
-    if server_order == "mixed":                                      # not in the paper
-        rng.shuffle(epoch)
-    return epoch
-
-
-@timed
 @on_server
-def train_server(fed, number, server, uploads, server_epochs, server_batch_size, server_lr,
-                 server_order, temperature, server_distill, optimizer_name, weight_decay):
-    """(the server after training on the uploads, {client: its logits Z_s^(k) [n, C]}).   Eq. (8)
+def train_server(fed, cfg, t, server, uploads):
+    """Step 3: the server's model and optimizer after training on the uploads.   Eq. (8)
 
-    number     of this training: the round, or in fedgkt_async.py how often the server has trained
-    server     its snapshot: network and optimizer
+    t          the round, for the name of the random numbers
     uploads    {client: `Upload`}
     """
-    if not uploads:                                      # none was usable: the server stays
-        return server, {}
-    model = fed.server_model()
-    optimizer = OPTIMIZERS[optimizer_name](model.parameters(), lr=server_lr,
-                                           weight_decay=weight_decay)
-    restore(server, model, optimizer)                    # what it kept; the rate stays server_lr
-    rng = stream(fed.seed, "server", number)                                 # order of batches
+    if not uploads:                                      # all were bad: the server stays
+        return server
+    model, optimizer = restored(server, fed.server_model(), cfg.server_optimizer, cfg.server_lr,
+                                cfg.weight_decay)
     model.train()
-    with seeded(fed.seed, "server", number):                                 # dropout
-        for _ in range(server_epochs):                                       # Alg. 1, line 7
-            for i, rows in server_batches(fed, uploads, server_batch_size, server_order, rng):
-                features, client_logits = uploads[i]                         # [n, ...], [n, C]
-                labels = fed.private[i].labels                               # sent with the upload
-                logits = forward(fed, model, features[rows].float())         # [B, C]
-                loss = server_loss(logits, labels[rows], client_logits[rows], temperature,
-                                   server_distill)
+    with random_numbers(fed, "server", t) as rng:                            # order, dropout
+        for _ in range(cfg.server_epochs):
+            for i, rows in server_batches(cfg, uploads, rng):
+                features, client_logits, labels = (part[rows] for part in uploads[i])
+                logits = model(features.float())                                 # [B, C]
+                loss = server_loss(logits, labels, client_logits, cfg.temperature,
+                                   cfg.server_distill)
                 optimizer.zero_grad()
                 loss.backward()
-                optimizer.step()                                             # Alg. 1, line 10
-    # D4: after the last epoch; `predict_logits` is in eval mode.
-    answers = {i: predict_logits(fed, model, features.float(), CHUNK)        # Alg. 1, line 11-12
-               for i, (features, _) in uploads.items()}                      # Eq. (11)
-    return snapshot(model, optimizer), answers
+                optimizer.step()
+    return snapshot(model, optimizer)
 
 
-class ClientScore(NamedTuple):
-    """Test accuracies of one client, in [0, 1]."""
+def server_batches(cfg, uploads, rng):
+    """[(a client, row numbers of its upload)]: the batches of a pass over all uploads.
 
-    stacked: float     # of its extractor with the server's network behind it
-    edge: float        # of its own network
-    edge_own: float | None     # of its own network, each class weighed by its share of own labels
-
-
-@timed
-def evaluate(fed, state):
-    """Test accuracy of the clients with the server's network, and of the edge networks alone.
-
-    In eval mode, on clean images. To predict so after the last round, a device sends the feature
-    map of its image to the server, or downloads the server's network once.
+    Client comes after client, each one's rows in random order.
     """
-    server_model = fed.server_model()
-    server_model.load_state_dict(state["server"]["model"])
+    batches = [(i, rows) for i, sent in uploads.items()
+               for rows in minibatches(sent.labels, cfg.server_batch_size, rng, epochs=1)]
+    if cfg.server_order == "mixed":                      # not in the paper
+        rng.shuffle(batches)
+    return batches
+
+
+def server_loss(logits, labels, client_logits, temperature, distill=True):
+    """CE + KD(client, server), or CE alone unless `distill`: a scalar.   Eq. (6)
+
+    logits, labels, client_logits    [B, C], [B], [B, C]
+    """
+    ce = F.cross_entropy(logits, labels)
+    if not distill:
+        return ce
+    return ce + distillation_loss(client_logits.detach(), logits, temperature)
+
+
+@on_server
+def predict_server(fed, server, uploads):
+    """Step 4: {client: Z_s [n, C]}, the logits of each upload's feature maps.   Eq. (11)"""
+    model = loaded(fed.server_model(), server["model"])                      # departure 4
+    return {i: predict(model, sent.features.float()) for i, sent in uploads.items()}
+
+
+# --------------------------------------------------------------------------------------------------
+# Metrics; no step uses them
+
+def measure(fed, cfg, state, uploaded, answered):
+    """The metrics of a round.
+
+    uploaded, answered    the clients that uploaded, and those that received Z_s, as their uploads
+                          were not bad
+    """
+    up, down = (sum(len(fed.private[i].labels) for i in ids) for ids in (uploaded, answered))
+    trainings = [client["trainings"] for client in state["clients"].values()]
+    return {**evaluate(fed, state), "bad_uploads": len(uploaded) - len(answered),
+            "trainings_min": min(trainings), "trainings_max": max(trainings),
+            **features_ledger(up, down, feature_numbers(fed), fed.num_classes,
+                              getattr(torch, cfg.features).itemsize)}
+
+
+def evaluate(fed, state):
+    """Test accuracies of all clients' extractors with the server's network, and of their own."""
+    server = loaded(fed.server_model(), state["server"]["model"])
     labels = fed.test.labels
 
-    def client_score(i):
-        model = fed.client_model(i)
-        model.load_state_dict(state["clients"][i]["model"])
-        server_logits, edge_logits = [], []
+    def scores(i):
+        """Accuracy with the server's network, alone, alone on the client's own classes."""
+        edge = loaded(fed.client_model(i), state["clients"][i]["model"])
+        both = []
         for images in fed.test.images.split(CHUNK):      # not all feature maps at once
-            features, logits = extract(fed, model, images, torch.float32)
-            server_logits.append(predict_logits(fed, server_model, features))
-            edge_logits.append(logits)
-        server_logits = torch.cat(server_logits)                             # [N, C]
-        edge_logits = torch.cat(edge_logits)                                 # [N, C]
-        return ClientScore(accuracy(server_logits, labels), accuracy(edge_logits, labels),
-                           own_accuracy(edge_logits, labels, fed.private[i].labels))
+            features, edge_logits = predict_with_features(edge, images)
+            both.append((predict(server, features), edge_logits))
+        stacked, alone = (torch.cat(logits) for logits in zip(*both))            # [N, C]
+        return (accuracy(stacked, labels), accuracy(alone, labels),
+                own_accuracy(alone, labels, fed.private[i].labels))
 
-    scores = in_parallel(fed, client_score, range(len(state["clients"])))
-    stacked, edge, own = zip(*scores)
+    stacked, alone, own = zip(*parallel_map(fed, state["clients"], scores).values())
     return {"accuracy": sum(stacked) / len(stacked), "accuracy_min": min(stacked),
-            "accuracy_max": max(stacked), "edge_accuracy": sum(edge) / len(edge),
+            "accuracy_max": max(stacked), "edge_accuracy": sum(alone) / len(alone),
             "edge_accuracy_own": mean_own(own)}
 
 
-def start(fed, common_start):
-    """(the server, the clients, the server's logits) before round 1: snapshots and None."""
-    server = snapshot(fed.server_model())
-    clients = [snapshot(fed.client_model(i, init=0 if common_start else i)) | {"trainings": 0}  # D2
-               for i in range(len(fed.private))]
-    return server, clients, [None] * len(clients)
+def feature_numbers(fed):
+    """How many numbers a feature map has."""
+    features, _ = predict_with_features(fed.client_model(0), fed.private[0].images[:1])
+    return features.numel()
 
 
-def ledger(fed, clients, ids, answered, dtype):
-    """Bytes of a round, number of bad uploads, fewest and most trainings of a client so far.
-
-    ids, answered    clients that uploaded, and those that the server answered
-    dtype            of the feature maps sent, which all have one shape
-    """
-    trainings = [client["trainings"] for client in clients]
-    samples_up = sum(len(fed.private[i].labels) for i in ids)
-    samples_down = sum(len(fed.private[i].labels) for i in answered)
-    features, _ = extract(fed, fed.client_model(0), fed.private[0].images[:1], dtype)    # [1, ...]
-    return {"bad_uploads": len(ids) - len(answered),
-            "trainings_min": min(trainings), "trainings_max": max(trainings),
-            **features_ledger(samples_up, samples_down, features.numel(), fed.num_classes,
-                              dtype.itemsize)}
-
+# --------------------------------------------------------------------------------------------------
+# For the command line
 
 @torch.no_grad()
-def check_settings(fed, **settings):
-    """Raises ValueError unless the clients' feature maps have one shape, which the server reads."""
+def check(fed, cfg, attack):
+    """Raises ValueError unless all clients' feature maps have one shape, which the server reads."""
     shapes = set()
     for name, ids in by_architecture(fed).items():
         edge = fed.client_model(ids[0]).eval()
         if not (hasattr(edge, "extract") and hasattr(edge, "classify")):
             raise ValueError(f"{name} has no feature map to send: a client's network needs the "
                              "methods extract and classify, as gkt_edge has them")
-        features = edge.extract(fed.private[0].images[:1])                   # [1, ...]
+        features = edge.extract(fed.private[0].images[:1])                       # [1, ...]
         if output_shape(fed.server_model(), features) != (1, fed.num_classes):
             raise ValueError(f"the server's network makes no logits [B, {fed.num_classes}] of the "
                              f"{list(features.shape[1:])} feature maps of {name}: gkt_server55 "
@@ -276,69 +381,9 @@ def check_settings(fed, **settings):
         raise ValueError(f"feature maps of all clients need one shape, not {sorted(shapes)}")
 
 
-@checked
-def run(fed, state=None, *,
-        rounds: int = 200,                                      # T in Algorithm 1
-        participation: float = 1.0,                             # share of clients in a round
-        local_epochs: int = 1,                                  # E_c
-        server_epochs: int = 20,                                # E_s, over a round's uploads
-        batch_size: int = 256,                                  # of a client
-        server_batch_size: int = 256,                           # of the server
-        lr: float = 1e-3,                                       # eta_k, of a client
-        server_lr: float = 1e-3,                                # eta_s, of the server
-        optimizer: Optimizer = "amsgrad",                       # of a client and
-        server_optimizer: Optimizer = "amsgrad",                #   the server; kept over rounds
-        weight_decay: float = 1e-4,                             # of both
-        temperature: float = 3.0,                               # T below Eq. (7)
-        server_distill: bool = True,                            # False: Eq. (6) without KD
-        client_distill: bool = True,                            # False: Eq. (7) without KD
-        server_order: Literal["clients", "mixed"] = "clients",  # see `server_batches`
-        common_start: bool = True,                              # clients start equal: D2
-        features: Literal["float32", "bfloat16"] = "float32",   # number type of the feature maps
-        attack=None):
-    """Yields (metrics, state) after round 0, the untrained models, and after every round."""
-    dtype = getattr(torch, features)                     # torch.float32 or torch.bfloat16
-    if state is None:
-        server, clients, server_logits = start(fed, common_start)
-        state = {"round": 0, "server": server, "clients": clients, "server_logits": server_logits}
-        yield evaluate(fed, state), state
-    server, clients, server_logits = state["server"], state["clients"], state["server_logits"]
-
-    for t in range(state["round"] + 1, rounds + 1):                          # Alg. 1, line 2
-        active = sample_clients(len(clients), participation, stream(fed.seed, "active", t))
-
-        def train(i):
-            return train_client(fed, i, clients[i], server_logits[i], local_epochs, batch_size, lr,
-                                temperature, client_distill, dtype, optimizer, weight_decay)
-
-        # Clients train in parallel on their own images, then upload feature maps and logits of all
-        # of them. Attackers' are replaced, unusable ones (nan, infinity, 1e30 or more) left out;
-        # their clients keep what they have trained.
-        uploads, trained = collect_features(fed, active, train, attack)      # Alg. 1, line 3-5
-        clients = [trained.get(i, client) for i, client in enumerate(clients)]
-
-        # The server learns from all uploads, and answers them with its own logits.
-        server, answers = train_server(                                      # Alg. 1, line 6-12
-            fed, t, server, uploads, server_epochs, server_batch_size, server_lr, server_order,
-            temperature, server_distill, server_optimizer, weight_decay)
-        del uploads                      # frees all feature maps before new ones are made
-
-        # Each client's next teacher. After a bad upload it has none, because older logits may be of
-        # other views of its images; a client that did not take part keeps those that it has.
-        server_logits = [answers.get(i) if i in active else logits           # Alg. 1, line 14-15
-                         for i, logits in enumerate(server_logits)]
-
-        # All that the next round needs: snapshots of all networks and their optimizers, with each
-        # client's number of trainings, and for each client Z_s^(k), [n, C], or None.
-        state = {"round": t, "server": server, "clients": clients, "server_logits": server_logits}
-        # Measured; no step above sees it.
-        metrics = {**evaluate(fed, state), **ledger(fed, clients, active, list(answers), dtype)}
-        yield metrics, state
-
-
 ALGORITHM = Algorithm(
     "fedgkt", run,
-    scores={"accuracy": "edges with the server", "edge_accuracy": "edges alone"},
-    keeps=("server", "clients", "server_logits"), mixed_networks=True, server="features",
-    check_settings=check_settings, plateau=("server_lr",), evaluate=evaluate,
-    columns=("accuracy", "accuracy_min", "accuracy_max", "edge_accuracy"))
+    scores={"accuracy": "edges with the server", "edge_accuracy": "edges alone"}, paper=PAPER,
+    mixed_networks=True, server="features", model=("gkt_edge_small",),
+    server_model="gkt_server_small", check_settings=check, plateau=("server_lr",),
+    evaluate=evaluate, columns=("accuracy_min", "accuracy_max"))

@@ -1,37 +1,170 @@
-"""SCAFFOLD: control variates correct each local step for the client's drift (option II).
+"""SCAFFOLD: control variates correct each local step for the drift of its client (option II).
 
 Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020,
-arXiv:1910.06378, Algorithm 1; here as the baseline of FedSDD (Kwan and Song, arXiv:2312.17029v1),
-whose settings are the defaults.
+arXiv:1910.06378. Here it is a baseline of FedSDD (Kwan and Song, arXiv:2312.17029v1).
 
-Run:    python fedkd_minimal.py --algo scaffold    small settings, less than a minute
-        --paper fedsdd has FedSDD's, which are the defaults of `run`
-Data:   clients: their own labeled images; public images: none
-Sent:   down: the global model x and the server's control c, to each active client; up: its trained
-        model y_i, the change of its own control c_i and its sample count. A control is as large as
-        the parameters
+    python fedkd_minimal.py --algo scaffold
+        runs `Config` on digits of 16x16 pixels: 20 clients with a small CNN hold unequal shares of
+        the classes (Dirichlet, alpha 0.5), 300 images each. It takes ten seconds on two cores.
+    python fedkd_minimal.py --algo scaffold --paper fedsdd --dataset cifar10
+        runs `PAPER`, FedSDD's values, with its ResNet-20: 20 clients, alpha 0.1, 2,500 images each,
+        which are cropped and flipped.
 
-A round, with the lines of the paper's Algorithm 1:
- 7     an active client starts at y_i = x
-10     in each of K steps it moves to y_i - lr (g - c_i + c), where g is the batch's gradient
-12     its new control is c_i+ = c_i - c + (x - y_i) / (K lr)
-13     it uploads y_i and c_i+ - c_i (the paper: y_i - x, which is as large)
-16-17  x = x + global_lr mean(y_i - x) and c = c + |S| / N mean(c_i+ - c_i): the |S| clients that
-       upload count equally, whatever their sizes; N is the number of all clients
+N clients hold labeled images of their own, and each a control c_i, as large as a network's
+parameters, which it keeps between rounds and never sends. The server holds the global model x and
+its control c. There are no public images. An active client is sent x and c, and sends back y_i, the
+change of c_i, and its number of images. Training: train mode, images cropped and flipped with
+--augment, the mean loss of a batch. Prediction: eval mode, no gradient, images as they are.
 
-Scores: `accuracy` and `server_accuracy` are the global model's after line 17
+Algorithm 1, with the paper's line numbers:
+  1   start with a global model x of random weights, and with c = c_i = 0
+  3   for each round t:
+  4       draw S, the active clients, a share of all
+  6       for each client i of S, in parallel:
+  7           copy the global model: y_i = x
+  8           for each of its K batches:
+  9               g = the gradient of the cross-entropy on the client's own images
+ 10               y_i = y_i - lr (g - c_i + c)
+ 12           c_i+ = c_i - c + (x - y_i) / (K lr)
+ 13           send y_i and c_i+ - c_i to the server                                  departure 1
+ 14           c_i = c_i+
+ 17       x = x + global_lr mean(y_i - x) and c = c + |S| / N mean(c_i+ - c_i),
+              where the means, line 16, are over the clients of S
+
+The |S| clients count equally, whatever their numbers of images. A client that does not take part
+keeps its c_i.
+
+Accuracy is the global model's on the test images, after line 17.
+
+Bad uploads: a client is left out of S if a number of its upload is nan, infinite, or 1e30 or more
+in magnitude. Then it keeps its old c_i, as if it had not taken part, so that c remains the mean of
+all c_i. If nobody is left, x and c stay.
+
+Departures
+  1  Paper, line 13: y_i - x is sent. Here: y_i, which is as large.
+  2  Paper: silent about BatchNorm. Here: its buffers have no control, and are averaged by numbers
+     of images, as in FedAvg.
 """
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 
-from algorithms import Algorithm, checked
-from algorithms.equations import average_weights
-from federation import stream, timed
-from federation.communication import weights_ledger
-from federation.evaluation import global_metrics
-from federation.parallel import sample_clients
-from federation.training import forward, load_model, network, shuffled
-from federation.uploads import collect
+from algorithms import Algorithm, configured
+from federation import (accuracy, active_in, average_weights, loaded, minibatches, parallel_map,
+                        predict_models, random_numbers, received, weights_ledger)
+
+# active_in         the clients of a round, drawn at random without replacement
+# average_weights   the weighted mean of every entry of models, BatchNorm's statistics too
+# loaded            a network, after a copy of some weights into it
+# minibatches       row numbers of batches, reshuffled in each pass; the last one may be smaller
+# parallel_map      {i: fn(i) for i in ids}, by several processes
+# predict_models    logits [models, images, C], in eval mode, without gradient and augmentation
+# random_numbers    a generator for what is named; it also seeds torch, for dropout
+# received          {client: upload}: without the bad ones
+# weights_ledger    bytes that are sent up and down: twice those of a model
+
+
+@dataclass
+class Config:
+    rounds: int = 20
+    participation: float = 0.4           # share of the clients that are active in a round
+    local_epochs: int = 5                # passes of a client over its images in a round
+    local_steps: int | None = None       # if it is a number: so many steps, instead of passes
+    batch_size: int = 32                 # of a client
+    lr: float = 0.1                      # of a client, eta_l, constant; SGD without momentum
+    global_lr: float = 1.0               # eta_g; 1 takes the mean of the clients' models
+
+
+# FedSDD, section 4.1; it does not give global_lr.
+# Clients, partition, networks, augmentation: experiment/presets.py.
+PAPER = dict(rounds=100, participation=0.4, local_epochs=40, batch_size=64, lr=0.8, global_lr=1.0)
+
+
+@configured(Config)
+def run(fed, cfg, state=None):
+    """Yields (metrics, state) after round 0, the untrained model, and after every round.
+
+    fed       fed.private[i]: client i's images [n, c, h, w] and labels [n]; fed.test likewise;
+              fed.global_model(), and fed.client_model(i) for client i: new networks, all of one
+              architecture; fed.augment: random crops and flips with --augment, else the images
+              unchanged
+    state     of an earlier round, to go on from; None: from the start
+    """
+    if state is None:
+        # Line 1: a global model of random weights; all controls are 0.
+        model = fed.global_model()
+        server = {"model": model.state_dict(), "control": zero_control(model)}       # x, c
+        state = {"round": 0, "server": server, "client_controls": {}}
+        yield evaluate(fed, state), state
+    server = state["server"]
+    controls = state["client_controls"]          # {i: c_i} of the clients that have been in S
+
+    for t in range(state["round"] + 1, cfg.rounds + 1):
+        # Line 4-13: each active client trains the global model on its own images.
+        active = active_in(fed, cfg.participation, t)
+        trained = parallel_map(fed, active, lambda i: train_client(fed, cfg, t, i, server,
+                                                                   controls.get(i)))
+        uploads = received(fed, {i: trained[i].upload for i in active})      # {client of S: upload}
+
+        # Line 14: the clients of S have new controls.
+        controls = controls | {i: trained[i].control for i in uploads}
+
+        # Line 16-17: the global model and its control move by the means of the clients' changes.
+        server = aggregate(fed, cfg, server, uploads, len(fed.private))
+
+        state = {"round": t, "server": server, "client_controls": controls}
+        yield {**evaluate(fed, state), "bad_uploads": len(active) - len(uploads),
+               **weights_ledger([(fed.global_model(), len(active))], copies=2)}, state
+
+
+def zero_control(model):
+    """A control of zeros: one tensor per parameter, none for BatchNorm's buffers."""
+    return {name: torch.zeros_like(w) for name, w in parameters_of(model)}
+
+
+def parameters_of(model):
+    """[(name, parameter)]; a weight that two layers share has both names, as in the state_dict."""
+    return list(model.named_parameters(remove_duplicate=False))
+
+
+class Trained(NamedTuple):
+    """What a client has after its local training."""
+
+    upload: dict       # {"model": y_i, "control_change": c_i+ - c_i}
+    control: dict      # c_i+, which it keeps
+
+
+def train_client(fed, cfg, t, i, server, control):
+    """Client i starts from the server's model; `Trained` after training on its own images.
+
+    control    c_i; None: zeros
+    """
+    images, labels = fed.private[i]
+    model = loaded(fed.client_model(i), server["model"])                                 # line 7
+    control = control or zero_control(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=cfg.lr)     # any other would break line 12
+    steps = 0
+    model.train()
+    with random_numbers(fed, "local", t, i) as rng:         # order, augmentation, dropout
+        for rows in minibatches(images, cfg.batch_size, rng, cfg.local_epochs, cfg.local_steps):
+            logits = model(fed.augment(images[rows], rng))                       # [B, C]
+            loss = F.cross_entropy(logits, labels[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            for name, w in model.named_parameters():                                     # line 10
+                gradient = torch.zeros_like(w) if w.grad is None else w.grad     # None: is frozen
+                w.grad = corrected_gradient(gradient, control[name], server["control"][name])
+            optimizer.step()
+            steps += 1
+
+    new_control = {name: updated_client_control(control[name], server["control"][name],
+                                                server["model"][name], w.detach(), steps, cfg.lr)
+                   for name, w in parameters_of(model)}                                  # line 12
+    change = {name: new_control[name] - control[name] for name in new_control}
+    upload = {"model": model.state_dict(), "control_change": change}         # departure 1, line 13
+    return Trained(upload, new_control)
 
 
 def corrected_gradient(grad, client_control, server_control):
@@ -60,124 +193,36 @@ def updated_client_control(client_control, server_control, global_params, local_
     return client_control - server_control + (global_params - local_params) / (steps * lr)
 
 
-def zero_control(model):
-    """A control of zeros: one tensor per parameter, none for BatchNorm's buffers."""
-    return {name: torch.zeros_like(w) for name, w in parameters_of(model)}
+def aggregate(fed, cfg, server, uploads, num_clients):
+    """The server after line 16-17, from the uploads {client: upload}; without any it stays.
 
-
-def parameters_of(model):
-    """[(name, parameter)]; a weight that two layers share has both names, as in the state_dict."""
-    return list(model.named_parameters(remove_duplicate=False))
-
-
-def start_server(fed, architecture, init=0):
-    """The global model before round 1 and its control; `init` picks the seed of its weights.
-
-    "client_controls" has {i: c_i} of the clients that have taken part. They stay on the clients: no
-    message has them.
+    num_clients    N: all clients, active or not
     """
-    model = network(fed, architecture, init)
-    return {"architecture": architecture, "model": model.state_dict(),
-            "control": zero_control(model), "client_controls": {}}
-
-
-def train_client(fed, i, t, server, local_epochs, local_steps, batch_size, lr):
-    """Client i's upload in round t: its model after local training, and the change of its control.
-
-    "client_control", its new control, stays on the client: no message counts it.
-    """
-    images, labels = fed.private[i]                                          # [n, c, h, w], [n]
-    model = load_model(fed, server)                                # a copy, Alg. 1, line 7
-    control = server["client_controls"].get(i) or zero_control(model)        # zeros at first
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)     # c_i+ is right for plain SGD alone
-    steps = 0
-    model.train()
-    # `shuffled` augments with --augment; ("local", t, i) names the random numbers of this training.
-    for rows, batch in shuffled(fed, images, ("local", t, i), epochs=local_epochs,
-                                batch_size=batch_size, steps=local_steps):
-        logits = forward(fed, model, batch)                                  # [B, C]
-        loss = F.cross_entropy(logits, labels[rows])                         # mean over the batch
-        optimizer.zero_grad()
-        loss.backward()
-        for name, w in model.named_parameters():                             # Alg. 1, line 10
-            gradient = torch.zeros_like(w) if w.grad is None else w.grad     # None: it is frozen
-            w.grad = corrected_gradient(gradient, control[name], server["control"][name])
-        optimizer.step()
-        steps += 1
-
-    new_control = {name: updated_client_control(control[name], server["control"][name],
-                                                server["model"][name], w.detach(), steps, lr)
-                   for name, w in parameters_of(model)}                      # Alg. 1, line 12
-    control_change = {name: new_control[name] - control[name] for name in new_control}
-    return {"model": model.state_dict(), "control_change": control_change,   # Alg. 1, line 13
-            "client_control": new_control}
-
-
-def aggregate(fed, server, uploads, global_lr):
-    """The server after the uploads {client: upload}: model and control moved by the mean changes.
-
-    BatchNorm's buffers, which have no control, are averaged by sample counts as in FedAvg.
-    """
-    if not uploads:                         # none was usable: model and controls stay
+    if not uploads:
         return server
-    sent = list(uploads.values())                                            # of |S| clients
-    num_clients = fed.architecture.count(server["architecture"])             # N: of this network
     sizes = [len(fed.private[i].labels) for i in uploads]
-    model = average_weights([upload["model"] for upload in sent], sizes)     # for the buffers
+    uploads = [*uploads.values()]                                            # of |S| clients
+    model = average_weights([upload["model"] for upload in uploads], sizes)  # departure 2: buffers
     control = {}
     for name, c in server["control"].items():
         x = server["model"][name]
-        model_change = sum(upload["model"][name] - x for upload in sent) / len(sent)
-        control_change = sum(upload["control_change"][name] for upload in sent) / len(sent)
-        model[name] = x + global_lr * model_change                           # Alg. 1, line 16-17
-        control[name] = c + len(sent) / num_clients * control_change         # Alg. 1, line 16-17
-    # A client whose upload was left out keeps its control.
-    own = {i: upload["client_control"] for i, upload in uploads.items()}
-    return server | {"model": model, "control": control,
-                     "client_controls": server["client_controls"] | own}
+        model_change = sum(upload["model"][name] - x for upload in uploads) / len(uploads)
+        control_change = sum(upload["control_change"][name] for upload in uploads) / len(uploads)
+        model[name] = x + cfg.global_lr * model_change                                   # line 17
+        control[name] = c + len(uploads) / num_clients * control_change                  # line 17
+    return {"model": model, "control": control}
 
 
-@timed
+# --------------------------------------------------------------------------------------------------
+# Metrics; no line of the algorithm uses them
+
 def evaluate(fed, state):
-    """Test accuracy of the global model, in eval mode."""
-    return global_metrics(fed, [state["server"]])
+    """Test accuracy of the global model."""
+    logits = predict_models(fed, [state["server"]["model"]], fed.test.images)[0]     # [N, C]
+    return {"accuracy": accuracy(logits, fed.test.labels)}
 
 
-@checked
-def run(fed, state=None, *,
-        rounds: int = 100,                   # of communication
-        participation: float = 0.4,          # share of the clients that train in a round
-        local_epochs: int = 40,              # passes of a client over its images in a round, or,
-        local_steps: int | None = None,      #   if given, its steps
-        batch_size: int = 64,                # of a client
-        lr: float = 0.8,                     # of a client, eta_l
-        global_lr: float = 1.0):             # eta_g; 1 takes the mean of the clients' models
-    """Yields (metrics, state) after round 0, the untrained model, and after every round."""
-    if state is None:
-        state = {"round": 0, "server": start_server(fed, fed.architecture[0])}
-        yield evaluate(fed, state), state
-    server = state["server"]
+# --------------------------------------------------------------------------------------------------
+# For the command line
 
-    for t in range(state["round"] + 1, rounds + 1):
-        # A share of the clients takes part: each trains the global model on its own images.
-        active = sample_clients(len(fed.private), participation, stream(fed.seed, "active", t))
-
-        def train(i):
-            return train_client(fed, i, t, server, local_epochs, local_steps, batch_size, lr)
-
-        # {i: train(i)}, in parallel; an upload with nan, infinity or a number of 1e30 or more is
-        # left out.
-        uploads = collect(fed, active, train)
-        # The global model and its control move by the means of the clients' changes.
-        server = aggregate(fed, server, uploads, global_lr)                  # Alg. 1, line 16-17
-
-        # All that the next round needs, the clients' controls too; no optimizer is kept.
-        state = {"round": t, "server": server}
-        # Measured; no step above sees it. 2: a message has a model and a control.
-        model = network(fed, server["architecture"])
-        metrics = {**evaluate(fed, state), "bad_uploads": len(active) - len(uploads),
-                   **weights_ledger([(model, len(active))], 2)}
-        yield metrics, state
-
-
-ALGORITHM = Algorithm("scaffold", run, scores={"server_accuracy": "server"}, keeps=("server",))
+ALGORITHM = Algorithm("scaffold", run, scores={"accuracy": "server"}, paper=PAPER)

@@ -1,8 +1,8 @@
 """Secure aggregation: the server learns the sum of the clients' models and no single model.
 
 Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017,
-section 4, here without drop-outs. Every pair of clients of a group agrees on a random number per
-entry; one adds it, the other subtracts it, all modulo 2^64:
+section 4. Every pair of clients of a group agrees on a random number per entry; one adds it, the
+other subtracts it, all modulo 2^64:
 
     y_i = x_i + sum_{j > i} m_ij - sum_{j < i} m_ij   (mod 2^64)
     sum_i y_i = sum_i x_i                             (mod 2^64)
@@ -12,11 +12,13 @@ a real number x travels as round(x 2^24) in 64 bits: exact to 2^-25. A group's s
 
 The average of a group is the sum of n_i w_i over the sum of n_i. A client whose model is not
 finite, or too large for 64 bits, sends zeros and the weight 0, masked like all others: it leaves
-the average intact, and nobody learns which client it was. BatchNorm's counters, which take the
-maximum in fedavg.py, become rounded averages.
+the average intact, and nobody learns which client it was.
 
-A simulation: real clients agree on the masks by a key exchange (Diffie-Hellman in the paper); here
-the masks come from the seed of the run.
+Departures
+  1  Paper: clients agree on the masks by a key exchange (Diffie-Hellman), and may drop out. Here,
+     in a simulation: the masks come from the seed of the run, and nobody drops out.
+  2  Paper: silent about BatchNorm. Here: its counters, which take the maximum in fedavg.py, become
+     rounded averages.
 """
 import torch
 
@@ -83,18 +85,19 @@ def average_of_masked(messages, like):
     for name in numbers_of(like):
         mean = sums["model." + name].double() / 2**FRACTION_BITS / int(sums["weight"])
         w = like[name]
-        average[name] = (mean if w.is_floating_point() else mean.round()).to(w.dtype).to(w.device)
+        mean = mean if w.is_floating_point() else mean.round()       # departure 2
+        average[name] = mean.to(w.dtype).to(w.device)
     return average
 
 
-def masked_upload(fed, i, t, group, received, trained):
+def masked_upload(fed, t, i, group, received, trained):
     """The message of client i of a group in round t: its model, weighed by its number of samples.
 
     received, trained    state_dicts: the model before and after local training
     The masks come from the seed of the run, anew in every round.
     """
     def pair_rng(*pair):
-        return stream(fed.seed, "mask", t, *pair)
+        return stream(fed.seed, "mask", t, *pair)                    # departure 1
 
     numbers = {name: trained[name] for name in numbers_of(received)}
     return masked_model(numbers, len(fed.private[i].labels), i, group, pair_rng)

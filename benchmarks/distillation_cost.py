@@ -10,9 +10,11 @@ the average, the teachers' predictions and the student's steps. --recompute also
 public code does: all teachers predict the batch of every step, not all public images once a round.
 """
 import argparse
-import inspect
 import statistics
 import sys
+import time
+from collections import Counter
+from functools import wraps
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -21,8 +23,7 @@ import torch
 from algorithms import feddf, fedsdd
 from benchmarks.commands import federation_of
 from benchmarks.costs import round_seconds
-from federation import seconds
-from federation.training import forward
+from federation import predict
 
 ROUNDS, WARM_UP = 8, 4       # rounds, and how many at the start do not count: after 4 the ensemble
                              # has R rounds for every R below
@@ -47,6 +48,28 @@ fed, settings = federation_of([
     "--patience", "none"])
 
 
+seconds = Counter()          # of the functions that are `timed`, since it was cleared
+
+
+def timed(module, name):
+    """Puts in the place of a module's function one that adds its time to `seconds`."""
+    function = getattr(module, name)
+
+    @wraps(function)
+    def wrapper(*args, **kwargs):
+        start = time.perf_counter()
+        result = function(*args, **kwargs)
+        seconds[name] += time.perf_counter() - start
+        return result
+    setattr(module, name, wrapper)
+
+
+for module in MODULES.values():
+    for name in ("train_client", "evaluate", "distill"):
+        timed(module, name)
+timed(feddf, "measure")
+
+
 def start(algo, active, R):
     """The algorithm's generator of (metrics, state)."""
     changed = {"participation": active / CLIENTS} | ({"R": R} if algo == "fedsdd" else {})
@@ -55,40 +78,35 @@ def start(algo, active, R):
 
 def timed_round(run):
     """(metrics, seconds of distillation, seconds of local training) of the run's next round."""
-    fed.seconds.clear()
-    begin = seconds(fed.device)
+    seconds.clear()
+    begin = time.perf_counter()
     metrics, _ = next(run)
-    whole = seconds(fed.device) - begin
-    others = ("collect", "evaluate", "evaluate_ensemble")
-    distillation = whole - sum(fed.seconds[name] for name in others)
-    return metrics, distillation, fed.seconds["collect"]
+    whole = time.perf_counter() - begin
+    others = ("train_client", "evaluate", "measure")
+    return metrics, whole - sum(seconds[name] for name in others), seconds["train_client"]
 
 
 class RecomputedLogits:
     """In place of the teacher's logits [N, C]: every access to rows makes all teachers predict."""
 
     def __init__(self, num_teachers):
-        self.teachers = [fed.client_model(0, init).eval() for init in range(num_teachers)]
+        self.teachers = [fed.global_model(init) for init in range(num_teachers)]
 
-    @torch.no_grad()
     def __getitem__(self, rows):
         images = fed.public.images[rows]
-        return torch.stack([forward(fed, teacher, images) for teacher in self.teachers]).mean(0)
+        return torch.stack([predict(teacher, images) for teacher in self.teachers]).mean(0)
 
 
 def recomputed_seconds(algo, num_teachers, t):
     """Seconds of a distillation for which all teachers predict the batch of every step."""
-    student = {"architecture": fed.architecture[0], "model": fed.client_model(0).state_dict()}
-    teacher_logits = RecomputedLogits(num_teachers)
-    distill = MODULES[algo].distill
-    names = inspect.signature(distill).parameters
-    hyperparameters = {name: settings[algo][name] for name in names if name in settings[algo]}
-    fed.seconds.clear()
+    student, teacher = fed.global_model().state_dict(), RecomputedLogits(num_teachers)
+    cfg = MODULES[algo].Config(**settings[algo])
+    seconds.clear()
     if algo == "feddf":
-        distill(fed, t, student, teacher_logits, **hyperparameters)
+        feddf.distill(fed, cfg, t, fed.architecture[0], student, teacher)
     else:
-        distill(fed, t, 0, student, teacher_logits, **hyperparameters)
-    return fed.seconds["distill"]
+        fedsdd.distill(fed, cfg, t, student, teacher)
+    return seconds["distill"]
 
 
 runs = {case: start(*case) for case in CASES}

@@ -72,7 +72,7 @@ def fedsdd_work(algo, s):
     active = round(20 * s["participation"])
     work = [("resnet20", "train", active * TRAINING / 20 * s["local_epochs"])]
     if algo != "fedavg":
-        teachers = s.get("K", active)                    # FedSDD keeps the logits of older rounds
+        teachers = s["K"] * s["R"] if "K" in s else active
         work += [("resnet20", "predict", teachers * TRAINING),
                  ("resnet20", "train", s["distill_steps"] * s["server_batch_size"])]
     return work

@@ -5,9 +5,8 @@
     python benchmarks/processes.py --torchrun      torchrun's processes, too
 
 Each algorithm runs with one process and with the default, in turn, --repetitions times; nothing
-else may run. Seconds are means over the rounds after round 1, medians over the repetitions: of the
-whole round, and of the server's own training in it. Memory: of all processes together, the largest
-sum of their proportional set sizes.
+else may run. Seconds of a round are means over the rounds after round 1, medians over the
+repetitions. Memory: of all processes together, the largest sum of their proportional set sizes.
 """
 import argparse
 import json
@@ -21,7 +20,6 @@ from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-SERVER = ("distill_seconds", "train_server_seconds", "train_generator_seconds")
 EMBEDDED = {
     "fedavg": "--algo fedavg --rounds 5",
     "fedsdd": "--algo fedsdd --K 4 --R 2 --rounds 5",
@@ -48,7 +46,7 @@ def memory(pid):
 
 
 def measure(command, folder):
-    """(seconds of a round, of the server's training in it, MiB of all processes)."""
+    """(seconds of a round, MiB of all processes)."""
     largest = 0
     with subprocess.Popen([sys.executable, *command, "--out", folder], cwd=ROOT,
                           stdout=subprocess.DEVNULL) as process:
@@ -61,9 +59,7 @@ def measure(command, folder):
     assert process.returncode == 0, command
     [timings] = Path(folder).glob("*/timing.jsonl")
     rows = [json.loads(line) for line in timings.read_text().splitlines()]
-    rounds = [row["round_seconds"] for row in rows[2:]]
-    server = [sum(row.get(key, 0) for key in SERVER) for row in rows[2:]]
-    return statistics.mean(rounds), statistics.mean(server), largest
+    return statistics.mean(row["round_seconds"] for row in rows[2:]), largest
 
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -78,8 +74,7 @@ cores = len(os.sched_getaffinity(0))
 torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(cores)]
 print(f"torch {metadata.version('torch')}, {cores} cores, cpu; seed 0; medians of "
       f"{arguments.repetitions} runs")
-print(f"{'':8} {'processes':>10} {'round, s':>9} {'server, s':>10} {'memory, MiB':>12} "
-      f"{'times as fast':>14}")
+print(f"{'':8} {'processes':>10} {'round, s':>9} {'memory, MiB':>12} {'times as fast':>14}")
 for algo, flags in commands.items():
     program = ["fedkd_minimal.py", *flags.split(), *data]
     ways = {"1": [*program, "--processes", "1"], f"{cores}": program}
@@ -91,7 +86,6 @@ for algo, flags in commands.items():
             with tempfile.TemporaryDirectory() as folder:
                 found[way].append(measure(command, f"{folder}/run"))
     for way, results in found.items():
-        seconds, server, mib = (statistics.median(values) for values in zip(*results))
+        seconds, mib = (statistics.median(values) for values in zip(*results))
         faster = statistics.median(one[0] / own[0] for one, own in zip(found["1"], results))
-        print(f"{algo:8} {way:>10} {seconds:9.2f} {server:10.2f} {mib:12.0f} {faster:14.2f}",
-              flush=True)
+        print(f"{algo:8} {way:>10} {seconds:9.2f} {mib:12.0f} {faster:14.2f}", flush=True)

@@ -8,7 +8,7 @@ Training. The plain loop: contiguous NCHW float32 tensors in memory, the same sh
 always, and the same with --amp. The three loops take turns, one epoch each, and each continues with
 its own model; the ratio is the median over the epochs.
 Prediction of 500 test images. The plain loop: the same NCHW tensors in batches of 64, in eval mode,
-without gradient. Against it: predict_logits with several batch sizes. They take turns, each in a
+without gradient. Against it: `predict` with several batch sizes. They take turns, each in a
 process of its own, and each trains two batches of 64 before it predicts, as in a round: the speed
 depends on how much memory the allocator already holds.
 """
@@ -26,9 +26,7 @@ import torch.nn.functional as F
 
 from algorithms import fedavg
 from benchmarks.commands import federation_of
-from federation import stream
-from federation.evaluation import accuracy
-from federation.training import batches, load_model, predict_logits
+from federation import accuracy, loaded, minibatches, predict, stream, training
 
 EPOCHS, BATCH, LR = 5, 64, 0.1
 PREDICTED, PREDICTION_BATCHES, TURNS = 500, (32, 64, 100, 256, 500), 11
@@ -50,7 +48,7 @@ def one_client(name, amp=False):
 def plain_epoch(model, images, labels, t):
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     model.train()
-    for rows in batches(len(labels), BATCH, 1, stream(0, "local", t, 0)):
+    for rows in minibatches(images, BATCH, stream(0, "local", t, 0), epochs=1):
         loss = F.cross_entropy(model(images[rows]), labels[rows])
         optimizer.zero_grad()
         loss.backward()
@@ -62,22 +60,21 @@ def measure_training(name):
     feds = [one_client(name, amp) for amp in (False, True)]
     images, labels = feds[0].private[0].images.contiguous(), feds[0].private[0].labels
     plain = feds[0].client_model(0).to(memory_format=torch.contiguous_format)
-    servers, times = [fedavg.start_server(fed, name) for fed in feds], []
+    trained, times = [fed.global_model().state_dict() for fed in feds], []
+    cfg = fedavg.Config(local_epochs=1, batch_size=BATCH, lr=LR)
     for t in range(EPOCHS + 1):                          # epoch 0 warms up and is not counted
         start = time.perf_counter()
         plain_epoch(plain, images, labels, t)
         seconds = [time.perf_counter() - start]
         for j, fed in enumerate(feds):
             start = time.perf_counter()
-            servers[j] |= fedavg.train_client(fed, 0, t, servers[j], local_epochs=1,
-                                              local_steps=None, batch_size=BATCH, lr=LR,
-                                              optimizer_name="sgd", weight_decay=0.0)
+            trained[j] = fedavg.train_client(fed, cfg, t, 0, trained[j])
             seconds.append(time.perf_counter() - start)
         if t > 0:
             times.append(seconds)
-    trained = [plain, *(load_model(fed, server) for fed, server in zip(feds, servers))]
+    models = [plain, *(loaded(fed.global_model(), w) for fed, w in zip(feds, trained))]
     for j, (loop, fed) in enumerate(zip(LOOPS, [feds[0], *feds])):
-        test_accuracy = accuracy(predict_logits(fed, trained[j], fed.test.images), fed.test.labels)
+        test_accuracy = accuracy(predict(models[j], fed.test.images), fed.test.labels)
         samples_per_second = len(labels) / statistics.median(seconds[j] for seconds in times)
         ratio = statistics.median(seconds[0] / seconds[j] for seconds in times)
         print(f"{name:<14} {loop:<24} {samples_per_second:>12.0f} {ratio:>19.2f} "
@@ -95,16 +92,17 @@ def start_worker(name, loop, size):
     global predict_in_turn
     fed = one_client(name)
     model, (train_images, labels), images = fed.client_model(0), fed.private[0], fed.test.images
-    predict = partial(predict_logits, fed, model, images[:PREDICTED], size)
+    training.prediction_batch = lambda images: size
+    work = partial(predict, model, images[:PREDICTED])
     if loop == LOOPS[0]:
         model = model.to(memory_format=torch.contiguous_format)
         train_images = train_images[:2 * BATCH].contiguous()
-        predict = partial(plain_prediction, model, images[:PREDICTED].contiguous(), size)
+        work = partial(plain_prediction, model, images[:PREDICTED].contiguous(), size)
 
     def predict_in_turn():
         plain_epoch(model, train_images[:2 * BATCH], labels[:2 * BATCH], 0)
         start = time.perf_counter()
-        predict()
+        work()
         return time.perf_counter() - start
 
 
@@ -115,7 +113,7 @@ def turn():
 def measure_prediction(name):
     """Prints the speed of prediction with each batch size."""
     fork = multiprocessing.get_context("fork")
-    cases = [(LOOPS[0], BATCH), *(("predict_logits", size) for size in PREDICTION_BATCHES)]
+    cases = [(LOOPS[0], BATCH), *(("predict", size) for size in PREDICTION_BATCHES)]
     workers = [fork.Pool(1, start_worker, (name, *case)) for case in cases]
     times = [[worker.apply(turn) for worker in workers] for _ in range(TURNS + 1)][1:]  # 1 warms up
     for j, (loop, size) in enumerate(cases):

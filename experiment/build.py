@@ -14,7 +14,7 @@ from data.load import (Dataset, by_superclass, check_classes, fingerprint, load_
                        load_public, only)
 from experiment.presets import HELD_OUT
 from experiment.settings import is_foreign
-from federation import Data, Federation, restrict_public, seeded, stream
+from federation import Data, Federation, prepared, restrict_public, seeded, stream
 
 
 class Datasets(NamedTuple):
@@ -140,7 +140,7 @@ def federation(command, datasets, seed, device):
         num_classes=num_classes, client_model=None, architecture=[], seed=seed, device=device,
         public=public, public_test=public_test,
         validation=None if rows.validation is None else pick(train, rows.validation),
-        augment=crop_and_flip if flags["augment"] else None, amp=flags["amp"])
+        amp=flags["amp"], **({"augment": crop_and_flip} if flags["augment"] else {}))
 
 
 def seen_by(method, fed, flags):
@@ -153,7 +153,8 @@ def seen_by(method, fed, flags):
 
     def new(name, key, init):
         with seeded(fed.seed, key, init):
-            return models.build(name, image_shape, fed.num_classes).to(fed.device)
+            model = models.build(name, image_shape, fed.num_classes).to(fed.device)
+        return prepared(model, fed.amp)
 
     def client_model(i, init=0):
         return new(architecture[i], "init", init)
@@ -191,4 +192,5 @@ def check(command, datasets, device):
         split(command.federation, datasets.task, seed)
     fed = federation(command, datasets, command.seeds[0], device)
     for method in command.methods:
-        method.algorithm.check(seen_by(method, fed, command.federation), **method.settings)
+        method.algorithm.check(seen_by(method, fed, command.federation), **method.settings,
+                               **attack(fed, command.federation))

@@ -13,7 +13,7 @@ import math
 import os
 import time
 import zipfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import torch
@@ -22,7 +22,7 @@ import models
 from algorithms import ALGORITHMS
 from data.images import adapt, normalize, to_float
 from experiment.processes import fail, from_first, is_first
-from experiment.settings import DATA, NETWORKS, TRAINING, Method, scores_of, text_of
+from experiment.settings import NETWORKS, Images, Method, Training, scores_of, text_of
 
 FILES = ("config.json", "checkpoint.pt", "metrics.jsonl", "timing.jsonl")
 
@@ -54,9 +54,9 @@ def runs_of(command, datasets):
         for method in command.methods:
             config = {
                 "algo": method.label, "seed": seed,
-                "data": {flag.name: found[flag.name] for flag in DATA},
+                "data": {flag.name: found[flag.name] for flag in fields(Images)},
                 "fingerprints": datasets.fingerprints,
-                "training": {flag.name: found[flag.name] for flag in TRAINING
+                "training": {flag.name: found[flag.name] for flag in fields(Training)
                              if flag.name not in NETWORKS},
                 "networks": method.networks, "hyperparameters": method.settings,
                 "environment": {"torch": torch.__version__, "device": command.program["device"],
@@ -87,6 +87,8 @@ def find(run):
     run.begun_with, run.config["environment"] = ", ".join(changed), before["environment"]
     if (run.folder / "checkpoint.pt").exists():
         kept = loaded(run.folder, (run.folder / "checkpoint.pt").read_bytes(), "cpu")
+        if kept["state"].get("algorithm") != run.method.algorithm.name:
+            raise ValueError(f"{run.folder} is from an older version: choose another --out")
         run.rows, run.timings = kept["rows"], kept["timings"]
     elif (run.folder / "metrics.jsonl").exists():
         raise ValueError(f"{run.folder} has metrics.jsonl, but no checkpoint.pt")
@@ -165,7 +167,7 @@ def begin(run, device):
     run.clock = time.perf_counter()
 
 
-def keep_round(run, fed, metrics, state):
+def keep_round(run, metrics, state):
     """Keeps a finished round; only the first process writes.
 
     A metric that is no number ends the program with one line.
@@ -175,10 +177,8 @@ def keep_round(run, fed, metrics, state):
             fail(f"{run.method.label}: the metric {name} is {value!r:.60}; a metric is an int, a "
                  "finite float or None")
     now = time.perf_counter()
-    seconds = {f"{name}_seconds": x for name, x in fed.seconds.items()}      # of what is @timed
-    fed.seconds.clear()
     run.rows.append({"round": state["round"], **metrics})
-    run.timings.append({"round": state["round"], "round_seconds": now - run.clock, **seconds})
+    run.timings.append({"round": state["round"], "round_seconds": now - run.clock})
     run.state, run.clock = state, now
     if run.folder and is_first():
         content = io.BytesIO()    # torch.save to a file gives no reason when the disk is full
@@ -243,13 +243,18 @@ def networks_in(state, algorithm, networks):
 
     Where the server's network continues the clients', a client has both, one after the other.
     """
-    own = [state["server"]] if "server" in state else []
-    found = {}
-    for k, saved in enumerate([*own, *state.get("global_models", [])]):
-        network = saved.get("architecture", networks["server_model"])
-        found[f"server {k}" if k else "server"] = [(network, saved["model"])]
+    clients_network = networks["model"][0]
+    own = networks["server_model"] if algorithm.server != "none" else clients_network
+    models = state.get("global_models", [])      # a list; of several networks {name: it, or one}
+    if isinstance(models, list):
+        models = {clients_network: models}
+    pairs = [(own, state["server"]["model"])] if "server" in state else []
+    pairs += [(network, saved.get("model", saved))       # weights, or a snapshot that has them
+              for network, found in models.items()
+              for saved in (found if isinstance(found, list) else [found])]
+    found = {f"server {k}" if k else "server": [pair] for k, pair in enumerate(pairs)}
     clients = {}
-    for i, saved in enumerate(state.get("clients", [])):
+    for i, saved in state.get("clients", {}).items():
         network = networks["model"][i % len(networks["model"])]
         clients[f"client {i}"] = [(network, saved["model"])]
     if algorithm.server == "features":

@@ -3,6 +3,7 @@
     python -m experiment.plot runs/a                           last and best accuracy of each label
     python -m experiment.plot runs/a --base fedavg,fedprox     minus those of both, by seed
     python -m experiment.plot runs/a --rounds 30 --last 10     the mean of rounds 21 to 30, too
+    python -m experiment.plot runs/a --key clients             the clients' mean accuracy
     python -m experiment.plot runs/a --key ComU@0.3            MB until the clients' accuracy is 0.3
     python -m experiment.plot runs/a --out curves.png --x MB   accuracy by MB (needs matplotlib)
     python -m experiment.plot runs/a --out curves.csv.gz       all metrics; the file is a RUN, too
@@ -135,26 +136,39 @@ def refuse_different(what, several, advice):
             raise ValueError(f"{what}: not all have the same {name}: {sorted(values)}; {advice}")
 
 
+def is_accuracy(key):
+    return "accuracy" in key or key == "clients"
+
+
 def is_share(key):
-    return "accuracy" in key or key in SHARES
+    return is_accuracy(key) or key in SHARES
 
 
 def whose(runs, key):
     """Whose accuracy a metric is; its own name if that is not declared, or it is no accuracy."""
     scores = runs[0]["scores"]
+    key = clients_metric(scores) if key == "clients" else key
     return scores.get(next(iter(scores)) if key == "accuracy" else key, key)
 
 
 def clients_metric(scores):
-    """The first metric of an algorithm's scores that is the clients'; the headline if none is."""
+    """The name of the clients' mean accuracy at the end of a round; `accuracy` if there is none.
+
+    It is the headline, unless that is the server's; then the first of the scores that is theirs.
+    """
+    if not next(iter(scores.values())).startswith("server"):
+        return "accuracy"
     return next((name for name in scores if name.startswith("client_accuracy")), "accuracy")
 
 
 def series(run, key):
     """[(row, its metric)] of the rounds that have the metric.
 
-    ComU@0.3 is FedGEMS's, Table 4: MB up and down until the clients' mean accuracy is 0.3.
+    key    "clients": the clients' mean accuracy at the end of a round, whatever its name is.
+           ComU@0.3 is FedGEMS's, Table 4: MB up and down until that accuracy is 0.3
     """
+    if key == "clients":
+        key = clients_metric(run["scores"])
     if key.startswith("ComU@"):
         x, metric = float(key.removeprefix("ComU@")), clients_metric(run["scores"])
         reached = [row["MB"] for row in run["rows"]
@@ -204,7 +218,7 @@ def draw(curves, keys, axis, last, path):
         ax.plot(x, middle, style, color=color, label=label if same else f"{label}: {owner}")
         ax.fill_between(x, middle - width, middle + width, color=color, alpha=0.15, linewidth=0)
     seeds = max(map(len, curves.values()))
-    described = ["accuracy"] * all("accuracy" in key for key in keys) + owners[:1] * same
+    described = ["accuracy"] * all(map(is_accuracy, keys)) + owners[:1] * same
     title = f"mean of {seeds} seeds and its 95% interval" if seeds > 1 else "one seed"
     ax.set(xlabel=AXES[axis], ylabel=" of ".join(described),
            title=title + f"; each point: mean of {last} rounds" * (last > 1))
@@ -232,7 +246,7 @@ def print_table(curves, key, name, measure, bases):
     name, measure    "best", max
     From a base that does not have an accuracy its `accuracy` is subtracted.
     """
-    owned, form = "accuracy" in key, ".2f" if is_share(key) else ".6g"
+    owned, form = is_accuracy(key), ".2f" if is_share(key) else ".6g"
     values = {label: values_of(runs, key, measure) for label, runs in curves.items()}
     columns = {f"{name} {key}" + ", %" * is_share(key): [*curves]}
     if owned:
@@ -276,7 +290,7 @@ def print_tables(curves, keys, bases, last):
                 ("final", lambda values: values[-1]), ("best", max)]
     for name, measure in measures if last > 1 else measures[1:]:
         for key in keys:
-            if name == "final" or "accuracy" in key:     # best loss, bytes: no meaning
+            if name == "final" or is_accuracy(key):      # best loss, bytes: no meaning
                 print_table(curves, key, name, measure, bases)
 
 

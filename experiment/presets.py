@@ -1,7 +1,7 @@
-"""The settings of --paper, and those without it: small ones, for the embedded data."""
+"""The papers' data, and what one paper sets for another paper's method."""
 
-# PAPER[paper] has the settings of --paper: under "data" those of the federation, and under each
-# algorithm what differs from the defaults of its signature, and the networks that it alone has.
+# PAPER[paper] has, of --paper, under "data" the settings of the federation, and under each
+# algorithm what differs from PAPER in its file, and the networks that it alone has.
 # Sources: FedSDD section 4.1 and Table 2 (alpha 0.1); FedDF's public code; FedGEMS Tables 11, 13
 # and Appendix B; FedGKT Tables 6, 10; FedMD's public code; FedGen Table 1.
 # "validation" is in the "data" wherever a method needs it, so that all methods of a paper hold the
@@ -98,41 +98,3 @@ EMBEDDED = {"glyphs": "glyphs-letters", "glyphs-letters": "glyphs"}
 CIFAR_TASKS = {"cifar10": "cifar100", "cifar100": "ImageNet-32"}
 PUBLIC_SETS = {"fedsdd": CIFAR_TASKS, "feddf": CIFAR_TASKS,
                "fedmd": {"cifar100": "cifar10", "emnist": "mnist"}}
-
-# The settings without --paper: small networks and few epochs. On the embedded data each run takes
-# less than a minute on two CPU cores. The clients' learning rate is an eighth of FedSDD's
-# 0.8, so the server's is an eighth of FedSDD's 0.1. At 0.1, the distillation loss, which has the
-# factor temperature² = 16, would outweigh local training.
-WEIGHTS = {"rounds": 20, "local_epochs": 5, "batch_size": 32, "lr": 0.1}
-SERVER = {"distill_steps": 100, "server_batch_size": 128, "server_lr": 0.0125}
-LOGITS = {"rounds": 10, "local_epochs": 5, "batch_size": 64}
-LOGITS_AND_SERVER = {**LOGITS, "server_batch_size": 64}
-SMALL_EDGE = {"model": ["gkt_edge_small"], "server_model": "gkt_server_small"}
-FEDGKT = {"rounds": 10, "batch_size": 32, "server_batch_size": 32, "server_epochs": 5,
-          **SMALL_EDGE}
-# Clients with networks of their own, and a smaller one that FML's and FedKD's clients share.
-PERSONAL = {"rounds": 20, "local_epochs": 5, "batch_size": 32, "lr": 0.01,
-            "model": ["cnn_large", "mlp"], "server_model": "cnn"}
-QUICK_START = {
-    "data": {},              # the defaults of the flags
-    "fedavg": WEIGHTS, "fedprox": WEIGHTS, "scaffold": WEIGHTS,
-    "fedntd": {**WEIGHTS, "participation": 0.4, "optimizer": "sgd", "weight_decay": 0.0},
-    "fedgen": {**WEIGHTS, "participation": 0.4},
-    "feddf": {**WEIGHTS, "distill_steps": 100, "server_batch_size": 128, "check_every": 20,
-              "patience": 60},
-    "fedbe": {**WEIGHTS, **SERVER},
-    "fedsdd": {**WEIGHTS, **SERVER}, "fedsdd-ablations": {**WEIGHTS, **SERVER},
-    "fedgkt": FEDGKT, "fedgkt-async": FEDGKT,
-    "split-learning": {"rounds": 10, "batch_size": 32, **SMALL_EDGE},
-    "fedmd": {**LOGITS, "local_epochs": 1, "batch_size": 5, "transfer_public_epochs": 5,
-              "transfer_local_epochs": 10, "subset_size": 1000, "public_batch_size": 64},
-    "fedmd-pooled": {"rounds": 20, "transfer_public_epochs": 5},
-    "dsfl": LOGITS, "cronus": LOGITS, "fd": LOGITS,
-    "local": PERSONAL, "fml": PERSONAL, "fedproto": PERSONAL,
-    "fedkd": {**PERSONAL, "energy_rounds": 20},
-    "fedgem": LOGITS_AND_SERVER,
-    "fedgems": LOGITS_AND_SERVER, "fedgems-ablations": LOGITS_AND_SERVER,
-    "public-private": LOGITS, "standalone": {"rounds": 20, "batch_size": 64},
-    "centralized": {"rounds": 20, "batch_size": 64},
-    "centralized-all": {"rounds": 20, "batch_size": 64},
-}

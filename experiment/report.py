@@ -1,4 +1,5 @@
 """What a run prints: its settings, a line per round, the summary."""
+import dataclasses
 import math
 import statistics
 
@@ -63,7 +64,7 @@ def describe(command, datasets, num_processes):
         networks = text_of(method.networks["model"])
         if method.algorithm.server != "none":
             networks += f", server {method.networks['server_model']}"
-        defaults = {name: x.default for name, x in method.algorithm.hyperparameters.items()}
+        defaults = dataclasses.asdict(method.algorithm.Config())
         changed = [f"{name} {text_of(value)} ({text_of(defaults[name])})"
                    for name, value in method.settings.items() if value != defaults[name]]
         say(f"{method.label}: network {networks}; threads of the server {method.threads}; "
@@ -123,7 +124,7 @@ def columns_of(run):
     """The metrics in a round's line; of a joint layer also the answers with a public class."""
     algorithm = run.method.algorithm
     is_joint = run.config["data"]["joint"] and algorithm.public == "joint"
-    return (*algorithm.columns, *(["client_accuracy_private_as_public"] if is_joint else []))
+    return (*algorithm.log_columns, *(["client_accuracy_private_as_public"] if is_joint else []))
 
 
 def diverged(run):

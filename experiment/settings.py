@@ -1,107 +1,92 @@
-"""The command line: flags, presets and defaults become the settings of every run."""
+"""The command line: flags, the papers' presets and defaults become the settings of every run.
+
+A flag is a field of a dataclass: of `Images`, `Training` or `Program` below, or of the `Config` in
+an algorithm's file. Its type and default are the flag's, its comment is the flag's help. Numbers
+have their ranges, by name, in ranges.py.
+"""
 import argparse
+import difflib
 import inspect
+import re
 import typing
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from dataclasses import asdict, dataclass, fields
+from typing import Literal
 
 import torch
 
 import attacks
 import models
 from algorithms import ALGORITHMS, Algorithm
-from algorithms.hyperparameters import (AT_LEAST_0, AT_LEAST_1, FINITE, HYPERPARAMETERS, POSITIVE,
-                                        Hyperparameter, Range, allowed_numbers)
+from algorithms.ranges import range_of
 from data.load import DATASETS
-from experiment.presets import EMBEDDED, HELD_OUT, PAPER, PUBLIC_SETS, QUICK_START
+from experiment.presets import EMBEDDED, HELD_OUT, PAPER, PUBLIC_SETS
 from experiment.processes import cpu_has_bfloat16, num_cores, say
 from partition import PARTITIONS
 
-
-class Flag(NamedTuple):
-    """A flag."""
-
-    name: str
-    kind: object            # as an annotation has it: int, tuple[int, ...], Literal[...], X | None
-    default: object         # None: nothing, or what its meaning says
-    allowed: Range | None   # None: any
-    meaning: str
+Names = tuple[str, ...]
 
 
-NAMES = tuple[str, ...]
-SPLIT_SHARE = Range("greater than 0 and less than 1", lambda x: 0 < x < 1)
-NETWORK = Range(f"of {', '.join(models.NETWORKS)}", models.NETWORKS.__contains__)
-UP_TO_1024 = Range("from 1 to 1024", lambda x: 1 <= x <= 1024)
-DATA = [                    # who has which images: alike for all runs in a folder
-    Flag("dataset", str, "glyphs", None,
-         f"the task: {', '.join(DATASETS)}, a .npz file, or a folder of images"),
-    Flag("data_root", str, "downloads", None,
-         "folder for torchvision's data sets, which it downloads"),
-    Flag("train_size", int, None, AT_LEAST_1,
-         "use at most this many training images, of each class its share"),
-    Flag("test_size", int, None, AT_LEAST_1,
-         "use at most this many test images, of each class its share"),
-    Flag("classes", tuple[int, ...], None, AT_LEAST_0, "keep only these classes of the task"),
-    Flag("clients", int, 20, AT_LEAST_1, "number of clients"),
-    Flag("partition", Literal[tuple(PARTITIONS)], "dirichlet_equal", None,
-         "split of the training images among clients"),
-    Flag("alpha", float, 0.5, POSITIVE,
-         "concentration of Dirichlet partitions; smaller is more heterogeneous"),
-    Flag("per_class", int, 3, AT_LEAST_1,
-         "samples per class and client, for few_per_class and by_subclass"),
-    Flag("public", str, None, None,
-         "public images: half, half-train or fifth of the training images, which no client then "
-         "holds (half: also half of the test images), or another data set, as for --dataset "
-         "(default: half if an algorithm needs labels of the task; with --paper the paper's; with "
-         "--paper and for FedMD glyphs-letters for glyphs, and vice versa; otherwise fifth)"),
-    Flag("joint", bool, None, None,
-         "one output layer for the classes of the public data set and of the task (default: on for "
-         "algorithms that support it, if the public images are another data set)"),
-    Flag("public_size", int, None, AT_LEAST_1, "use at most this many public images"),
-    Flag("validation", float, None, SPLIT_SHARE,
-         "share of the training images that the server holds for validation; with a partition by "
-         "writer, of writers that no client has (default: 0.1 if an algorithm needs them)"),
-]
-TRAINING = [                # what else all methods of a command have; of networks, by default
-    Flag("paper", Literal[tuple(PAPER)], None, None,
-         "use this paper's networks, partition, hyperparameters"),
-    Flag("model", NAMES, ["cnn"], NETWORK,
-         "networks of the clients (see --list), assigned to them in turn"),
-    Flag("server_model", str, "cnn_large", NETWORK, "network of the server, if it has its own"),
-    Flag("augment", bool, False, None, "train on randomly cropped and flipped images"),
-    Flag("amp", bool, False, None, "use bfloat16 autocast in every forward pass"),
-    Flag("lr_patience", int | None, None, AT_LEAST_1,
-         "learning rates fall to a tenth after more than this many rounds without a better "
-         "validation accuracy; none: they do not fall"),
-    Flag("attack", Literal[tuple(attacks.ATTACKS)], None, None, "how some clients poison uploads"),
-    Flag("attackers", int, None, AT_LEAST_1,
-         "number of malicious clients (default 1, with ofom 2)"),
-    Flag("attack_scale", float, 10.0, AT_LEAST_0,
-         "strength of paf and ofom, in standard deviations"),
-    Flag("attack_z", float, None, FINITE,
-         "strength of lie, in standard deviations (default: the paper's formula)"),
-]
-PROGRAM = [                 # which runs, where, and what becomes of them
-    Flag("algo", NAMES, None, None,
-         "algorithms to run on the same data; a colon adds hyperparameters of one, as in "
-         f"fedsdd:R=1,fedsdd:R=4:K=2; there are {', '.join(ALGORITHMS)}"),
-    Flag("seeds", tuple[int, ...], [0], AT_LEAST_0, "one run for each seed"),
-    Flag("out", str, None, None,
-         "folder that keeps the runs: the same command goes on where it was stopped, a longer one "
-         "adds seeds, algorithms or rounds (default: nothing is kept)"),
-    Flag("device", str, None, None, "cpu, cuda, cuda:1, ... (default: a GPU if there is one)"),
-    Flag("processes", int, None, UP_TO_1024,
-         "processes that compute together, with the same numbers for any number of them (default: "
-         "the cores, at most 8 and at most the clients of a round; 1 on a GPU and outside Linux)"),
-    Flag("threads", int, None, UP_TO_1024,
-         "CPU threads while the server trains; clients have one (default: the cores, but 1 for the "
-         "small networks of the quick start; the last digits depend on it, and on the CPU)"),
-    Flag("describe", bool, False, None,
-         "print all settings and how many samples of each class a client holds, and end"),
-    Flag("list", bool, False, None, "print algorithms, data sets, networks, partitions, papers"),
-]
-NETWORKS = ("model", "server_model")         # these may differ between the methods
-DEFAULTS = {flag.name: flag.default for flag in DATA + TRAINING}
+@dataclass
+class Images:
+    """Who has which images: alike for all runs in a folder."""
+
+    dataset: str = "glyphs"               # the task: a name of --list, a .npz file, or a folder
+    data_root: str = "downloads"          # folder for torchvision's data sets
+    train_size: int | None = None         # at most this many training images, of each class a share
+    test_size: int | None = None          # at most this many test images, of each class a share
+    classes: tuple[int, ...] | None = None    # only these classes of the task
+    clients: int = 20                     # number of clients
+    partition: Literal[tuple(PARTITIONS)] = "dirichlet_equal"     # split among the clients
+    alpha: float = 0.5                    # of Dirichlet partitions; smaller is more heterogeneous
+    per_class: int = 3                    # images of a class, for few_per_class and by_subclass
+    public: str | None = None             # half, half-train or fifth of the training images, which
+    #                                       are then no client's, or another data set (default: half
+    #                                       if labels of the task are needed, otherwise fifth; with
+    #                                       --paper the paper's; for FedMD letters for digits)
+    joint: bool | None = None             # one output layer for public classes and task (FedMD's
+    #                                       default, if the public images are another data set)
+    public_size: int | None = None        # at most this many public images
+    validation: float | None = None       # share of the training images that the server holds for
+    #                                       validation (default: 0.1 if an algorithm needs them)
+
+
+@dataclass
+class Training:
+    """What else the methods of a command share."""
+
+    paper: Literal[tuple(PAPER)] | None = None    # this paper's networks, data, hyperparameters
+    model: Names = ("cnn",)               # networks of the clients, assigned to them in turn
+    server_model: str = "cnn_large"       # network of the server, if it has its own
+    augment: bool = False                 # train on randomly cropped and flipped images
+    amp: bool = False                     # bfloat16 in every forward pass
+    lr_patience: int | None = None        # rates fall to a tenth after more than this many rounds
+    #                                       without a better validation accuracy
+    attack: Literal[tuple(attacks.ATTACKS)] | None = None     # how some clients poison uploads
+    attackers: int | None = None          # malicious clients (default: 1, with ofom 2)
+    attack_scale: float = 10.0            # strength of paf and ofom, in standard deviations
+    attack_z: float | None = None         # strength of lie (default: the paper's formula)
+
+
+@dataclass
+class Program:
+    """Which runs, where, and what becomes of them."""
+
+    algo: Names = ()                      # algorithms on the same data; a colon adds one's
+    #                                       hyperparameters, as in fedsdd:R=1,fedsdd:R=4:K=2
+    seeds: tuple[int, ...] = (0,)         # one run for each
+    out: str | None = None                # folder of the runs: the same command goes on, a longer
+    #                                       one adds seeds, algorithms, rounds (default: none)
+    device: str | None = None             # cpu, cuda, cuda:1, ... (default: a GPU if there is one)
+    processes: int | None = None          # that compute together (default: the cores, at most 8;
+    #                                       1 on a GPU and outside Linux)
+    threads: int | None = None            # while the server trains (default: the cores with --paper
+    #                                       or --model, otherwise 1)
+    describe: bool = False                # print all settings, and who has which classes, and end
+    list: bool = False                    # print algorithms, data sets, networks, ..., and end
+    help: bool = False                    # this text; with --algo NAME, NAME's own flags
+
+
+NETWORKS = ("model", "server_model")      # these may differ between the methods
 # Networks for a minute on a CPU, so small that more than one thread does not make them faster.
 SMALL = {"cnn", "cnn_large", "cnn_6_16", "mlp", "gkt_edge_small", "gkt_server_small",
          "gkt_full_small", "mini0", "mini9", *models.MINI}
@@ -113,7 +98,7 @@ class Method:
 
     label: str
     algorithm: Algorithm
-    settings: dict           # its hyperparameters: the keywords of the algorithm's `run`
+    settings: dict           # its hyperparameters: the fields of its Config
     networks: dict           # {"model": [names of the clients'], "server_model": the server's}
     threads: int             # while the server trains
 
@@ -124,8 +109,8 @@ class Command:
 
     methods: list[Method]
     seeds: list[int]
-    federation: dict         # {name: value} of DATA and TRAINING, without the networks
-    program: dict            # {name: value} of PROGRAM
+    federation: dict         # {name: value} of Images and Training, without the networks
+    program: dict            # {name: value} of Program
 
 
 def read(argv, about=""):
@@ -134,35 +119,47 @@ def read(argv, about=""):
     about    the description in the help without --algo
     --help and --list print and end the program.
     """
-    first = Parser(add_help=False)
-    first.add(PROGRAM[0])
-    labels = vars(first.parse_known_args(argv)[0]).get("algo", [])
-    for name in (label.split(":")[0] for label in labels):
-        if name not in ALGORITHMS:
-            raise ValueError(f"unknown algorithm {name!r}; there are {', '.join(ALGORITHMS)}")
-    algorithms = {label: ALGORITHMS[label.split(":")[0]] for label in labels}
-    parser = parser_of([*dict.fromkeys(algorithms.values())], about)
+    # First the algorithms, because their flags are in the parser that reads all words.
+    labels = vars(parser_of([Program]).parse_known_args(argv)[0]).get("algo", [])
+    algorithms = {label: named(label.split(":")[0]) for label in labels}
+    tables = [Program, Images, Training, *(algorithm.Config for algorithm in algorithms.values())]
+    parser = parser_of(tables)
     found, unknown = parser.parse_known_args(argv)
     given = vars(found)
+    if given.get("help"):
+        say(help_of([*dict.fromkeys(algorithms.values())], about))
+        raise SystemExit(0)
     if given.get("list"):
         say(inventory())
         raise SystemExit(0)
     if not labels:
         raise ValueError(f"--algo is missing; there are {', '.join(ALGORITHMS)}")
     if unknown:
-        raise ValueError(f"unknown {' '.join(unknown)}; --algo {','.join(labels)} --help lists the "
-                         "flags")
-    program = {flag.name: flag.default for flag in PROGRAM} | given
+        flags = [flag_of(field.name) for table in tables for field in fields(table)]
+        raise ValueError(f"unknown {' '.join(unknown)}{suggestion(unknown[0], flags)}; --algo "
+                         f"{','.join(labels)} --help lists the flags")
+    program = asdict(Program()) | given
     for name in ("algo", "seeds"):
         if len({*program[name]}) < len(program[name]):
             raise ValueError(f"--{name} has a word twice")
     if program["device"] is None:
         program["device"] = "cuda" if torch.cuda.is_available() else "cpu"
-    methods = [method_of(label, algorithm, given, parser)
-               for label, algorithm in algorithms.items()]
-    command = Command(methods, program["seeds"], federation_of(given, methods), program)
+    methods = [method_of(label, algorithm, given) for label, algorithm in algorithms.items()]
+    command = Command(methods, [*program["seeds"]], federation_of(given, methods), program)
     check(command, given)
     return command
+
+
+def named(name):
+    if name not in ALGORITHMS:
+        raise ValueError(f"unknown algorithm {name!r}{suggestion(name.lower(), ALGORITHMS)}; there "
+                         f"are {', '.join(ALGORITHMS)}")
+    return ALGORITHMS[name]
+
+
+def suggestion(word, words):
+    close = difflib.get_close_matches(word, words, 1)
+    return f", perhaps {close[0]}" if close else ""
 
 
 def inventory():
@@ -173,59 +170,58 @@ def inventory():
             f"papers      {', '.join(PAPER)}")
 
 
+def help_of(algorithms, about):
+    """The headers of these algorithms' files, then all flags."""
+    files = dict.fromkeys(inspect.getmodule(algorithm.run).__doc__ for algorithm in algorithms)
+    flags = [f"{algorithm.name}\n{flags_of(algorithm.Config)}" for algorithm in algorithms]
+    flags += [f"{table.__doc__}\n{flags_of(table)}" for table in (Images, Training, Program)]
+    return "\n\n".join([*files, *flags] if algorithms else [about, *flags])
+
+
+def flags_of(table):
+    """A line for each flag of a dataclass: its name, its default, its comment in the source."""
+    defaults = {field.name: text_of(field.default) for field in fields(table)}
+    sources = [inspect.getsource(cls) for cls in reversed(table.__mro__[:-1])]
+    lines = []
+    for line in "\n".join(sources).splitlines():
+        field = re.match(r"    (\w+): [^#]*(?:# (.*))?", line)
+        if field and field[1] in defaults:
+            name, meaning = field[1], field[2] or ""
+            lines.append(f"  {flag_of(name):<22} {defaults[name]:<16} {meaning}".rstrip())
+        elif more := re.match(r"    # +(.*)", line):     # the comment goes on
+            lines.append(" " * 42 + more[1])
+    return "\n".join(lines)
+
+
+def flag_of(name):
+    return "--" + name.replace("_", "-")
+
+
 class Parser(argparse.ArgumentParser):
-    """It raises ValueError for bad input."""
-
-    def __init__(self, **options):
-        super().__init__("fedkd_minimal.py", allow_abbrev=False,
-                         argument_default=argparse.SUPPRESS,
-                         formatter_class=argparse.RawDescriptionHelpFormatter, **options)
-
-    def add(self, flag, group=None):
-        action = (group or self).add_argument("--" + flag.name.replace("_", "-"),
-                                              **options_of(flag.kind, flag.allowed))
-        default = "" if flag.default is None else f" (default {text_of(flag.default)})"
-        action.help = (flag.meaning + default).replace("%", "%%")    # argparse formats it with %
-
     def error(self, message):
         raise ValueError(message)
 
 
-def parser_of(algorithms, about):
-    """The parser of these algorithms' flags; `about` describes it if there are no algorithms."""
-    files = [inspect.getmodule(algorithm.run).__doc__ or "" for algorithm in algorithms]
-    parser = Parser(description="\n\n".join(dict.fromkeys(files)) or about,
-                    epilog="Without --paper, small networks and few epochs replace some defaults, "
-                    "so that a run takes a minute;\nit prints what it changed.")
-    group = parser.add_argument_group("every algorithm")
-    for flag in PROGRAM + DATA + TRAINING:
-        parser.add(flag, group)
-    names = ", ".join(algorithm.name for algorithm in algorithms)
-    group = parser.add_argument_group(names or "and those of --algo")
-    for name in dict.fromkeys(name for algorithm in algorithms
-                              for name in algorithm.hyperparameters):
-        having = [algorithm for algorithm in algorithms if name in algorithm.hyperparameters]
-        defaults = [f"{algorithm.name} {text_of(algorithm.hyperparameters[name].default)}"
-                    for algorithm in having]
-        kind = having[0].hyperparameters[name].annotation
-        meaning = HYPERPARAMETERS.get(name, Hyperparameter()).meaning or name.replace("_", " ")
-        parser.add(Flag(name, kind, None, allowed_numbers(name, kind),
-                        f"{meaning} (default: {', '.join(defaults)})"), group)
+def parser_of(tables):
+    """The parser of the flags of these dataclasses; what is not given is not in its result."""
+    parser = Parser("fedkd_minimal.py", add_help=False, allow_abbrev=False,
+                    argument_default=argparse.SUPPRESS)
+    for field in {field.name: field for table in tables for field in fields(table)}.values():
+        parser.add_argument(flag_of(field.name), **options_of(field))
     return parser
 
 
-def options_of(kind, allowed):
-    """argparse's options for str, bool, Literal[...], int, float, tuple[X, ...], or X | None."""
+def options_of(field):
+    """argparse's options for a str, bool, Literal, int, float, tuple[X, ...] or None."""
+    optional = type(None) in typing.get_args(field.type)
+    kind = typing.get_args(field.type)[0] if optional else field.type        # X | None
     if kind is bool:
         return {"action": argparse.BooleanOptionalAction}
     if typing.get_origin(kind) is Literal:
         return {"choices": typing.get_args(kind)}
-    optional = type(None) in typing.get_args(kind)
-    if optional:
-        kind = typing.get_args(kind)[0]
     several = typing.get_origin(kind) is tuple
-    if several:
-        kind = typing.get_args(kind)[0]
+    kind = typing.get_args(kind)[0] if several else kind
+    allowed = range_of(field.name, kind)
 
     def convert(word):
         try:
@@ -242,8 +238,7 @@ def options_of(kind, allowed):
             return None
         return [*map(convert, text.split(","))] if several else convert(text)
 
-    noun = "NAME" if kind is str else kind.__name__.upper()
-    return {"type": convert_all, "metavar": noun + ",..." * several + "|none" * optional}
+    return {"type": convert_all}
 
 
 def text_of(value):
@@ -255,35 +250,48 @@ def text_of(value):
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def method_of(label, algorithm, given, parser):
-    """The `Method` of a word of --algo: defaults, preset, flags, the word; a later one wins."""
-    words = vars(parser.parse_args([f"--{word}" for word in label.split(":")[1:]]))
-    for name in words.keys() - algorithm.hyperparameters.keys():
-        raise ValueError(f"{label}: {name} is not a hyperparameter of {algorithm.name}, which has "
-                         f"{', '.join(algorithm.hyperparameters)}")
-    preset = preset_of(given)
-    own = preset.get(algorithm.name, preset.get(algorithm.like))
-    if own is None and "paper" in given:
-        available = ", ".join(name for name in preset if name in ALGORITHMS)
+def method_of(label, algorithm, given):
+    """The `Method` of a word of --algo: Config, paper, flags, the word; a later one wins."""
+    config = asdict(algorithm.Config())
+    if "paper" in given:
+        config |= algorithm.paper
+    parts = [f"--{part}" for part in label.split(":")[1:]]
+    word, unknown = parser_of([algorithm.Config]).parse_known_args(parts)
+    if unknown:
+        raise ValueError(f"{label}: {algorithm.name} has no {unknown[0]}; it has "
+                         f"{', '.join(map(flag_of, config))}")
+    paper = PAPER.get(given.get("paper"), {})
+    own = paper.get(algorithm.name, paper.get(algorithm.like))
+    if own is None and paper:
+        available = ", ".join(name for name in paper if name in ALGORITHMS)
         raise ValueError(f"--paper {given['paper']} has no {label}; it has {available}")
-    found = {name: x.default for name, x in algorithm.hyperparameters.items()} | DEFAULTS
-    for table in (preset["data"], own or {}, given, words):
-        if "local_epochs" in table:          # it wins over the local_steps of the tables before
-            found["local_steps"] = None
-        found |= table
-    threads = given.get("threads", 1 if {*found["model"]} <= SMALL else num_cores())
-    return Method(label, algorithm, {name: found[name] for name in algorithm.hyperparameters},
-                  {name: found[name] for name in NETWORKS}, threads)
+    shared = asdict(Training())
+    networks = {name: shared[name] if paper else getattr(algorithm, name) for name in NETWORKS}
+    values = merged(networks | config, paper.get("data", {}), own or {}, given, vars(word))
+    threads = given.get("threads", 1 if {*values["model"]} <= SMALL else num_cores())
+    return Method(label, algorithm, {name: values[name] for name in config},
+                  {name: [*values[name]] if name == "model" else values[name] for name in NETWORKS},
+                  threads)
 
 
-def preset_of(given):
-    return PAPER[given["paper"]] if "paper" in given else QUICK_START
+def merged(defaults, *layers):
+    """The defaults, with the values that the layers have for them; a later layer wins.
+
+    Whoever gives epochs does not want the steps of an earlier layer, which would win over them.
+    """
+    values = dict(defaults)
+    for layer in layers:
+        if "local_epochs" in layer and "local_steps" in values:
+            values["local_steps"] = None
+        values |= {name: value for name, value in layer.items() if name in values}
+    return values
 
 
 def federation_of(given, methods):
-    """{name: value} of DATA and TRAINING; what depends on the methods is decided here."""
-    found = DEFAULTS | preset_of(given)["data"] | given
-    found = {name: found[name] for name in DEFAULTS if name not in NETWORKS}
+    """{name: value} of Images and Training; what depends on the methods is decided here."""
+    paper_data = PAPER[given["paper"]]["data"] if "paper" in given else {}
+    found = merged(asdict(Images()) | asdict(Training()), paper_data, given)
+    found = {name: value for name, value in found.items() if name not in NETWORKS}
     uses = {method.algorithm.public for method in methods} - {"none"}
     if found["public"] is None and uses:
         found["public"] = default_public(found, uses)
@@ -321,9 +329,11 @@ def scores_of(algorithm, public):
     """
     if public != "half":
         return algorithm.scores
-    on_public = {"server_accuracy"} if algorithm.server == "images" else set()
-    return {name: f"{whose}, {'public' if name in on_public else 'private'} half"
-            for name, whose in algorithm.scores.items()}
+    def half(name, whose):
+        is_servers = name == "server_accuracy" or whose == "server"
+        return "public" if algorithm.server == "images" and is_servers else "private"
+
+    return {name: f"{whose}, {half(name, whose)} half" for name, whose in algorithm.scores.items()}
 
 
 def check(command, given):

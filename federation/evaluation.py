@@ -9,8 +9,9 @@ With --joint FedMD's `*_public_test` is on the test images of the public data se
 import itertools
 from typing import NamedTuple
 
-from federation.parallel import in_parallel
-from federation.training import load_model, predict_logits, predict_together
+from federation.networks import loaded
+from federation.parallel import parallel_map
+from federation.training import predict, predict_by_all
 
 
 class Score(NamedTuple):
@@ -57,16 +58,19 @@ def own_accuracy(logits, labels, own_labels):
     return ((weights * right).sum() / weights.sum()).item() if weights.any() else None
 
 
-def score(fed, model, own_labels=None, predict=predict_logits):
+def score(fed, model, own_labels=None, by_all=False):
     """The `Score` of one network.
 
     own_labels    of the client's images, if it is a client's own
-    predict       `predict_logits`, or `predict_together` if no other network is scored meanwhile
+    by_all        True: all processes score this network together, and no other one meanwhile
     """
-    logits = predict(fed, model, fed.test.images)                                        # [N, C]
+    def logits_of(images):
+        return predict_by_all(fed, model, images) if by_all else predict(model, images)
+
+    logits = logits_of(fed.test.images)                                                  # [N, C]
     public_test, own, as_public = None, None, None
     if fed.public_test is not None:
-        public_logits = predict(fed, model, fed.public_test.images)
+        public_logits = logits_of(fed.public_test.images)
         public_test = accuracy(public_logits, fed.public_test.labels)
         num_public_classes = int(fed.test.labels.min())      # with a joint layer these come first
         if fed.public_test.labels.max() < num_public_classes:
@@ -91,28 +95,13 @@ def disagreement(member_logits):
     return sum(x.float().mean().item() for x in differ) / len(pairs)
 
 
-def global_metrics(fed, global_models):
-    """Test accuracy of the server's global models, one {"architecture", "model"} per architecture.
-
-    `accuracy` is their mean; with several architectures each has its own entry too.
-    """
-    accuracies = {}
-    for saved in global_models:
-        logits = predict_together(fed, load_model(fed, saved), fed.test.images)          # [N, C]
-        accuracies[saved["architecture"]] = accuracy(logits, fed.test.labels)
-    mean = sum(accuracies.values()) / len(accuracies)
-    each = {f"server_accuracy_{name}": x for name, x in accuracies.items()}
-    return {"accuracy": mean, "server_accuracy": mean, **(each if len(each) > 1 else {})}
-
-
 def client_scores(fed, clients):
-    """The `Score` of each client's own model; clients: a snapshot for each."""
+    """The `Score` of each client's own model; clients: {i: snapshot}, of all clients."""
     def client_score(i):
-        model = fed.client_model(i)
-        model.load_state_dict(clients[i]["model"])
+        model = loaded(fed.client_model(i), clients[i]["model"])
         return score(fed, model, fed.private[i].labels)
 
-    return in_parallel(fed, client_score, range(len(clients)))
+    return [*parallel_map(fed, range(len(clients)), client_score).values()]
 
 
 def client_metrics(scores, key="client_accuracy"):
@@ -145,9 +134,9 @@ def by_client(scores, key="client_accuracy"):
 def distillation_metrics(fed, clients, trained=None):
     """`client_metrics` where a round is private training of the clients, then distillation.
 
-    clients    their snapshots after distillation
-    trained    those after private training; None: as `clients`. So it is at the start, where both
-               accuracies are of the untrained networks
+    clients    {i: snapshot} after distillation
+    trained    the same after private training; None: as `clients`. So it is at the start, where
+               both accuracies are of the untrained networks
     """
     distilled = client_scores(fed, clients)
     private = client_scores(fed, trained) if trained else distilled
@@ -160,9 +149,7 @@ def server_metrics(fed, server):
 
     Where the test set has a public half, as in FedGEMS, the server is scored on that half.
     """
-    model = fed.server_model()
-    model.load_state_dict(server["model"])
-    test, public, *_ = score(fed, model, predict=predict_together)
+    test, public, *_ = score(fed, loaded(fed.server_model(), server["model"]), by_all=True)
     if public is None:
         return {"server_accuracy": test}
     return {"server_accuracy": public, "server_accuracy_private_test": test}

@@ -1,11 +1,12 @@
 """Which clients take part in a round, and how several of them are computed at once."""
+import contextlib
 import functools
 import io
 
 import torch
 import torch.distributed as dist
 
-from federation import stream
+from federation.randomness import stream
 
 
 def count_active(num_clients, participation):
@@ -19,6 +20,11 @@ def sample_clients(num_clients, participation, rng):
     return sorted(rng.choice(num_clients, size=size, replace=False).tolist())
 
 
+def active_in(fed, participation, t):
+    """Sorted ids of the clients that take part in round t, drawn without replacement."""
+    return sample_clients(len(fed.private), participation, stream(fed.seed, "active", t))
+
+
 def by_architecture(fed):
     """{architecture: its clients}, in the order of each architecture's first client."""
     return {name: [i for i, other in enumerate(fed.architecture) if other == name]
@@ -28,42 +34,54 @@ def by_architecture(fed):
 def active_clients(fed, participation, t):
     """{architecture: sorted ids of its clients in round t}: the same share of each architecture.
 
-    Where all clients have one architecture these are the clients that FedAvg samples.
+    Where all clients have one architecture these are the clients of `active_in`.
     """
     rng = stream(fed.seed, "active", t)
     return {name: [ids[j] for j in sample_clients(len(ids), participation, rng)]
             for name, ids in by_architecture(fed).items()}
 
 
-def in_parallel(fed, fn, ids):
-    """The papers' "for each client i in parallel do": [fn(i) for i in ids], by all processes.
+def parallel_map(fed, ids, fn):
+    """The papers' "for each client i in parallel do": {i: fn(i) for i in ids}, by all processes.
 
     fn(i) is pure: it returns tensors (in tuples, lists, dicts) and changes nothing outside. Every
     process gets all results, with their tensors on its own device.
     """
+    ids = list(ids)
     results = to_all(fed, {i: fn(i) for i in own_share(ids)}, ids)
-    return [results[i] for i in ids]
+    return {i: results[i] for i in ids}
+
+
+def parallel_map_to_server(fed, ids, fn):
+    """`parallel_map` of large results: only the process that trains the server has them.
+
+    The other processes get {}.
+    """
+    ids = list(ids)
+    return to_server(fed, {i: fn(i) for i in own_share(ids)}, ids)
+
+
+@contextlib.contextmanager
+def server_threads(fed):
+    """Inside the block torch has the server's CPU threads (--threads); a client has one."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(fed.threads or threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def on_server(function):
     """Decorator: one process computes function(fed, ...), with the server's threads, for all."""
     @functools.wraps(function)
     def wrapper(fed, *arguments, **keywords):
-        [result] = run_students(fed, lambda _: function(fed, *arguments, **keywords), [0])
-        return result
+        def compute(_):
+            with server_threads(fed):
+                return function(fed, *arguments, **keywords)
+
+        return parallel_map(fed, [0], compute)[0]
     return wrapper
-
-
-def run_students(fed, train, ks):
-    """[train(k) for k in ks] of several models on the server: `in_parallel`, with its threads."""
-    def with_threads(k):
-        threads = torch.get_num_threads()
-        torch.set_num_threads(fed.threads or threads)
-        result = train(k)
-        torch.set_num_threads(threads)
-        return result
-
-    return in_parallel(fed, with_threads, ks)
 
 
 # --------------------------------------------------------------------------------------------------

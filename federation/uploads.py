@@ -4,14 +4,10 @@ An upload is usable if all its numbers are finite and below 1e30 in absolute val
 never ends a run: the server leaves it out of the round, and the metrics count it (`bad_uploads`).
 Where the server averages models this is a whole model; FedGEMS judges each sample on its own.
 """
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from attacks import HUGE, attack_models, attack_rows, attack_samples
-from federation import timed
-from federation.parallel import in_parallel, own_share, to_all, to_server
 
 
 def tensors(value, besides=()):
@@ -46,67 +42,40 @@ def masks(fed, i):
     return {name for model in new for name, w in model.state_dict().items() if not is_usable(w)}
 
 
-@timed
-def collect(fed, ids, train, attack=None):
-    """{client: upload} of the clients `ids`, which train in parallel.
+def received(fed, uploads, attack=None):
+    """{client: upload} as the server receives it of {client: upload}; an upload holds weights.
 
-    train(i) -> upload: a dict of tensors, in which "model" is a state_dict. Attackers replace their
-    models. Then an upload that is not usable is left out.
+    Attackers' weights are replaced. Then an upload with nan, infinity or a number of 1e30 or more
+    is left out; what has such numbers in a new network too, as a mask has, may have them.
     """
-    uploads = in_parallel(fed, train, ids)
     if attack:
-        uploads = attack_models(attack, uploads, ids)
-    return {i: upload for i, upload in zip(ids, uploads)
+        models = [{"model": weights} for weights in uploads.values()]
+        attacked = attack_models(attack, models, list(uploads))
+        uploads = {i: upload["model"] for i, upload in zip(uploads, attacked)}
+    return {i: upload for i, upload in uploads.items()
             if is_usable(upload) or is_usable(upload, besides=masks(fed, i))}
 
 
-@timed
-def collect_logits(fed, rows, predict, attack=None):
-    """The logits [M, n, C] of the public rows [n] that all clients predict, without training.
+def received_logits(uploads, rows, attack=None):
+    """Logits [M, n, C] as the server receives them of {client: logits [n, C]}.
 
-    They predict in parallel; predict(i) -> [n, C]. Attackers replace what they upload.
+    rows    int64 [n]: the row numbers of the public images that they are of
+    Attackers' logits are replaced. Nothing is left out.
     """
-    ids = range(len(fed.private))
-    uploads = torch.stack(in_parallel(fed, predict, ids))
-    return attack_rows(attack, uploads, ids, rows) if attack else uploads
+    logits = torch.stack([*uploads.values()])
+    return attack_rows(attack, logits, [*uploads], rows) if attack else logits
 
 
-class Trained(NamedTuple):
-    """Result of local training where clients keep their models: the upload, and what they keep."""
+def received_samples(uploads, attack=None):
+    """{client: upload} as the server receives it of {client: upload}, of clients' own samples.
 
-    upload: Tensor | tuple
-    client: dict
-
-
-@timed
-def collect_rows(fed, rows, train, attack=None):
-    """(logits or probabilities [M, n, C] of the public rows [n], the clients after training).
-
-    All clients train in parallel; train(i) -> Trained. Attackers replace what they upload.
+    An upload is a NamedTuple of tensors [n_i, ...]. Attackers' tensors of floating-point numbers
+    are replaced, each by the statistics of its own kind. Then an upload with nan, infinity or a
+    number of 1e30 or more is left out.
     """
-    ids = range(len(fed.private))
-    trained = in_parallel(fed, train, ids)
-    uploads = torch.stack([result.upload for result in trained])
-    if attack:
-        uploads = attack_rows(attack, uploads, ids, rows)
-    return uploads, [result.client for result in trained]
-
-
-@timed
-def collect_features(fed, ids, train, attack=None):
-    """({client: usable upload}, {client: what it keeps}) of the clients `ids`, after training.
-
-    They train in parallel; train(i) -> Trained, whose upload is a NamedTuple of tensors [n_i, ...],
-    such as feature maps and logits, of client i's own samples. Attackers replace each of these
-    tensors. Then an upload that is not usable is left out.
-    Feature maps are large: of several processes only the one that trains the server has uploads,
-    the others have {}.
-    """
-    trained = {i: train(i) for i in own_share(ids)}
-    clients = to_all(fed, {i: result.client for i, result in trained.items()}, ids)
-    uploads = to_server(fed, {i: result.upload for i, result in trained.items()}, ids)
     if attack and uploads:
-        # All clients' feature maps are one part, all their logits another.
-        attacked = [attack_samples(attack, part, ids) for part in zip(*uploads.values())]
-        uploads = {i: uploads[i]._make(values) for i, values in zip(ids, zip(*attacked))}
-    return {i: upload for i, upload in uploads.items() if is_usable(upload)}, clients
+        ids = [*uploads]
+        parts = [attack_samples(attack, part, ids) if part[0].is_floating_point() else part
+                 for part in zip(*uploads.values())]
+        uploads = {i: uploads[i]._make(values) for i, values in zip(ids, zip(*parts))}
+    return {i: upload for i, upload in uploads.items() if is_usable(upload)}

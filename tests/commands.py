@@ -1,14 +1,12 @@
 """The command of the project, what it refuses, and the names of its own algorithms."""
 import re
-from pathlib import Path
 
 import pytest
 
 from algorithms import ALGORITHMS
-from docs.reading.sources import order
 from fedkd_minimal import main
+from pages import ROOT, order
 
-ROOT = Path(__file__).parents[1]
 # The project's own algorithms, without one that a user adds: their files are in docs/READING.md and
 # have notation, departures, defaults of a paper.
 OF_PAPERS = [name for name, algorithm in ALGORITHMS.items()

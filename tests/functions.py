@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def module_of(name):
-    """"fedsdd.group_clients" -> the module fedsdd, in algorithms/ or federation/, or at the top."""
+    """"fedsdd.divide" -> the module fedsdd, in algorithms/ or federation/, or at the top."""
     stem = name.split(".")[0]
     folder = [f"{folder}." for folder in ("algorithms", "federation")
               if (ROOT / folder / f"{stem}.py").exists()]
@@ -69,13 +69,7 @@ TAUGHT = torch.tensor([True, False, True, False, True])       # nobody is right 
 LABELS = torch.tensor([2, 0, 1, 1, 0])
 
 INPUTS = {      # name: makes the arguments of one call or several, new each time: rngs start anew
-    "equations.kl_divergence": lambda: [
-        (z, normal(5, 3, seed=1), *T) for T in ((), (3.0,))
-        for z in (normal(5, 3), normal(5, 3).index_fill(1, torch.tensor(1), -math.inf))],
-    "equations.distillation_loss": lambda: [
-        (normal(5, 3), normal(5, 3, seed=1), *T) for T in ((), (3.0,))],
-    "equations.soft_cross_entropy": lambda: [(normal(5, 3), probs(5, 3, seed=1))],
-    "equations.average_weights": lambda: [
+    "averaging.average_weights": lambda: [
         (models(make), [1, 4, 3]) for make in (linear, with_hidden_layer, with_batchnorm)],
     "fedprox.proximal_term": lambda: [
         (network(with_batchnorm), network(with_batchnorm, 1).state_dict(), 0.3)],
@@ -85,18 +79,29 @@ INPUTS = {      # name: makes the arguments of one call or several, new each tim
     "fedntd.not_true": lambda: [(normal(5, 3), LABELS)],
     "fedntd.not_true_loss": lambda: [
         (normal(5, 3), LABELS, normal(5, 3, seed=1), T) for T in (1.0, 3.0)],
+    "fedntd.client_loss": lambda: [
+        (normal(5, 3), LABELS, normal(5, 3, seed=1), 3.0, 0.7, flag) for flag in (False, True)],
+    "fedntd.distillation_loss": lambda: [
+        (normal(5, 3), normal(5, 3, seed=1), T) for T in (1.0, 3.0)],
     "feddf.drop_worst": lambda: [
         ([0.11, 0.12, 0.5], 10), (torch.tensor([0.11, 0.1, 0.02]), 10)],
+    "feddf.distillation_loss": lambda: [
+        (normal(5, 3), normal(5, 3, seed=1), T) for T in (1.0, 3.0)],
     "fedbe.gaussian_sample": lambda: [(models(with_batchnorm), [1, 4, 3], rng())],
     "fedbe.dirichlet_sample": lambda: [
         (models(with_batchnorm), [1, 4, 3], rng(), *more) for more in ((), (0.3,))],
     "fedbe.sharpened_teacher": lambda: [(normal(4, 5, 3),)],
+    "fedbe.kl_divergence": lambda: [(normal(5, 3), normal(5, 3, seed=1))],
     "evaluation.disagreement": lambda: [(normal(4, 5, 3),)],
-    "fedsdd.group_clients": lambda: [([9, 2, 5, 11, 4, 0, 7, 3], 3, rng())],
-    "equations.ensemble_logits": lambda: [(normal(4, 5, 3),)],
-    "fedmd.consensus": lambda: [(normal(4, 5, 3), [2, 0, 1, 5])],
+    "fedsdd.divide": lambda: [([9, 2, 5, 11, 4, 0, 7, 3], 3, rng())],
+    "fedsdd.distillation_loss": lambda: [
+        (normal(5, 3), normal(5, 3, seed=1), T) for T in (1.0, 3.0)],
+    "fedmd.consensus": lambda: [(normal(4, 5, 3), *more) for more in (([2, 0, 1, 5],), ())],
     "fedmd.digest_loss": lambda: [(normal(5, 3), normal(5, 3, seed=1))],
     "dsfl.entropy_reduction": lambda: [(probs(4, 5, 3), T) for T in (0.1, 0.5)],
+    "dsfl.soft_cross_entropy": lambda: [(normal(5, 3), probs(5, 3, seed=1))],
+    "cronus.soft_cross_entropy": lambda: [(normal(5, 3), probs(5, 3, seed=1))],
+    "fd.soft_cross_entropy": lambda: [(normal(5, 3), probs(5, 3, seed=1))],
     "fml.mutual_loss": lambda: [
         (normal(5, 3), LABELS, normal(5, 3, seed=1), weight) for weight in (0.3, 0.0)],
     "fedproto.prototypes": lambda: [(normal(5, 2), LABELS, num_classes) for num_classes in (3, 4)],
@@ -106,8 +111,9 @@ INPUTS = {      # name: makes the arguments of one call or several, new each tim
     "fedproto.prototype_loss": lambda: [
         (normal(5, 2), LABELS, normal(3, 2, seed=1), torch.tensor([True, False, True]))],
     "fedkd.adaptive_losses": lambda: [
-        (normal(5, 3), normal(5, 3, seed=1), LABELS, *more) for more in ((), ((0.2, 0.5),))],
-    "fedkd.hidden_losses": lambda: [(normal(5, 4), normal(5, 4, seed=1))],
+        (normal(5, 3), normal(5, 3, seed=1), LABELS, normal(5, 4), normal(5, 4, seed=1), *more)
+        for more in ((), (False,))],
+    "fedkd.kl_divergence": lambda: [(normal(5, 3), normal(5, 3, seed=1))],
     "fedkd.compress": lambda: [
         (normal(9, 2) @ normal(2, 12, seed=1), 0.99), (normal(2, 3), 0.9),
         # Rounding turns singular vectors by more the closer two singular values are.
@@ -117,15 +123,17 @@ INPUTS = {      # name: makes the arguments of one call or several, new each tim
         (probs(10, 6, 4), 0.3), (probs(5, 6, 8), 0.4), (probs(5, 6, 4), 0.0)],
     "fedgems.entropy": lambda: [
         (normal(4, 5, 3),), (torch.tensor([[[1e4, 0., -1e4], [1., 0., 2.]]]),)],
-    "fedgems.reliable_clients": lambda: [(spoilt(normal(4, 5, 3), (0, 0, 2), (3, 3)), LABELS)],
+    "fedgems.is_right": lambda: [(spoilt(normal(4, 5, 3), (0, 0, 2), (3, 3)), LABELS)],
     "fedgems.entropy_weights": lambda: [
         (normal(4, 4, 3), RIGHT[:, [0, 2, 3, 4]]), (spoilt(normal(4, 5, 3), (2, 0)), RIGHT)],
-    "fedgems.fuse_logits": lambda: [
+    "fedgems.fuse": lambda: [
         (spoilt(normal(4, 5, 3), (2, 0)), RIGHT / RIGHT.sum(0).clamp(min=1) * 1.0)],
     "fedgems.server_loss": lambda: [
         (normal(5, 3), LABELS, spoilt(normal(5, 3, seed=1), 1), TAUGHT, 0.6)],
-    "fedgems.client_loss": lambda: [(normal(5, 3), LABELS, normal(5, 3, seed=1), 0.6)],
+    "fedgems.distillation": lambda: [(normal(5, 3), LABELS, normal(5, 3, seed=1), 0.6)],
+    "fedgem.distillation": lambda: [(normal(5, 3), LABELS, normal(5, 3, seed=1), 0.6)],
     "fedgen.generator_loss": lambda: [(normal(4, 5, 3), LABELS)],
+    "fedgen.diversity_loss": lambda: [(normal(5, 2), normal(5, 4, seed=1))],
     "fedgkt.server_loss": lambda: [
         (normal(5, 3), LABELS, normal(5, 3, seed=1), 3.0, *flag) for flag in ((), (False,))],
     "fedgkt.client_loss": lambda: [

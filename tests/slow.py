@@ -5,8 +5,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from federation import Data, stream
-from federation.training import batches
+from federation import Data, minibatches, stream
 from reference.linear import cross_entropy_slope, gradient, logits
 from reference.linear import softmax as slow_softmax
 
@@ -26,6 +25,11 @@ def numbers(network):
 
 def pixels(images):
     return images.flatten(1).tolist()
+
+
+def batches(size, batch_size, epochs, rng, steps=None):
+    """The batches of `minibatches` of so many samples."""
+    return minibatches(torch.empty(size, 0), batch_size, rng, epochs, steps)
 
 
 def drawn(fed, size, batch_size, epochs, *keys):
@@ -82,7 +86,7 @@ def slow_training(learner, update, images, slope, *, epochs, batch_size, rng, st
     """Steps of `update` on the batches of all epochs, or on the first ones, with two penalties:
     kernel_l2 weights² and mu / 2 (w - start)²."""
     start = [w.detach().clone() for w in learner]
-    for rows in itertools.islice(batches(len(images), batch_size, epochs, rng), steps):
+    for rows in itertools.islice(minibatches(images, batch_size, rng, epochs), steps):
         for w, before, slopes in zip(learner, start, slow_slopes(learner, images, rows, slope)):
             w.grad = slopes + mu * (w.detach() - before)
         learner[0].grad += kernel_l2 * 2 * learner[0].detach()

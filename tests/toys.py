@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from federation import Data, Federation, seeded, uploads
-from federation.training import forward, shuffled
+from federation import (Data, Federation, minibatches, prepared, random_numbers, seeded, uploads)
 
 SHAPE = (1, 2, 2)
 
@@ -66,11 +65,11 @@ def federation(sizes=(5, 3, 4, 6), network=linear, seed=0, num_public=8, num_cla
 
     def client_model(i, init=0):
         with seeded(seed, "init", init):
-            return own[i](num_classes)
+            return prepared(own[i](num_classes), changes.get("amp", False))
 
     def server_model(init=0):
         with seeded(seed, "server init", init):
-            return server(num_classes)
+            return prepared(server(num_classes), changes.get("amp", False))
 
     return Federation(**{
         "private": [samples(size, num_classes, seed=100 + i) for i, size in enumerate(sizes)],
@@ -133,10 +132,12 @@ def through_a_file(state):
     return torch.load(io.BytesIO(file.getvalue()), weights_only=True)
 
 
-def train_with_labels(fed, model, optimizer, data, **settings):
-    """Trains `model` in place by cross-entropy; settings: keys, epochs, batch_size."""
+def train_with_labels(fed, model, optimizer, data, *, keys, epochs, batch_size):
+    """Trains `model` in place by cross-entropy; keys: the name of its random numbers."""
     model.train()
-    for rows, batch in shuffled(fed, data.images, **settings):
-        optimizer.zero_grad()
-        F.cross_entropy(forward(fed, model, batch), data.labels[rows]).backward()
-        optimizer.step()
+    with random_numbers(fed, *keys) as rng:
+        for rows in minibatches(data.images, batch_size, rng, epochs):
+            optimizer.zero_grad()
+            logits = model(fed.augment(data.images[rows], rng))
+            F.cross_entropy(logits, data.labels[rows]).backward()
+            optimizer.step()

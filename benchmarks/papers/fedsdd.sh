@@ -76,7 +76,7 @@ table10() {     # from FedDF to FedSDD, row by row
     done
 }
 a5() {          # clients with different networks
-    row --algo fedsdd $sdd $cifar10 --model resnet20,wrn16_2 --K 2
+    row --algo $ablations $sdd $cifar10 --model resnet20,wrn16_2 --K 2
 }
 secure() {      # secure aggregation, section 3.2: the server sees sums alone
     row --algo $ablations $sdd $cifar10 --secure-sum

@@ -1,4 +1,5 @@
 """FedAvg and FedProx: rounds against slow loops, the proximal term."""
+import itertools
 
 import pytest
 import torch
@@ -7,13 +8,12 @@ from torch.nn import ParameterDict
 from toys import constant, federation, last, linear, samples, with_batchnorm
 
 from algorithms import fedavg, fedbe, feddf, fedprox, fedsdd, scaffold
-from federation import stream
-from federation.parallel import sample_clients
+from federation import active_in, stream
+from federation import sample_clients
 
 LOCAL = {"local_epochs": 3, "batch_size": 2, "lr": 0.1}
 QUICK = {**LOCAL, "rounds": 2, "participation": 0.5}
-PLAIN = {"local_steps": None, "optimizer_name": "sgd", "weight_decay": 0.0}
-STEP = {"local_epochs": 1, "batch_size": 8, "lr": 0.5, **PLAIN}     # on all samples of a client
+STEP = {"local_epochs": 1, "batch_size": 8, "lr": 0.5}              # on all samples of a client
 BOTH = [(fedavg, {}), (fedprox, {"mu": 0.001})]
 
 
@@ -48,11 +48,22 @@ def test_two_rounds_against_a_slow_loop(run, mu):
 def test_fedavg_round_by_hand(module, more):
     """A step from weights 0: the gradient is 1/3 - the class's share. Client 0 is not active."""
     fed = federation(sizes=(2, 6, 4))
-    zero = {"architecture": "linear", "model": constant(0., 0., 0.)}
-    uploads = {i: module.train_client(fed, i, 1, zero, **STEP, **more) for i in (1, 2)}
-    bias = module.aggregate(fed, zero, uploads)["model"]["1.bias"]
+    t = next(t for t in itertools.count(1) if active_in(fed, 2 / 3, t) == [1, 2])
+    before = {"algorithm": module.ALGORITHM.name, "round": t - 1,
+              "server": {"model": constant(0., 0., 0.)}}
+    _, state = last(module.run(fed, before, rounds=t, participation=2 / 3, **STEP, **more))
+    bias = state["server"]["model"]["1.bias"]
     one, two = (torch.bincount(fed.private[i].labels, minlength=3) / n for i, n in [(1, 6), (2, 4)])
     assert torch.allclose(bias, -.5 * (6 / 10 * (1 / 3 - one) + 4 / 10 * (1 / 3 - two)), atol=1e-6)
+
+
+def global_model(state):
+    """The weights of the one global model in a state."""
+    if "server" in state:
+        return state["server"]["model"]
+    models = state["global_models"]              # a list; or {network: it, or one}
+    models = models["linear"] if isinstance(models, dict) else models
+    return models[0] if isinstance(models, list) else models
 
 
 DISTILL = {"distill_steps": 3, "server_batch_size": 4, "server_lr": 0.1}
@@ -65,12 +76,12 @@ DISTILL = {"distill_steps": 3, "server_batch_size": 4, "server_lr": 0.1}
 def test_a_federation_of_one_is_local_training(module, more):
     """Its control corrects nothing, its posterior is a point, its ensemble says what it says."""
     fed = federation(sizes=(5,), validation=samples(20))
-    own = fedavg.start_server(fed, "linear")
+    own = fed.client_model(0).state_dict()
     for t in (1, 2):
-        own = own | {"model": fedavg.train_client(fed, 0, t, own, **LOCAL, **PLAIN)["model"]}
+        own = fedavg.train_client(fed, fedavg.Config(**LOCAL), t, 0, own)
     metrics, state = last(module.run(fed, rounds=2, **LOCAL, **more))
-    [found] = state.get("global_models") or [state["server"]]
-    assert all(torch.allclose(found["model"][n], w, atol=1e-5) for n, w in own["model"].items())
+    found = global_model(state)
+    assert all(torch.allclose(found[name], w, atol=1e-5) for name, w in own.items())
     assert metrics.get("ensemble_accuracy", metrics["accuracy"]) == metrics["accuracy"]
     assert metrics["bad_uploads"] == 0 and not metrics.get("disagreement")
 

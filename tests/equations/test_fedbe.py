@@ -8,10 +8,7 @@ from slow import slow_learner, slow_training, towards_probs
 from toys import federation, last, same, with_batchnorm
 
 from algorithms import fedavg, fedbe
-from algorithms.equations import average_weights
-from federation import stream
-from federation.evaluation import accuracy
-from federation.training import network, predict_members
+from federation import accuracy, average_weights, predict_models, stream
 
 LOCAL = {"local_epochs": 1, "batch_size": 2, "lr": 0.1}
 SERVER = {"distill_steps": 5, "server_batch_size": 4, "server_lr": 0.3}
@@ -24,13 +21,9 @@ def models(*values):
     return [{"w": torch.tensor([float(v), 10.0 * v])} for v in values]
 
 
-def start_of(fed, name):
-    """The global model before round 1."""
-    return {"architecture": name, "model": network(fed, name).state_dict()}
-
-
-def clients_of_round(fed, t, server):
-    return [fedbe.train_client(fed, i, t, server, **LOCAL, local_steps=None)["model"]
+def clients_of_round(fed, t, weights):
+    """What the clients upload in round t: their weights."""
+    return [fedbe.train_client(fed, fedbe.Config(**LOCAL), t, i, weights)
             for i in range(len(SIZES))]
 
 
@@ -55,7 +48,7 @@ def test_dirichlet_sample_by_hand(concentration, more):
 def test_samples_have_the_averages_buffers(draw):
     """BatchNorm's own parameters are drawn."""
     fed = federation(sizes=SIZES, network=with_batchnorm)
-    states = clients_of_round(fed, 1, start_of(fed, "with_batchnorm"))
+    states = clients_of_round(fed, 1, fed.global_model().state_dict())
     average, sample = average_weights(states, SIZES), draw(states, SIZES, stream(0))
     for name in ("0.running_mean", "0.running_var", "0.num_batches_tracked"):
         assert same(sample[name], average[name])
@@ -69,6 +62,16 @@ def test_teacher_is_the_sharpened_mean_of_probabilities():
     assert probs.tolist() == pytest.approx([.36 / .52, .16 / .52], abs=1e-6)
     probs = fedbe.sharpened_teacher(torch.tensor([[[1e4, -1e4]], [[-1e4, 1e4]]])).softmax(-1)[0]
     assert probs.tolist() == pytest.approx([.5, .5], abs=1e-6)
+
+
+def test_kl_is_a_sum_over_classes_from_teacher_to_student():
+    """The mean of two samples; from student to teacher the first would be .2231, not .1927."""
+    teacher = torch.tensor([[.8, .2], [.1, .9]], dtype=torch.float64).log()
+    student = torch.tensor([[.5, .5], [.3, .7]], dtype=torch.float64).log() + 4
+    first = .8 * math.log(.8 / .5) + .2 * math.log(.2 / .5)
+    second = .1 * math.log(.1 / .3) + .9 * math.log(.9 / .7)
+    found = fedbe.kl_divergence(teacher, student).item()
+    assert found == pytest.approx((first + second) / 2, abs=1e-12)
 
 
 def test_without_distillation_the_global_model_is_fedavgs():
@@ -87,23 +90,22 @@ def test_the_average_learns_from_the_ensemble_and_goes_on(posterior, draw):
     """Of the average, clients and samples: slow SGD towards their sharpened mean probability. Round
     2 begins with what round 1 distilled."""
     fed = federation(sizes=SIZES)
-    server = start_of(fed, "linear")
+    expected = fed.global_model().state_dict()
     for t in (1, 2):
-        own, rng = clients_of_round(fed, t, server), stream(0, "posterior", t)
-        states = [average_weights(own, SIZES), *own, *(draw(own, SIZES, rng) for _ in range(2))]
-        members = [server | {"model": w} for w in states]
-        mean = predict_members(fed, members, fed.public.images).softmax(-1).sum(0) / (1 + 4 + 2)
+        own, rng = clients_of_round(fed, t, expected), stream(0, "posterior", t)
+        members = [average_weights(own, SIZES), *own, *(draw(own, SIZES, rng) for _ in range(2))]
+        mean = predict_models(fed, members, fed.public.images).softmax(-1).sum(0) / (1 + 4 + 2)
         teacher = mean**2 / (mean**2).sum(-1, keepdim=True)
-        student = slow_learner(states[0])
+        student = slow_learner(members[0])
         slow_training(student, torch.optim.SGD(student, lr=0.3), fed.public.images,
                       towards_probs(teacher.tolist()), epochs=5, steps=5, batch_size=4,
                       rng=stream(0, "distil", t))
         weights, biases = (w.detach().float() for w in student)
-        server = server | {"model": {"1.weight": weights, "1.bias": biases}}
+        expected = {"1.weight": weights, "1.bias": biases}
     metrics, state = last(fedbe.run(fed, **QUICK, distill=True, samples=2, posterior=posterior,
                                     concentration=9.0))
-    for name, w in server["model"].items():
+    for name, w in expected.items():
         assert torch.allclose(state["server"]["model"][name], w, atol=1e-5)
-    logits = predict_members(fed, members, fed.test.images)
+    logits = predict_models(fed, members, fed.test.images)
     assert metrics["ensemble_accuracy"] == accuracy(logits.mean(0), fed.test.labels)
     assert metrics["teacher_forwards"] == (1 + 4 + 2) * 8

@@ -18,11 +18,17 @@ from toys import (
 )
 
 from algorithms import fedbe, feddf
-from algorithms.equations import average_weights
-from federation import stream
-from federation.evaluation import accuracy, disagreement
-from federation.parallel import active_clients, sample_clients
-from federation.training import batches, network, predict_members
+from federation import (
+    accuracy,
+    active_clients,
+    average_weights,
+    disagreement,
+    loaded,
+    minibatches,
+    predict,
+    sample_clients,
+    stream,
+)
 from reference.linear import kl_slope
 
 DISTILL = {"distill_steps": 5, "server_batch_size": 4, "server_lr": 0.3, "temperature": 2.0,
@@ -39,32 +45,38 @@ def with_validation(sizes=(5,), count=30, **changes):
     return federation(sizes, validation=samples(count, seed=3), **changes)
 
 
-def start_of(fed, name="linear"):
-    """The global model of a network before round 1."""
-    return {"architecture": name, "model": network(fed, name).state_dict()}
+def start_of(fed, i=0):
+    """The weights of client i's network before round 1."""
+    return fed.client_model(i).state_dict()
 
 
 def own_models(fed, local=LOCAL):
-    """What the clients upload in the first round, as members of an ensemble."""
-    settings = {"local_steps": None, "optimizer_name": "sgd", "weight_decay": 0.0, **local}
-    starts = [start_of(fed, name) for name in fed.architecture]
-    return [start | feddf.train_client(fed, i, 1, start, **settings)
-            for i, start in enumerate(starts)]
+    """What the clients upload in the first round: {client: weights}."""
+    return {i: feddf.train_client(fed, feddf.Config(**local), 1, i, start_of(fed, i))
+            for i in range(len(fed.private))}
 
 
-def distill(fed, start, teacher, t=1, **changes):
-    return feddf.distill(fed, t, start, teacher, **{**DISTILL, **changes})
+def predicted(fed, models, images):
+    """Logits [M, N, C] of {client: weights}."""
+    return torch.stack([predict(loaded(fed.client_model(i), weights), images)
+                        for i, weights in models.items()])
+
+
+def distill(fed, weights, teacher, t=1, **changes):
+    """(the student's weights, its steps), of the first client's network."""
+    cfg = feddf.Config(**{**DISTILL, **changes})
+    return feddf.distill(fed, cfg, t, fed.architecture[0], weights, teacher)
 
 
 @pytest.fixture
 def teachers_of(monkeypatch):
-    """What every call of `distill` was given and gave: [(start, teacher_logits, student)]."""
+    """What every call of `distill` was given and gave: [(network, start, teacher, student)]."""
     calls, original = [], feddf.distill
 
-    def recorded(fed, t, start, teacher_logits, *settings):
-        distilled = original(fed, t, start, teacher_logits, *settings)
-        calls.append((start, teacher_logits, distilled.student))
-        return distilled
+    def recorded(fed, cfg, t, name, weights, teacher):
+        student, steps = original(fed, cfg, t, name, weights, teacher)
+        calls.append((name, weights, teacher, student))
+        return student, steps
     monkeypatch.setattr(feddf, "distill", recorded)
     return calls
 
@@ -90,13 +102,13 @@ def test_worse_than_a_guess_neither_counts_nor_teaches(teachers_of):
     metrics, _ = last(feddf.run(fed, **{**ONCE, **LONG, "drop_worst": True}))
     members = own_models(fed, LONG)
     images, labels = fed.validation
-    right = [accuracy(logits, labels) for logits in predict_members(fed, members, images)]
+    right = [accuracy(logits, labels) for logits in predicted(fed, members, images)]
     assert right[1] < 1.2 / 3 <= min(right[0], right[2])
-    [(start, teacher_logits, _)] = teachers_of
-    kept = [members[0], members[2]]
-    assert same(start["model"], average_weights([member["model"] for member in kept], [30, 10]))
-    expected = predict_members(fed, kept, fed.public.images).mean(0)
-    assert torch.allclose(teacher_logits, expected, atol=1e-6)
+    [(_, start, teacher, _)] = teachers_of
+    kept = {0: members[0], 2: members[2]}
+    assert same(start, average_weights([*kept.values()], [30, 10]))
+    expected = predicted(fed, kept, fed.public.images).mean(0)
+    assert torch.allclose(teacher, expected, atol=1e-6)
     assert metrics["dropped"] == 1 and metrics["teacher_forwards"] == 2 * 8
 
 
@@ -109,8 +121,8 @@ def test_either_use_of_validation_images_needs_them(keyword, value):
 def test_client_accuracy_is_of_the_uploads_that_count():
     fed = with_spoilt_client()
     metrics, _ = last(feddf.run(fed, **{**ONCE, **LONG, "drop_worst": True}))
-    first, _, third = own_models(fed, LONG)
-    logits = predict_members(fed, [first, third], fed.test.images)
+    members = own_models(fed, LONG)
+    logits = predicted(fed, {0: members[0], 2: members[2]}, fed.test.images)
     a, c = (accuracy(each, fed.test.labels) for each in logits)
     found = [metrics[f"client_accuracy{part}"] for part in ("", "_min", "_max")]
     assert found == [(a + c) / 2, min(a, c), max(a, c)] and a != c
@@ -125,9 +137,10 @@ def test_the_papers_student_against_a_slow_adam():
     """Rate lr (1 + cos(pi s / S)) / 2; the gradient is scaled down to norm 0.2 if it is longer."""
     fed, steps, rate, norm, clipped = federation(num_public=6), 7, 0.05, 0.2, 0
     start, teacher = start_of(fed), 3 * torch.randn(6, 3)
-    slow = slow_learner(start["model"])
+    slow = slow_learner(start)
     adam = torch.optim.Adam(slow)
-    for s, rows in zip(range(steps), batches(6, 4, steps, stream(0, "distil", 3, 0))):
+    rng = stream(0, "distil", 3, 0)
+    for s, rows in enumerate(minibatches(fed.public.images, 4, rng, steps=steps)):
         g = slow_slopes(slow, fed.public.images, rows, towards_softened(teacher, 1.0))
         scale = min(1, norm / math.sqrt(sum((u * u).sum().item() for u in g)))
         for w, u in zip(slow, g):
@@ -137,7 +150,7 @@ def test_the_papers_student_against_a_slow_adam():
         clipped += scale < 1
     student, _ = distill(fed, start, teacher, t=3, distill_steps=steps, server_lr=rate, cosine=True,
                         max_grad_norm=norm, server_optimizer="adam", temperature=1.0)
-    assert 0 < clipped and close(student["model"], slow)
+    assert 0 < clipped and close(student, slow)
 
 
 @functools.cache
@@ -146,9 +159,9 @@ def swinging(seed):
     fed, generator = with_validation(count=200), torch.Generator().manual_seed(seed)
     start, teacher = start_of(fed), 4 * torch.randn(8, 3, generator=generator)
     run = functools.partial(distill, fed, start, teacher, server_lr=3.0)
-    students = [run(distill_steps=s).student for s in range(2, 41, 2)]
-    return run, students, [accuracy(logits, fed.validation.labels) for logits in
-                           predict_members(fed, students, fed.validation.images)]
+    students = [student for student, _ in (run(distill_steps=s) for s in range(2, 41, 2))]
+    logits = [predict(loaded(fed.client_model(0), w), fed.validation.images) for w in students]
+    return run, students, [accuracy(z, fed.validation.labels) for z in logits]
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -167,25 +180,25 @@ def test_patience_ends_and_returns_the_best(seed, patience):
 def test_a_student_wrong_at_every_look_is_that_of_the_first():
     """All labels are 2, and class 2 starts and stays far below the others: accuracy 0."""
     fed = federation(validation=samples(5)._replace(labels=torch.full((5,), 2)))
-    start = {"architecture": "linear", "model": constant(0., 0., -100.)}
-    teacher = torch.tensor([[1., 0., -100.]] * 8)
-    first = distill(fed, start, teacher, distill_steps=2)
-    assert same(distill(fed, start, teacher, patience=100).student, first.student)
+    start, teacher = constant(0., 0., -100.), torch.tensor([[1., 0., -100.]] * 8)
+    first, _ = distill(fed, start, teacher, distill_steps=2)
+    best, _ = distill(fed, start, teacher, patience=100)
+    assert same(best, first)
 
 
 def test_fewer_steps_than_a_look_still_return_a_student():
     """The one after the last step. The look changes nothing in it, nor in BatchNorm's counter."""
     fed = with_validation(network=with_batchnorm)
-    start, teacher = start_of(fed, "with_batchnorm"), torch.randn(8, 3)
-    looked = distill(fed, start, teacher, patience=100, check_every=100)
-    assert same(looked, distill(fed, start, teacher)) and looked.steps == 5
-    assert looked.student["model"]["0.num_batches_tracked"].item() == 5
+    start, teacher = start_of(fed), torch.randn(8, 3)
+    student, steps = distill(fed, start, teacher, patience=100, check_every=100)
+    assert same((student, steps), distill(fed, start, teacher)) and steps == 5
+    assert student["0.num_batches_tracked"].item() == 5
 
 
 def test_feddf_round_by_hand():
     """Slow local SGD; the average by sample counts; the mean of the logits; slow SGD on the KL."""
     sizes, fed = (5, 3, 4, 6), federation((5, 3, 4, 6))
-    expected = start_of(fed)["model"]
+    expected = start_of(fed)
     for t in (1, 2):
         active = sample_clients(4, 0.5, stream(0, "active", t))
         trained = [slow_client(fed, expected, t, i, **LOCAL) for i in active]
@@ -198,18 +211,18 @@ def test_feddf_round_by_hand():
                       rng=stream(0, "distil", t, 0))
         expected = slow_average([student], [1])
     _, state = last(feddf.run(fed, **{**QUICK, "participation": 0.5}))
-    assert close(state["global_models"][0]["model"], student)
+    assert close(state["global_models"]["linear"], student)
 
 
-@pytest.mark.parametrize("evaluate_ensemble", [
-    lambda fed, members: feddf.evaluate_ensemble(fed, dict(enumerate(members))),
-    fedbe.evaluate_ensemble], ids=["feddf", "fedbe"])
-def test_the_ensemble_predicts_by_mean_logits(evaluate_ensemble):
+@pytest.mark.parametrize("measure", [
+    lambda fed, uploads: feddf.measure(fed, [*uploads], uploads, uploads, {}),
+    lambda fed, uploads: fedbe.measure(fed, fedbe.Config(), [*uploads], uploads,
+                                       [*uploads.values()])], ids=["feddf", "fedbe"])
+def test_the_ensemble_predicts_by_mean_logits(measure):
     """Class 0 wins, 10/3 to 2. By probabilities it would lose: two of three are sure of class 1."""
     fed = federation(test=samples(6)._replace(labels=torch.zeros(6, dtype=torch.int64)))
-    members = [{"architecture": "linear", "model": constant(*logits)}
-               for logits in [(10., 0., 0.), (0., 3., 0.), (0., 3., 0.)]]
-    metrics = evaluate_ensemble(fed, members)
+    logits = [(10., 0., 0.), (0., 3., 0.), (0., 3., 0.)]
+    metrics = measure(fed, {i: constant(*z) for i, z in enumerate(logits)})
     assert metrics["ensemble_accuracy"] == 1 and metrics["disagreement"] == pytest.approx(2 / 3)
 
 
@@ -217,17 +230,37 @@ def test_every_client_teaches_the_average_of_each_network(teachers_of):
     """Two students of 5 steps; 4 teachers and 8 images; 2 clients of each network."""
     fed = federation(network=MIXED)
     (metrics, state), members = last(feddf.run(fed, **ONCE)), own_models(fed)
-    teacher = predict_members(fed, members, fed.public.images).mean(0)
-    for k, (start, teacher_logits, _) in enumerate(teachers_of):
-        own = [members[i]["model"] for i in (k, k + 2)]
+    expected = predicted(fed, members, fed.public.images).mean(0)
+    for k, (name, start, teacher, _) in enumerate(teachers_of):
+        own = [members[i] for i in (k, k + 2)]
         sizes = [len(fed.private[i].labels) for i in (k, k + 2)]
-        assert start["architecture"] == fed.architecture[k]
-        assert same(start["model"], average_weights(own, sizes))
-        assert torch.allclose(teacher_logits, teacher, atol=1e-6)
-    assert same(state["global_models"], [student for *_, student in teachers_of])
+        assert name == fed.architecture[k]
+        assert same(start, average_weights(own, sizes))
+        assert torch.allclose(teacher, expected, atol=1e-6)
+    assert same(state["global_models"], {name: student for name, *_, student in teachers_of})
     assert metrics["steps"] == 2 * 5 and metrics["dropped"] == 0
     assert metrics["teacher_forwards"] == 4 * 8
     assert metrics["bytes_down"] == metrics["bytes_up"] == 4 * (2 * (3 * 5) + 2 * (2 * 5 + 3 * 3))
+
+
+def test_a_network_whose_uploads_are_all_bad_distills_its_global_model(teachers_of):
+    """Its clients are 1 and 3; the other network's clients are the teacher of both."""
+    fed = federation(network=MIXED)
+    for i in (1, 3):
+        fed.private[i].images[0] = math.inf
+    metrics, state = last(feddf.run(fed, **ONCE))
+    (_, first, teacher, _), (name, second, _, student) = teachers_of
+    kept = {i: own_models(fed)[i] for i in (0, 2)}
+    assert torch.allclose(teacher, predicted(fed, kept, fed.public.images).mean(0), atol=1e-6)
+    assert same(second, start_of(fed, 1)) and not same(first, start_of(fed, 0))
+    assert same(state["global_models"][name], student) and not same(student, second)
+    assert metrics["bad_uploads"] == 2 and metrics["teacher_forwards"] == 2 * 8
+
+
+def test_an_attack_on_several_networks_is_refused():
+    """It computes means over weights."""
+    with pytest.raises(ValueError, match="feddf: an attack on weights needs one network"):
+        next(feddf.run(federation(network=MIXED), **ONCE, attack=True))
 
 
 def test_of_each_network_the_same_share_takes_part():

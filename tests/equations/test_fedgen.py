@@ -9,9 +9,7 @@ from toys import federation, last, linear, same
 
 from algorithms import fedgen
 from attacks import Attack
-from federation import stream
-from federation.parallel import sample_clients
-from federation.training import batches
+from federation import minibatches, sample_clients, snapshot, stream
 
 LOCAL = {"local_epochs": 1, "local_steps": None, "batch_size": 2, "lr": 0.1}
 GENERATOR = {"batch_size": 2, "generator_steps": 3, "generator_lr": 0.02, "diversity": 0.5}
@@ -45,10 +43,9 @@ def test_eq4_is_the_loss_of_the_mean_logits():
 
 def test_eq5_generated_features_train_the_last_layer_alone():
     """One step with and without them: nothing else differs, BatchNorm's statistics included."""
-    fed = federation(network=network)
-    server = fedgen.start_server(fed, "network", 3)
-    step = {**LOCAL, "batch_size": 8, "generated_weight": 1.0, "generated_weight_decay": 1.0}
-    one, two = (fedgen.train_client(fed, 0, 1, server, **step, generated=n)["model"]
+    fed, step = federation(network=network), {**LOCAL, "batch_size": 8}
+    start = fed.global_model().state_dict(), snapshot(fedgen.new_generator(fed)), [1 / 3] * 3
+    one, two = (fedgen.train_client(fed, fedgen.Config(**step, generated=n), 1, 0, *start)[0]
                 for n in (0, 3))
     assert {name for name in one if not same(one[name], two[name])} == {
         "classifier.weight", "classifier.bias"}
@@ -77,7 +74,7 @@ def slow_client(fed, i, t, model, generator, shares, weight):
     w, seen = {name: x.clone().requires_grad_() for name, x in model.items()}, []
     images, labels = fed.private[i]
     rng = stream(0, "generated", t, i)
-    for rows in batches(len(labels), 2, 1, stream(0, "local", t, i)):
+    for rows in minibatches(images, 2, stream(0, "local", t, i), epochs=1):
         seen += labels[rows].tolist()                                                    # line 8
         drawn, _, z = slow_features(generator, shares, 3, rng)                           # line 7
         real = images[rows].flatten(1) @ w["1.weight"].T + w["1.bias"]
@@ -94,9 +91,7 @@ def test_two_rounds_against_a_slow_loop(weights):
     """Of Algorithm 1: half of four clients, one of them in both rounds. Adam is kept. The generated
     features have the text's weight in both rounds, or the public code's, 10 x 0.98^(t - 1)."""
     fed, shares = federation(sizes=(5, 3, 4, 6), network=plain), [1 / 3] * 3
-    server = fedgen.start_server(fed, "plain", generated=3)
-    model = server["model"]
-    start = server["generator"]["model"]
+    model, start = fed.global_model().state_dict(), fedgen.new_generator(fed).state_dict()
     generator = {name: w.clone().requires_grad_() for name, w in start.items()}
     adam = torch.optim.Adam(generator.values(), weight_decay=0.01)
     for t in (1, 2):
@@ -119,11 +114,10 @@ def test_two_rounds_against_a_slow_loop(weights):
             adam.step()
     metrics, state = last(fedgen.run(fed, **ROUNDS, generated_weight=float(weights[0]),
                                      generated_weight_decay=weights[1] / weights[0]))
-    found = state["server"]
-    assert found["label_shares"] == shares
+    assert state["label_shares"] == shares
     # Adam divides by the size of a gradient, so the rounding of a very small one can be seen.
-    for ours, slow, atol in [(found["model"], model, 1e-5),
-                             (found["generator"]["model"], generator, 1e-4)]:
+    for ours, slow, atol in [(state["server"]["model"], model, 1e-5),
+                             (state["generator"]["model"], generator, 1e-4)]:
         assert all(torch.allclose(ours[name], slow[name], atol=atol) for name in slow)
     parameters, numbers = 4 * 2 + 2 + 2 * 3 + 3, (32 + 3) * 256 + 256 + 256 * 2 + 2
     assert metrics["bytes_up"] == 2 * 4 * (parameters + 3)             # 3 counts, 3 shares
@@ -135,8 +129,7 @@ def test_an_attack_poisons_the_teachers_and_not_the_counts():
     generator, but not the labels that it is trained for."""
     fed, everybody = federation(network=plain), {**ROUNDS, "participation": 1.0, "rounds": 1}
     attack = Attack([0, 1, 2], lambda i, upload, benign, rows: upload * 0)
-    clean, poisoned = (last(fedgen.run(fed, **everybody, attack=x))[1]["server"]
-                       for x in (None, attack))
+    clean, poisoned = (last(fedgen.run(fed, **everybody, attack=x))[1] for x in (None, attack))
     assert clean["label_shares"] == poisoned["label_shares"]
     assert not same(clean["generator"]["model"], poisoned["generator"]["model"])
 

@@ -13,8 +13,8 @@ from toys import federation, last, last_layer, linear, same, with_batchnorm, wit
 from algorithms import fedavg, fedkd
 from attacks import Attack
 from federation import stream
-from federation.parallel import sample_clients
-from federation.training import batches
+from federation import sample_clients
+from slow import batches
 
 LOCAL = {"local_epochs": 2, "local_steps": None, "batch_size": 2, "lr": 0.05}
 
@@ -31,12 +31,16 @@ def test_adaptive_losses_by_hand():
     ce_t, ce_s = -math.log(.8), math.log(2)
     kl_from_mentee = .5 * math.log(.5 / .8) + .5 * math.log(.5 / .2)                     # 0.2231
     kl_from_mentor = .8 * math.log(.8 / .5) + .2 * math.log(.2 / .5)                     # 0.1927
-    found = fedkd.adaptive_losses(mentor, mentee, torch.tensor([0]), (0.3, 0.6))
-    assert found[0].item() == pytest.approx(ce_t + (kl_from_mentee + 0.3) / (ce_t + ce_s), abs=1e-6)
-    assert found[1].item() == pytest.approx(ce_s + (kl_from_mentor + 0.6) / (ce_t + ce_s), abs=1e-6)
+    H = (1**2 + 3**2) / 2
+    features = torch.tensor([[2., 5.]]), torch.tensor([[1., 2.]])
+    for hidden in (1, 0):
+        found = fedkd.adaptive_losses(mentor, mentee, torch.tensor([0]), *features, bool(hidden))
+        assert [loss.item() for loss in found] == pytest.approx(
+            [ce_t + (kl_from_mentee + hidden * H) / (ce_t + ce_s),
+             ce_s + (kl_from_mentor + hidden * H) / (ce_t + ce_s)], abs=1e-5)
 
 
-def slow_losses(mentor_logits, mentee_logits, labels, hidden):
+def slow_losses(mentor_logits, mentee_logits, labels, H):
     """Of lists of logits, sample by sample: the mean of each term over the batch."""
     terms = []
     for z_t, z_s, y in zip(mentor_logits, mentee_logits, labels):
@@ -45,54 +49,62 @@ def slow_losses(mentor_logits, mentee_logits, labels, hidden):
                       sum(b * math.log(b / a) for a, b in zip(t, s)),
                       sum(a * math.log(a / b) for a, b in zip(t, s))])
     ce_t, ce_s, from_mentee, from_mentor = (sum(x) / len(terms) for x in zip(*terms))
-    return (ce_t + (from_mentee + hidden[0]) / (ce_t + ce_s),
-            ce_s + (from_mentor + hidden[1]) / (ce_t + ce_s))
+    return ce_t + (from_mentee + H) / (ce_t + ce_s), ce_s + (from_mentor + H) / (ce_t + ce_s)
 
 
 def test_adaptive_losses_against_a_slow_loop():
-    """Equal models have nothing to teach each other."""
+    """Between equal models there is no divergence and no difference of features."""
     mentor, mentee, labels = normal(6, 4), normal(6, 4, seed=1), torch.tensor([3, 0, 1, 1, 2, 0])
-    for hidden in ((0.0, 0.0), (0.2, 0.5)):
-        found = fedkd.adaptive_losses(mentor, mentee, labels, hidden)
-        expected = slow_losses(mentor.tolist(), mentee.tolist(), labels.tolist(), hidden)
+    h_t, h_s = normal(6, 5, seed=2), normal(6, 5, seed=3)
+    H = sum((a - b)**2 for x, y in zip(h_t.tolist(), h_s.tolist()) for a, b in zip(x, y)) / (6 * 5)
+    for hidden in (1, 0):
+        found = fedkd.adaptive_losses(mentor, mentee, labels, h_t, h_s, bool(hidden))
+        expected = slow_losses(mentor.tolist(), mentee.tolist(), labels.tolist(), hidden * H)
         assert [x.item() for x in found] == pytest.approx(expected)
-    alike = fedkd.adaptive_losses(mentor, mentor, labels)
+    alike = fedkd.adaptive_losses(mentor, mentor, labels, h_t, h_t)
     assert alike[0] == alike[1] == F.cross_entropy(mentor, labels)
 
 
 def test_no_loss_has_a_gradient_across_and_the_weight_has_none():
-    """Of CE q - y, of KL q - p; the weight 1 / D is a number. H keeps the gradients it has."""
+    """Of CE q - y, of KL q - p, of H twice the difference; the weight 1 / S is a number."""
     mentor, mentee, labels = normal(5, 3), normal(5, 3, seed=1), torch.tensor([2, 0, 0, 1, 2])
-    mentor.requires_grad_(), mentee.requires_grad_()
-    H = torch.ones(2, dtype=torch.float64, requires_grad=True)
-    losses = fedkd.adaptive_losses(mentor, mentee, labels, (H[0], H[1]))
+    h_t, mapped = normal(5, 4, seed=2), normal(5, 4, seed=3)
+    for x in (mentor, mentee, h_t, mapped):
+        x.requires_grad_()
+    losses = fedkd.adaptive_losses(mentor, mentee, labels, h_t, mapped)
     t, s, y = mentor.softmax(-1), mentee.softmax(-1), torch.eye(3)[labels]
-    D = (F.cross_entropy(mentor, labels) + F.cross_entropy(mentee, labels)).item()
-    for loss, own, other, p, q, n in [(losses[0], mentor, mentee, s, t, 0),
-                                      (losses[1], mentee, mentor, t, s, 1)]:
-        slopes = torch.autograd.grad(loss, (own, other, H), retain_graph=True, allow_unused=True)
-        assert torch.allclose(slopes[0], (q - y + (q - p) / D) / 5) and slopes[1] is None
-        assert slopes[2][n].item() == pytest.approx(1 / D) and slopes[2][1 - n] == 0
+    S = (F.cross_entropy(mentor, labels) + F.cross_entropy(mentee, labels)).item()
+    for loss, own, other, p, q, h, h_other in [
+            (losses[0], mentor, mentee, s, t, h_t, mapped),
+            (losses[1], mentee, mentor, t, s, mapped, h_t)]:
+        slopes = torch.autograd.grad(loss, (own, h, other, h_other), allow_unused=True)
+        assert torch.allclose(slopes[0], (q - y + (q - p) / S) / 5)
+        assert torch.allclose(slopes[1], 2 * (h - h_other) / (5 * 4) / S)
+        assert slopes[2] is slopes[3] is None
 
 
 def test_hidden_losses_by_hand():
     """Differences 1, 0 and -2, 1: their squares are 6, over two samples and two dimensions. Each
-    loss draws its own model to the other's features."""
+    loss draws its own model to the other's features. Logits of 0 for two classes: CE is ln 2 for
+    both models, S is ln 4, KL is 0."""
     mentor = torch.tensor([[3., 1.], [0., 2.]], requires_grad=True)
     mapped = torch.tensor([[2., 1.], [2., 1.]], requires_grad=True)
-    losses = fedkd.hidden_losses(mentor, mapped)
-    assert [x.item() for x in losses] == [(1 + 0 + 4 + 1) / 4] * 2
-    slope = [[2 * 1 / 4, 0], [2 * -2 / 4, 2 * 1 / 4]]
+    zeros, labels, S = torch.zeros(2, 2), torch.tensor([0, 1]), math.log(4)
+    losses = fedkd.adaptive_losses(zeros, zeros, labels, mentor, mapped)
+    H = (1 + 0 + 4 + 1) / 4
+    assert [x.item() for x in losses] == pytest.approx([math.log(2) + H / S] * 2)
+    slope = torch.tensor([[2 * 1 / 4, 0], [2 * -2 / 4, 2 * 1 / 4]]) / S
     for loss, own, other, sign in [(losses[0], mentor, mapped, 1), (losses[1], mapped, mentor, -1)]:
         slopes = torch.autograd.grad(loss, (own, other), allow_unused=True)
-        assert (sign * slopes[0]).tolist() == slope and slopes[1] is None
+        assert torch.allclose(sign * slopes[0], slope) and slopes[1] is None
 
 
-def test_two_certain_models_that_are_right_teach_with_finite_losses():
-    """D is 0, which counts as a millionth."""
+def test_two_certain_models_that_are_right_have_finite_losses():
+    """S is 0, which counts as a millionth."""
     certain = torch.tensor([[1e4, 0.]])
-    found = fedkd.adaptive_losses(certain, certain, torch.tensor([0]), (1e-6, 2e-6))
-    assert [x.item() for x in found] == pytest.approx([1, 2])
+    found = fedkd.adaptive_losses(certain, certain, torch.tensor([0]), torch.tensor([[2e-3]]),
+                                  torch.tensor([[1e-3]]))
+    assert [x.item() for x in found] == pytest.approx([1, 1])
 
 
 # -------------------------------------------------------------------------------------- the factors
@@ -108,15 +120,16 @@ def matrix_with(*values, rows=8, columns=8, seed=0):
 def test_the_fewest_singular_values_with_the_share_of_the_squares_by_hand(energy, K):
     """3, 1, 1: the squares are 9, 1, 1 of 11, so the first has .818, two .909. Of the plain values
     the first would have .6, two .8."""
-    U, s, V = fedkd.compress(matrix_with(3., 1., 1.), energy)
-    assert s.tolist() == pytest.approx([3, 1, 1][:K])
-    assert (U.shape, V.shape) == ((8, K), (K, 8))
+    arrived, numbers = fedkd.compress(matrix_with(3., 1., 1.), energy)
+    assert numbers == K * (8 + 1 + 8)
+    expected = [3, 1, 1][:K] + [0] * (8 - K)
+    assert torch.linalg.svdvals(arrived).tolist() == pytest.approx(expected)
 
 
 def test_a_share_that_is_reached_exactly_is_enough():
     """4, 3: the squares are 16 and 9 of 25."""
     matrix = torch.diag(torch.tensor([4., 3., 0., 0., 0., 0.]))
-    assert [len(fedkd.compress(matrix, energy)[1]) for energy in (16 / 25, 0.65)] == [1, 2]
+    assert [fedkd.compress(matrix, energy)[1] for energy in (16 / 25, 0.65)] == [13, 2 * 13]
 
 
 def test_compress_against_numpy():
@@ -126,8 +139,8 @@ def test_compress_against_numpy():
     for energy in (0.3, 0.5, 0.6):
         K = next(k for k in range(1, 13) if sum(s[:k]**2) >= energy * sum(s**2))
         rebuilt = sum(s[k] * np.outer(U[:, k], V[k]) for k in range(K))
-        found = fedkd.compress(matrix, energy)
-        assert np.allclose(found[0] * found[1] @ found[2], rebuilt) and len(found[1]) == K
+        arrived, numbers = fedkd.compress(matrix, energy)
+        assert np.allclose(arrived, rebuilt) and numbers == K * (12 + 1 + 20)
         lost = np.square(matrix.numpy() - rebuilt).sum() / np.square(matrix.numpy()).sum()
         assert lost <= 1 - energy < lost + s[K - 1]**2 / sum(s**2)
 
@@ -137,10 +150,10 @@ def test_a_matrix_of_rank_1_survives_at_any_energy(energy):
     """Of any size, too: squares of 1e-30 and 1e25 are 0 and infinity in float32."""
     for scale in (1.0, 1e-30, 1e25):
         matrix = (scale * matrix_with(2.)).float()
-        rebuilt, numbers = fedkd.compressed(matrix, energy)
-        assert torch.allclose(rebuilt / scale, matrix / scale, atol=1e-6) and numbers >= 17
+        arrived, numbers = fedkd.compress(matrix, energy)
+        assert torch.allclose(arrived / scale, matrix / scale, atol=1e-6) and numbers >= 17
     two = (1e-30 * matrix_with(2., 1.)).float()
-    assert len(fedkd.compress(two, 0.9)[1]) == 2
+    assert fedkd.compress(two, 0.9)[1] == 2 * 17
 
 
 @pytest.mark.parametrize("shape, K", [((3, 6), 2), ((2, 3), 1), ((1, 50), 1), ((8, 8), 4)])
@@ -148,32 +161,36 @@ def test_a_matrix_comes_back_as_it_is_where_its_factors_are_no_fewer_numbers(sha
     """3 x 6 of rank 2: 6 + 2 + 12 = 20 numbers for 18; 2 x 3 of rank 1: 2 + 1 + 3 = 6 for 6."""
     matrix = matrix_with(*[1.] * K, rows=shape[0], columns=shape[1])
     assert sum(shape) * K + K >= math.prod(shape)
-    assert same(fedkd.compress(matrix, 0.99), matrix)
-    rebuilt, numbers = fedkd.compressed(matrix, 0.99)
-    assert same(rebuilt, matrix) and numbers == math.prod(shape)
+    arrived, numbers = fedkd.compress(matrix, 0.99)
+    assert same(arrived, matrix) and numbers == math.prod(shape)
 
 
 def test_what_is_no_matrix_or_not_finite_travels_as_it_is():
     for tensor in (torch.ones(7), torch.tensor(3.0), torch.full((8, 8), math.inf)):
-        rebuilt, numbers = fedkd.compressed(tensor, 0.5)
-        assert same(rebuilt, tensor) and numbers == tensor.numel()
-    assert not fedkd.compressed(torch.zeros(8, 8), 0.5)[0].any()
+        arrived, numbers = fedkd.compress(tensor, 0.5)
+        assert same(arrived, tensor) and numbers == tensor.numel()
+
+
+def test_a_matrix_of_zeros_is_one_singular_value():
+    for energy in (0.5, 1.0):
+        arrived, numbers = fedkd.compress(torch.zeros(8, 8), energy)
+        assert same(arrived, torch.zeros(8, 8)) and numbers == 8 + 1 + 8
 
 
 def test_a_kernel_is_a_matrix_of_its_output_channels():
     """[out, in k k]: of rank 1, each k x k slice of it is of full rank. 6 + 1 + 4 x 9 numbers."""
     out, inside = normal(6), normal(4, 3, 3, seed=1)
     kernel = out[:, None, None, None] * inside
-    rebuilt, numbers = fedkd.compressed(kernel, 0.99)
-    assert torch.allclose(rebuilt, kernel) and numbers == 6 + 1 + 4 * 3 * 3
-    rebuilt, numbers = fedkd.compressed(kernel.to(memory_format=torch.channels_last), 0.99)
-    assert torch.allclose(rebuilt, kernel) and numbers == 6 + 1 + 4 * 3 * 3
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        arrived, numbers = fedkd.compress(kernel.to(memory_format=memory_format), 0.99)
+        assert torch.allclose(arrived, kernel) and numbers == 6 + 1 + 4 * 3 * 3
 
 
 def test_the_energy_rises_linearly_from_the_first_to_the_last_round_and_stays():
-    found = [fedkd.energy_of_round(t, 0.95, 0.98, 4) for t in (1, 2, 3, 4, 5, 100)]
+    cfg = fedkd.Config(energy_first=0.95, energy_last=0.98, energy_rounds=4)
+    found = [fedkd.energy_of(cfg, t) for t in (1, 2, 3, 4, 5, 100)]
     assert found == pytest.approx([.95, .96, .97, .98, .98, .98])
-    assert fedkd.energy_of_round(1, 0.95, 0.98, 1) == 0.95
+    assert fedkd.energy_of(dataclasses.replace(cfg, energy_rounds=1), 1) == 0.95
 
 
 # ----------------------------------------------------------------------------------------- rounds
@@ -196,7 +213,7 @@ def slow_step(t, s, W, images, labels, updates, hidden):
         (h_t, z_t), (h_s, z_s) = slow_forward(t, images), slow_forward(s, images)
         ce_t, ce_s = (-z.log_softmax(1)[torch.arange(len(labels)), labels].mean()
                       for z in (z_t, z_s))
-        D = ce_t.item() + ce_s.item()
+        S = ce_t.item() + ce_s.item()
         mapped = h_s @ W.T
         if other == "mentee":                                        # is a constant
             z_s, mapped = torch.tensor(z_s.tolist()), torch.tensor(mapped.tolist())
@@ -206,7 +223,7 @@ def slow_step(t, s, W, images, labels, updates, hidden):
             p, q, ce = z_t.log_softmax(1), z_s.log_softmax(1), ce_s
         kl = (p.exp() * (p - q)).sum() / len(labels)
         H = (h_t - mapped).square().sum() / h_t.numel() if hidden else 0
-        return ce + (kl + H) / D
+        return ce + (kl + H) / S
 
     losses = batch_losses("mentee"), batch_losses("mentor")
     for update, loss, weights in zip(updates, losses, (t.values(), [*s.values(), W])):
@@ -227,6 +244,13 @@ def slow_compressed(change, energy):
     return torch.tensor(s[0] * np.outer(U[:, 0], V[0])), 3 + 1 + 4
 
 
+def slow_own(logits, test, own):
+    """Test accuracy with the shares of the client's own classes."""
+    right = (logits.argmax(1) == test.labels).tolist()
+    of_class = [[x for x, y in zip(right, test.labels.tolist()) if y == c] for c in range(3)]
+    return sum(sum(of_class[y]) / len(of_class[y]) for y in own.labels.tolist()) / len(own.labels)
+
+
 @pytest.mark.parametrize("hidden", [True, False])
 @pytest.mark.parametrize("energies", [(0.5, 0.9), (1.0, 1.0)])
 def test_rounds_of_fedkd_against_a_slow_loop(hidden, energies):
@@ -238,7 +262,7 @@ def test_rounds_of_fedkd_against_a_slow_loop(hidden, energies):
     _, start = next(rounds)
     mentors = [doubles(fed.client_model(i, init=i).state_dict()) for i in ids]
     of_mentors = [torch.optim.SGD(w.values(), lr=0.05, momentum=0.9) for w in mentors]
-    Ws = [client["mapping"].double().requires_grad_() for client in start["clients"]]
+    Ws = [start["clients"][i]["W"].double().requires_grad_() for i in ids]
     mentee = doubles(fed.server_model().state_dict())
     for t, (metrics, state) in enumerate(rounds, start=1):
         energy = energies[0] + (energies[1] - energies[0]) * (t - 1) / 2
@@ -263,24 +287,25 @@ def test_rounds_of_fedkd_against_a_slow_loop(hidden, energies):
         found += [(state["clients"][i]["model"], mentors[i]) for i in ids]
         assert all(torch.allclose(ours[n].double(), w, atol=1e-5)
                    for ours, slow in found for n, w in slow.items())
-        assert all(torch.allclose(state["clients"][i]["mapping"].double(), Ws[i], atol=1e-5)
+        assert all(torch.allclose(state["clients"][i]["W"].double(), Ws[i], atol=1e-5)
                    for i in ids)
         assert metrics["bytes_up"] == 4 * sent                       # of two clients
         assert metrics["bytes_down"] == 4 * 4 * sum(numbers for _, numbers in mean.values())
-        assert metrics["accuracy"] == metrics["client_accuracy_own"]
-    moved = [not same(now["mapping"], before["mapping"])
-             for now, before in zip(state["clients"], start["clients"])]
+        own = [slow_own(slow_forward(w, fed.test.images)[1], fed.test, fed.private[i])
+               for i, w in enumerate(mentors)]
+        assert metrics["accuracy"] == pytest.approx(sum(own) / 4)
+    moved = [not same(state["clients"][i]["W"], start["clients"][i]["W"]) for i in ids]
     assert any(moved) == hidden
 
 
-def test_each_client_has_a_mapping_of_its_own():
+def test_each_client_has_a_W_of_its_own():
     """Of two networks: mentors of two and four features, a mentee of four."""
     fed = federation(network=(with_features, last_layer), server=last_layer)
     _, state = next(fedkd.run(fed))
-    mappings = [client["mapping"] for client in state["clients"]]
-    assert [tuple(W.shape) for W in mappings] == [(2, 4), (4, 4)] * 2
-    assert not same(mappings[0], mappings[2]) and not same(mappings[1], mappings[3])
-    assert not any(W.requires_grad for W in mappings)
+    Ws = [state["clients"][i]["W"] for i in range(4)]
+    assert [tuple(W.shape) for W in Ws] == [(2, 4), (4, 4)] * 2
+    assert not same(Ws[0], Ws[2]) and not same(Ws[1], Ws[3])
+    assert not any(W.requires_grad for W in Ws)
 
 
 def normed(num_classes=3):
@@ -290,9 +315,9 @@ def normed(num_classes=3):
     return model
 
 
-def test_without_teaching_and_with_all_energy_the_mentee_is_fedavgs(monkeypatch):
+def test_without_distillation_and_with_all_energy_the_mentee_is_fedavgs(monkeypatch):
     """To rounding, BatchNorm's statistics included, with the same optimizer."""
-    def cross_entropies(mentor_logits, mentee_logits, labels, hidden):
+    def cross_entropies(mentor_logits, mentee_logits, labels, *features_and_hidden):
         return F.cross_entropy(mentor_logits, labels), F.cross_entropy(mentee_logits, labels)
     monkeypatch.setattr(fedkd, "adaptive_losses", cross_entropies)
     fed = federation(network=with_features, server=normed)
@@ -318,14 +343,26 @@ def test_buffers_travel_as_they_are_and_the_mean_change_goes_to_all_clients():
 
 
 def test_without_a_usable_upload_nothing_comes_back():
-    """The mentee stays, and so do mentors whose client's upload is left out."""
+    """The mentee stays."""
     fed = federation(sizes=(5, 3), network=with_features, server=normed)
     for private in fed.private:
         private.images[0, 0, 0, 0] = math.nan
     (_, start), (metrics, state) = fedkd.run(fed, rounds=1, **LOCAL)
-    assert metrics["bad_uploads"] == 2
-    assert same(state["server"], start["server"]) and same(state["clients"], start["clients"])
+    assert metrics["bad_uploads"] == 2 and same(state["server"], start["server"])
     assert not any(x for name, x in metrics.items() if "bytes" in name)
+
+
+def test_a_client_whose_upload_is_left_out_keeps_what_it_trained():
+    """Clients 0 and 1 send nan: mentors, their optimizers and W are what they are without the
+    attack. Only client 2's upload counts."""
+    fed = federation(sizes=(5, 3, 2), network=with_features, server=normed)
+    attack = Attack([0, 1], lambda i, upload, benign, rows: upload * math.nan)
+    (_, start), (_, honest) = fedkd.run(fed, rounds=1, **LOCAL)
+    metrics, state = last(fedkd.run(fed, rounds=1, **LOCAL, attack=attack))
+    assert metrics["bad_uploads"] == 2 and same(state["clients"], honest["clients"])
+    assert not any(same(state["clients"][i], start["clients"][i]) for i in range(3))
+    assert not same(state["server"], start["server"])
+    assert metrics["bytes_up_buffers"] == 4 + 4 + 8
 
 
 def test_an_attack_is_on_the_change_that_arrives():
@@ -334,11 +371,11 @@ def test_an_attack_is_on_the_change_that_arrives():
         **LOCAL, "rounds": 1, "energy_first": 1.0}
     attack = Attack([0, 1], lambda i, upload, benign, rows: upload * 0)
     (_, start), (_, state) = fedkd.run(fed, **everybody, attack=attack)
-    train = fedkd.train_client(fed, 2, 1, start["clients"][2], start["server"], 1.0, 2, None, 2,
-                               0.05, True, "momentum", 0.0)
-    for name, w in start["server"]["model"].items():
-        torch.testing.assert_close(state["server"]["model"][name],
-                                   w + 2 / 10 * train["model"][name])
+    mentee = start["server"]["model"]
+    _, change, _ = fedkd.train_client(fed, fedkd.Config(**everybody), 1, 2, start["clients"][2],
+                                      weights=mentee, buffers={})
+    for name, w in mentee.items():
+        torch.testing.assert_close(state["server"]["model"][name], w + 2 / 10 * change[name])
 
 
 @pytest.mark.parametrize("networks, words", [

@@ -22,7 +22,7 @@ from slow import (
 from torch import nn
 from toys import federation, last, receives, same, samples, through_a_file, with_hidden_layer
 
-from algorithms import fedmd, fedmd_pooled, fedmd_transfer
+from algorithms import fedmd, fedmd_pooled
 from attacks import Attack
 from federation import Data, stream
 from federation.evaluation import client_metrics, score
@@ -94,19 +94,27 @@ def test_weights_stay_with_clients_if_one_is_not_finite(monkeypatch, weights, eq
     _, (metrics, state) = end_of_round(monkeypatch, weights, lost=[0])
     _, (_, expected) = end_of_round(monkeypatch, equal)
     assert metrics["bad_uploads"] == 1
-    for client, other in zip(state["clients"], expected["clients"], strict=True):
-        assert all(torch.allclose(client["model"][name], other["model"][name], atol=1e-5)
-                   for name in other["model"])
+    for i, other in expected["clients"].items():
+        assert all(torch.allclose(state["clients"][i]["model"][name], w, atol=1e-5)
+                   for name, w in other["model"].items())
 
 
 @pytest.mark.parametrize("weights, lost", [((1., 0., 0.), [0]), (None, [0, 1, 2])])
 def test_without_a_usable_upload_that_has_weight_nobody_digests(monkeypatch, weights, lost):
-    (before, _), (metrics, state) = end_of_round(monkeypatch, weights, lost)
+    _, (_, state) = end_of_round(monkeypatch, weights, lost)
     _, (_, expected) = end_of_round(monkeypatch, None, public_epochs=0)
-    assert metrics["client_accuracy_distilled"] == before["accuracy"]
-    for client, other in zip(state["clients"], expected["clients"], strict=True):
-        assert client["digest_optimizer"] is None
-        assert same(dict(client["model"]), dict(other["model"]))
+    for i, other in expected["clients"].items():
+        assert state["clients"][i]["digest_optimizer"] is None
+        assert same(dict(state["clients"][i]["model"]), dict(other["model"]))
+
+
+@pytest.mark.parametrize("weights, lost", [((1., 0., 0.), [0]), (None, [0, 1, 2])])
+def test_without_a_digest_its_accuracies_are_null(monkeypatch, weights, lost):
+    """And not those of the round before. The other metrics are those of any other round."""
+    (start, _), (metrics, _) = end_of_round(monkeypatch, weights, lost)
+    of_digest = {name for name in metrics if name.startswith("client_accuracy_distilled")}
+    assert of_digest == {name for name, x in metrics.items() if x is None}
+    assert "client_accuracy_distilled" in of_digest and of_digest <= start.keys()
 
 
 def test_digest_loss_is_the_mean_absolute_error():
@@ -158,7 +166,7 @@ def test_each_rounds_subset_is_of_its_own_stream():
 def test_the_penalty_is_of_the_last_layers_kernel_alone():
     model = with_hidden_layer()
     kernel = model[3].weight.detach()
-    loss = fedmd_transfer.penalty(model, 0.5)
+    loss = fedmd.penalty(model, 0.5)
     loss.backward()
     squares = sum(w * w for w in kernel.flatten().tolist())
     assert loss.item() == pytest.approx(.5 * squares, rel=1e-6)
@@ -175,14 +183,12 @@ def test_the_penalty_is_of_the_last_layers_kernel_alone():
 def test_training_ends_after_patience_without_gain(monkeypatch, accuracies, settings, epochs):
     """Better is: by more than min_delta = .01 above the best. An epoch is one batch."""
     fed, passes, told = federation(), [], iter(accuracies)
-    monkeypatch.setattr(fedmd_transfer, "accuracy", lambda logits, labels: next(told, 0))
+    monkeypatch.setattr(fedmd, "accuracy", lambda logits, labels: next(told, 0))
     fed.augment = lambda images, rng: passes.append(len(images)) or images
-    model = fed.client_model(0)
-    fedmd_transfer.train_until_converged(
-        fed, model, torch.optim.SGD(model.parameters(), lr=0.1), fed.private[0],
-        fed.test if accuracies else None,
-        **{"keys": ("here",), "epochs": 20, "batch_size": 5, "kernel_l2": 0.1, "min_delta": .01,
-           "patience": 3, **settings})
+    fedmd.train_until_converged(
+        fed, fedmd.Config(lr=0.1, kernel_l2=0.1), fed.client_model(0), fed.private[0],
+        fed.test if accuracies else None, ("here",),
+        **{"epochs": 20, "batch_size": 5, "min_delta": .01, "patience": 3, **settings})
     assert len(passes) == epochs
 
 
@@ -190,10 +196,9 @@ def test_each_stage_counts_growth_beyond_its_own_min_delta(monkeypatch):
     """Public training waits 3 epochs for it, private training 10."""
     seen, fed = [], joint()
 
-    def note(fed, model, optimizer, data, validation, keys, epochs, batch_size, kernel_l2,
-             min_delta, patience):
-        seen.append((keys, min_delta, patience))
-    monkeypatch.setattr(fedmd_transfer, "train_until_converged", note)
+    def note(fed, cfg, model, data, validation, name, epochs, batch_size, min_delta, patience):
+        seen.append((name, min_delta, patience))
+    monkeypatch.setattr(fedmd, "train_until_converged", note)
     last(fedmd.run(fed, **{**QUICK, "min_delta": .004, "rounds": 0}))
     assert seen == [*((("transfer public", i), .004, 3) for i in range(3)),
                     *((("transfer local", i), .001, 10) for i in range(3))]
@@ -289,9 +294,7 @@ def test_fedmd_round_by_hand(weights):
     for (metrics, state), (digested, clients) in zip(rounds, slow, strict=True):
         own, before = ([slow_accuracy(client, fed.test) for client in those]
                        for those in (clients, digested))
-        assert all(close(client["model"], clients[i], atol=1e-4)
-                   for i, client in enumerate(state["clients"]))
-        assert metrics["accuracy"] == metrics["client_accuracy_private"]
+        assert all(close(state["clients"][i]["model"], clients[i], atol=1e-4) for i in ids)
         assert metrics["accuracy"] == pytest.approx(sum(own) / 3)
         assert metrics["client_accuracy_distilled"] == pytest.approx(sum(before) / 3)
         assert [metrics[f"client_accuracy_private_{i}"] for i in ids] == pytest.approx(own)
@@ -319,9 +322,10 @@ def test_pooled_is_public_training_and_then_epochs():
             metrics, state = rounds[t]
             assert close(state["clients"][i]["model"], learner, atol=1e-4)
             assert metrics["bytes_up"] == metrics["bytes_down"] == 0
-            assert metrics["accuracy"] == metrics["client_accuracy"]
             own = slow_accuracy(learner, fed.test)
             assert metrics[f"client_accuracy_{i}"] == pytest.approx(own)
+            assert metrics["accuracy"] == pytest.approx(
+                sum(metrics[f"client_accuracy_{j}"] for j in range(3)) / 3)
 
 
 def test_pooled_training_stops_for_each_network_on_its_own(monkeypatch):
@@ -335,8 +339,8 @@ def test_pooled_training_stops_for_each_network_on_its_own(monkeypatch):
         return list(fedmd_pooled.run(fed, state, **{**POOLED, "batch_size": 6, "rounds": 14}))
     whole = rounds()
     for t, batches in [(11, [22, 22]), (12, [22, 24]), (14, [22, 28])]:         # two in a round
-        assert [client["optimizer"]["state"][0]["step"] for client in whole[t][1]["clients"]
-                ] == batches
+        clients = whole[t][1]["clients"]
+        assert [clients[i]["optimizer"]["state"][0]["step"] for i in (0, 1)] == batches
     assert same(whole[11][1]["clients"][0], whole[14][1]["clients"][0])
     assert same(rounds(through_a_file(whole[8][1]), first=9), whole[9:])
 

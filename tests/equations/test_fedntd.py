@@ -7,14 +7,11 @@ from slow import close, cross_entropy_slope, slow_learner, slow_logits, slow_tra
 from toys import federation, last, with_batchnorm
 
 from algorithms import fedntd
-from algorithms.equations import average_weights, distillation_loss
-from federation import stream
-from federation.parallel import sample_clients
-from federation.training import load_model
+from federation import average_weights, loaded, sample_clients, stream
 from reference.linear import kl_slope
 
 LOCAL = {"local_epochs": 3, "batch_size": 2, "lr": 0.1}
-QUICK = {**LOCAL, "rounds": 2, "participation": 0.5, "weight_decay": 0.01}
+QUICK = {**LOCAL, "rounds": 2, "participation": 0.5, "optimizer": "momentum", "weight_decay": 0.01}
 Z, G, Y = torch.tensor([[5., 1., 0.]]), torch.tensor([[0., 2., 0.]]), torch.tensor([0])
 
 
@@ -25,7 +22,7 @@ def test_not_true_loss_by_hand(tau):
     p, q = (1 / (1 + math.exp(-difference / tau)) for difference in (2, 1))
     expected = tau**2 * (p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q)))
     assert fedntd.not_true_loss(Z, Y, G, tau).item() == pytest.approx(expected, abs=1e-6)
-    assert tau > 1 or distillation_loss(G, Z).item() > 40 * expected
+    assert tau > 1 or fedntd.distillation_loss(G, Z, 1.).item() > 40 * expected
 
 
 def test_the_labels_logit_neither_counts_nor_learns_from_the_teacher():
@@ -37,6 +34,11 @@ def test_the_labels_logit_neither_counts_nor_learns_from_the_teacher():
     p = Z.softmax(1)[0]
     assert z.grad[0, 0].item() == pytest.approx(p[0].item() - 1)
     assert (z.grad[0, 1:] - p[1:]).abs().min() > .1
+
+
+def test_the_defaults_distill():
+    """With beta 0 it would be FedAvg."""
+    assert fedntd.Config().beta == fedntd.PAPER["beta"] == 1
 
 
 def slope_of(labels, teacher_logits, tau, beta, keep_true):
@@ -82,11 +84,11 @@ def test_the_teacher_is_the_servers_model_in_eval_mode_on_the_students_view():
             (module.training, images[0].clone(), logits.detach())))
         return model
     fed = federation(sizes=(4,), network=watched, augment=lambda images, rng: images + rng.normal())
-    server = fedntd.start_server(fed, "watched")
-    server["model"]["0.running_mean"].fill_(2.)
-    fedntd.train_client(fed, 0, 1, server, **LOCAL, local_steps=None, temperature=1., beta=1.,
-                        keep_true=False, optimizer_name="momentum", weight_decay=0.)
-    students, teachers, teacher = calls[1::2], calls[::2], load_model(fed, server).eval()
+    weights = fed.global_model().state_dict()
+    weights["0.running_mean"].fill_(2.)
+    fedntd.train_client(fed, fedntd.Config(**LOCAL, optimizer="momentum"), 1, 0, weights)
+    students, teachers = calls[1::2], calls[::2]
+    teacher = loaded(fed.global_model(), weights).eval()
     assert len(students) == len(teachers) == 3 * 2
     for (training, view, _), (teaching, seen, logits) in zip(students, teachers):
         assert training and not teaching and torch.equal(seen, view)

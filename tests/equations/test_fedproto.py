@@ -8,8 +8,8 @@ from toys import federation, last, last_layer, linear, same, samples, with_featu
 
 from algorithms import fedproto
 from attacks import Attack
-from federation import stream
-from federation.training import batches, predict_features
+from federation import loaded, stream
+from slow import batches
 
 LOCAL = {"local_epochs": 2, "local_steps": None, "batch_size": 2, "lr": 0.05}
 NAN = math.nan
@@ -128,6 +128,20 @@ def nearest(w, means, data):
             for h in forward(w, data.images)[0].tolist()]
 
 
+def accuracies(fed, answers):
+    """(mean accuracy, mean accuracy with the shares of the client's own classes) of the answers of
+    each client for the test images."""
+    everywhere, own = [], []
+    for predicted, (_, own_labels) in zip(answers, fed.private):
+        right = [int(a == b) for a, b in zip(predicted, fed.test.labels.tolist())]
+        everywhere.append(sum(right) / len(right))
+        of_class = [[x for x, y in zip(right, fed.test.labels.tolist()) if y == c]
+                    for c in range(3)]
+        own += [sum(sum(of_class[y]) / len(of_class[y]) for y in own_labels.tolist())
+                / len(own_labels)]
+    return sum(everywhere) / len(everywhere), sum(own) / len(own)
+
+
 @pytest.mark.parametrize("local_steps", [None, 5])
 def test_rounds_of_fedproto_against_a_slow_loop(local_steps):
     """Four clients of different sizes; client 1 has class 1 alone, class 2 is client 3's alone."""
@@ -160,18 +174,13 @@ def test_rounds_of_fedproto_against_a_slow_loop(local_steps):
             found = state["clients"][i]["model"]
             assert all(torch.allclose(found[name].double(), w, atol=1e-5)
                        for name, w in clients[i].items())
-        hits, own = [], []
-        for i in ids:
-            right = [int(a == b) for a, b in
-                     zip(nearest(clients[i], means, fed.test), fed.test.labels.tolist())]
-            hits.append(sum(right) / len(right))
-            of_class = [[x for x, y in zip(right, fed.test.labels.tolist()) if y == c]
-                        for c in range(3)]
-            own += [sum(sum(of_class[y]) / len(of_class[y]) for y in fed.private[i].labels.tolist())
-                    / len(fed.private[i].labels)]
-        assert metrics["prototype_accuracy"] == pytest.approx(sum(hits) / 4)
-        assert metrics["prototype_accuracy_own"] == pytest.approx(sum(own) / 4)
-        assert metrics["accuracy"] == metrics["client_accuracy_own"]
+        everywhere, own = accuracies(fed, [nearest(w, means, fed.test) for w in clients])
+        assert metrics["prototype_accuracy"] == pytest.approx(everywhere)
+        assert metrics["prototype_accuracy_own"] == pytest.approx(own)
+        everywhere, own = accuracies(fed, [forward(w, fed.test.images)[1].argmax(1).tolist()
+                                           for w in clients])
+        assert metrics["client_accuracy"] == pytest.approx(everywhere)
+        assert metrics["accuracy"] == pytest.approx(own)
         # Clients have 2, 1, 2 and 3 classes, and a count of each of 3; two numbers a prototype.
         assert metrics["bytes_up"] == 4 * ((2 + 1 + 2 + 3) * 2 + 4 * 3)
         assert metrics["bytes_down"] == 4 * (4 * 3 * 2)
@@ -189,24 +198,26 @@ def test_prototypes_are_of_the_trained_network_in_eval_mode():
     fed = federation(network=noisy, augment=lambda images, rng: images + 100)
     means, known = torch.zeros(3, 2), torch.zeros(3).bool()
     start = {"model": fed.client_model(0).state_dict(), "optimizer": None}
-    upload, client = fedproto.train_client(fed, 0, 1, start, means, known, 2, None, 2, 0.05, 1.0,
-                                           "momentum", 0.0)
-    model = fed.client_model(0)
-    model.load_state_dict(client["model"])
-    images, labels = fed.private[0]
-    features = predict_features(fed, model, images)
-    assert same(upload, fedproto.prototypes(features, labels, 3)[0]) and not upload.requires_grad
+    client, upload = fedproto.train_client(fed, fedproto.Config(**LOCAL), 1, 0, start, means, known)
+    model = loaded(fed.client_model(0), client["model"]).eval()
+    features = model[:4](fed.private[0].images).detach()             # all layers but the last one
+    expected, counts = fedproto.prototypes(features, fed.private[0].labels, 3)
+    assert torch.allclose(upload["prototypes"], expected) and same(upload["counts"], counts)
+    assert not upload["prototypes"].requires_grad
 
 
 def attacked(t, values):
-    """(an attack by client 0: {class: value} of its prototypes in round t, what it is handed)."""
+    """(an attack by client 0: {class: value} of its prototypes in round t, what it is handed).
+
+    An upload of prototypes [3, 2] is a vector of 6 numbers.
+    """
     handed = []
 
     def forge(i, upload, benign, rows):
         handed.append((benign, rows))
         forged = upload.clone()
         for c, value in values.items():
-            forged[c] = value
+            forged[2 * c : 2 * c + 2] = value
         return forged if len(handed) == t else upload
     return Attack([0], forge), handed
 
@@ -220,14 +231,15 @@ def test_a_class_that_no_usable_upload_has_keeps_its_prototype():
     (_, start), (_, first), (metrics, second) = fedproto.run(fed, rounds=2, **LOCAL, attack=attack)
     assert not start["known"].any() and first["known"].all() and second["known"].all()
     assert metrics["bad_uploads"] == 1 and same(second["means"][2], first["means"][2])
+    _, honest = last(fedproto.run(fed, rounds=2, **LOCAL))
+    assert same(second["clients"], honest["clients"])    # client 0 keeps what it trained, too
     for c, i in [(0, 1), (1, 2)]:                        # now of the other client with it alone
-        model = fed.client_model(i)
-        model.load_state_dict(second["clients"][i]["model"])
-        features = predict_features(fed, model, fed.private[i].images)
+        model = loaded(fed.client_model(i), second["clients"][i]["model"])
+        features = model[:2](fed.private[i].images)
         assert torch.allclose(second["means"][c], features.mean(0), atol=1e-6)
 
 
-def test_an_attack_is_on_the_rows_of_all_classes_and_counts_where_its_client_has_samples():
+def test_an_attack_is_on_prototypes_of_all_classes_and_counts_where_its_client_has_samples():
     """It sees the zeros of a class that a client lacks."""
     fed = federation(sizes=(5, 3, 4), network=with_features)
     fed.private[0].labels[:], fed.private[1].labels[:] = torch.tensor([0, 0, 1, 0, 1]), 1
@@ -237,8 +249,8 @@ def test_an_attack_is_on_the_rows_of_all_classes_and_counts_where_its_client_has
     _, state = last(fedproto.run(fed, rounds=1, **LOCAL, attack=attack))
     assert same(state["means"][2], clean[2]) and (state["means"][:2] - clean[:2] > 10).all()
     [(benign, rows)] = handed
-    assert benign.any(-1).tolist() == [[False, True, False], [True] * 3]
-    assert rows.tolist() == [0, 1, 2]
+    assert benign.view(2, 3, 2).any(-1).tolist() == [[False, True, False], [True] * 3]
+    assert rows.tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_before_any_usable_upload_there_is_no_nearest_prototype():

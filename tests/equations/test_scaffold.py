@@ -7,10 +7,10 @@ from slow import close, slow_learner, slow_slopes, towards_labels
 from torch import nn
 from toys import federation, last, linear, same, with_batchnorm, with_hidden_layer
 
-from algorithms import scaffold
+from algorithms import fedsdd_ablations, scaffold
 from federation import stream
-from federation.parallel import sample_clients
-from federation.training import batches
+from federation import sample_clients
+from slow import batches
 from federation.uploads import tensors
 
 LOCAL = {"local_epochs": 3, "batch_size": 2, "lr": 0.1}
@@ -71,22 +71,28 @@ def test_scaffold_round_against_slow_loop():
         x = [v + lr_g * (d + e) / 2 for v, d, e in zip(x, *dy)]                            # line 16
         c = [b + 2 / n * (d + e) / 2 for b, d, e in zip(c, *dc)]                           # line 17
     _, state = last(scaffold.run(fed, rounds=2, participation=0.5, global_lr=lr_g, **LOCAL))
-    kept = state["server"]["client_controls"]
+    kept = state["client_controls"]
     assert kept.keys() == {*active[1], *active[2]}
     for ours, slow in [(state["server"]["model"], x), (state["server"]["control"], c),
                        *((kept[i], c_i[i]) for i in kept)]:
         assert close(ours, slow)
 
 
+def start_server(fed):
+    """What the server has before round 1."""
+    return next(scaffold.run(fed))[1]["server"]
+
+
 def test_opposite_updates_cancel_and_one_is_one_nth():
     """Two of four clients send +d and -d; then one alone: the model moves by d, c by d / 4."""
-    fed = federation()
-    server = scaffold.start_server(fed, fed.architecture[0])
+    fed, cfg = federation(), scaffold.Config(global_lr=1.0)
+    server = start_server(fed)
     x, d = server["model"], {name: torch.full_like(w, .5) for name, w in server["model"].items()}
-    uploads = {i: {"model": {name: x[name] + sign * d[name] for name in x}, "client_control": d,
+    uploads = {i: {"model": {name: x[name] + sign * d[name] for name in x},
                    "control_change": {name: sign * d[name] for name in x}}
                for i, sign in [(0, 1), (1, -1)]}
-    both, one = (scaffold.aggregate(fed, server, sent, 1.0) for sent in (uploads, {0: uploads[0]}))
+    both, one = (scaffold.aggregate(fed, cfg, server, sent, 4)
+                 for sent in (uploads, {0: uploads[0]}))
     for name in x:
         assert torch.allclose(both["model"][name], x[name], atol=1e-6)
         assert torch.allclose(one["model"][name], x[name] + d[name], atol=1e-6)      # global_lr 1
@@ -96,23 +102,27 @@ def test_opposite_updates_cancel_and_one_is_one_nth():
 def test_the_control_of_a_network_counts_that_networks_clients():
     """Two of four clients have it, and both take part: c = |S| / N mean(c_i) with N = 2."""
     fed = federation(network=(linear, with_hidden_layer))
-    server = scaffold.start_server(fed, "linear")
-    d = {name: torch.full_like(w, .5) for name, w in server["model"].items()}
-    upload = {"model": server["model"], "control_change": d, "client_control": d}
-    after = scaffold.aggregate(fed, server, {0: upload, 2: upload}, 1.0)
-    assert same(after["control"], d)
+    x = fed.client_model(0).state_dict()
+    d = {name: torch.full_like(w, .5) for name, w in x.items()}
+    start = {"server": scaffold.zero_control(linear()), "clients": {}}
+    group = fedsdd_ablations.Group([0, 2], "linear", x, start)
+    trained = {i: scaffold.Trained({"model": x, "control_change": d}, d) for i in group.clients}
+    uploads = {i: trained[i].upload for i in trained}
+    cfg = fedsdd_ablations.Config(local="scaffold")
+    _, control = fedsdd_ablations.aggregate(fed, cfg, group, trained, uploads)
+    assert same(control, {"server": d, "clients": {0: d, 2: d}})
 
 
 def test_controls_hold_parameters_only():
     """BatchNorm's buffers are averaged by samples, as in FedAvg. No upload holds a graph."""
-    fed = federation(sizes=(5, 3), network=with_batchnorm)
-    server = scaffold.start_server(fed, fed.architecture[0])
-    uploads = {i: scaffold.train_client(fed, i, 1, server, **LOCAL, local_steps=None)
-               for i in (0, 1)}
-    assert not any(w.requires_grad for w in tensors(uploads))
-    after = scaffold.aggregate(fed, server, uploads, 1.0)
+    fed, cfg = federation(sizes=(5, 3), network=with_batchnorm), scaffold.Config(**LOCAL)
+    server = start_server(fed)
+    trained = {i: scaffold.train_client(fed, cfg, 1, i, server, None) for i in (0, 1)}
+    assert not any(w.requires_grad for w in tensors(trained))
+    uploads = {i: trained[i].upload for i in trained}
+    after = scaffold.aggregate(fed, cfg, server, uploads, 2)
     names = dict(fed.client_model(0).named_parameters()).keys()
-    for control in (after["control"], *after["client_controls"].values()):
+    for control in (after["control"], *(trained[i].control for i in trained)):
         assert control.keys() == names == uploads[0]["control_change"].keys()
     means = [uploads[i]["model"]["0.running_mean"] for i in (0, 1)]
     assert torch.allclose(after["model"]["0.running_mean"], (5 * means[0] + 3 * means[1]) / 8)
@@ -134,17 +144,17 @@ class Tied(nn.Module):
 def test_a_weight_with_two_names_moves_by_the_mean_change_under_both():
     """Clients of 1 and 3 samples, y = x + 1 and x + 5, eta_g 1/2: x + 1/2 (1 + 5) / 2 = x + 1.5,
     where the average by samples is x + (1 + 3 * 5) / 4 = x + 4."""
-    fed = federation(sizes=(1, 3), network=Tied)
-    server = scaffold.start_server(fed, fed.architecture[0])
+    fed, cfg = federation(sizes=(1, 3), network=Tied), scaffold.Config(**LOCAL, global_lr=0.5)
+    server = start_server(fed)
     x, zeros = server["model"], scaffold.zero_control(Tied())
-    uploads = {i: {"model": {name: x[name] + change for name in x}, "control_change": zeros,
-                   "client_control": zeros} for i, change in [(0, 1.0), (1, 5.0)]}
-    after = scaffold.aggregate(fed, server, uploads, 0.5)["model"]
+    uploads = {i: {"model": {name: x[name] + change for name in x}, "control_change": zeros}
+               for i, change in [(0, 1.0), (1, 5.0)]}
+    after = scaffold.aggregate(fed, cfg, server, uploads, 2)["model"]
     assert after.keys() == {"first.weight", "second.weight"}
     for name in after:
         assert torch.allclose(after[name], x[name] + 1.5)
-    assert scaffold.train_client(fed, 0, 1, server, **LOCAL, local_steps=None)[
-        "control_change"].keys() == after.keys()
+    client = scaffold.train_client(fed, cfg, 1, 0, server, None)
+    assert client.upload["control_change"].keys() == after.keys()
 
 
 def test_messages_are_twice_the_parameters():

@@ -1,4 +1,5 @@
 """The secure sum: masks that cancel, messages that alone say nothing, and FedSDD on top of it."""
+import itertools
 import math
 
 import numpy as np
@@ -98,6 +99,11 @@ def test_each_client_of_a_group_may_send_its_share_of_the_limit():
     assert average(send([2.0**38 / 4 * 1.001] * 4, [1] * 4)) is None
 
 
+def models_of(state):
+    """The global models, by their numbers."""
+    return [*itertools.chain(*state["global_models"].values())]
+
+
 @pytest.mark.parametrize("network, settings", [
     (with_batchnorm, {"K": 4}), (with_batchnorm, {"K": 2, "local": "fedprox", "mu": 0.3}),
     ((with_batchnorm, with_hidden_layer), {"K": 2, "R": 2})], ids=["K", "fedprox", "networks"])
@@ -106,10 +112,9 @@ def test_fedsdd_with_a_secure_sum_is_the_plain_run_to_rounding(network, settings
     plain, secure = (list(fedsdd_ablations.run(fed, **QUICK, **settings, secure_sum=s))
                      for s in (False, True))
     for (a, state_a), (b, state_b) in zip(plain, secure, strict=True):
-        for one, other in zip(state_a["global_models"], state_b["global_models"], strict=True):
-            for name, w in one["model"].items():
-                assert not w.is_floating_point() or torch.allclose(other["model"][name], w,
-                                                                   atol=1e-5)
+        for one, other in zip(models_of(state_a), models_of(state_b), strict=True):
+            for name, w in one.items():
+                assert not w.is_floating_point() or torch.allclose(other[name], w, atol=1e-5)
         assert all(value == pytest.approx(b[key], abs=0.026)              # one test image of 40
                    for key, value in a.items() if value is not None and "bytes_up" not in key)
     assert b["bytes_up"] == 2 * a["bytes_up"]
@@ -117,12 +122,12 @@ def test_fedsdd_with_a_secure_sum_is_the_plain_run_to_rounding(network, settings
 
 def test_uploads_are_masked_anew_in_every_round(monkeypatch):
     """A mask that came back would tell how a client's model changed in between."""
-    sent, original = [], fedsdd_ablations.collect
+    sent, original = [], fedsdd_ablations.received
 
     def noted(*args):
         sent.append(original(*args))
         return sent[-1]
-    monkeypatch.setattr(fedsdd_ablations, "collect", noted)
+    monkeypatch.setattr(fedsdd_ablations, "received", noted)
     last(fedsdd_ablations.run(federation(sizes=EIGHT), **QUICK, K=1, secure_sum=True))
     assert [len(uploads) for uploads in sent] == [8, 8]
     for first, second in zip(sent[0].values(), sent[1].values()):
@@ -138,13 +143,13 @@ def test_clients_whose_models_are_not_finite_are_left_out_and_counted():
     plain, secure = (last(fedsdd_ablations.run(fed, **QUICK, K=2, secure_sum=s))
                      for s in (False, True))
     assert plain[0]["bad_uploads"] == secure[0]["bad_uploads"] == 1
-    for a, b in zip(plain[1]["global_models"], secure[1]["global_models"], strict=True):
-        assert torch.allclose(a["model"]["1.weight"], b["model"]["1.weight"], atol=1e-5)
+    for a, b in zip(models_of(plain[1]), models_of(secure[1]), strict=True):
+        assert torch.allclose(a["1.weight"], b["1.weight"], atol=1e-5)
     for private in fed.private:
         private.images[:] = math.nan
     metrics, state = last(fedsdd_ablations.run(fed, **QUICK, students="none", K=1, secure_sum=True))
     assert metrics["bad_uploads"] == 8
-    assert same(state["global_models"][0]["model"], fedavg.start_server(fed, "linear")["model"])
+    assert same(models_of(state), [next(fedavg.run(fed))[1]["server"]["model"]])
 
 
 @pytest.mark.parametrize("settings, word", [

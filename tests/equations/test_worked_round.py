@@ -34,13 +34,13 @@ def close(tensor, expected):
 
 
 def test_the_pictures_shapes_are_those_of_the_tensors(page):
-    shown = set(re.findall(r"([a-z_.]+) (\[[\d, ]+\])", PICTURE))
+    shown = set(re.findall(r'([a-z_]+(?:\["\w+"\])?) (\[[\d, ]+\])', PICTURE))
     assert shown == {(x, str([*eval(x, page).shape])) for x, _ in shown} != set()
 
 
 def test_eq3_eq4_eq5_by_pencil(page):
     close(page["weights"], [[1 - MORE, MORE, 0.], [0., 1 - MORE, 0.], [MORE, 0., 0.]])
-    close(page["fused_logits"], [[LN3, -MORE * LN3], [LN3, -MORE * LN3], [0., 0.]])
+    close(page["ensemble"], [[LN3, -MORE * LN3], [LN3, -MORE * LN3], [0., 0.], [0., 0.]])
 
 
 def test_the_servers_step_by_pencil(page):
@@ -103,22 +103,21 @@ def test_a_round_of_fedsdd_by_pencil():
     undistilled = ([[2 * LN3, 0.], [0., 0.], [0., 0.], [0., 0.]],    # their mean: (ln 3, 0), zeros,
                    [[0., 0.], [0., 0.], [0., 0.], [0., 2 * LN3]])    # zeros, (0, ln 3)
 
-    def saved(logits):
-        weights = {"1.weight": torch.tensor(logits).T.contiguous()}
-        return {"architecture": "table", "model": weights}
-    round_1 = {"round": 1, "undistilled": [[*map(saved, undistilled)]],
-               "global_models": [*map(saved, models)]}
+    def weights(logits):
+        return {"1.weight": torch.tensor(logits).T.contiguous()}
+    round_1 = {"algorithm": "fedsdd", "round": 1, "undistilled": [[*map(weights, undistilled)]],
+               "global_models": [*map(weights, models)]}
     [(metrics, state)] = fedsdd.run(fed, round_1, rounds=2, K=2, R=2, participation=1.0,
                                     local_epochs=1, lr=2 * LN3, distill_steps=1, server_lr=2.,
                                     temperature=2.0)
-    main, other = (saved["model"]["1.weight"].T for saved in state["global_models"])
+    main, other = (w["1.weight"].T for w in state["global_models"])
 
     # Line 4-6, the rate 2 ln 3: a row of logits (0, 0) moves by ln 3 (1/2, -1/2) in client 0's
     # batch of two, by (ln 3, -ln 3) alone. Eq. (2): client 0 weighs 2/3, client 2 weighs 1/3.
     w0 = [THIRD, 0, -THIRD, -THIRD]                    # the class 0; class 1 has the opposite
     close(other, [[LN3, 0.], [LN3, -LN3], [0., LN3], [0., 0.]])
     # Eq. (3): the mean of the two models' logits; Eq. (5): its mean with that of round 1.
-    newest = torch.stack([saved["model"]["1.weight"].T for saved in state["undistilled"][1]])
+    newest = torch.stack([w["1.weight"].T for w in state["undistilled"][1]])
     close(newest.mean(0), [[2 * THIRD, -THIRD / 2], [LN3 / 2, -LN3 / 2],
                            [-THIRD / 2, 2 * THIRD], [-THIRD / 2, THIRD / 2]])
     teacher = [[2.5 * THIRD, -THIRD / 4], [LN3 / 4, -LN3 / 4], [-THIRD / 4, THIRD],

@@ -42,19 +42,19 @@ def test_each_names_a_test_that_exists():
 
 # ------------------------------------------------------------------------------------- the program
 
-HAND = "equations/test_equations.py::test_kl_is_from_teacher_to_student_by_hand"
+HAND = "equations/test_distillation.py::test_kl_is_from_teacher_to_student_by_hand[fedsdd]"
 VERDICTS = {    # what: (old, new, verdict)
-    "a wrong sum": ("terms.sum(-1)", "terms.mean(-1)", "caught"),
-    "a docstring": ("in nats, without the factor", "in nats", "SURVIVED"),
-    "a name that is nowhere": ("student_logits / temperature", "student_logits / heat",
+    "a wrong sum": ("(log_p - log_q)).sum(-1)", "(log_p - log_q)).mean(-1)", "caught"),
+    "a docstring": ("the mean over the batch: a scalar", "a scalar", "SURVIVED"),
+    "a name that is nowhere": ("student / temperature", "student / heat",
                                f"broken: NameError in the call of tests/{HAND}"),
-    "an error of another kind": ("student_logits / temperature", "student_logits.reshape(7)",
+    "an error of another kind": ("student / temperature", "student.reshape(7)",
                                  f"broken: RuntimeError in the call of tests/{HAND}")}
 
 
 def start_told(npz, folder):
     """The process of `told` (conftest.py): a sample, and a mistake of each kind."""
-    odd = [("algorithms/equations.py", old, new, HAND, what)
+    odd = [("algorithms/fedsdd.py", old, new, HAND, what)
            for what, (old, new, _) in VERDICTS.items()]
     script = f"""import break_it
 print('status', break_it.main(['--every', '24']))

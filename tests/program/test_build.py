@@ -1,4 +1,5 @@
 """From flags to a federation: who holds which images, with which labels and networks."""
+import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,16 +12,18 @@ from benchmarks.commands import federation_of
 from data.images import adapt, crop_and_flip, normalize, statistics
 from data.load import Dataset, load_dataset
 from experiment import build
-from experiment.settings import DEFAULTS, Command, Method
+from experiment.settings import Command, Images, Method, Training
 from federation import Data, restrict_public
+from federation.samples import as_they_are
 from partition import PARTITIONS
 
 FOREIGN = toy_set(4, 6, 2, seed=1)
 BYTES = torch.arange(500 * 4 * 4).remainder(256).byte().view(500, 1, 4, 4)
 TEN = toy_set(10, 100, 2)
 SETS = {"toy": TOY, "foreign": FOREIGN, "ten": TEN, "copy": TOY}
-FLAGS = DEFAULTS | dict(dataset="toy", partition="iid", clients=3, per_class=2, joint=False,
-                        model=["mlp"], server_model="mlp")
+FLAGS = dataclasses.asdict(Images()) | dataclasses.asdict(Training()) | dict(
+    dataset="toy", partition="iid", clients=3, per_class=2, joint=False, model=["mlp"],
+    server_model="mlp")
 
 # An algorithm that sees whatever public images there are, and whose server has a network.
 SEES_ALL = SimpleNamespace(public="joint", server="images", check=lambda fed, **settings: None)
@@ -227,7 +230,7 @@ def test_networks_are_those_of_the_flags():
 
 def test_augment_and_amp_reach_the_federation():
     plain, other = built()[0], built(augment=True, amp=True)[0]
-    assert (plain.augment, plain.amp) == (None, False)
+    assert (plain.augment, plain.amp) == (as_they_are, False)
     assert (other.augment, other.amp) == (crop_and_flip, True)
 
 

@@ -1,5 +1,6 @@
 """From a command to a run: bad input, flags, presets, help, and what a run prints and keeps."""
 import contextlib
+import dataclasses
 import inspect
 import io
 import itertools
@@ -8,7 +9,9 @@ import os
 import re
 import signal
 import statistics
+import typing
 from types import SimpleNamespace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -20,16 +23,16 @@ from toys import same
 import fedkd_minimal
 import models
 from algorithms import ALGORITHMS, fedavg, fedsdd
-from algorithms.hyperparameters import HYPERPARAMETERS
 from data.load import DATASETS
 from experiment.presets import PAPER
 from experiment.report import megabytes, metric_text, seconds_left
-from experiment.settings import DATA, PROGRAM, TRAINING, parser_of, read, text_of
+from experiment.settings import Images, Program, Training, flag_of, parser_of, read, text_of
 from federation import stream
 from fedkd_minimal import main
 from partition import PARTITIONS
 
-FLAGS = {flag.name: flag for flag in DATA + TRAINING + PROGRAM}
+FLAGS = {field.name: field for table in (Images, Training, Program)
+         for field in dataclasses.fields(table)}
 TINY = "--model mlp --clients 4 --partition iid --threads 1".split()
 SHORT = "--rounds 2 --local-epochs 1 --batch-size 16 --participation 1".split()
 SHORT_SDD = [*SHORT, *"--K 2 --distill-steps 2 --server-batch-size 16".split()]
@@ -42,12 +45,8 @@ def configured(command):
     return found.federation, {method.label: method for method in found.methods}
 
 
-def flag_name(name):
-    return "--" + name.replace("_", "-")
-
-
 def hyperparameters(algo):
-    return ALGORITHMS[algo].hyperparameters
+    return ALGORITHMS[algo].config_fields
 
 
 def kept(folder, name="metrics.jsonl"):
@@ -100,6 +99,7 @@ REFUSED = """
 --algo fedmd --no-joint               | fedmd
 --algo fedgems --attack paf --attackers 20 | attackers is 20 | 19
 --algo fedgems,scaffold --attack paf  | --attack | scaffold | fedgems
+--algo feddf --model cnn,mlp --attack paf | feddf | one network
 --algo split-learning TINY            | mlp | gkt_edge
 --algo fedgems,fedgkt --server-model gkt_server_small --model gkt_edge_small | fedgems
 --algo fedgkt TINY                    | mlp | gkt_edge
@@ -136,8 +136,16 @@ EDGES = [   # numbers that are refused, numbers that are allowed, the flags
     ("0 1025 99999999999999999999999", "1 1024", "processes threads")]
 
 
-NUMBERS = [name for name, row in (HYPERPARAMETERS | FLAGS).items()
-           if row.allowed and "model" not in name]
+def is_number(field):
+    kinds = [field.type]
+    for kind in kinds:                                   # the list grows: X | None, tuple[X, ...]
+        kinds += typing.get_args(kind) if typing.get_origin(kind) is not Literal else ()
+    return int in kinds or float in kinds
+
+
+FIELDS = FLAGS | {name: field for algo in OF_PAPERS
+                  for name, field in hyperparameters(algo).items()}
+NUMBERS = [name for name, field in FIELDS.items() if is_number(field)]
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -145,18 +153,18 @@ def test_a_number_outside_its_range_is_refused(name):
     """Before the number reaches torch: too many threads end the process."""
     [(outside, inside)] = [edge[:2] for edge in EDGES if name in edge[2].split()]
     algo = next((algo for algo in ALGORITHMS if name in hyperparameters(algo)), "fedavg")
-    parser = parser_of([ALGORITHMS[algo]], "")
+    parser = parser_of([Images, Training, Program, ALGORITHMS[algo].Config])
     for value in outside.split():
-        with pytest.raises(ValueError, match=flag_name(name)):
-            parser.parse_args([f"{flag_name(name)}={value}"])
+        with pytest.raises(ValueError, match=flag_of(name)):
+            parser.parse_args([f"{flag_of(name)}={value}"])
     for value in inside.split():
-        assert name in parser.parse_args([f"{flag_name(name)}={value}"])
+        assert name in parser.parse_args([f"{flag_of(name)}={value}"])
 
 
 def test_networks_may_differ_unless_one_model_goes_to_all_clients():
     """These refuse several networks; test_contracts.py runs all others with two."""
     assert {algo for algo in OF_PAPERS if not ALGORITHMS[algo].mixed_networks} == {
-        "fedavg", "fedprox", "scaffold", "fedntd", "fedgen", "fedbe", "split-learning"}
+        "fedavg", "fedprox", "scaffold", "fedntd", "fedgen", "fedbe", "fedsdd", "split-learning"}
 
 
 def test_an_error_is_one_line_of_the_first_process_alone(capsys, monkeypatch):
@@ -182,7 +190,7 @@ def test_a_flag_goes_to_all_algorithms_that_have_it_with_one_type():
     kinds = {}
     for algo in ALGORITHMS:
         for name, parameter in hyperparameters(algo).items():
-            assert kinds.setdefault(name, parameter.annotation) == parameter.annotation, name
+            assert kinds.setdefault(name, parameter.type) == parameter.type, name
     _, methods = configured("--algo fedavg,fedsdd:R=3,fedsdd --lr 0.3 --R 2")
     assert {method.settings["lr"] for method in methods.values()} == {0.3}
     assert [method.settings.get("R") for method in methods.values()] == [None, 3, 2]
@@ -205,7 +213,8 @@ MD = {"transfer_public_epochs": 20, "transfer_public_batch_size": 128, "early_st
       "min_delta": 0.005, "lr": 1e-3, "optimizer": "adam", "weight_decay": 0.0, "kernel_l2": 1e-3}
 MUTUAL = {"rounds": 100, "participation": 1.0, "local_epochs": 1, "local_steps": None,
           "batch_size": 64, "lr": 0.05, "optimizer": "momentum", "weight_decay": 0.0}
-PAPERS_DEFAULTS = {   # every keyword of every algorithm
+PAPERS_DEFAULTS = {   # every setting of every algorithm with --paper, but for what one paper sets
+    # for another's method
     # FedSDD, section 4.1
     "fedavg": {**LOCAL, **PLAIN}, "fedprox": {**LOCAL, **PLAIN, "mu": 0.001},
     "scaffold": {**LOCAL, "global_lr": 1.0},
@@ -257,8 +266,8 @@ PAPERS_DEFAULTS = {   # every keyword of every algorithm
 
 
 @pytest.mark.parametrize("algo", OF_PAPERS)
-def test_defaults_are_the_papers(algo):
-    found = {name: parameter.default for name, parameter in hyperparameters(algo).items()}
+def test_a_files_PAPER_has_the_papers_values(algo):
+    found = dataclasses.asdict(ALGORITHMS[algo].Config(**ALGORITHMS[algo].paper))
     assert found == PAPERS_DEFAULTS[algo]
 
 
@@ -268,7 +277,7 @@ def printed_help(capsys, argv):
     with pytest.raises(SystemExit) as stop:
         main([*argv, "--help"])
     assert stop.value.code == 0
-    return " ".join(capsys.readouterr().out.split())                # without argparse's line breaks
+    return " ".join(capsys.readouterr().out.split())                 # without its line breaks
 
 
 def test_a_value_is_told_as_it_is_typed():
@@ -278,23 +287,22 @@ def test_a_value_is_told_as_it_is_typed():
 
 @pytest.mark.parametrize("algo", OF_PAPERS)
 def test_help_is_the_files_own_text_and_describes_every_flag(capsys, algo):
-    printed = printed_help(capsys, ["--algo", algo]).replace(" ", "")   # it breaks after hyphens
-    about = inspect.getmodule(ALGORITHMS[algo].run).__doc__.splitlines()[0]
-    assert about.replace(" ", "") in printed
-    for name, parameter in hyperparameters(algo).items():
-        meaning = HYPERPARAMETERS[name].meaning
-        text = f"{meaning}(default:{algo}{text_of(parameter.default)})"
-        assert flag_name(name) in printed and text.replace(" ", "") in printed, name
+    printed = printed_help(capsys, ["--algo", algo])
+    assert " ".join(inspect.getmodule(ALGORITHMS[algo].run).__doc__.split()) in printed
+    source = inspect.getsource(ALGORITHMS[algo].Config)
+    for name, field in hyperparameters(algo).items():
+        told = re.search(rf"^    {name}: [^#\n]*(?:# +(.*))?$", source, re.M)
+        words = [flag_of(name), text_of(field.default), *(told[1] or "").split()]
+        assert " ".join(words) in printed, name
 
 
 def test_help_of_several_algorithms_and_of_none(capsys):
     printed = printed_help(capsys, ["--algo", "fedavg,fedsdd"])
-    for words in (fedavg.__doc__.splitlines()[0], fedsdd.__doc__.splitlines()[0], "--distill-step",
-                  "fedavg 100, fedsdd 100"):
+    for words in (fedavg.__doc__.splitlines()[0], fedsdd.__doc__.splitlines()[0], "--distill-step"):
         assert words in printed
     printed = printed_help(capsys, [])
     assert fedkd_minimal.__doc__.splitlines()[0] in printed
-    assert all(flag_name(name) in printed for name in FLAGS)
+    assert all(flag_of(name) in printed for name in FLAGS)
 
 
 # --------------------------------------------------------------------------------------------- runs
@@ -306,7 +314,7 @@ def test_a_run_prints_a_line_per_round_and_keeps_what_it_measured(finished):
     for t, (line, row, timing) in enumerate(zip(lines[1:4], rows, timings, strict=True)):
         assert row["round"] == timing["round"] == t
         assert not any(key.endswith("_seconds") for key in row)
-        shown = [metric_text(row.get(key)) for key in ALGORITHMS["fedsdd"].columns]
+        shown = [metric_text(row.get(key)) for key in ALGORITHMS["fedsdd"].log_columns]
         assert line.split()[:5] == [f"{t}/2", *shown] and shown[0] == f"{row['accuracy']:.4f}"
 
 

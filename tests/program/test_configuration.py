@@ -1,19 +1,21 @@
 """From flags to a config: defaults, the quick start on the embedded data, the papers' presets."""
+import dataclasses
 import re
 
 import numpy as np
 import pytest
 from commands import refused
-from test_command_line import configured, flag_name, kept
+from test_command_line import configured, kept
 from toys import arrays
 
 from algorithms import ALGORITHMS
 from experiment import settings
-from experiment.presets import HELD_OUT, PAPER, QUICK_START
-from experiment.settings import DEFAULTS, NETWORKS, text_of
+from experiment.presets import HELD_OUT, PAPER
+from experiment.settings import NETWORKS, Images, Training, flag_of, text_of
 from fedkd_minimal import main
 from models import BOTTLENECKS
 
+DEFAULTS = dataclasses.asdict(Images()) | dataclasses.asdict(Training())
 SETS = """
 # flags win over the paper, also if they equal the default; the paper over the quick start
 fedavg                 | model cnn | lr 0.1 | local_epochs 5 | clients 20
@@ -99,7 +101,7 @@ def test_public_data_by_default(public, joint, commands):
         assert (flags["public"], flags["joint"]) == (public, joint), algos
 
 
-@pytest.mark.parametrize("table", [QUICK_START, *PAPER.values()])
+@pytest.mark.parametrize("table", PAPER.values())
 def test_presets_are_alike_for_variants(table):
     for algo in ("fedsdd", "fedgems"):
         assert table.get(f"{algo}-ablations") == table.get(algo)
@@ -139,7 +141,7 @@ def test_without_a_paper_the_federation_does_not_depend_on_the_algorithms():
     ("fedavg", 20), ("fedavg --paper fedsdd", 100), ("fedavg --rounds 7", 7),
     ("fedavg:rounds=3 --rounds 7", 3)])
 def test_a_later_table_wins(command, rounds):
-    """Default, preset, flag, word: the default is 100."""
+    """The Config's value, the paper's, the flag's, the word's."""
     [method] = configured("--algo " + command)[1].values()
     assert method.settings["rounds"] == rounds
 
@@ -162,14 +164,13 @@ FIRST = {(*own["model"], own["server_model"]): preset for preset in reversed(PRE
 def test_every_preset_runs(tmp_path, paper, algo):
     """A round with its settings; the first algorithm with the same networks runs the real ones."""
     federation, methods = configured(f"--algo {algo} --paper {paper}")
-    own = {name: parameter.default for name, parameter
-           in ALGORITHMS[algo].hyperparameters.items()}
+    own = dataclasses.asdict(ALGORITHMS[algo].Config(**ALGORITHMS[algo].paper))
     own |= {name: x for name, x in PAPER[paper][algo].items() if name not in NETWORKS}
     assert methods[algo].settings == own
     for name, value in flags_of(paper, algo).items():
         found = methods[algo].networks if name in NETWORKS else federation
         assert value is None or found[name] == value
-    flags = [f"{flag_name(name)}={value}" for name, value in SMALL.items() if own.get(name)]
+    flags = [f"{flag_of(name)}={value}" for name, value in SMALL.items() if own.get(name)]
     if (paper, algo) not in FIRST:
         edges = algo in ("fedgkt", "fedgkt-async", "split-learning")
         small = "gkt_edge_small gkt_server_small".split() if edges else ["mlp", "mlp"]
@@ -181,4 +182,4 @@ def test_every_preset_runs(tmp_path, paper, algo):
           "2", "--partition", "iid", "--threads", "1", "--out", str(tmp_path / "out"), *flags])
     rows = kept(tmp_path / "out" / f"{algo}-seed0")
     no_server = {"server_accuracy"} if algo in ("public-private", "centralized") else set()
-    assert {*ALGORITHMS[algo].columns} - no_server <= rows[1].keys() and len(rows) == 2
+    assert {*ALGORITHMS[algo].log_columns} - no_server <= rows[1].keys() and len(rows) == 2

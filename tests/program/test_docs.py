@@ -8,11 +8,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import ROOT, main, shipped
+from commands import main, shipped
+from pages import (
+    ROOT,
+    departures,
+    docstring,
+    equations,
+    names_of_tests,
+    numbered_in_header,
+    tree,
+)
 
-from docs.reading import sources
-from experiment.presets import QUICK_START
-from experiment.settings import NETWORKS, read
+from experiment.settings import read
 
 README = (ROOT / "README.md").read_text()
 PAGES = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("docs/results/*.md")]
@@ -33,9 +40,9 @@ FILES = {layer: [layer] if layer.endswith(".py") else
          [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / layer).glob("*.py"))]
          for layer in LAYERS} | {"algorithms": [f"algorithms/{name}.py" for name in shipped()]}
 PRODUCT = sum(FILES.values(), [])
-WITH_DECISIONS = [file for file in PRODUCT if sources.departures(file)]
+WITH_DEPARTURES = [file for file in PRODUCT if departures(file)]
 EXAMPLES = [file for file in PRODUCT if ">>> " in (ROOT / file).read_text()]
-WITH_RUN = [file for file in FILES["algorithms"] if "\nRun:" in sources.docstring(file)]
+LAST_EQUATION = {"fedgems": 11, "fedgkt": 13, "fedsdd": 5}
 
 
 def module(file):
@@ -44,13 +51,13 @@ def module(file):
 
 def code_of(file):
     """The text of a file without the docstring at its top."""
-    return (ROOT / file).read_text().replace(sources.tree(file).body[0].value.value, "")
+    return (ROOT / file).read_text().replace(tree(file).body[0].value.value, "")
 
 
 def imports(file):
     """{"algorithms", "algorithms.fedavg", "torch"}: what a file imports, anywhere in it."""
     found = set()
-    for node in ast.walk(sources.tree(file)):
+    for node in ast.walk(tree(file)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -84,52 +91,50 @@ def test_what_a_benchmark_takes_from_the_project_exists(path):
     assert [x for x in taken if x[0] in modules and not hasattr(names[x[0]], x[1])] == []
 
 
-def test_what_algorithms_share_imports_no_papers_file():
-    of_papers = [file for file in WITH_DECISIONS if file.startswith("algorithms/")]
-    for file in {*FILES["algorithms"]} - {*of_papers}:
-        assert not imports(file) & {*map(module, of_papers)}, file
-
-
 @pytest.mark.parametrize("file", EXAMPLES)
 def test_examples_in_docstrings_are_true(file):
     found = doctest.testmod(importlib.import_module(module(file)), extraglobs={"torch": torch})
     assert found.failed == 0 < found.attempted
 
 
-def numbered(texts):
-    """Of {"D1": text, "D2": text, ...} the numbers, in order."""
-    return [int(name.removeprefix("D")) for name in texts]
-
-
-@pytest.mark.parametrize("file", WITH_DECISIONS)
+@pytest.mark.parametrize("file", WITH_DEPARTURES)
 def test_every_departure_names_a_test_that_exists(file):
     """On the page, which has all of them; what every file has stands in its first section."""
-    found = sources.departures(file)
-    assert numbered(found) == sorted(numbered(found))
+    found = departures(file)
+    assert [*found] == [*range(1, len(found) + 1)]
     for text in found.values():
         named = {*re.findall(r"\btest_\w+", text)}
-        assert named and named <= {name for name, _ in sources.tests()}, text
+        assert named and named <= names_of_tests(), text
 
 
-@pytest.mark.parametrize("file", WITH_DECISIONS)
+@pytest.mark.parametrize("file", [file for file in PRODUCT if numbered_in_header(file)])
 def test_a_departure_of_a_header_is_on_the_page_and_marked_in_the_code(file):
-    """Under the same number. The names of tests are on the page alone."""
-    own, code = sources.header(file).decisions, code_of(file)
-    assert own.keys() <= sources.departures(file).keys()
-    assert [name for name in own if not re.search(rf"#.*\b{name}\b", code)] == []
-    assert not re.search(r"\btest_\w+", "".join(own.values()))
+    """Under the same number; the page goes on with what the header leaves out."""
+    own = numbered_in_header(file)
+    assert own == [*range(1, len(own) + 1)] and {*own} <= {*departures(file)}
+    marks = " ".join(re.findall(r"#.*[Dd]eparture(.*)", code_of(file)))
+    assert [n for n in own if not re.search(rf"\b{n}\b", marks)] == [] or len(own) == 1
 
 
-@pytest.mark.parametrize("file", WITH_RUN)
-def test_the_command_of_a_header_has_small_settings(file):
-    text = " ".join(sources.docstring(file).split())
-    algos = re.search(r"Run: python fedkd_minimal\.py --algo (\S+)", text)[1].split(",")
-    assert all({*QUICK_START[algo]} - {*NETWORKS} for algo in algos)
+def test_no_equation_of_the_papers_is_missing_and_all_that_is_code_has_a_test():
+    for name, sections in equations().items():
+        found = [int(n) for heading in sections if heading.startswith("Eq.")
+                 for n in re.findall(r"\d+", heading.split(":")[0])]
+        assert name not in LAST_EQUATION or found == [*range(1, LAST_EQUATION[name] + 1)]
+        for heading, text in sections.items():
+            assert "- Here: [" not in text or "- Tests: [" in text, heading
+            assert {*re.findall(r"\btest_\w+(?=`\])", text)} <= names_of_tests(), heading
+
+
+@pytest.mark.parametrize("command", re.findall(r"python fedkd_minimal\.py (--algo .+)", "".join(
+    map(docstring, FILES["algorithms"])).replace("\\\n", "")))
+def test_the_commands_of_headers_are_understood(command):
+    read(command.split())
 
 
 @pytest.mark.parametrize("file", FILES["algorithms"])
 def test_all_draws_are_by_the_runs_seed(file):
-    for node in ast.walk(sources.tree(file)):
+    for node in ast.walk(tree(file)):
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("stream", "seeded"):
             assert ast.unparse(node.args[0]) == "fed.seed"
 
@@ -158,9 +163,9 @@ def test_every_link_on_a_page_leads_to_a_file_and_to_a_place_in_it(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
 def test_a_name_given_with_a_file_on_a_page_is_in_that_file(page):
-    """[`name`](file.py), and `name`, or a decision such as D2, in [file.py](file.py)."""
+    """[`name`](file.py), and `name` in [file.py](file.py)."""
     named = re.findall(r"\[`([^`]+)`\]\(([\w./]+\.py)", page.read_text()) + re.findall(
-        r"(\bD\d+|(?<=`)[\w.]+(?=`))`? (?:in|of|from) \[[^]]+\]\(([\w./]+\.py)", page.read_text())
+        r"(?<=`)([\w.]+)` (?:in|of|from) \[[^]]+\]\(([\w./]+\.py)", page.read_text())
     for name, file in named:
         text = Path(file).name + (page.parent / file).read_text()
         assert re.search(rf"(?<!\w){re.escape(name)}", text), (name, file)

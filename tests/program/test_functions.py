@@ -9,16 +9,18 @@ import torch
 from functions import EQUATIONS, INPUTS, identical, normal, own, results, rng
 
 LOGITS = {  # the positions of logits: what counts is their softmax
-    "equations.kl_divergence": (0, 1), "equations.distillation_loss": (0, 1),
-    "equations.soft_cross_entropy": (0,), "fedgems.entropy": (0,), "fedgems.reliable_clients": (0,),
-    "fedgems.entropy_weights": (0,), "fedgems.server_loss": (0, 2), "fedgems.client_loss": (0, 2),
+    "fedsdd.distillation_loss": (0, 1), "fedgems.entropy": (0,), "fedgems.is_right": (0,),
+    "fedgems.entropy_weights": (0,), "fedgems.server_loss": (0, 2), "fedgems.distillation": (0, 2),
+    "fedgem.distillation": (0, 2),
     "fedgen.generator_loss": (0,), "fedgkt.server_loss": (0, 2), "fedgkt.client_loss": (0, 2),
     "fedntd.not_true_loss": (0, 2), "fml.mutual_loss": (0, 2)}
+LOGITS |= {f"{file}.soft_cross_entropy": (0,) for file in ("dsfl", "cronus", "fd")}
 STUDENT = {  # (position of the student's logits, position of the teacher's)
-    "equations.kl_divergence": (1, 0), "equations.distillation_loss": (1, 0),
-    "equations.soft_cross_entropy": (0, 1), "fedmd.digest_loss": (0, 1),
-    "fedgems.server_loss": (0, 2), "fedgems.client_loss": (0, 2), "fedgkt.server_loss": (0, 2),
+    "fedmd.digest_loss": (0, 1),
+    "fedgems.server_loss": (0, 2), "fedgems.distillation": (0, 2), "fedgem.distillation": (0, 2),
+    "fedgkt.server_loss": (0, 2),
     "fedgkt.client_loss": (0, 2), "fedntd.not_true_loss": (0, 2), "fml.mutual_loss": (0, 2)}
+STUDENT |= {f"{file}.soft_cross_entropy": (0, 1) for file in ("dsfl", "cronus", "fd")}
 every_function = pytest.mark.parametrize("name", EQUATIONS)
 
 

@@ -42,7 +42,7 @@ def of_tensors(networks, server_network=None, **changes):
 # ------------------------------------------------------------------------------------ own networks
 
 @pytest.mark.parametrize("run, settings", [
-    (fedsdd.run, {"K": 2, "local_epochs": 1, "distill_steps": 2, "server_lr": 0.1}),
+    (fedsdd_ablations.run, {"K": 2, "local_epochs": 1, "distill_steps": 2, "server_lr": 0.1}),
     (feddf.run, {"local_epochs": 1, "distill_steps": 20, "check_every": 10}),
     (fedmd.run, {"transfer_public_epochs": 1, "transfer_local_epochs": 1})])
 def test_mixed_networks_of_ones_own_train(run, settings):
@@ -166,7 +166,7 @@ def test_a_mask_among_the_buffers_is_neither_judged_nor_changed(run, settings, m
     """With an attack its numbers stay, too."""
     fed = of_tensors([lambda: with_mask(mask=mask)])
     settings = settings | {"participation": 1.0, "local_epochs": 1, "rounds": 2, "lr": 0.05}
-    if "distill_steps" in ALGORITHMS[run.algorithm.name].hyperparameters:
+    if "distill_steps" in ALGORITHMS[run.algorithm.name].config_fields:
         settings["distill_steps"] = 2
     attacks_ = [{}]
     if run.algorithm.can_be_attacked and "secure_sum" not in settings:

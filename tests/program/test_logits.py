@@ -22,10 +22,17 @@ from toys import (
 )
 
 from algorithms import ALGORITHMS
-from federation import Data
-from federation.evaluation import client_scores, server_metrics
-from federation.training import OPTIMIZERS, restore, shuffled, snapshot
-from federation.uploads import is_usable, usable
+from federation import (
+    Data,
+    client_scores,
+    is_usable,
+    minibatches,
+    random_numbers,
+    restored,
+    server_metrics,
+    snapshot,
+    usable,
+)
 
 EXCHANGING = ["fedmd", "dsfl", "cronus", "fd", "fedgem", "fedgems"]
 HONEST = {"malicious_fraction": 0.0}        # Cronus leaves nobody out
@@ -43,7 +50,7 @@ def toy(**changes):
 
 
 def clients_of(state):
-    return state.get("clients") or state["global_models"]
+    return [*state["clients"].values()]
 
 
 # ---------------------------------------------------------------------- valid uploads, scores
@@ -80,23 +87,23 @@ def test_a_batch_has_the_images_of_its_rows_augmented_if_the_run_says_so():
     fed = federation()
     brighter = dataclasses.replace(fed, augment=lambda images, rng: images + 10)
     images = fed.public.images
-    both = list(zip(shuffled(fed, images, **HERE), shuffled(brighter, images, **HERE)))
-    assert [len(rows) for (rows, _), _ in both] == [3, 3, 2] * 2
-    for (rows, batch), (same_rows, augmented) in both:
-        assert torch.equal(batch, images[rows]) and torch.equal(same_rows, rows)
-        assert torch.equal(augmented, batch + 10)
+    with random_numbers(fed, *HERE["keys"]) as rng:
+        for rows in minibatches(images, 3, rng, epochs=2):
+            assert torch.equal(fed.augment(images[rows], rng), images[rows])
+            assert torch.equal(brighter.augment(images[rows], rng), images[rows] + 10)
 
 
 @pytest.mark.parametrize("end", ["break", "exception", "last batch"])
-def test_torchs_generator_is_as_before_after_a_loop_over_batches(end):
-    """In it the numbers depend on the keys alone. Nobody keeps the generator that is left."""
+def test_torchs_generator_is_as_before_after_a_training(end):
+    """In it the numbers depend on its name alone."""
     def first_number():
-        for _ in shuffled(federation(), federation().public.images, **HERE):
-            number = torch.rand(1)
-            if end == "break":
-                break
-            if end == "exception":
-                raise ArithmeticError(number)
+        with random_numbers(federation(), *HERE["keys"]) as rng:
+            for _ in minibatches(federation().public.images, 3, rng, epochs=2):
+                number = torch.rand(1)
+                if end == "break":
+                    break
+                if end == "exception":
+                    raise ArithmeticError(number)
         return number
     before, numbers = torch.get_rng_state(), []
     for _ in range(2):
@@ -119,12 +126,11 @@ def test_saved_and_restored_is_as_if_never_saved(optimizer, kind):
     saved, update = snapshot(model), kind(model.parameters(), **settings)
     for t in (1, 2, 3):
         train_with_labels(fed, model, update, fed.private[0], **{**HERE, "keys": ("local", t)})
-        before, other = through_a_file(saved), with_batchnorm()
-        restored = OPTIMIZERS[optimizer](other.parameters(), **settings)
-        restore(saved, other, restored)
-        train_with_labels(fed, other, restored, fed.private[0], **{**HERE, "keys": ("local", t)})
+        before = through_a_file(saved)
+        other, again = restored(saved, with_batchnorm(), optimizer, **settings)
+        train_with_labels(fed, other, again, fed.private[0], **{**HERE, "keys": ("local", t)})
         assert same(saved, before)              # what was kept is not trained
-        saved = through_a_file(snapshot(other, restored))
+        saved = through_a_file(snapshot(other, again))
         assert same(dict(saved["model"]), dict(model.state_dict()))
         assert same(saved["optimizer"], update.state_dict())
 
@@ -144,7 +150,7 @@ def test_every_client_starts_from_weights_of_its_own(algo):
 
 
 @pytest.mark.parametrize("algo", [name for name, algorithm in ALGORITHMS.items()
-                                  if "public_epochs" in algorithm.hyperparameters])
+                                  if "public_epochs" in algorithm.config_fields])
 def test_without_public_epochs_no_client_learns_from_another(algo):
     """Whatever the others hold, client 0 ends the same; with public epochs only the control's."""
     def first_client(seed, public_epochs):

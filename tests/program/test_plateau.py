@@ -1,5 +1,6 @@
 """Learning rates that fall on a plateau of validation accuracy, outside the algorithms' loops."""
 import dataclasses
+from dataclasses import dataclass
 
 import pytest
 from test_contracts import SETTINGS, toy, whole
@@ -13,21 +14,29 @@ from toys import (
     without_seconds,
 )
 
-from algorithms import ALGORITHMS, Algorithm
+from algorithms import ALGORITHMS, Algorithm, configured
 from experiment.plateau import with_plateau
-from federation.training import OPTIMIZERS, restore, snapshot
+from federation import OPTIMIZERS, restored, snapshot
 
 REACHED = [.5, .5, .5, .6, .6, .5, .6, .6]      # the accuracy after rounds 1, 2, ...
 PATIENCE_1 = [.8, .8, .8, .08, .08, .08, .008, .008]      # in rounds 1, 2, ...: it falls after 3, 6
 
 
-def scripted(fed, state=None, *, rounds, lr, momentum=0.9):
+@dataclass
+class Config:
+    rounds: int = 8
+    lr: float = 0.8
+    momentum: float = 0.9
+
+
+@configured(Config)
+def scripted(fed, cfg, state=None):
     """An algorithm that keeps the rates it was given."""
     if state is None:
-        yield {"accuracy": 0.0}, {"round": 0, "rates": []}
-        return
-    for t in range(state["round"] + 1, rounds + 1):
-        state = {"round": t, "rates": [*state["rates"], lr]}
+        state = {"round": 0, "rates": []}
+        yield {"accuracy": 0.0}, state
+    for t in range(state["round"] + 1, cfg.rounds + 1):
+        state = {"round": t, "rates": [*state["rates"], cfg.lr]}
         yield {"accuracy": 0.0}, state
 
 
@@ -35,7 +44,8 @@ def reached(fed, state):
     return {"accuracy": REACHED[state["round"] - 1]}
 
 
-SCRIPTED = Algorithm("scripted", scripted, {}, ("rates",), plateau=("lr",), evaluate=reached)
+SCRIPTED = Algorithm("scripted", scripted, {"accuracy": "itself"}, plateau=("lr",),
+                     evaluate=reached)
 FED = federation(validation=samples(20, seed=3))
 
 
@@ -66,11 +76,10 @@ def test_a_run_goes_on_with_the_fallen_rate():
 def test_a_rate_that_never_falls_changes_nothing(algo):
     """One run for all rounds, and one for each; a state's accuracy is that of the metrics."""
     fed, rates = toy(algo), ALGORITHMS[algo].plateau
-    defaults = {name: x.default for name, x in ALGORITHMS[algo].hyperparameters.items()}
+    defaults = {name: x.default for name, x in ALGORITHMS[algo].config_fields.items()}
     settings = {name: SETTINGS.get(name, default) for name, default in defaults.items()}
     evaluate = ALGORITHMS[algo].evaluate
-    together = dataclasses.replace(ALGORITHMS[algo], evaluate_each=None)
-    kept = rounds_of(with_plateau(together, 9), fed, **settings)
+    kept = rounds_of(with_plateau(ALGORITHMS[algo], 9), fed, **settings)
     for (metrics, state), (found, found_state) in zip(whole(algo), kept, strict=True):
         assert same({key: found_state[key] for key in state}, state)
         assert found == metrics | {name: settings[name] for name in rates}
@@ -85,7 +94,7 @@ def test_the_test_set_does_not_move_a_rate():
         seen.append((fed.test, fed.public_test))
         return reached(fed, state)
     fed = federation(validation=samples(20, seed=3), public_test=samples(5))
-    algorithm = Algorithm("", scripted, {}, ("rates",), plateau=("lr",), evaluate=evaluate)
+    algorithm = dataclasses.replace(SCRIPTED, evaluate=evaluate)
     rounds_of(with_plateau(algorithm, 1), fed, rounds=3, lr=0.8)
     assert len(seen) == 3 and all(same(given, (fed.validation, None)) for given in seen)
 
@@ -93,12 +102,9 @@ def test_the_test_set_does_not_move_a_rate():
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_kept_optimizer_takes_the_rate_of_the_round(optimizer):
     """Its momentum is kept, its rate is not."""
-    fed, model = federation(), linear()
-    first = OPTIMIZERS[optimizer](model.parameters(), lr=0.3)
-    restore(snapshot(model), model, first)
+    fed = federation()
+    model, first = restored(snapshot(linear()), linear(), optimizer, lr=0.3)
     train_with_labels(fed, model, first, fed.private[0], epochs=1, batch_size=2, keys=("here",))
-    other = linear()
-    second = OPTIMIZERS[optimizer](other.parameters(), lr=0.03)
-    restore(snapshot(model, first), other, second)
+    _, second = restored(snapshot(model, first), linear(), optimizer, lr=0.03)
     assert [group["lr"] for group in second.param_groups] == [0.03]
     assert same(second.state_dict()["state"], first.state_dict()["state"])

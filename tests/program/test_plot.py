@@ -154,17 +154,16 @@ def test_comu_by_hand(tmp_path):
         return [MB * 2**20 for _, MB in plot.series(run, f"ComU@{x}")]
 
     one, two = 10 + 200, 10 + 200 + 30 + 400
-    clients = {"server_accuracy": "", "client_accuracy": ""}
+    clients = {"accuracy": "server", "client_accuracy": "clients"}
     expected = {.05: [0], .1: [0], .2: [one], .3: [one], .31: [two], .5: [two], .51: []}
     assert {x: comu(x, clients) for x in expected} == expected
-    assert comu(.2, {"server_accuracy": ""}) == [two]
-    assert comu(0, {"server_accuracy": ""}) == [0]
+    assert comu(.2, {"accuracy": "server"}) == [two]
+    assert comu(0, {"accuracy": "server"}) == [0]
 
 
 @pytest.mark.parametrize("metric, algos", [
-    ("client_accuracy_distilled", "dsfl cronus fedgem fedgems"),
-    ("client_accuracy_private", "fedmd"),                    # which ends with private training
-    ("client_accuracy", "feddf fd standalone centralized"), ("accuracy", "fedavg fedsdd fedgkt")])
+    ("client_accuracy_distilled", "fedgem fedgems"), ("client_accuracy", "feddf standalone"),
+    ("accuracy", "fedmd dsfl cronus fd fml fedkd fedgkt centralized fedavg fedsdd")])
 def test_the_clients_metric_is_that_at_the_end_of_the_round(metric, algos):
     assert {plot.clients_metric(ALGORITHMS[algo].scores) for algo in algos.split()} == {metric}
 

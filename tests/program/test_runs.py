@@ -33,7 +33,7 @@ EDGES = ("fedgkt", "fedgkt-async", "split-learning")
 def command(algos, npz, *more):
     """The command line of a short run; FedGKT and split learning have networks of their own."""
     own = [f"--{name.replace('_', '-')}={value}" for name, value in OWN.items()
-           if any(name in ALGORITHMS[algo].hyperparameters for algo in algos.split(","))]
+           if any(name in ALGORITHMS[algo].config_fields for algo in algos.split(","))]
     networks = ("--model", "gkt_edge_small", "--server-model", "gkt_server_small")
     if algos.split(",")[0] not in EDGES:
         networks = ("--model", "mlp", "--server-model", "mlp")
@@ -64,12 +64,11 @@ def expected(finished):
 # ------------------------------------------------------------------------------------- the seconds
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
-def test_a_rounds_parts_are_timed_and_fit_into_it(algo, finished):
+def test_every_round_is_timed(algo, finished):
     timings = kept(finished[algo] / f"{algo}-seed0", "timing.jsonl")
     assert [timing.pop("round") for timing in timings] == list(range(ROUNDS + 1))
-    for timing in timings:
-        assert timing.keys() >= {"round_seconds", "evaluate_seconds"}
-        assert all(0 <= x <= timing["round_seconds"] + 0.01 for x in timing.values())
+    assert all(timing.keys() == {"round_seconds"} for timing in timings)
+    assert all(timing["round_seconds"] > 0 for timing in timings)
 
 
 # --------------------------------------------------------------------------- kills, two processes
@@ -163,7 +162,7 @@ def started(lines):
     before = """
 import os, signal
 from types import SimpleNamespace
-from federation.parallel import in_parallel
+from federation import parallel_map
 from experiment import processes
 fed = SimpleNamespace(device="cpu")
 def work():
@@ -177,7 +176,8 @@ several_processes = pytest.mark.skipif(sys.platform != "linux", reason="it forks
 
 @several_processes
 def test_all_processes_train_clients():
-    ended = started("    processes.say(in_parallel(fed, lambda i: os.getpid(), [0, 1, 2, 3, 4]))")
+    ended = started("    found = parallel_map(fed, range(5), lambda i: os.getpid())\n"
+                    "    processes.say([*found.values()])")
     numbers = ended.stdout.strip("[]\n").split(", ")
     assert len({*numbers}) == 2 and numbers[0::2] == [numbers[0]] * 3 and ended.returncode == 0
 
@@ -187,7 +187,7 @@ def test_all_processes_train_clients():
 def test_an_error_in_one_process_alone_is_printed_and_ends_all(number):
     """The other one waits for it."""
     ended = started(f"""    assert os.environ['RANK'] != str({number}), "its client has no samples"
-    in_parallel(fed, lambda i: i, [0, 1])""")
+    parallel_map(fed, [0, 1], lambda i: i)""")
     assert ended.returncode == 1 and "AssertionError: its client has no samples" in ended.stderr
 
 
@@ -196,7 +196,7 @@ def test_an_error_in_one_process_alone_is_printed_and_ends_all(number):
 def test_a_process_that_is_killed_ends_all_with_one_line(number):
     ended = started(f"""    if os.environ['RANK'] == str({number}):
         os.kill(os.getpid(), signal.SIGKILL)
-    in_parallel(fed, lambda i: i, [0, 1])""")
+    parallel_map(fed, [0, 1], lambda i: i)""")
     assert ended.returncode == 1 and ended.stderr.count("\n") == 1
     assert "was killed; go on" in ended.stderr
 
@@ -207,8 +207,8 @@ def stopped_after(rounds, argv, algo=None):
     """Ctrl-C after that many rounds of the first run, or of this algorithm."""
     keep_round = keep.keep_round
 
-    def keep_then_stop(run, fed, metrics, state):
-        keep_round(run, fed, metrics, state)
+    def keep_then_stop(run, metrics, state):
+        keep_round(run, metrics, state)
         if state["round"] == rounds and algo in (None, run.method.label):
             raise KeyboardInterrupt
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
@@ -223,7 +223,7 @@ def stopped_after(rounds, argv, algo=None):
     ("fedgems", ["--lr-patience", "1"]),
     ("feddf", ["--patience", "none", "--max-grad-norm", "none"])])
 def test_other_modes_go_on_with_the_same_bytes(algo, more, npz, tmp_path):
-    all_clients = ["--participation=1"] * ("participation" in ALGORITHMS[algo].hyperparameters)
+    all_clients = ["--participation=1"] * ("participation" in ALGORITHMS[algo].config_fields)
     argv = command(algo, npz, *more, *all_clients)
     main([*argv, "--out", str(tmp_path / "whole")])
     stopped_after(2, [*argv, "--out", str(tmp_path / "out")])
@@ -233,7 +233,7 @@ def test_other_modes_go_on_with_the_same_bytes(algo, more, npz, tmp_path):
 
 def start_torchrun(npz, out):
     """The process of `torchrun`, which works while other tests run (conftest.py starts it)."""
-    argv = command("feddf,fedsdd", npz, "--model", "mlp,cnn", "--participation", "1")
+    argv = command("feddf,fedsdd-ablations", npz, "--model", "mlp,cnn", "--participation", "1")
     main([*argv, "--out", str(out / "whole")])
     stopped_after(2, [*argv, "--out", str(out / "out")])
     return subprocess.Popen(
@@ -251,7 +251,7 @@ def torchrun(background):
     return out
 
 
-@pytest.mark.parametrize("name", ["feddf-seed0", "fedsdd-seed0"])
+@pytest.mark.parametrize("name", ["feddf-seed0", "fedsdd-ablations-seed0"])
 def test_torchrun_goes_on_with_two_networks_with_the_same_bytes(name, torchrun):
     assert bytes_of(torchrun / "out" / name) == bytes_of(torchrun / "whole" / name)
 

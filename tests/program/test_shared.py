@@ -1,4 +1,5 @@
 """Random streams, clients in parallel, batches and prediction."""
+import copy
 import sys
 from collections import OrderedDict
 
@@ -8,19 +9,20 @@ from test_contracts import run
 from torch import nn
 from toys import federation, linear, same, samples, with_batchnorm, with_dropout, with_features
 
-import federation as federation_module
 from algorithms import ALGORITHMS
-from federation import seeded, stream, timed
-from federation.evaluation import accuracy, disagreement
-from federation.parallel import count_active, sample_clients
-from federation.training import (
-    batches,
+from federation import (
+    accuracy,
+    active_in,
+    count_active,
+    disagreement,
     feature_size,
-    forward,
-    forward_with_features,
-    predict_features,
-    predict_logits,
-    predict_members,
+    minibatches,
+    predict,
+    predict_models,
+    prepared,
+    seeded,
+    stream,
+    with_features as forward_with_features,
 )
 
 
@@ -54,7 +56,7 @@ def test_no_two_trainings_share_dropout(algo, monkeypatch):
 def test_the_log_shows_what_asynchronous_fedgkt_measures_beside_fedgkts():
     """Its clocks."""
     (plain, own), (asynchronous, more) = (
-        (run(algo)[-1][0], ALGORITHMS[algo].columns) for algo in ("fedgkt", "fedgkt-async"))
+        (run(algo)[-1][0], ALGORITHMS[algo].log_columns) for algo in ("fedgkt", "fedgkt-async"))
     assert more[:len(own)] == own and {*more[len(own):]} == asynchronous.keys() - plain.keys()
 
 
@@ -62,100 +64,92 @@ def test_the_log_shows_what_asynchronous_fedgkt_measures_beside_fedgkts():
 
 @pytest.mark.parametrize("share, expected", [(1.0, 20), (0.7, 14), (0.145, 3), (0.01, 1)])
 def test_participation_is_a_share_at_least_one_client(share, expected):
-    active = sample_clients(20, share, stream(0))
+    active = active_in(federation(sizes=(1,) * 20), share, 1)
     assert count_active(20, share) == len(active) == len(set(active)) == expected
     assert active == sorted(active) and set(active) <= set(range(20))
-
-
-def test_timed_adds_up_the_seconds_of_each_function(monkeypatch):
-    clock = iter([1., 3., 10., 14.])
-    monkeypatch.setattr(federation_module, "seconds", lambda device: next(clock))
-
-    @timed
-    def a_pass(fed, x, *, y):
-        return x + y
-    fed = federation()
-    assert a_pass(fed, 1, y=2) == 3 and fed.seconds == {"a_pass": 3 - 1}
-    assert a_pass(fed, 1, y=2) == 3 and fed.seconds == {"a_pass": 2 + (14 - 10)}
 
 
 # ------------------------------------------------------------------------- batches and predictions
 
 def test_every_pass_has_each_sample_once_in_a_new_order():
-    rows = list(batches(10, 4, 3, stream(0)))
+    rows = list(minibatches(torch.empty(10, 1), 4, stream(0), epochs=3))
     assert [len(r) for r in rows] == [4, 4, 2] * 3                  # the last batch may be smaller
     passes = [torch.cat(rows[k:k + 3]).tolist() for k in (0, 3, 6)]
     assert all(sorted(order) == list(range(10)) != order for order in passes)
     assert passes[0] != passes[1] != passes[2] != passes[0]
-    assert [len(r) for r in batches(3, 64, 2, stream(0))] == [3, 3]     # fewer samples than a batch
+    few = minibatches(torch.empty(3, 1), 64, stream(0), epochs=2)       # fewer samples than a batch
+    assert [len(r) for r in few] == [3, 3]
 
 
 def test_so_many_steps_are_the_first_batches_of_as_many_passes_as_needed():
-    steps = list(batches(10, 4, 1, stream(0), steps=5))
+    images = torch.empty(10, 1)
+    steps = list(minibatches(images, 4, stream(0), epochs=1, steps=5))
     assert [len(rows) for rows in steps] == [4, 4, 2, 4, 4]
-    assert same(steps, list(batches(10, 4, 2, stream(0)))[:5])
+    assert same(steps, list(minibatches(images, 4, stream(0), epochs=2))[:5])
 
 
 @pytest.mark.parametrize("network", [with_batchnorm, with_dropout])
 def test_prediction_is_pure_and_image_by_image(network):
-    fed, model = federation(), network()
-    images = fed.test.images
+    images, model = samples(40).images, network()
     for training in (True, False):
         model.train(training)
         before = {name: w.clone() for name, w in model.state_dict().items()}
-        logits = predict_logits(fed, model, images)
-        assert torch.allclose(logits[7:8], predict_logits(fed, model, images[7:8]), atol=1e-6)
+        logits = predict(model, images)
+        assert torch.allclose(logits[7:8], predict(model, images[7:8]), atol=1e-6)
+        assert predict(model, images[:0]).shape == (0, 3)
         assert same(dict(model.state_dict()), before) and model.training is training
         assert not logits.requires_grad
 
 
 def test_prediction_is_in_batches_of_64_and_accuracy_over_samples():
-    fed, model, (images, labels), sizes = federation(), linear(), samples(150), []
+    model, (images, labels), sizes = linear(), samples(150), []
     hits = [int(model(image[None]).argmax()) == int(label) for image, label in zip(images, labels)]
     model.register_forward_hook(lambda module, args, output: sizes.append(len(output)))
-    logits = predict_logits(fed, model, images)
+    logits = predict(model, images)
     assert accuracy(logits, labels) == pytest.approx(sum(hits) / 150) and sizes == [64, 64, 22]
 
 
-def test_predict_members_is_one_prediction_per_state():
+def test_predict_models_is_one_prediction_per_state():
     fed, models = federation(), [linear() for _ in range(3)]
-    saved = [{"architecture": "linear", "model": model.state_dict()} for model in models]
-    expected = torch.stack([predict_logits(fed, model, fed.test.images) for model in models])
-    assert same(predict_members(fed, saved, fed.test.images), expected)      # [3, 40, 3]
+    expected = torch.stack([predict(model, fed.test.images) for model in models])    # [3, 40, 3]
+    weights = [model.state_dict() for model in models]
+    assert same(predict_models(fed, weights, fed.test.images), expected)
+    assert same(predict_models(fed, weights[:1], fed.test.images), expected[:1])
 
 
 def test_a_lone_training_sample_passes_batchnorm_and_counts_once():
     """BatchNorm alone would refuse a map of 1 x 1, or a vector. The gradient is one sample's."""
-    (image, label), fed, model = samples(1), federation(), linear()
+    (image, label), model = samples(1), linear()
     narrow = nn.Sequential(nn.Conv2d(1, 2, 2), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2, 3))
-    logits = forward(fed, narrow, image)
+    logits = prepared(narrow)(image)
     assert logits.shape == (1, 3) and torch.isfinite(logits).all()
-    assert forward(fed, nn.BatchNorm1d(5), torch.ones(1, 5)).shape == (1, 5)
+    assert prepared(nn.BatchNorm1d(5))(torch.ones(1, 5)).shape == (1, 5)
     gradients = [torch.autograd.grad(nn.functional.cross_entropy(z, label), model[1].weight)[0]
-                 for z in (forward(fed, model, image), model(image))]
+                 for z in (model(image), prepared(model)(image))]
     assert torch.allclose(*gradients, atol=1e-7)
+
+
+def test_a_prepared_network_is_the_same_network():
+    """Its weights and names, its class's name; deep copies are networks of their own."""
+    model = prepared(with_batchnorm())
+    assert type(model).__name__ == "Sequential" and isinstance(model, nn.Sequential)
+    assert model.state_dict().keys() == with_batchnorm().state_dict().keys()
+    other = copy.deepcopy(model)
+    other[2].bias.data += 1
+    images = samples(5).images
+    assert torch.allclose(other.eval()(images), model.eval()(images) + 1)
 
 
 def test_features_are_the_input_of_the_last_layer():
     """Those of the same pass as the logits, with its gradient; nothing stays behind in the network.
     A lone sample of a training has one row, as in its logits."""
-    fed, model = federation(), with_features()
+    model = prepared(with_features())
     for images in (samples(7).images, samples(1).images):
-        features, logits = forward_with_features(fed, model, images)
+        features, logits = forward_with_features(model, images)
         assert torch.allclose(features, model.hidden(images.flatten(1)))
-        assert same(logits, forward(fed, model, images)) and len(features) == len(images)
+        assert same(logits, model(images)) and len(features) == len(images)
         assert features.requires_grad and not model.classifier._forward_pre_hooks
     assert feature_size(model, "its name") == features.shape[1] == 2
-
-
-def test_features_are_predicted_in_eval_mode_image_by_image():
-    fed, model = federation(), nn.Sequential(nn.Flatten(), nn.Dropout(0.5))
-    model.add_module("classifier", nn.Linear(4, 3))
-    images = samples(150).images
-    for training in (True, False):
-        features = predict_features(fed, model.train(training), images)
-        assert same(features, images.flatten(1)) and not features.requires_grad
-        assert model.training is training and not model.classifier._forward_pre_hooks
 
 
 @pytest.mark.parametrize("network", [linear, lambda: nn.Sequential(OrderedDict(

@@ -70,10 +70,10 @@ def test_variants_of_an_algorithm_are_named_in_table_and_folders(fedavgm, npz, t
 
 
 def test_a_hyperparameter_without_a_range_has_one_by_its_type(fedavgm, capsys):
-    for value in ("inf", "nan", "much"):
+    for value in ("inf", "nan", "much", "-2"):
         refused(capsys, f"--algo fedavgm --server-momentum {value}".split(), "--server-momentum")
-    [method] = configured("--algo fedavgm --server-momentum -2")[1].values()
-    assert method.settings["server_momentum"] == -2
+    [method] = configured("--algo fedavgm --server-momentum 2")[1].values()
+    assert method.settings["server_momentum"] == 2
     assert all(map(configured, re.findall(r"fedkd_minimal\.py (.*\bfedavgm\b.*)", PAGE)))
 
 
@@ -106,10 +106,13 @@ def test_the_models_of_every_algorithm_are_found_in_its_state(algo):
     has_server = "server" in state or "global_models" in state
     assert next(iter(found)).startswith("server") == (has_server and not stacked)
     own = {name for name in found if name.startswith("client")}
-    assert own == {f"client {i}" for i in range(len(state.get("clients", [])))}
+    assert own == {f"client {i}" for i in state.get("clients", {})}
     assert all(len(pair) == 1 + stacked for pair in found.values())
     if not stacked:
-        count = ("server" in state) + len(state.get("global_models", []))
+        models = state.get("global_models", [])          # a list; or {network: it, or one}
+        models = {"": models} if isinstance(models, list) else models
+        count = ("server" in state) + sum(
+            len(found) if isinstance(found, list) else 1 for found in models.values())
         assert {*found} - own == {f"server {k}" if k else "server" for k in range(count)}
 
 

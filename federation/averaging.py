@@ -1,0 +1,50 @@
+"""The average of models."""
+import torch
+
+
+def average_weights(state_dicts, weights):
+    """The weighted average of models of one architecture, as a new state_dict.   FedSDD Eq. (2)
+
+    state_dicts   list of M state_dicts with the same names and shapes
+    weights       M numbers >= 0, for example sample counts; they are normalized to sum to 1.
+                  Leave out a model that has nan: with weight 0 it makes the average nan
+    returns       floating-point entries (also BatchNorm's running statistics) are averaged;
+                  integer entries (BatchNorm's counters) take the maximum; an entry that is the same
+                  in all models stays, for example a mask of -inf
+    raises        ValueError: see `check_models`
+    """
+    check_models(state_dicts, weights)
+    total = float(sum(weights))
+    shares = [float(w) / total for w in weights]                                         # [M]
+    average = {}
+    for name, first in state_dicts[0].items():
+        values = [state_dict[name] for state_dict in state_dicts]
+        if all(torch.equal(first, value) for value in values):
+            average[name] = first.clone()
+        elif first.is_floating_point():
+            average[name] = sum(share * value for share, value in zip(shares, values))
+        else:
+            average[name] = torch.stack(values).amax(0)
+    return average
+
+
+def check_models(state_dicts, weights):
+    """Raises ValueError if there is no average of these models with these weights.
+
+    That is: no models, not one weight per model, a negative or non-finite weight, weights that sum
+    to 0, models with different names or shapes.
+    """
+    weights = [float(w) for w in weights]
+    if not state_dicts or len(state_dicts) != len(weights):
+        raise ValueError(f"needs models and one weight for each, "
+                         f"not {len(state_dicts)} models and {len(weights)} weights")
+    if not all(0 <= w < float("inf") for w in weights) or sum(weights) == 0:
+        raise ValueError(f"weights must be finite, >= 0 and not all 0, not {weights}")
+    shapes = [{name: tuple(value.shape) for name, value in state_dict.items()}
+              for state_dict in state_dicts]
+    for m, other in enumerate(shapes):
+        for name in shapes[0] | other:
+            if shapes[0].get(name) != other.get(name):
+                raise ValueError(f"models of one architecture are needed: {name} has shape "
+                                 f"{shapes[0].get(name, 'none')} in model 0 and "
+                                 f"{other.get(name, 'none')} in model {m}")
