@@ -67,7 +67,7 @@ from federation import (Optimizer, by_architecture, client_metrics, client_score
 
 @dataclass
 class Config:
-    rounds: int = 20
+    rounds: int = 20                    # of training
     local_epochs: int = 1               # passes of each network over its images in a round
     batch_size: int = 64                # of every network
     lr: float = 1e-3                    # of every network; constant; --lr-patience lowers it
@@ -77,7 +77,7 @@ class Config:
 
 @dataclass
 class PublicPrivateConfig:
-    rounds: int = 10
+    rounds: int = 10                    # of training
     local_epochs: int = 5               # passes of a client over its own images in a round,
     public_epochs: int = 1              #   then over the public images
     batch_size: int = 64                # of every client

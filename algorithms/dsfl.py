@@ -78,7 +78,7 @@ from federation import (Optimizer, distillation_metrics, loaded, logits_ledger, 
 
 @dataclass
 class Config:
-    rounds: int = 10
+    rounds: int = 10                     # of communication
     local_epochs: int = 5                # step 3: passes of a client over its own images
     public_epochs: int = 1               # step 7: passes of a client over the public images
     server_epochs: int = 2               # step 6: passes of the server over the public images

@@ -73,7 +73,7 @@ from federation import (Optimizer, client_metrics, client_scores, is_usable, log
 
 @dataclass
 class Config:
-    rounds: int = 10
+    rounds: int = 10                     # of communication
     local_epochs: int = 5                # passes of a client over its images in a round
     local_steps: int | None = None       # if it is a number: so many steps, instead of passes
     batch_size: int = 64

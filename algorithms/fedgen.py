@@ -86,7 +86,7 @@ from federation import (FLOAT_BYTES, INDEX_BYTES, accuracy, active_in, average_w
 
 @dataclass
 class Config:
-    rounds: int = 20
+    rounds: int = 20                       # of communication
     participation: float = 0.4             # share of the clients that are active in a round
     local_epochs: int = 5                  # passes of a client over its images in a round
     local_steps: int | None = None         # if it is a number: so many steps, instead of passes

@@ -102,7 +102,7 @@ from federation import (Optimizer, accuracy, active_in, by_architecture, feature
 
 @dataclass
 class Config:
-    rounds: int = 10
+    rounds: int = 10                    # of communication
     participation: float = 1.0          # share of the clients that are active in a round
     local_epochs: int = 1               # E_c: passes of a client over its images
     server_epochs: int = 5              # E_s: passes of the server over the uploads of a round

@@ -57,7 +57,7 @@ from federation import (Optimizer, parallel_map, parallel_map_to_server, receive
 
 @dataclass
 class Config:
-    rounds: int = 10
+    rounds: int = 10                    # of communication
     local_epochs: int = 1               # E_c: passes of a client over its images
     server_epochs: int = 5              # E_s: passes of the server over the uploads of a moment
     latencies: tuple[float, ...] | None = None    # one for each client; None: drawn from 1 to 10

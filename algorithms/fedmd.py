@@ -93,7 +93,7 @@ from federation import (OPTIMIZERS, Optimizer, accuracy, by_client, client_metri
 
 @dataclass
 class Config:
-    rounds: int = 10
+    rounds: int = 10                        # of communication
     transfer_public_epochs: int = 5         # step 0, public images: passes of a client, at most
     transfer_public_batch_size: int = 128
     transfer_local_epochs: int = 10         # step 0, own images: passes of a client, at most

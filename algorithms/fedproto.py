@@ -81,7 +81,7 @@ from federation import (FLOAT_BYTES, INDEX_BYTES, Optimizer, accuracy, client_me
 
 @dataclass
 class Config:
-    rounds: int = 20
+    rounds: int = 20                     # of communication
     local_epochs: int = 5                # passes of a client over its images in a round
     local_steps: int | None = None       # if it is a number: so many steps, instead of passes
     batch_size: int = 32                 # of a client

@@ -47,7 +47,7 @@ from federation import (Optimizer, active_in, client_metrics, client_scores, min
 
 @dataclass
 class Config:
-    rounds: int = 20
+    rounds: int = 20                     # of training
     participation: float = 1.0           # share of the clients that are active in a round
     local_epochs: int = 5                # passes of a client over its images in a round
     local_steps: int | None = None       # if it is a number: so many steps, instead of passes
