@@ -34,15 +34,15 @@ The algorithm; the numbers are ours. CE is cross-entropy with the label, KL is a
               Both predict the same images before either takes its step. S is a constant, and so
               is the other model's output: loss(mentor) has no gradient for mentee and W,
               loss(mentee, W) none for the mentor.
-  7           upload the compressed change of this mentee: of each matrix of weights the largest
-              singular values with their vectors, the fewest whose squares sum to the share
-              `energy` of all squares. A bias is sent whole, and so is a matrix for which this
-              would be no fewer numbers. What is cut off is lost
+  7           upload the compressed change of this mentee. A weight of two or more dimensions is
+                  taken as a matrix [P, Q]. It is cut to the smallest rank r whose squared singular
+                  values have the share `energy` of their sum, and sent as r (P + 1 + Q) numbers;
+                  it is sent whole if that is no fewer, and so is a bias. What is cut off is lost
   8       change = the mean of these changes, weighted by numbers of images, compressed again
   9       the server and all clients, active or not, add this change to the mentee
 `energy` rises in equal steps, from energy_first in round 1 to energy_last in round energy_rounds.
 Buffers, such as BatchNorm's statistics, are no weights: the trained ones are uploaded as they are,
-and their mean becomes the mentee's.
+and their mean, of counters the largest, becomes the mentee's.
 
 Mentors and W are never sent. A client that is not active keeps them. An active one keeps what it
 trained, also if the server leaves its upload out.
@@ -53,7 +53,8 @@ weighted alike; `server_accuracy` is the mentee's, after step 9.
 
 Bad uploads: a client of whose upload a number is nan, infinite, or 1e30 or more in magnitude is
 left out of the mean. If nobody is left, the mentee stays. If mentor or mentee becomes nan in a
-training, S carries it to the other: this mentor stays nan, and its client's uploads are left out.
+training, S, KL and H carry it to the other: this mentor stays nan, and its client's uploads are
+left out. A finite upload below 1e30 is not caught, and can spoil the mentee and all mentors.
 
 Departures
   1  Public code: one optimizer minimizes the sum of both losses, so that each reaches both models,
@@ -176,9 +177,9 @@ def start_client(fed, i):
 
 def split(fed, mentee):
     """(the weights, the buffers), {name: tensor} each, of the mentee's state_dict."""
-    names = dict(fed.server_model().named_buffers())
-    return ({name: w for name, w in mentee.items() if name not in names},
-            {name: w for name, w in mentee.items() if name in names})
+    buffer_names = {name for name, _ in fed.server_model().named_buffers()}
+    return ({name: w for name, w in mentee.items() if name not in buffer_names},
+            {name: w for name, w in mentee.items() if name in buffer_names})
 
 
 class Trained(NamedTuple):

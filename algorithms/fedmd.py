@@ -50,7 +50,8 @@ client_accuracy_public_stage is after the first half of it.
 
 Bad uploads: a client of which a logit is nan, infinite, or 1e30 or more in magnitude is left out
 of f~, and the other c_i are divided by their sum. It receives f~ and trains as the others do. If
-nobody is left whose c_i is above 0, there is no step 4, and client_accuracy_distilled is null.
+nobody is left whose c_i is above 0, there is no step 4, and client_accuracy_distilled is null. A
+client whose own weights have become nan is left out from then on, and counts in the accuracy.
 
 Departures
   1  Paper: parties "align" raw logits by a loss that it does not name. Here, as in the code: the

@@ -315,8 +315,9 @@ def main(argv=None):
         known = {key for runs in curves.values() for run in runs for row in run["rows"]
                  for key in row}
         for key in keys:
-            if key not in known and not key.startswith("ComU@"):
-                raise ValueError(f"no run has {key}, but {', '.join(sorted(known))}, ComU@0.5")
+            if key not in known | {"clients"} and not key.startswith("ComU@"):
+                raise ValueError(f"no run has {key}, but clients, {', '.join(sorted(known))}, "
+                                 "ComU@0.5")
         for base in {*bases} - {*curves}:
             raise ValueError(f"--base {base}: the labels are {', '.join(curves)}")
         for label, runs in curves.items():

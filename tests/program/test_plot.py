@@ -168,6 +168,22 @@ def test_the_clients_metric_is_that_at_the_end_of_the_round(metric, algos):
     assert {plot.clients_metric(ALGORITHMS[algo].scores) for algo in algos.split()} == {metric}
 
 
+def test_the_key_clients_shows_their_accuracy_under_the_name_that_each_algorithm_has(
+        tmp_path, capsys):
+    """FedMD's headline is its clients', FedGEMS's is the server's."""
+    for name, scores, row in [
+            ("fedmd", {"accuracy": "clients, after private training",
+                       "client_accuracy_distilled": "clients, after distillation"},
+             {"accuracy": .75, "client_accuracy_distilled": .25}),
+            ("fedgems", {"accuracy": "server", "client_accuracy_distilled": "clients"},
+             {"accuracy": .9, "client_accuracy_distilled": .5})]:
+        write(tmp_path, name, {0: [0]}, scores=scores)
+        (tmp_path / f"{name}-seed0" / "metrics.jsonl").write_text(json.dumps({"round": 0} | row))
+    table = printed(capsys, tmp_path, "--key", "clients")
+    assert re.search(r"fedmd +clients, after private training +75\.00 ", table)
+    assert re.search(r"fedgems +clients +50\.00 ", table)
+
+
 def test_comu_is_missing_where_the_accuracy_is_not_reached(tmp_path, capsys):
     write(tmp_path, "a", A)                              # 0.5 MB, then 1.5, then 2.5 more
     assert re.search(r"final ComU@0.6 .*\n\S+ 4.5 reference 2 4.5\n",
@@ -229,7 +245,7 @@ def test_no_run_hides_another(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("flags, rows, words", [
-    ("--key acc", ROW, "no run has acc, but MB, accuracy, loss"),
+    ("--key acc", ROW, "no run has acc, but clients, MB, accuracy, loss"),
     ("--base a,c", ROW, "the labels are"), ("--last 2", ROW, "has 0 rounds"),
     ("--last 0", ROW, "--last 0"), ("--rounds -1", ROW, "no run has accuracy"),
     ("", "", "finished round"), ("", ROW[:9], "a-seed0/metrics.jsonl is damaged"),
