@@ -5,7 +5,7 @@ is a baseline of FedSDD (Kwan and Song, arXiv:2312.17029v1), whose Eq. (1) and (
 
     python fedkd_minimal.py --algo fedprox
         runs `Config` on digits of 16x16 pixels: 20 clients with a small CNN hold unequal shares of
-        the classes (Dirichlet, alpha 0.5), 300 images each. It takes ten seconds on two cores.
+        the classes (Dirichlet, alpha 0.5), 300 images each. It takes 20 seconds on two cores.
     python fedkd_minimal.py --algo fedprox --paper fedsdd --dataset cifar10
         runs `PAPER`, FedSDD's values, with its ResNet-20: 20 clients, alpha 0.1, 2,500 images each,
         which are cropped and flipped.

@@ -7,7 +7,7 @@ follows the authors' public code, github.com/ZJU-DAI/Federated-Mutual-Learning o
         runs `Config` on digits of 16x16 pixels: 20 clients hold unequal shares of the classes
         (Dirichlet, alpha 0.5), 300 images each. The personal network of every second client has
         one hidden layer (mlp), that of the others is a CNN (cnn_large); the shared one is a smaller
-        CNN (cnn). It takes a minute on two cores.
+        CNN (cnn). It takes 100 seconds on two cores.
 
 No --paper has it. From Python, fml.run(fed, **PAPER) runs `PAPER`.
 
