@@ -74,7 +74,8 @@ from federation import (Optimizer, distillation_metrics, is_usable, loaded, logi
                         minibatches, on_server, parallel_map, predict, random_numbers,
                         received_logits, restored, server_metrics, snapshot)
 
-# distillation_metrics   accuracies of the clients, mean, least and best, on their test images
+# distillation_metrics
+#                   accuracies of the clients, mean, least and best, on their test images
 # is_usable         False if a number is nan, infinite, or 1e30 or more in magnitude
 # loaded            a network, after a copy of a state_dict into it
 # minibatches       row numbers of batches, reshuffled in each pass; the last one may be smaller

@@ -79,8 +79,8 @@ class Program:
     device: str | None = None             # cpu, cuda, cuda:1, ... (default: a GPU if there is one)
     processes: int | None = None          # that compute together (default: the cores, at most 8;
     #                                       1 on a GPU and outside Linux)
-    threads: int | None = None            # while the server trains (default: the cores with --paper
-    #                                       or --model, otherwise 1)
+    threads: int | None = None            # while the server trains (default: 1 if all clients have
+    #                                       small networks, otherwise the cores)
     describe: bool = False                # print all settings, and who has which classes, and end
     list: bool = False                    # print algorithms, data sets, networks, ..., and end
     help: bool = False                    # this text; with --algo NAME, NAME's own flags
