@@ -18,20 +18,24 @@ TABLE["algorithms/fedsdd.py", "distillation"] = [     # other files have the sam
     ("(log_p - log_q)).sum(-1).«mean→sum»()", "distillation_is_t_squared_times_mean_kl[fedsdd]",
      "the sum over the batch", "flearn")]
 TABLE["federation/averaging.py", "average"] = [
-    ("shares = «[float(w) / total for w in weights]→weights»", "eq2_average_by_hand",
+    ("shares = «[w / total for w in weights]→weights»", "eq2_average_by_hand",
      "weights that do not sum to 1", "FedBE's code"),
-    ("shares = [«float(w) / total→1 / len(weights)» for w in weights]", "eq2_average_by_hand",
+    ("shares = [«w / total→1 / len(weights)» for w in weights]", "eq2_average_by_hand",
      "all models weigh the same", "FedDF's code"),
-    ("average[name] = «→values[-1] if 'running' in name else »sum(",
+    ("mean = «→values[-1] if 'running' in name else »sum(",
      "average_weights_averages_running_statistics", "the last client's running statistics",
      "FedDF's code"),
-    ("average[name] = «→values[0] if 'running' in name else »sum(",
+    ("mean = «→values[0] if 'running' in name else »sum(",
      "average_weights_averages_running_statistics", "the first client's running statistics",
      "PFLlib's FedNTD"),
     ("    «check_models(state_dicts, weights)→pass»",
      "weights_that_make_no_average_are_refused[weights2]", "a negative weight"),
     ("if «first.is_floating_point()→True»:", "average_weights_keeps_counters_whole",
      "counters become fractions"),
+    ("sum(share * value«.to(wide)→» for share", "narrow_models_are_averaged_in_float32",
+     "a sum in bfloat16 stands still"),
+    ("not 0 < sum(weights)« < float(\"inf\")→»:", "weights_that_make_no_average_are_refused",
+     "two weights of 1e308 are shares of 0"),
     ("first«.clone()→»", "the_average_of_one_model_is_a_copy_of_it",
      "a client's own tensor comes back")]
 TABLE["federation/randomness.py", "shared"] = [
@@ -157,7 +161,7 @@ TABLE["algorithms/scaffold.py", "scaffold"] = [
     ("controls | {i: trained[i].control for i in «uploads→active»}",
      "same::a_bad_upload_leaves_all_as_if_its_client_were_not_there[scaffold]",
      "a client whose upload is left out has a new control"),
-    ('model_change = «sum(upload["model"][name] - x for upload in uploads) / len(uploads)→'
+    ('model_change = «sum(upload["model"][name].to(wide) - x for upload in uploads) / len(uploads)→'
      'uploads[-1]["model"][name] - x»', "opposite_updates_cancel_and_one_is_one_nth",
      "only the last client's update counts", "FedML's SCAFFOLD"),
     ("«len(uploads) / num_clients * →»control_change",
@@ -171,6 +175,8 @@ TABLE["algorithms/scaffold.py", "scaffold"] = [
     ("sizes = [«len(fed.private[i].labels)→1» for i in", "controls_hold_parameters_only",
      "BatchNorm's buffers count equally whatever the sizes")]
 TABLE["algorithms/fedntd.py", "fedntd"] = [
+    ('upload["control_change"][name]«.to(wide)→»',
+     "changes_of_narrow_networks_are_averaged_in_float32", "a sum in bfloat16 stands still"),
     ("beta: float = «1→0».0", "the_defaults_distill",
      "beta is 0 by default: FedAvg under another name", "PFLlib's FedNTD"),
     ("«logits[is_other].view(batch_size, num_classes - 1)→logits * is_other»",
@@ -263,9 +269,11 @@ TABLE["algorithms/__init__.py", "feddf"] = [
 TABLE["algorithms/fedbe.py", "fedbe"] = [
     ("deviations = (p«→ * 0 + sum(weights) / len(weights)» * (state_dict[name]",
      "gaussian_sample_by_hand", "the variance is not weighted", "FedBE's code"),
-    ("mean + variance«.sqrt()→» * torch", "gaussian_sample_by_hand",
+    ("wide = mean.to(«torch.promote_types(mean.dtype, torch.float32)→mean.dtype»)",
+     "the_variance_of_narrow_models_is_summed_in_float32", "a sum in bfloat16 stands still"),
+    ("wide + variance«.sqrt()→» * torch", "gaussian_sample_by_hand",
      "the variance for the standard deviation"),
-    ("if not is_mask« and not name.endswith(BUFFERS)→»:",
+    ("mean.isfinite().all()« and not name.endswith(BUFFERS)→»:",
      "samples_have_the_averages_buffers[gaussian_sample]",
      "running variances are drawn, maybe below 0", "FedBE's code"),
     ("«[g_i * p for g_i, p in zip(g, weights)]→g»", "dirichlet_sample_by_hand",
