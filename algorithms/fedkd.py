@@ -155,7 +155,7 @@ def run(fed, cfg, state=None, attack=None):
         if uploads:
             sizes = [len(fed.private[i].labels) for i in uploads]                # departure 7
             mean = average_weights([*uploads.values()], sizes)
-            change, numbers_down = compress_all({name: mean[name] for name in weights},
+            change, numbers_down = compress_all(fed, {name: mean[name] for name in weights},
                                                 energy_of(cfg, t))
             weights = {name: w + change[name] for name, w in weights.items()}
             buffers = {name: mean[name] for name in buffers}
@@ -177,9 +177,9 @@ def start_client(fed, i):
 
 def split(fed, mentee):
     """(the weights, the buffers), {name: tensor} each, of the mentee's state_dict."""
-    buffer_names = {name for name, _ in fed.server_model().named_buffers()}
-    return ({name: w for name, w in mentee.items() if name not in buffer_names},
-            {name: w for name, w in mentee.items() if name in buffer_names})
+    weight_names = dict(fed.server_model().named_parameters(remove_duplicate=False))
+    return ({name: w for name, w in mentee.items() if name in weight_names},
+            {name: w for name, w in mentee.items() if name not in weight_names})
 
 
 class Trained(NamedTuple):
@@ -218,7 +218,7 @@ def train_client(fed, cfg, t, i, client, weights, buffers):
             mentor_optimizer.step()
             mentee_optimizer.step()
     after = mentee.state_dict()
-    change, numbers = compress_all({name: after[name] - w for name, w in weights.items()},
+    change, numbers = compress_all(fed, {name: after[name] - w for name, w in weights.items()},
                                    energy_of(cfg, t))                            # departure 4
     upload = after | change              # in place of each weight its change
     return Trained(snapshot(mentor, mentor_optimizer) | {"W": W.detach()}, upload, numbers)
@@ -259,11 +259,14 @@ def energy_of(cfg, t):
     return cfg.energy_first + (cfg.energy_last - cfg.energy_first) * progress
 
 
-def compress_all(change, energy):
-    """({name: what arrives}, how many numbers are sent) of a change {name: tensor}."""
+def compress_all(fed, change, energy):
+    """({name: what arrives}, how many numbers are sent) of a change {name: tensor} of the mentee.
+
+    A tensor that has two names, because two layers share it, is sent once.
+    """
     messages = {name: compress(tensor, energy) for name, tensor in change.items()}
     return ({name: arrived for name, (arrived, _) in messages.items()},
-            sum(numbers for _, numbers in messages.values()))
+            sum(messages[name][1] for name, _ in fed.server_model().named_parameters()))
 
 
 def compress(tensor, energy):
@@ -276,9 +279,10 @@ def compress(tensor, energy):
     >>> compress(torch.ones(4, 5), energy=0.9)[1]        # of rank 1
     10
     """
-    if tensor.ndim < 2 or not tensor.isfinite().all():
+    if tensor.ndim < 2 or tensor.numel() == 0 or not tensor.isfinite().all():
         return tensor.clone(), tensor.numel()
-    U, sigma, Vt = torch.linalg.svd(tensor.flatten(1), full_matrices=False)      # sigma falls
+    matrix = tensor.flatten(1).to(torch.promote_types(tensor.dtype, torch.float32))
+    U, sigma, Vt = torch.linalg.svd(matrix, full_matrices=False)                 # sigma falls
     # Squares of the scaled values are neither too large nor too small to add. They are added on the
     # CPU, because a GPU's cumsum is not deterministic. Where all values are 0, rank is 1.
     squares = (sigma / sigma.max().clamp(min=torch.finfo(sigma.dtype).tiny)).square().cpu()
@@ -287,7 +291,7 @@ def compress(tensor, energy):
     numbers = rank * (len(U) + 1 + Vt.shape[1])
     if numbers >= tensor.numel():
         return tensor.clone(), tensor.numel()                                    # departure 6
-    return (U[:, :rank] * sigma[:rank] @ Vt[:rank]).view(tensor.shape), numbers
+    return (U[:, :rank] * sigma[:rank] @ Vt[:rank]).view(tensor.shape).to(tensor), numbers
 
 
 # --------------------------------------------------------------------------------------------------

@@ -175,10 +175,11 @@ def run(fed, cfg, state=None, attack=None):
         clients = parallel_map(fed, ids, lambda i: revisit_client(fed, cfg, t, i, digested[i]))
 
         state = {"round": t, "clients": clients}
-        n = len(images)
+        n, N = len(images), len(fed.public.images)
         yield {**evaluate(fed, state, digested if has_consensus else None),
                "bad_uploads": len(ids) - len(usable),
-               **logits_ledger(len(ids), fed.num_classes, up=n, down=n, indices=n)}, state
+               **logits_ledger(len(ids), fed.num_classes, up=n, down=n,
+                               indices=n if n < N else 0)}, state
 
 
 # --------------------------------------------------------------------------------------------------

@@ -48,13 +48,20 @@ def masked(numbers, i, group, pair_rng):
 
 
 def numbers_of(model_state):
-    """The names of the entries that can be summed: all but a mask, of truth values or with -inf."""
-    return [name for name, w in model_state.items()
-            if w.dtype != torch.bool and bool(w.isfinite().all())]
+    """The names of the entries that can be summed: all tensors but a mask, of truth values or with
+    -inf."""
+    return [name for name, w in model_state.items() if isinstance(w, torch.Tensor)
+            and w.dtype != torch.bool and bool(w.isfinite().all())]
 
 
 def masked_model(model_state, weight, i, group, pair_rng):
-    """Client i's message: masked numbers of weight x model, the weight, and "counts" (1 or 0)."""
+    """Client i's message: masked numbers of weight x model, the weight, and "counts" (1 or 0).
+
+    weight    a whole number >= 0
+    """
+    if not (float(weight).is_integer() and weight >= 0):
+        raise ValueError(f"weight is {weight}: a secure sum adds whole numbers >= 0")
+    weight = int(weight)
     scaled = {name: model_state[name].double().cpu() * weight for name in model_state}
     limit = LIMIT / len(group)
     counts = all(bool((x.abs() < limit).all()) for x in scaled.values())     # False for nan, inf
@@ -78,6 +85,7 @@ def average_of_masked(messages, like):
                integer entries are rounded averages
     returns    None if no message holds a valid model
     """
+    messages = list(messages)
     if count_valid(messages) == 0:
         return None
     sums = {name: sum(message[name] for message in messages) for name in messages[0]}

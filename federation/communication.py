@@ -5,8 +5,16 @@ A number is a float32 of 4 bytes; 1 KiB = 1024 bytes (the papers write "kb"), 1 
 have their own keys in the metrics: `*_buffers` (BatchNorm's statistics and counters), `*_indices`
 (which public samples are meant), `*_logits` and `*_labels` of FedGKT.
 """
+import math
+import operator
+
 FLOAT_BYTES = 4
 INDEX_BYTES = 4
+
+
+def product(*numbers):
+    """The product of whole numbers, a Python int: one of numpy's ends at its number of bits."""
+    return math.prod(map(operator.index, numbers))
 
 
 def weights_bytes(model, num_clients, copies=1, number_bytes=FLOAT_BYTES):
@@ -17,25 +25,32 @@ def weights_bytes(model, num_clients, copies=1, number_bytes=FLOAT_BYTES):
     number_bytes    8 for the masked numbers of a secure sum
     source          FedGEMS Fig. 6, model size x #C
     """
-    return number_bytes * sum(p.numel() for p in model.parameters()) * copies * num_clients
+    return product(number_bytes, sum(p.numel() for p in model.parameters()), copies, num_clients)
 
 
 def weights_ledger(messages, copies=1, up_number_bytes=FLOAT_BYTES):
     """The metrics of a round in which weights travel.
 
-    messages           [(network, number of clients that received one and sent one)]
+    messages           (network, number of clients that received one and sent one), ...
     copies             see `weights_bytes`
     up_number_bytes    of the numbers that are sent to the server
     """
     def buffers(number_bytes):                   # statistics; a counter has 8 bytes
-        return sum(n * buffer.numel() * max(number_bytes, buffer.element_size())
-                   for model, n in messages for buffer in model.buffers())
+        return sum(product(n, buffer.numel(), max(number_bytes, buffer.element_size()))
+                   for model, n in messages for buffer in sent_buffers(model))
 
+    messages = list(messages)
     return {
         "bytes_up": sum(weights_bytes(model, n, copies, up_number_bytes) for model, n in messages),
         "bytes_down": sum(weights_bytes(model, n, copies) for model, n in messages),
         "bytes_up_buffers": buffers(up_number_bytes),
         "bytes_down_buffers": buffers(FLOAT_BYTES)}
+
+
+def sent_buffers(model):
+    """The buffers that are in the network's state_dict, each once: persistent ones."""
+    names = model.state_dict()
+    return [buffer for name, buffer in model.named_buffers() if name in names]
 
 
 def logits_bytes(num_samples, num_classes, num_clients):
@@ -45,7 +60,7 @@ def logits_bytes(num_samples, num_classes, num_clients):
     >>> logits_bytes(5_000, 10, 16) / 1024       # KiB: FedGEMS Table 6, public : private = 1 : 5
     3125.0
     """
-    return FLOAT_BYTES * num_samples * num_classes * num_clients
+    return product(FLOAT_BYTES, num_samples, num_classes, num_clients)
 
 
 def logits_ledger(num_clients, num_classes, up, down, indices=0):
@@ -56,7 +71,7 @@ def logits_ledger(num_clients, num_classes, up, down, indices=0):
     """
     return {"bytes_up": logits_bytes(up, num_classes, num_clients),
             "bytes_down": logits_bytes(down, num_classes, num_clients),
-            "bytes_down_indices": INDEX_BYTES * indices * num_clients}
+            "bytes_down_indices": product(INDEX_BYTES, indices, num_clients)}
 
 
 def features_bytes(num_samples, feature_numbers, num_classes, number_bytes=FLOAT_BYTES):
@@ -67,7 +82,8 @@ def features_bytes(num_samples, feature_numbers, num_classes, number_bytes=FLOAT
     >>> features_bytes(25_000, 16 * 32 * 32, 10) / 1024    # KiB: FedGEMS's "1.6M kb" and logits
     1600976.5625
     """
-    return num_samples * (number_bytes * feature_numbers + FLOAT_BYTES * num_classes)
+    return (product(num_samples, number_bytes, feature_numbers)
+            + product(num_samples, FLOAT_BYTES, num_classes))
 
 
 def split_learning_bytes(num_samples, feature_numbers):
@@ -75,7 +91,7 @@ def split_learning_bytes(num_samples, feature_numbers):
 
     source    FedGKT Eq. (12)
     """
-    return num_samples * 2 * FLOAT_BYTES * feature_numbers
+    return product(num_samples, 2, FLOAT_BYTES, feature_numbers)
 
 
 def features_ledger(num_samples, num_answered, feature_numbers, num_classes,
@@ -86,7 +102,7 @@ def features_ledger(num_samples, num_answered, feature_numbers, num_classes,
     num_answered    samples whose logits came back: all, unless a client was left out
     Where all are answered, bytes_up + bytes_down is Eq. (13).
     """
-    return {"bytes_up": number_bytes * num_samples * feature_numbers,
-            "bytes_down": FLOAT_BYTES * num_answered * num_classes,
-            "bytes_up_logits": FLOAT_BYTES * num_samples * num_classes,
-            "bytes_up_labels": INDEX_BYTES * num_samples}
+    return {"bytes_up": product(number_bytes, num_samples, feature_numbers),
+            "bytes_down": product(FLOAT_BYTES, num_answered, num_classes),
+            "bytes_up_logits": product(FLOAT_BYTES, num_samples, num_classes),
+            "bytes_up_labels": product(INDEX_BYTES, num_samples)}

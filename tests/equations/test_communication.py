@@ -1,6 +1,8 @@
 """Bytes over the wire, by the papers' arithmetic (4 bytes a number, 1 KiB = 1024 bytes)."""
 
+import numpy as np
 import pytest
+import torch
 from torch import nn
 from toys import labeled, last, linear, with_batchnorm
 
@@ -40,6 +42,29 @@ def test_bytes_are_proportional_to_clients_and_copies():
         "bytes_up_buffers": 3 * (8 + 8 + 8), "bytes_down_buffers": 3 * (4 + 4 + 8)}
 
 
+def test_what_is_not_in_the_state_dict_does_not_travel_and_a_shared_layer_travels_once():
+    """A buffer of 30,000 numbers is not persistent; a BatchNorm layer stands at two places."""
+    norm = nn.BatchNorm1d(4)
+    model = nn.Sequential(norm, nn.Linear(4, 4), norm)
+    model.register_buffer("cache", torch.zeros(30_000), persistent=False)
+    assert weights_ledger(iter([(model, 3)])) == {
+        "bytes_up": 3 * 4 * (8 + 20), "bytes_down": 3 * 4 * (8 + 20),
+        "bytes_up_buffers": 3 * (16 + 16 + 8), "bytes_down_buffers": 3 * (16 + 16 + 8)}
+
+
+@pytest.mark.parametrize("kind, numbers", [
+    (np.uint8, (200, 250, 100)), (np.int32, (50_000, 20_000, 1_000_000))])
+def test_bytes_of_numpys_whole_numbers_do_not_overflow(kind, numbers):
+    n, C, M = numbers
+    few, classes, many = map(kind, numbers)
+    assert logits_bytes(few, classes, many) == 4 * n * C * M
+    assert logits_ledger(many, classes, few, few, few) == logits_ledger(M, C, n, n, n)
+    assert features_bytes(few, many, classes) == features_bytes(n, M, C)
+    assert features_ledger(few, few, many, classes) == features_ledger(n, n, M, C)
+    assert split_learning_bytes(few, many) == split_learning_bytes(n, M)
+    assert weights_ledger([(with_batchnorm(), many)]) == weights_ledger([(with_batchnorm(), M)])
+
+
 def test_logits_bytes_by_hand():
     """5 clients, 3 classes. The numbers of the samples meant are counted apart, 4 bytes each."""
     assert logits_ledger(5, 3, up=7, down=11, indices=13) == {
@@ -56,13 +81,13 @@ TABLE_4 = {"fedmd": {32: 976.56, 180: 5493.16}, "cronus": {20: 610.35, 81: 2471.
 @pytest.mark.parametrize("algo", TABLE_4)
 def test_fedgems_table_4_is_whole_rounds_up_and_down(algo):
     """25,000 public samples, a thousand times those of this round; each client is sent its own
-    copy. FedMD alone says which samples it means."""
+    copy. No algorithm needs to say which samples it means, as it means all."""
     fed = labeled(sizes=(1,) * 16, num_classes=10, num_public=25)
     fedmds = {"subset_size": None, "early_stopping": False, "transfer_public_epochs": 0,
               "transfer_local_epochs": 0}
     metrics, _ = last(ALGORITHMS[algo].run(fed, rounds=1, **fedmds if algo == "fedmd" else {}))
     up, down, indices = (metrics[f"bytes_{way}"] for way in ("up", "down", "down_indices"))
-    assert up == down == 4 * 25 * 10 * 16 and indices == (4 * 25 * 16 if algo == "fedmd" else 0)
+    assert up == down == 4 * 25 * 10 * 16 and indices == 0
     assert {n: round(n * 1000 * (up + down) / MB, 2) for n in TABLE_4[algo]} == TABLE_4[algo]
 
 

@@ -166,9 +166,11 @@ def test_a_matrix_comes_back_as_it_is_where_its_factors_are_no_fewer_numbers(sha
 
 
 def test_what_is_no_matrix_or_not_finite_travels_as_it_is():
-    for tensor in (torch.ones(7), torch.tensor(3.0), torch.full((8, 8), math.inf)):
+    """As a copy: who changes what arrives does not change what was sent."""
+    for tensor in (torch.ones(7), torch.tensor(3.0), torch.full((8, 8), math.inf), torch.eye(2)):
         arrived, numbers = fedkd.compress(tensor, 0.5)
         assert same(arrived, tensor) and numbers == tensor.numel()
+        assert arrived.data_ptr() != tensor.data_ptr()
 
 
 def test_a_matrix_of_zeros_is_one_singular_value():
@@ -340,6 +342,39 @@ def test_buffers_travel_as_they_are_and_the_mean_change_goes_to_all_clients():
     # BatchNorm's weight and bias, a matrix [3, 4] as one singular value, a bias.
     assert metrics["bytes_up"] == 2 * 4 * (1 + 1 + (3 + 1 + 4) + 3)
     assert metrics["bytes_down"] == 4 * 4 * (1 + 1 + (3 + 1 + 4) + 3)
+
+
+def with_a_layer_twice(num_classes=3):
+    """A linear layer and BatchNorm stand at two places, and their tensors have two names each."""
+    block = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    model = nn.Sequential(nn.Flatten(), block, block)
+    model.add_module("classifier", nn.Linear(4, num_classes))
+    return model
+
+
+def test_a_layer_that_stands_at_two_places_is_sent_once():
+    """A matrix [4, 4] and one [3, 4] as one singular value each; biases, BatchNorm's two vectors;
+    BatchNorm's mean, variance and counter are no weights under either name."""
+    fed = federation(network=with_features, server=with_a_layer_twice)
+    metrics, state = last(fedkd.run(fed, rounds=1, participation=0.5, **LOCAL, energy_first=0.01))
+    assert metrics["bytes_up"] == 2 * 4 * ((4 + 1 + 4) + 4 + 4 + 4 + (3 + 1 + 4) + 3)
+    assert metrics["bytes_down"] == 2 * metrics["bytes_up"]
+    assert metrics["bytes_up_buffers"] == 2 * (4 * 4 + 4 * 4 + 8)
+    mentee = state["server"]["model"]
+    weights, buffers = fedkd.split(fed, mentee)
+    assert len(weights) == 2 * 4 + 2 and len(buffers) == 2 * 3
+    assert all(same(w, mentee[name.replace("1.", "2.", 1)]) for name, w in mentee.items()
+               if name.startswith("1."))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_narrow_matrix_is_compressed_in_float32(dtype):
+    """And an empty one is sent as it is."""
+    matrix = torch.outer(torch.arange(8.), torch.arange(8.))                         # of rank 1
+    arrived, numbers = fedkd.compress(matrix.to(dtype), 0.9)
+    assert arrived.dtype == dtype and numbers == 8 + 1 + 8
+    assert torch.allclose(arrived.float(), matrix, rtol=0.01, atol=0.01)
+    assert fedkd.compress(torch.ones(0, 5), 0.9)[1] == 0
 
 
 def test_without_a_usable_upload_nothing_comes_back():

@@ -77,6 +77,19 @@ def test_an_average_is_not_rounded_to_float32():
     assert average(send([2**24 + 1] * 2, [1, 3]), like=0).item() == 2**24 + 1       # no float32
 
 
+def test_weights_are_whole_numbers_of_any_type_and_messages_any_iterable():
+    """A mask that is added to a weight of 1.0 as a float would not cancel."""
+    found = [average(iter(send([2.0, 6.0], [kind(1), kind(3)]))).item()
+             for kind in (int, float, np.float32, np.uint8, torch.tensor)]
+    assert found == [5.0] * 5
+
+
+@pytest.mark.parametrize("weight", [0.5, -1, math.nan, math.inf])
+def test_a_weight_that_is_no_whole_number_is_refused(weight):
+    with pytest.raises(ValueError, match="^weight is .*: a secure sum adds whole numbers >= 0$"):
+        send([2.0], [weight])
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e30, -1e30])
 def test_a_model_that_cannot_be_summed_counts_for_nothing_and_stays_hidden(value):
     messages = send([1.0, value, 7.0], [5, 3, 4])
