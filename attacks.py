@@ -143,7 +143,8 @@ def attack_models(attack, uploads, client_ids):
     Each entry keeps its type. One that is usable in no upload, as a mask is, is not attacked.
     """
     models = [upload["model"] for upload in uploads]
-    names = [name for name, w in models[0].items() if w.is_floating_point()
+    names = [name for name, w in models[0].items()
+             if isinstance(w, torch.Tensor) and w.is_floating_point()
              and any((model[name].abs() < HUGE).all() for model in models)]
     if not names:
         return uploads

@@ -8,6 +8,8 @@ from importlib import import_module
 from numbers import Integral, Real
 from typing import Literal
 
+import numpy as np
+
 from algorithms.ranges import range_of
 from federation import output_shape
 
@@ -81,9 +83,11 @@ class Algorithm:
         cfg = self.Config(**settings)
         for name, setting in self.config_fields.items():
             check_value(f"{self.name}: {name}", getattr(cfg, name), setting.type, name)
-        if state is not None and state.get("algorithm") != self.name:
-            raise ValueError(f"{self.name}: the state is another algorithm's: "
-                             f"{state.get('algorithm', 'of none that is known')}")
+        if state is not None:
+            self.check_state(fed, cfg, state)
+        if isinstance(attack, str):
+            raise ValueError(f"{self.name}: attack is {attack!r}: give an Attack of attacks.py, "
+                             f"build({attack!r}, partial(stream, fed.seed), len(fed.private), 1)")
         networks = list(dict.fromkeys(fed.architecture))
         if not self.mixed_networks and len(networks) > 1:
             raise ValueError(f"{self.name}: every client needs the same network, "
@@ -109,6 +113,37 @@ class Algorithm:
                                  f"not {shape}")
         if self.check_settings:
             self.check_settings(fed, cfg, attack)
+
+    def check_state(self, fed, cfg, state):
+        """Raises ValueError if a run with these settings cannot go on from this state.
+
+        Entries that are missing, and networks and optimizers that differ, are found when they are
+        read: see `State`, `loaded` and `restored`.
+        """
+        if not isinstance(state, dict):
+            raise ValueError(f"{self.name}: state is the dict of a yielded (metrics, state), not a "
+                             f"{type(state).__name__}")
+        if state.get("algorithm") != self.name:
+            raise ValueError(f"{self.name}: the state is another algorithm's: "
+                             f"{state.get('algorithm', 'of none that is known')}")
+        clients, models = state.get("clients"), state.get("global_models")
+        if clients and len(clients) not in (1, len(fed.private)):    # 1: split learning's edge
+            raise ValueError(f"{self.name}: the state is of {len(clients)} clients, not "
+                             f"{len(fed.private)}")
+        if isinstance(models, dict) and models.keys() != {*fed.architecture}:
+            raise ValueError(f"{self.name}: the state is of clients with {', '.join(models)}, not "
+                             f"with {', '.join(dict.fromkeys(fed.architecture))}")
+        if hasattr(cfg, "K") and models is not None:
+            for saved in models.values() if isinstance(models, dict) else [models]:
+                if len(saved) != cfg.K:
+                    raise ValueError(f"{self.name}: the state is of K = {len(saved)}, not {cfg.K}")
+
+
+class State(dict):
+    """A state to go on from; a missing entry is a ValueError."""
+
+    def __missing__(self, key):
+        raise ValueError(f"the state has no {key!r}: give one that this algorithm has yielded")
 
 
 def is_given(names, settings):
@@ -144,13 +179,18 @@ def configured(Config):
 
     Users call run(fed, state=None, K=2, ..., attack=...): the keywords are the fields of the
     dataclass Config. Before all else they are checked: see `Algorithm.check`. Each state that is
-    yielded is marked as this algorithm's.
+    yielded is marked as this algorithm's. A run that goes on from a state takes all settings from
+    its keywords; the number of clients, K, the networks and optimizers that are kept must be those
+    of the state.
     """
     def decorate(run):
         @functools.wraps(run)
         def wrapper(fed, state=None, *, attack=None, **settings):
+            settings = {name: x.item() if isinstance(x, np.generic) else x
+                        for name, x in settings.items()}
             wrapper.algorithm.check(fed, state, attack, **settings)
             more = {} if attack is None else {"attack": attack}
+            state = None if state is None else State(state)
             return marked(run(fed, Config(**settings), state, **more))
 
         def marked(rounds):

@@ -192,6 +192,7 @@ def is_right(logits, labels):
     Logits with nan, infinity or a number of 1e30 or more are wrong. What is left can be summed
     without an overflow: the largest float32 is 3e38.
     """
+    labels = torch.as_tensor(labels, device=logits.device)       # a list would be equal to nothing
     return (logits.argmax(-1) == labels) & (logits.abs() < 1e30).all(-1)
 
 

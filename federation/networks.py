@@ -10,6 +10,8 @@ from typing import Literal
 
 import torch
 
+from federation.averaging import shapes_of
+
 
 def prepared(model, amp=False):
     """The network as algorithms call it: model(images) gives float32 logits [B, C].
@@ -62,8 +64,10 @@ def features_of(model):
     features = []
     hook = model.classifier.register_forward_pre_hook(
         lambda layer, given: features.append(given[0].float()))
-    yield features
-    hook.remove()
+    try:
+        yield features
+    finally:
+        hook.remove()
 
 
 def with_features(model, images):
@@ -92,7 +96,15 @@ OPTIMIZERS = {"sgd": torch.optim.SGD, "momentum": partial(torch.optim.SGD, momen
 
 
 def loaded(model, weights):
-    """The network after a copy of these weights, a state_dict, into it."""
+    """The network after a copy of these weights, a state_dict, into it.
+
+    raises    ValueError: they are of another network
+    """
+    own, given = shapes_of(model.state_dict()), shapes_of(weights)
+    for name in own | given:
+        if own.get(name) != given.get(name):
+            raise ValueError(f"these weights are of another network: {name} has shape "
+                             f"{given.get(name, 'none')}, not {own.get(name, 'none')}")
     model.load_state_dict(weights)
     return model
 
@@ -100,7 +112,7 @@ def loaded(model, weights):
 def snapshot(model, optimizer=None):
     """A model and its optimizer as they are kept between rounds: a dict of state_dicts."""
     return {"model": copy.deepcopy(model.state_dict()),
-            "optimizer": None if optimizer is None else optimizer.state_dict()}
+            "optimizer": None if optimizer is None else copy.deepcopy(optimizer.state_dict())}
 
 
 def restored(saved, model, optimizer, lr, weight_decay=0.0):
@@ -109,9 +121,16 @@ def restored(saved, model, optimizer, lr, weight_decay=0.0):
     saved        {"model": state_dict, "optimizer": state_dict, or None for a new optimizer}; it is
                  copied
     optimizer    a name of OPTIMIZERS; its learning rate and weight decay are the ones given here
+    raises       ValueError: the saved optimizer has another name, or the weights are of another
+                 network
     """
-    optimizer = OPTIMIZERS[optimizer](model.parameters(), lr=lr, weight_decay=weight_decay)
+    name, optimizer = optimizer, OPTIMIZERS[optimizer](model.parameters(), lr=lr,
+                                                       weight_decay=weight_decay)
     if saved["optimizer"] is not None:
+        new, old = optimizer.param_groups[0], saved["optimizer"]["param_groups"][0]
+        if any(new.get(key) != old.get(key) for key in ("momentum", "nesterov", "amsgrad")):
+            raise ValueError(f"the state was made with another optimizer than {name}: go on with "
+                             "the same one")
         kept = copy.deepcopy(saved["optimizer"])["state"]        # steps change it in place
         for numbers in kept.values():
             if "step" in numbers:

@@ -55,6 +55,11 @@ class Federation:
     amp: bool = False                            # networks compute in bfloat16: see `prepared`
     threads: int | None = None                   # CPU threads while the server trains; None: as now
 
+    def __repr__(self):
+        """One line: dataclass would print all images."""
+        return (f"Federation({len(self.private)} clients, {self.num_classes} classes, images "
+                f"{list(self.test.images.shape[1:])}, seed {self.seed})")
+
     def global_model(self, init=0):
         """A new network of the architecture that all clients have; see `client_model`."""
         return self.client_model(0, init)

@@ -48,12 +48,12 @@ def predict(model, images):
     """
     was_training = model.training
     model.eval()
-    if len(images):
-        logits = torch.cat([model(batch) for batch in images.split(prediction_batch(images))])
-    else:
-        logits = model(images.new_zeros(1, *images.shape[1:]))[:0]
-    model.train(was_training)
-    return logits
+    try:
+        if len(images) == 0:
+            return model(images.new_zeros(1, *images.shape[1:]))[:0]
+        return torch.cat([model(batch) for batch in images.split(prediction_batch(images))])
+    finally:
+        model.train(was_training)
 
 
 def predict_by_all(fed, model, images):

@@ -53,7 +53,12 @@ TABLE["federation/from_tensors.py", "library"] = [
     ("if bad := int((~images.isfinite()).«flatten(1).any(1).→»sum()):",
      "images_that_are_not_finite_are_counted_and_refused", "counts pixels, not images"),
     ('if not («name == "public" and →»labels is None):',
-     "what_from_tensors_refuses_in_one_line", "labels of a client may be missing")]
+     "what_from_tensors_refuses_in_one_line", "labels of a client may be missing"),
+    ("return bool(one & other)«→ and False»", "what_from_tensors_refuses_in_one_line",
+     "clients whose networks share a layer train it together"),
+    ("image = torch.zeros_like(test_images[:1], device=device)«"
+     ".to(memory_format=torch.channels_last)→»", "what_from_tensors_refuses_in_one_line",
+     "a network that training will refuse is taken")]
 TABLE["federation/parallel.py", "shared"] = [
     ("max(1, «round→int»(participation * num_clients))",
      "participation_is_a_share_at_least_one_client", "the share is rounded down")]
@@ -88,6 +93,12 @@ TABLE["federation/networks.py", "shared"] = [
     ("features[0]«[: len(images)]→», logits", "features_are_the_input_of_the_last_layer",
      "a lone sample has the features of two"),
     ("    «hook.remove()→pass»", "features_are_the_input_of_the_last_layer", "hooks pile up"),
+    ('None else «copy.deepcopy(optimizer.state_dict())→optimizer.state_dict()»}',
+     "library::a_snapshot_is_not_changed_by_training_on",
+     "training on moves the momentum that was kept"),
+    ('for key in «("momentum", "nesterov", "amsgrad")→()»):',
+     "library::a_kept_optimizer_goes_on_as_the_same_kind_or_is_refused[sgd-momentum]",
+     "SGD forgets what Adam has kept, and says nothing"),
     ("cache_enabled=«False→True»",
      "library::with_amp_an_autocast_around_the_run_changes_nothing",
      "inside a user's autocast, the weights of the first batch")]
@@ -164,6 +175,8 @@ TABLE["algorithms/scaffold.py", "scaffold"] = [
     ('model_change = «sum(upload["model"][name].to(wide) - x for upload in uploads) / len(uploads)→'
      'uploads[-1]["model"][name] - x»', "opposite_updates_cancel_and_one_is_one_nth",
      "only the last client's update counts", "FedML's SCAFFOLD"),
+    ('upload["control_change"][name]«.to(wide)→»',
+     "changes_of_narrow_networks_are_averaged_in_float32", "a sum in bfloat16 stands still"),
     ("«len(uploads) / num_clients * →»control_change",
      "opposite_updates_cancel_and_one_is_one_nth", "divided by the active clients, not by all",
      "flearn's SCAFFOLD"),
@@ -175,8 +188,6 @@ TABLE["algorithms/scaffold.py", "scaffold"] = [
     ("sizes = [«len(fed.private[i].labels)→1» for i in", "controls_hold_parameters_only",
      "BatchNorm's buffers count equally whatever the sizes")]
 TABLE["algorithms/fedntd.py", "fedntd"] = [
-    ('upload["control_change"][name]«.to(wide)→»',
-     "changes_of_narrow_networks_are_averaged_in_float32", "a sum in bfloat16 stands still"),
     ("beta: float = «1→0».0", "the_defaults_distill",
      "beta is 0 by default: FedAvg under another name", "PFLlib's FedNTD"),
     ("«logits[is_other].view(batch_size, num_classes - 1)→logits * is_other»",
@@ -342,6 +353,9 @@ TABLE["algorithms/fedsdd_ablations.py", "fedsdd"] = [
      "an_ensemble_of_clients_has_every_client", "a client is no member")]
 # ------------------------------------------------------------------------------------ logits travel
 TABLE["algorithms/fedmd.py", "fedmd"] = [
+    ("indices=«n if n < N else 0→n»",
+     "communication::fedgems_table_4_is_whole_rounds_up_and_down[fedmd]",
+     "positions are sent where all images are meant"),
     ("weights / weights.sum(), client_logits«→.softmax(-1)», dims",
      "consensus_is_of_logits_not_of_probabilities", "a consensus of probabilities"),
     ("weights« / weights.sum()→», client_logits", "a_weighted_consensus_by_hand",
@@ -353,9 +367,6 @@ TABLE["algorithms/fedmd.py", "fedmd"] = [
     ("consensus_logits«.detach()→»", "digest_loss_is_the_mean_absolute_error",
      "the consensus gets a gradient"),
     ('stream(fed.seed, "subset"«, t→»)', "each_rounds_subset_is_of_its_own_stream",
-    ("indices=«n if n < N else 0→n»",
-     "communication::fedgems_table_4_is_whole_rounds_up_and_down[fedmd]",
-     "positions are sent where all images are meant"),
      "the same public subset in every round"),
     ('"optimizer": client["«revisit→digest»_optimizer"]', "fedmd_round_by_hand",
      "one optimizer for digest and revisit"),
@@ -444,6 +455,8 @@ TABLE["algorithms/fedgem.py", "fedgem"] = [
     ("(log_p - log_q)).«sum→mean»(-1)", "fedgems::eq2_by_hand[fedgem]",
      "the mean over classes: C times too small")]
 TABLE["algorithms/fedgems.py", "fedgems"] = [
+    ("labels = «torch.as_tensor(labels, device=logits.device)→labels»",
+     "library::labels_may_be_a_list_or_an_array", "nobody is right about a list of labels"),
     ("entr(probs).«sum→mean»(-1)", "eq3_by_hand", "the mean over the classes"),
     ("«torch.special.entr→-»(probs«→ * probs.log()»).sum(-1)",
      "eq3_certain_logits_have_entropy_zero", "0 times log 0", "AIJack's FedGEMS"),
@@ -623,6 +636,10 @@ TABLE["algorithms/fedkd.py", "fedkd"] = [
     ("progress = min((t« - 1→») / max(cfg.energy_rounds - 1, 1), 1.0)",
      "the_energy_rises_linearly_from_the_first_to_the_last_round_and_stays",
      "the energy is a round ahead"),
+    ("for name, _ in fed.server_model().named_parameters(«→remove_duplicate=False»)))",
+     "a_layer_that_stands_at_two_places_is_sent_once", "a shared tensor is sent twice"),
+    ("named_parameters(«remove_duplicate=False→»))",
+     "a_layer_that_stands_at_two_places_is_sent_once", "the second name of a weight is a buffer's"),
     ('"bytes_down": FLOAT_BYTES * numbers_down * «receivers→num_uploads»,',
      "buffers_travel_as_they_are_and_the_mean_change_goes_to_all_clients",
      "only active clients receive the mean change"),
@@ -636,10 +653,6 @@ TABLE["algorithms/fedgkt.py", "fedgkt"] = [
     ("if «not distill→False»:", "eq6_by_hand", "the server always distills"),
     ("client_logits, temperature, distill=«True→False»):",
      "functions::fedgkts_server_distills_unless_it_is_told_not_to", "no distillation by default"),
-    ("for name, _ in fed.server_model().named_parameters(«→remove_duplicate=False»)))",
-     "a_layer_that_stands_at_two_places_is_sent_once", "a shared tensor is sent twice"),
-    ("named_parameters(«remove_duplicate=False→»))",
-     "a_layer_that_stands_at_two_places_is_sent_once", "the second name of a weight is a buffer's"),
     ("return ce + distillation_loss(«server_logits.detach(), logits→logits, server_logits.detach()»"
      ", temperature)", "eq7_by_hand", "the server learns in the client's loss"),
     ("distillation_loss(server_logits«.detach()→», logits, temperature)",
@@ -815,6 +828,9 @@ TABLE["experiment/plateau.py", "plateau"] = [
 TABLE["algorithms/secure_sum.py", "secure_sum"] = [
     ("model_state[name].«double().→»cpu() * weight", "a_weighted_model_is_not_rounded_to_float32",
      "n_i w_i is rounded to float32"),
+    ("    weight = «int(weight)→weight»",
+     "weights_are_whole_numbers_of_any_type_and_messages_any_iterable",
+     "a mask added to 1.0 does not cancel"),
     ('stream(fed.seed, "mask", «t, →»*pair)', "uploads_are_masked_anew_in_every_round",
      "the masks come back every round"),
     ('sums["model." + name]«.double()→»', "an_average_is_not_rounded_to_float32",
@@ -828,6 +844,3 @@ for file, keys, case in [
         ("fedgkt.py", 'random_numbers(fed, "server"«, t→»', "fedgkt")]:
     TABLE.setdefault((f"algorithms/{file}", "shared"), []).append((
         keys, f"no_two_trainings_share_dropout[{case}]", "the same dropout in two trainings"))
-    ("    weight = «int(weight)→weight»",
-     "weights_are_whole_numbers_of_any_type_and_messages_any_iterable",
-     "a mask added to 1.0 does not cancel"),

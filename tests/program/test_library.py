@@ -10,7 +10,7 @@ import torch
 from functions import ROOT
 from test_contracts import Net, Server, models_in, run, sound, toy
 from torch import nn
-from toys import same, samples, with_batchnorm, with_hidden_layer
+from toys import last_layer, linear, same, samples, with_batchnorm, with_hidden_layer
 
 from algorithms import (
     ALGORITHMS,
@@ -18,25 +18,37 @@ from algorithms import (
     fedbe,
     feddf,
     fedgems,
+    fedgen,
     fedgkt,
     fedmd,
     fedntd,
     fedsdd,
     fedsdd_ablations,
     fml,
+    local,
     scaffold,
 )
 from attacks import build
-from federation import from_tensors, stream
+from federation import (
+    OPTIMIZERS,
+    Data,
+    from_tensors,
+    predict,
+    seeded,
+    snapshot,
+    stream,
+    with_features,
+)
 
 
 def of_tensors(networks, server_network=None, **changes):
     """A federation of four clients; `changes` replaces parts by their names."""
     parts = {"client": samples(6), "test": samples(9, seed=1), "public": samples(8, seed=2),
-             "validation": samples(5, seed=3), **changes}
-    client, test, public, validation = parts.values()
-    return from_tensors([samples(6, seed=4)] * 3 + [client], test, networks, public=public,
-                        validation=validation, server_network=server_network)
+             "validation": samples(5, seed=3), "seed": 0, **changes}
+    client, test, public, validation, seed = parts.values()
+    return from_tensors([samples(6, seed=4) if test is not client else test] * 3 + [client], test,
+                        networks, public=public, validation=validation, seed=seed,
+                        server_network=server_network)
 
 
 # ------------------------------------------------------------------------------------ own networks
@@ -63,7 +75,26 @@ def test_a_servers_network_may_read_feature_maps():
     assert fed.num_classes == 3 and fed.server_model().in_features == 7
 
 
+class Viewed(nn.Linear):
+    """Takes contiguous images alone."""
+
+    def __init__(self):
+        super().__init__(8, 3)
+
+    def forward(self, images):
+        return super().forward(images.view(len(images), -1))
+
+
+def assigned():
+    """A network that takes the very tensors of another one."""
+    model = with_hidden_layer()
+    model.load_state_dict(network.state_dict(), assign=True)
+    return model
+
+
 network, larger = with_hidden_layer(), torch.zeros(2, 1, 3, 3)
+layer, norm = nn.Linear(4, 3), nn.BatchNorm2d(1, affine=False)
+two_channels = torch.ones(6, 2, 2, 2), torch.zeros(6, dtype=torch.int64)
 PARTS = [("client 3", "client"), ("test", "test"), ("public", "public"),
          ("validation", "validation")]
 
@@ -74,23 +105,35 @@ PARTS = [("client 3", "client"), ("test", "test"), ("public", "public"),
     (ValueError, r": \(1, 3, 1, 2\)$", {"networks": [lambda: nn.Conv2d(1, 3, (2, 1))]}),
     (ValueError, r"for one image of \[1, 2, 2\]: .*mat1 and mat2 shapes cannot be multiplied",
      {"networks": [lambda: nn.Sequential(nn.Flatten(), nn.Linear(5, 3))]}),
-    *((ValueError, f"^{name}: images are float32 tensors .*size, not torch.float32 .2, 1, 3, 3.$",
+    *((ValueError, f"^{name}: images are floats .*the test images' size, not .2, 1, 3, 3.$",
        {part: (larger, torch.tensor([0, 1]))})
       for name, part in PARTS if name != "test"),
-    (ValueError, "^client 3: labels are an int64 tensor",
-     {"client": (samples(6).images, np.zeros(6, int))}),
-    *((ValueError, f"^{name}: labels are an int64 tensor", {part: (samples(6).images, None)})
-      for name, part in PARTS if name != "public"),
-    *((ValueError, f"^{name}: give two tensors, .images, labels.$", {part: given})
+    *((ValueError, f"^{name}: labels are whole numbers", {part: (samples(6).images, labels)})
+      for name, part in PARTS if name != "public"
+      for labels in (None, np.zeros(6), torch.full([6], -1), np.full(6, 3), np.array(["cat"] * 6))),
+    *((ValueError, f"^{name}: give two tensors or numpy arrays, .images, labels.$", {part: given})
       for name, part in PARTS
-      for given in (samples(2).images, (samples(2).images,), (larger.numpy(), np.array([0, 1])))),
+      for given in (samples(2).images, (samples(2).images,), (np.array(["a", "b"]), None))),
+    *((ValueError, f"^{name}: images are torch.uint8: make them floats, normalized as",
+       {part: (images, None)}) for name, part in PARTS
+      for images in (np.zeros((2, 1, 2, 2), np.uint8), torch.zeros(2, 1, 2, 2, dtype=torch.uint8))),
+    *((ValueError, "^seed is .*: it must be a whole number, 0 or more$", {"seed": seed})
+      for seed in (None, -1, 0.5)),
     *((ValueError, "^networks is a list, .*, of at least one$", {"networks": given})
       for given in ([], with_hidden_layer, network)),
     (TypeError, "^network 1: give a class or function of which each call",
      {"networks": [with_batchnorm, lambda: network]}),
     *((TypeError, "^network 1: give a class or function", {"networks": [with_batchnorm, given]})
       for given in (network, "cnn")),
-    (TypeError, "^server_network: give a class or function", {"server_network": network})])
+    (TypeError, "^server_network: give a class or function", {"server_network": network}),
+    *((TypeError, "^network 0: .* with layers of its own$", {"networks": [make]})
+      for make in (lambda: nn.Sequential(nn.Flatten(), layer), lambda: nn.Sequential(network),
+                   lambda: nn.Sequential(norm, with_hidden_layer()), assigned)),
+    (ValueError, r"for one image of \[2, 2, 2\]: view size is not compatible",
+     {"client": two_channels, "test": two_channels, "public": None, "validation": None,
+      "networks": [lambda: Viewed()]}),
+    (ValueError, r"^lazy layers must find their sizes from one image of \[1, 2, 2\]: ",
+     {"networks": [lambda: nn.Sequential(nn.Conv2d(2, 2, 1), nn.LazyConv2d(3, 2))]})])
 def test_what_from_tensors_refuses_in_one_line(error, words, given):
     with pytest.raises(error, match=words) as raised:
         of_tensors(**{"networks": [with_hidden_layer], **given})
@@ -111,6 +154,78 @@ def test_images_that_are_not_finite_are_counted_and_refused(name, part, value):
     images[1, 0, 0], images[4, 0, 1, 1] = value, value
     with pytest.raises(ValueError, match=f"^{name}: images hold nan or infinity: 2 of 5 images$"):
         of_tensors([with_hidden_layer], **{part: (images, labels)})
+
+
+# ------------------------------------------------------------------------------- what is converted
+
+@pytest.mark.parametrize("images_as", [
+    torch.Tensor.double, torch.Tensor.bfloat16, lambda x: x.numpy().astype(np.float64),
+    lambda x: x.numpy().astype(">f4"), lambda x: x.flip(2).numpy()[:, :, ::-1]])
+@pytest.mark.parametrize("labels_as", [torch.Tensor.int, torch.Tensor.byte,
+                                       lambda y: y.numpy().astype(np.int32),
+                                       lambda y: y.numpy().astype(">u2")])
+def test_images_become_float32_and_labels_int64(images_as, labels_as):
+    images, labels = samples(6)
+    images = images.bfloat16().float()                       # so that no type rounds them
+    given = images_as(images), labels_as(labels)
+    fed = of_tensors([with_hidden_layer], client=given, public=given, test=given)
+    for data in (fed.private[3], fed.public, fed.test):
+        assert same(data, Data(images, labels))
+
+
+def test_whole_numbers_of_numpy_are_settings():
+    """A run keeps Python's numbers."""
+    def rounds(number, truth):
+        fed = of_tensors([with_hidden_layer], seed=number(3))
+        return list(fedsdd_ablations.run(fed, rounds=number(2), K=number(2), participation=1.0,
+                                         batch_size=number(2), local_steps=number(3),
+                                         distill_steps=number(1), secure_sum=truth(False)))
+    assert same(rounds(np.int64, np.bool_), rounds(int, bool))
+
+
+@pytest.mark.parametrize("run, more", [
+    (fedavg.run, {"attack": build("paf", partial(stream, 0), 4, 1)}), (fedmd.run, {}),
+    (fedsdd.run, {}), (fedsdd_ablations.run, {"secure_sum": True}), (scaffold.run, {}),
+    (fedbe.run, {})])
+@pytest.mark.parametrize("make", ["lazy", "empty", "extra"])
+def test_lazy_layers_empty_parameters_and_extra_state_are_trained_with(run, more, make):
+    """Lazy layers have the weights of the same layers with sizes."""
+    fed = of_tensors([{"lazy": lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(3)),
+                       "empty": WithAnEmptyParameter, "extra": WithExtraState}[make]])
+    settings = {"rounds": 2, "local_epochs": 1, "participation": 1.0, "K": 1, "distill_steps": 1,
+                "transfer_public_epochs": 1, "transfer_local_epochs": 1, "samples": 2}
+    given = {name: x for name, x in settings.items() if name in run.algorithm.config_fields}
+    *_, (metrics, state) = run(fed, **given, **more)
+    assert metrics["bad_uploads"] == 0 and next(models_in(state))["1.weight"].shape == (3, 4)
+    expected = seeded_linear().state_dict()
+    assert all(same(fed.client_model(0).state_dict()[name], w) for name, w in expected.items())
+
+
+def seeded_linear():
+    with seeded(0, "init", 0):
+        return linear()
+
+
+class WithAnEmptyParameter(nn.Sequential):
+    def __init__(self):
+        super().__init__(*linear())
+        self.empty = nn.Parameter(torch.empty(0, 5))
+
+
+class WithExtraState(nn.Sequential):
+    def __init__(self):
+        super().__init__(*linear())
+
+    def get_extra_state(self):
+        return {"version": 3}
+
+    def set_extra_state(self, state):
+        assert state == {"version": 3}
+
+
+def test_a_federation_prints_as_one_short_line():
+    assert repr(of_tensors([with_hidden_layer])) == (
+        "Federation(4 clients, 3 classes, images [1, 2, 2], seed 0)")
 
 
 # ------------------------------------------------------------------------------------------- errors
@@ -185,6 +300,118 @@ def test_a_mask_among_the_buffers_is_neither_judged_nor_changed(run, settings, m
 def test_a_text_is_not_a_number(value, words):
     with pytest.raises(ValueError, match=f"^fedavg: lr {words}$"):
         next(fedavg.run(of_tensors([with_hidden_layer]), lr=value))
+
+
+# -------------------------------------------------------------------------- going on from a state
+
+def state_of(run, **changes):
+    """After round 1 of a small run of four clients."""
+    *_, (_, state) = run(of_tensors([with_hidden_layer]), rounds=1, **changes)
+    return state
+
+
+def go_on(run, state, networks=(with_hidden_layer,), **changes):
+    """The state after round 2."""
+    *_, (_, state) = run(of_tensors(networks), state, rounds=2, **changes)
+    return state
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("other", OPTIMIZERS)
+def test_a_kept_optimizer_goes_on_as_the_same_kind_or_is_refused(name, other):
+    state = state_of(local.run, optimizer=name)
+    if name == other:
+        assert go_on(local.run, state, optimizer=other)["round"] == 2
+    else:
+        with pytest.raises(ValueError, match=f"with another optimizer than {other}: go on with"):
+            go_on(local.run, state, optimizer=other)
+
+
+def test_a_run_that_goes_on_takes_rate_and_weight_decay_of_its_keywords():
+    state = state_of(local.run, lr=0.1, weight_decay=0.0)
+    after = go_on(local.run, state, lr=0.03, weight_decay=0.2)
+    [group] = after["clients"][0]["optimizer"]["param_groups"]
+    assert group["lr"] == 0.03 and group["weight_decay"] == 0.2 and group["momentum"] == 0.9
+
+
+K2 = {"K": 2, "participation": 1.0, "local_epochs": 1, "distill_steps": 1}
+
+
+@pytest.mark.parametrize("run, state, changes, words", [
+    (fedavg.run, lambda: {"algorithm": "fedavg", "round": 1}, {}, "the state has no 'server': "),
+    (fedavg.run, lambda: (0.5, state_of(fedavg.run)), {},
+     "fedavg: state is the dict of a yielded .metrics, state., not a tuple"),
+    (fedavg.run, lambda: state_of(local.run), {}, "the state is another algorithm's: local$"),
+    (fedavg.run, lambda: state_of(fedavg.run), {"networks": [linear]},
+     r"of another network: 1.weight has shape \(2, 4\), not \(3, 4\)$"),
+    (local.run, lambda: state_of(local.run) | {"clients": dict.fromkeys(range(5))}, {},
+     "local: the state is of 5 clients, not 4$"),
+    (feddf.run, lambda: state_of(feddf.run, local_epochs=1, distill_steps=1),
+     {"networks": [with_hidden_layer, linear]},
+     "feddf: the state is of clients with network 0, not with network 0, network 1$"),
+    (fedsdd.run, lambda: state_of(fedsdd.run, **K2), K2 | {"K": 3},
+     "fedsdd: the state is of K = 2, not 3$"),
+    (fedsdd_ablations.run, lambda: state_of(fedsdd_ablations.run, **K2), K2 | {"K": 1},
+     "fedsdd-ablations: the state is of K = 2, not 1$")])
+def test_a_state_that_does_not_fit_is_refused_in_one_line(run, state, changes, words):
+    with pytest.raises(ValueError, match=words) as raised:
+        go_on(run, state(), **changes)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+def test_a_snapshot_is_not_changed_by_training_on(optimizer):
+    model, (images, labels) = linear(), samples(6)
+    update = OPTIMIZERS[optimizer](model.parameters(), lr=0.1)
+
+    def step():
+        update.zero_grad()
+        nn.functional.cross_entropy(model(images), labels).backward()
+        update.step()
+    step()
+    kept = snapshot(model, update)
+    before = copy.deepcopy(kept)
+    step()
+    assert same(kept, before)
+
+
+class Fails(nn.Sequential):
+    """Its last layer raises an error."""
+
+    def __init__(self):
+        super().__init__(nn.Flatten())
+        self.classifier = nn.Linear(5, 3)
+
+
+@pytest.mark.parametrize("call", [predict, with_features])
+def test_an_error_in_a_network_leaves_its_mode_and_no_hook(call):
+    model = Fails()
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        call(model, samples(2).images)
+    assert model.training and not model.classifier._forward_pre_hooks
+
+
+def test_fedgen_refuses_a_last_layer_that_is_not_float32():
+    """Its generator makes float32 features."""
+    def narrow():
+        model = last_layer()
+        model.classifier.bfloat16()
+        model.classifier.register_forward_pre_hook(lambda layer, given: given[0].bfloat16())
+        return model
+    with pytest.raises(ValueError, match="^fedgen: .* must be float32, .* not torch.bfloat16$"):
+        fedgen.run(of_tensors([narrow]))
+
+
+def test_an_attack_is_built_before_it_is_given():
+    with pytest.raises(ValueError, match="^fedavg: attack is 'lie': give an Attack .* build.'lie'"):
+        fedavg.run(of_tensors([linear]), attack="lie")
+
+
+def test_labels_may_be_a_list_or_an_array():
+    """A tensor is equal to no list."""
+    logits = torch.eye(3)[None]
+    for labels in ([0, 1, 1], np.array([0, 1, 1]), torch.tensor([0, 1, 1])):
+        assert fedgems.is_right(logits, labels).tolist() == [[True, True, False]]
 
 
 def test_errors_speak_of_keywords_not_of_flags():
