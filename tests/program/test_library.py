@@ -2,6 +2,7 @@
 keywords."""
 import ast
 import copy
+import dataclasses
 from functools import partial
 
 import numpy as np
@@ -33,6 +34,7 @@ from federation import (
     OPTIMIZERS,
     Data,
     from_tensors,
+    on_server,
     predict,
     seeded,
     snapshot,
@@ -389,6 +391,18 @@ def test_an_error_in_a_network_leaves_its_mode_and_no_hook(call):
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
         call(model, samples(2).images)
     assert model.training and not model.classifier._forward_pre_hooks
+
+
+def test_an_error_on_the_server_leaves_the_number_of_threads():
+    before = torch.get_num_threads()
+
+    @on_server
+    def fails(fed):
+        assert torch.get_num_threads() == before + 1
+        raise ArithmeticError
+    with pytest.raises(ArithmeticError):
+        fails(dataclasses.replace(of_tensors([linear]), threads=before + 1))
+    assert torch.get_num_threads() == before
 
 
 def test_fedgen_refuses_a_last_layer_that_is_not_float32():
