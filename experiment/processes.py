@@ -33,7 +33,8 @@ def say(text):
 def fail(message, status=2):
     """Ends the program with this exit status after one line on standard error."""
     if is_first():
-        print("fedkd_minimal.py: error:", *str(message).split(), file=sys.stderr)
+        line = " ".join(str(message).split())
+        print(f"fedkd_minimal.py: error: {line}", file=sys.stderr)
     raise SystemExit(status)
 
 
@@ -81,7 +82,7 @@ def end_with(main, argv):
 
 @contextlib.contextmanager
 def one_thread():
-    """A process has one thread, except while the server trains (`run_students` in parallel.py).
+    """A process has one thread, except while the server trains (`server_threads` in parallel.py).
 
     So no number depends on how many processes there are; and a fork is safe, as long as torch has
     not used a second thread.
@@ -135,8 +136,8 @@ def how_many(command, device, is_program):
     can_fork = sys.platform == "linux" and device.type == "cpu" and "WORLD_SIZE" not in os.environ
     asked = command.program["processes"]
     if asked is None and is_program and can_fork:
-        most_clients = max(count_active(command.federation["clients"],
-                                        method.settings.get("participation", 1.0))
+        most_clients = max(count_active(command.shared["clients"],
+                                        method.hyperparameters.get("participation", 1.0))
                            for method in command.methods)
         return min(num_cores(), most_clients, MOST)
     if (asked or 1) > 1 and not can_fork:
@@ -152,7 +153,7 @@ def start(work, num_processes, advice):
     The processes of torchrun are there already. Others are forked: this process then waits, and
     they end together with it and with one another.
     """
-    torch.optim.SGD([torch.zeros(1)], lr=1.0)    # imports for 2 seconds, which are no round's
+    import torch._dynamo    # noqa: F401  # as the first optimizer would, for 2 seconds of a round
     with stops_are_told(advice), tempfile.TemporaryDirectory() as folder:
         if num_processes == 1:
             if "WORLD_SIZE" in os.environ and not dist.is_initialized():

@@ -9,7 +9,8 @@ from toys import federation, last, linear, same
 
 from algorithms import fedgen
 from attacks import Attack
-from federation import minibatches, sample_clients, snapshot, stream
+from federation import minibatches, snapshot, stream
+from federation.parallel import sample_clients
 
 LOCAL = {"local_epochs": 1, "local_steps": None, "batch_size": 2, "lr": 0.1}
 GENERATOR = {"batch_size": 2, "generator_steps": 3, "generator_lr": 0.02, "diversity": 0.5}

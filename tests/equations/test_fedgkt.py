@@ -17,7 +17,7 @@ from algorithms.fedgkt import client_loss, predict_with_features, server_loss
 from federation import prepared, stream
 from federation.communication import features_bytes
 from federation.evaluation import own_accuracy
-from federation import sample_clients
+from federation.parallel import sample_clients
 from slow import batches
 
 from federation import OPTIMIZERS

@@ -43,11 +43,11 @@ def built(seed=0, **changes):
     """(the federation, the data sets, the split)."""
     flags = FLAGS | changes
     networks = {name: flags.pop(name) for name in ("model", "server_model")}
-    method = Method("all", SEES_ALL, {}, networks, 1)
+    method = Method("all", SEES_ALL, {}, [], networks, 1)
     command = Command([method], [seed], flags, {})
     datasets = build.load_datasets(flags)
     build.check(command, datasets, torch.device("cpu"))
-    fed = build.federation(command, datasets, seed, torch.device("cpu"))
+    fed = build.make_federation(command.shared, datasets, seed, torch.device("cpu"))
     return build.seen_by(method, fed, flags), datasets, build.split(flags, datasets.task, seed)
 
 
@@ -82,7 +82,7 @@ def test_an_algorithm_sees_only_the_public_data_that_it_uses():
 
 @pytest.mark.parametrize("algo, has_one", [("fedavg", False), ("dsfl", True), ("fedgkt", True)])
 def test_only_an_algorithm_whose_server_has_a_network_sees_one(algo, has_one):
-    method = Method(algo, ALGORITHMS[algo], {}, {"model": ["mlp"], "server_model": "mlp"}, 1)
+    method = Method(algo, ALGORITHMS[algo], {}, [], {"model": ["mlp"], "server_model": "mlp"}, 1)
     fed, *_ = built(public="half")
     assert (build.seen_by(method, fed, {"joint": False}).server_model is not None) == has_one
 

@@ -23,10 +23,11 @@ from toys import same
 import fedkd_minimal
 import models
 from algorithms import ALGORITHMS, fedavg, fedsdd
+from algorithms.ranges import check_values
 from data.load import DATASETS
 from experiment.presets import PAPER
 from experiment.report import megabytes, metric_text, seconds_left
-from experiment.settings import Images, Program, Training, flag_of, parser_of, read, text_of
+from experiment.settings import Images, Program, Training, flag_of, read, text_of
 from federation import stream
 from fedkd_minimal import main
 from partition import PARTITIONS
@@ -42,7 +43,7 @@ LOGITS = [*TINY, *"--server-model mlp --public half --local-epochs 1 --batch-siz
 def configured(command):
     """(the federation's settings, {label: `Method`}) of a command."""
     found = read(command.split())
-    return found.federation, {method.label: method for method in found.methods}
+    return found.shared, {method.label: method for method in found.methods}
 
 
 def hyperparameters(algo):
@@ -150,15 +151,20 @@ NUMBERS = [name for name, field in FIELDS.items() if is_number(field)]
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_a_number_outside_its_range_is_refused(name):
-    """Before the number reaches torch: too many threads end the process."""
+    """Before it reaches torch: too many threads end the process. `build.check` then calls the
+    algorithm's own check, which test_contracts.py holds to the ranges."""
     [(outside, inside)] = [edge[:2] for edge in EDGES if name in edge[2].split()]
     algo = next((algo for algo in ALGORITHMS if name in hyperparameters(algo)), "fedavg")
-    parser = parser_of([Images, Training, Program, ALGORITHMS[algo].Config])
+
+    def check(value):
+        [method] = read(["--algo", algo, f"{flag_of(name)}={value}"]).methods
+        check_values(method.algorithm.Config, method.hyperparameters)
+
     for value in outside.split():
-        with pytest.raises(ValueError, match=flag_of(name)):
-            parser.parse_args([f"{flag_of(name)}={value}"])
+        with pytest.raises(ValueError, match=name.replace("_", ".")):
+            check(value)
     for value in inside.split():
-        assert name in parser.parse_args([f"{flag_of(name)}={value}"])
+        check(value)
 
 
 def test_networks_may_differ_unless_one_model_goes_to_all_clients():
@@ -192,8 +198,8 @@ def test_a_flag_goes_to_all_algorithms_that_have_it_with_one_type():
         for name, parameter in hyperparameters(algo).items():
             assert kinds.setdefault(name, parameter.type) == parameter.type, name
     _, methods = configured("--algo fedavg,fedsdd:R=3,fedsdd --lr 0.3 --R 2")
-    assert {method.settings["lr"] for method in methods.values()} == {0.3}
-    assert [method.settings.get("R") for method in methods.values()] == [None, 3, 2]
+    assert {method.hyperparameters["lr"] for method in methods.values()} == {0.3}
+    assert [method.hyperparameters.get("R") for method in methods.values()] == [None, 3, 2]
 
 
 LOCAL = {"rounds": 100, "participation": 0.4, "local_epochs": 40, "local_steps": None,
@@ -327,11 +333,22 @@ def test_a_run_tells_what_differs_from_the_algorithms_defaults(finished):
         assert (told in line) == (value != own[name]) and line.count(f" {name} ") <= 1
 
 
+def test_a_run_tells_how_long_each_method_is_and_which_flags_it_has_not(npz, capsys):
+    main(f"--algo fedavg,fedgems,feddf --dataset {npz} --participation 1 --lr 1 --describe".split())
+    above = capsys.readouterr().out.split("\n\n")[0]
+    lines = {line.split(":")[0]: line for line in above.splitlines()}
+    for algo, words in [("fedavg", "rounds 20, participation 1.0 (0.4), lr 1.0 (0.1)"),
+                        ("feddf", "rounds 20, participation 1.0 (0.4), lr 1.0 (0.1)"),
+                        ("fedgems", "rounds 10, lr 1.0 (0.001)")]:
+        assert words in lines[algo]
+        assert ("; it has no --participation" in lines[algo]) == (algo == "fedgems")
+
+
 def test_left_are_all_rounds_of_all_runs_at_their_methods_pace():
     """a: 2 of 4 rounds at 3 s. b: none yet, so at the mean of all. c: one run is complete."""
     def run(label, *seconds):
         return SimpleNamespace(rows=seconds, timings=[{"round_seconds": x} for x in seconds],
-                               method=SimpleNamespace(label=label, settings={"rounds": 4}))
+                               method=SimpleNamespace(label=label, hyperparameters={"rounds": 4}))
     runs = [run("a", 9, 2, 4), run("b"), run("c", 9, 1, 1, 1, 1), run("c")]
     every = (2 + 4 + 4 * 1) / 6
     assert seconds_left(runs) == pytest.approx(2 * 3 + 4 * every + 4 * 1)

@@ -10,8 +10,8 @@ from toys import arrays
 
 from algorithms import ALGORITHMS
 from experiment import settings
-from experiment.presets import HELD_OUT, PAPER
-from experiment.settings import NETWORKS, Images, Training, flag_of, text_of
+from experiment.presets import PAPER
+from experiment.settings import HELD_OUT, NETWORKS, Images, Training, flag_of, text_of
 from fedkd_minimal import main
 from models import BOTTLENECKS
 
@@ -65,7 +65,7 @@ def test_what_a_command_sets(line):
     command, *expected = line.split(" | ")
     federation, methods = configured("--algo " + command)
     [method] = methods.values()
-    found = {**federation, "threads": method.threads, **method.networks, **method.settings}
+    found = {**federation, "threads": method.threads, **method.networks, **method.hyperparameters}
     assert [f"{name} {text_of(found[name])}"
             for name, _ in map(str.split, expected)] == expected
 
@@ -143,7 +143,7 @@ def test_without_a_paper_the_federation_does_not_depend_on_the_algorithms():
 def test_a_later_table_wins(command, rounds):
     """The Config's value, the paper's, the flag's, the word's."""
     [method] = configured("--algo " + command)[1].values()
-    assert method.settings["rounds"] == rounds
+    assert method.hyperparameters["rounds"] == rounds
 
 
 SMALL = {"rounds": 1, "local_epochs": 1, "distill_steps": 1, "K": 2, "participation": 1.0,
@@ -166,7 +166,7 @@ def test_every_preset_runs(tmp_path, paper, algo):
     federation, methods = configured(f"--algo {algo} --paper {paper}")
     own = dataclasses.asdict(ALGORITHMS[algo].Config(**ALGORITHMS[algo].paper))
     own |= {name: x for name, x in PAPER[paper][algo].items() if name not in NETWORKS}
-    assert methods[algo].settings == own
+    assert methods[algo].hyperparameters == own
     for name, value in flags_of(paper, algo).items():
         found = methods[algo].networks if name in NETWORKS else federation
         assert value is None or found[name] == value

@@ -3,14 +3,14 @@ import dataclasses
 import re
 
 from algorithms import ALGORITHMS
-from experiment.keep import Run
+from experiment.keep import Record, scores_of
 from experiment.report import summary
-from experiment.settings import Method, scores_of
+from experiment.settings import Method
 
 
 def run_of(label, algorithm, public, rows):
-    method = Method(label, algorithm, {}, {}, 1)
-    return Run(method, 0, {"scores": scores_of(algorithm, public)}, None, rows=rows)
+    method = Method(label, algorithm, {}, [], {}, 1)
+    return Record(method, 0, {"scores": scores_of(algorithm, public)}, None, rows=rows)
 
 
 def test_the_summary_says_whose_accuracy_it_is_and_on_which_half(capsys):

@@ -295,6 +295,7 @@ def stopped(first_stop, tmp_path):
     ("fedavg", "--clients 4", "clients 6, not 4"), ("fedavg", "--rounds 2", "rounds 3, not 2"),
     ("fedavg", "--model cnn", "model mlp, not cnn"), ("fedavg", "--classes 0,2", "classes none"),
     ("fedavg", "--attack paf", "attack none, not paf"),
+    ("fedavg", "--lr 0.2 --seeds 1", "lr 0.1, not 0.2: add --lr 0.1, or"),     # of another seed
     ("fedprox", "--validation 0.2", "validation 0.1, not 0.2"),      # beside a run on other data
     ("fedavg,fedprox", "--public half", "public fifth, not half")])
 def test_a_folder_of_other_settings_is_refused_in_one_line(
@@ -303,6 +304,17 @@ def test_a_folder_of_other_settings_is_refused_in_one_line(
     argv = [*command(algo, npz, "--out", stopped), *flags.split()]
     refused(capsys, argv, stopped / "fedavg-seed0", words, "--out")
     assert contents(stopped) == before
+
+
+def test_a_refusal_says_what_to_type_to_join_the_folder(stopped, npz, capsys):
+    argv = [*command("fedprox", npz), "--public", "none", "--augment", "--out", stopped]
+    [advice] = re.findall("add (.*), or", refused(capsys, argv))
+    assert advice == "--public fifth"                    # fedprox may augment
+    main([*map(str, argv), *advice.split()])
+    argv = [*command("fedavg", npz), "--augment", "--lr", "1"]
+    [advice] = re.findall("add (.*), or", refused(capsys, [*argv, "--out", stopped]))
+    assert advice == "--no-augment --lr 0.1"
+    main([*argv, "--out", str(stopped), *advice.split()])
 
 
 @pytest.mark.parametrize("key", ["x_train", "y_test"])

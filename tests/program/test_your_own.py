@@ -46,8 +46,8 @@ def test_the_pages_algorithm_keeps_every_promise(fedavgm):
 @pytest.mark.parametrize("flags", ["", " --dataset some.npz", " --paper fedsdd", " --paper fedgkt"])
 def test_a_sibling_has_the_settings_of_the_one_it_is_like(fedavgm, flags):
     federation, methods = configured("--algo fedavg,fedavgm" + flags)
-    own = methods["fedavgm"].settings
-    assert own.pop("server_momentum") == 0.5 and own == methods["fedavg"].settings
+    own = methods["fedavgm"].hyperparameters
+    assert own.pop("server_momentum") == 0.5 and own == methods["fedavg"].hyperparameters
     assert federation == configured("--algo fedavg" + flags)[0]
 
 
@@ -71,9 +71,9 @@ def test_variants_of_an_algorithm_are_named_in_table_and_folders(fedavgm, npz, t
 
 def test_a_hyperparameter_without_a_range_has_one_by_its_type(fedavgm, capsys):
     for value in ("inf", "nan", "much", "-2"):
-        refused(capsys, f"--algo fedavgm --server-momentum {value}".split(), "--server-momentum")
+        refused(capsys, f"--algo fedavgm --server-momentum {value}".split(), "momentum")
     [method] = configured("--algo fedavgm --server-momentum 2")[1].values()
-    assert method.settings["server_momentum"] == 2
+    assert method.hyperparameters["server_momentum"] == 2
     assert all(map(configured, re.findall(r"fedkd_minimal\.py (.*\bfedavgm\b.*)", PAGE)))
 
 
