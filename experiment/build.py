@@ -10,9 +10,10 @@ import attacks
 import models
 import partition
 from data.images import adapt, crop_and_flip, normalize, statistics, to_float
-from data.load import (Dataset, by_superclass, check_classes, fingerprint, load_dataset,
-                       load_public, only)
+from data.load import (Dataset, by_superclass, check_classes, fingerprint, ignored,
+                       load_dataset, load_public, only)
 from experiment.presets import HELD_OUT
+from experiment.processes import say
 from experiment.settings import is_foreign
 from federation import Data, Federation, prepared, restrict_public, seeded, stream
 
@@ -38,12 +39,18 @@ def load_datasets(flags):
     """The `Datasets` of a command.
 
     Raises ValueError if a data set cannot be loaded, a class has no training images, the public
-    images are the training images, or the partition needs what the data set does not tell.
+    images are the training images, or the partition needs what the data set does not tell. Prints
+    how many files of a folder are not read.
     """
-    task, foreign = load_dataset(flags["dataset"], flags["data_root"]), None
+    size = flags["image_size"] and (flags["image_size"],) * 2
+    task, foreign = load_dataset(flags["dataset"], flags["data_root"], size), None
+    shape = tuple(task.train.images.shape[1:])
+    if size not in (None, shape[1:]):
+        raise ValueError(f"--image-size is for a folder of images; those of {flags['dataset']} "
+                         f"have {shape[1]}x{shape[2]} pixels")
     if is_foreign(flags["public"]):
         load = load_dataset if flags["joint"] else load_public       # which reads no labels
-        foreign = load(flags["public"], flags["data_root"])
+        foreign = load(flags["public"], flags["data_root"], shape[1:])
         if torch.equal(foreign.train.images, task.train.images):
             raise ValueError(f"--public {flags['public']}: these are the training images "
                              "themselves, which clients hold; --public half or fifth keeps a share "
@@ -64,8 +71,10 @@ def load_datasets(flags):
     if flags["joint"]:                                   # the public classes come first
         classes = [f"public {j}" for j in range(foreign.num_classes)] + classes
     mean, std = statistics(to_float(task.train.images))
-    images = {"shape": tuple(task.train.images.shape[1:]), "mean": mean.tolist(),
-              "std": std.tolist(), "classes": classes}
+    images = {"shape": shape, "mean": mean.tolist(), "std": std.tolist(), "classes": classes}
+    for flag in parts:
+        if files := ignored(flags[flag], labeled=flag == "dataset" or flags["joint"]):
+            say(f"--{flag} {flags[flag]}: files that are not read: {files}")
     return Datasets(task, foreign, {flag: fingerprint(part) for flag, part in parts.items()},
                     images)
 
