@@ -10,9 +10,10 @@ import attacks
 import models
 import partition
 from data.images import adapt, crop_and_flip, normalize, statistics, to_float
-from data.load import (Dataset, by_superclass, check_classes, fingerprint, load_dataset,
-                       load_public, only)
+from data.load import (Dataset, by_superclass, check_classes, fingerprint, ignored,
+                       load_dataset, load_public, only)
 from experiment.plateau import with_plateau
+from experiment.processes import say
 from experiment.settings import HELD_OUT, is_foreign
 from federation import Data, Federation, prepared, restrict_public, seeded, stream
 
@@ -38,12 +39,18 @@ def load_datasets(shared):
     """The `Datasets` of a command; shared: its settings, {name: value} of `Images`, `Training`.
 
     Raises ValueError if a data set cannot be loaded, a class has no training images, the public
-    images are the training images, or the partition needs what the data set does not tell.
+    images are the training images, or the partition needs what the data set does not tell. Prints
+    how many files of a folder are not read.
     """
-    task, foreign = load_dataset(shared["dataset"], shared["data_root"]), None
+    size = shared["image_size"] and (shared["image_size"],) * 2
+    task, foreign = load_dataset(shared["dataset"], shared["data_root"], size), None
+    shape = tuple(task.train.images.shape[1:])
+    if size not in (None, shape[1:]):
+        raise ValueError(f"--image-size is for a folder of images; those of {shared['dataset']} "
+                         f"have {shape[1]}x{shape[2]} pixels")
     if is_foreign(shared["public"]):
         load = load_dataset if shared["joint"] else load_public       # which reads no labels
-        foreign = load(shared["public"], shared["data_root"])
+        foreign = load(shared["public"], shared["data_root"], shape[1:])
         if torch.equal(foreign.train.images, task.train.images):
             raise ValueError(f"--public {shared['public']}: these are the training images "
                              "themselves, which clients hold; --public half or fifth keeps a share "
@@ -64,8 +71,10 @@ def load_datasets(shared):
     if shared["joint"]:                                   # the public classes come first
         classes = [f"public {j}" for j in range(foreign.num_classes)] + classes
     mean, std = statistics(to_float(task.train.images))
-    images = {"shape": tuple(task.train.images.shape[1:]), "mean": mean.tolist(),
-              "std": std.tolist(), "classes": classes}
+    images = {"shape": shape, "mean": mean.tolist(), "std": std.tolist(), "classes": classes}
+    for flag in parts:
+        if files := ignored(shared[flag], labeled=flag == "dataset" or shared["joint"]):
+            say(f"--{flag} {shared[flag]}: files that are not read: {files}")
     return Datasets(task, foreign, {flag: fingerprint(part) for flag, part in parts.items()},
                     images)
 

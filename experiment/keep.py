@@ -20,7 +20,7 @@ import torch
 
 import models
 from algorithms import ALGORITHMS
-from data.images import adapt, normalize, to_float
+from data.images import adapt, check_range, normalize, to_float
 from experiment.processes import fail, from_first, is_first
 from experiment.settings import NETWORKS, Images, Method, Training, flag_with, text_of
 
@@ -263,7 +263,14 @@ def load_model(folder, name=None):
     mean, std = torch.tensor(images["mean"]), torch.tensor(images["std"])
 
     def prepare(pixels):
-        return normalize(adapt(to_float(pixels), images["shape"]), mean, std)
+        given = list(getattr(pixels, "shape", ()))
+        if (not isinstance(pixels, torch.Tensor) or len(given) != 4 or given[1] not in (1, 3)
+                or 0 in given):
+            raise ValueError("prepare takes a tensor of images [n, c, h, w] with n > 0 and c = 1 "
+                             f"or 3, not {type(pixels).__name__} {given}")
+        pixels = to_float(pixels)
+        check_range("prepare: the tensor", pixels)
+        return normalize(adapt(pixels, images["shape"]), mean, std)
 
     return model.eval(), prepare, images["classes"]
 

@@ -35,6 +35,7 @@ class Images:
     data_root: str = "downloads"          # folder for torchvision's data sets
     train_size: int | None = None         # at most this many training images, of each class a share
     test_size: int | None = None          # at most this many test images, of each class a share
+    image_size: int | None = None         # resizes a folder's images to this height and width
     classes: tuple[int, ...] | None = None    # only these classes of the task
     clients: int = 20                     # number of clients
     partition: Literal[tuple(PARTITIONS)] = "dirichlet_equal"     # split among the clients

@@ -46,6 +46,8 @@ TABLE["federation/randomness.py", "shared"] = [
     ("with seeded(fed.seed, *name«→[:1]»)", "no_two_trainings_share_dropout[fedavg]",
      "the same dropout in two trainings")]
 TABLE["federation/from_tensors.py", "library"] = [
+    ("if images.min() >= 0 and images.max() > «100→1e9»:",
+     "data::from_tensors_refuses_what_does_not_fit", "bytes that became floats are trained on"),
     ("if bad := int((~images.isfinite()).«flatten(1).any(1).→»sum()):",
      "images_that_are_not_finite_are_counted_and_refused", "counts pixels, not images"),
     ('if not («name == "public" and →»labels is None):',
@@ -755,7 +757,14 @@ TABLE["data/readers.py", "data"] = [
     ("if path.is_dir()« and not path.name.startswith(\".\")→»]",
      "folder_reads_classes_and_files_in_sorted_order", ".ipynb_checkpoints is a class"),
     ("key=lambda name: («int(name) if name.isdecimal() else math.inf, →»name))",
-     "classes_that_are_numbers_are_in_the_order_of_numbers", "10 comes before 8")]
+     "classes_that_are_numbers_are_in_the_order_of_numbers", "10 comes before 8"),
+    ('layout.endswith(«";16B"→";12"»)', "colors_of_more_than_8_bits_are_refused",
+     "PIL's upper 8 bits of 16"),
+    ("max(image.tag_v2.get(258, [1])) > «8→16»",
+     "a_tiff_file_of_which_pil_does_not_say_what_it_is_is_refused", "the same, of TIFF files")]
+TABLE["experiment/keep.py", "your_own"] = [
+    ('check_range("prepare: the tensor", «pixels→pixels * 0»)',
+     "a_loaded_model_predicts_as_in_the_run", "floats of 0..255 are predicted")]
 TABLE["data/load.py", "data"] = [
     ("float(numbers.max()) < «end→np.inf»)", "npz_mistakes_are_one_line_with_file_and_array",
      "a label of 10^11 needs a table of so many classes")]

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from test_data import SUPERCLASS, TOY, refused, toy_set
+from test_data import COLOR, SUPERCLASS, TOY, refused, toy_set, write_images
 
 from algorithms import ALGORITHMS
 from benchmarks.commands import federation_of
 from data.images import adapt, crop_and_flip, normalize, statistics
-from data.load import Dataset, load_dataset
+from data.load import Dataset, load_dataset, load_public
 from experiment import build
 from experiment.settings import Command, Images, Method, Training
 from federation import Data, restrict_public
@@ -33,8 +33,8 @@ SEES_ALL = SimpleNamespace(public="joint", server="images", check=lambda fed, **
 def sets(monkeypatch):
     """`load_dataset` knows the toy sets: "toy" is in color, "foreign" and "ten" are gray."""
     sets = dict(SETS)
-    monkeypatch.setattr(build, "load_dataset", lambda name, root: sets[name])
-    monkeypatch.setattr(build, "load_public", lambda name, root: Dataset(
+    monkeypatch.setattr(build, "load_dataset", lambda name, root, size: sets[name])
+    monkeypatch.setattr(build, "load_public", lambda name, root, size: Dataset(
         Data(sets[name].train.images, None), None, 0))
     return sets
 
@@ -118,6 +118,34 @@ def test_public_bytes_give_the_numbers_of_public_floats(sets):
         sets[name] = FOREIGN._replace(train=Data(public, torch.arange(500) % 4))
     one, other = (built(public=name)[0].public.images for name in ("bytes", "floats"))
     assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("joint", [False, True])
+def test_folders_get_one_size_and_the_files_that_are_not_read_are_told(
+        tmp_path, monkeypatch, capsys, joint):
+    """The task's images that of --image-size, the public images then the task's."""
+    monkeypatch.setattr(build, "load_dataset", load_dataset)
+    monkeypatch.setattr(build, "load_public", load_public)
+    task, public = map(str, (tmp_path / "task", tmp_path / "public"))
+    names = [f"{part}/{c}/{k}.png" for part in ("train", "test") for c in "ab" for k in (0, 1)]
+    write_images(tmp_path / "task", {"train/a/2.gif": b"", "val/a/0.png": b""} | {
+        name: COLOR[k % 5, :4 + k % 2] for k, name in enumerate(names)})
+    write_images(tmp_path / "public", {"train/0.jpeg2000": b"", "notes.txt": b""} | {
+        name: COLOR[k % 5, :3 + k % 2] // 2 for k, name in enumerate(names)})
+    flags = FLAGS | {"dataset": task, "public": public, "joint": joint}
+    refused("the first image has .*--image-size", build.load_datasets, flags)
+    datasets = build.load_datasets(flags | {"image_size": 8})
+    sizes = [part.images.shape for part in (*datasets.task[:2], *datasets.foreign[:2]) if part]
+    assert sizes == [(4, 3, 8, 8)] * (4 if joint else 3) and datasets.images["shape"] == (3, 8, 8)
+    assert capsys.readouterr().out == (
+        f"--dataset {task}: files that are not read: 1 .gif, 1 in val\n"
+        f"--public {public}: files that are not read: " + (
+            "1 .jpeg2000, 1 .txt\n" if joint else "4 in test, 1 .jpeg2000, 1 .txt\n"))
+
+
+def test_image_size_is_for_folders():
+    refused("^--image-size is for a folder .* toy have 4x4 pixels$", built, image_size=5)
+    assert built(image_size=4)[0].test.images.shape[1:] == (3, 4, 4)
 
 
 def test_classes_are_taken_and_normalized_alone():

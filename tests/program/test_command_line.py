@@ -134,7 +134,7 @@ EDGES = [   # numbers that are refused, numbers that are allowed, the flags
     ("-0.1 1.01 nan", "0 1", "epsilon alpha_ce beta_ce"),
     ("-0.1 0.5 nan", "0 0.49", "malicious_fraction"), ("0 1 nan", "0.01 0.99", "validation"),
     ("nan inf", "-1 0 1", "attack_z"),
-    ("0 1025 99999999999999999999999", "1 1024", "processes threads")]
+    ("0 1025 99999999999999999999999", "1 1024", "processes threads image_size")]
 
 
 def is_number(field):

@@ -141,5 +141,12 @@ def test_a_loaded_model_predicts_as_in_the_run(algo, key, npz, tmp_path, monkeyp
         assert re.search("a.png [012]\nb.png [012]\n", capsys.readouterr().out)
         white = torch.full((1, 1, 9, 9), 255, dtype=torch.uint8)
         assert torch.allclose(page["logits"], model(prepare(white)), atol=1e-5)
+        assert torch.equal(prepare(white), prepare(torch.ones(1, 1, 9, 9, dtype=torch.float64)))
+        for bad, words in [(white.float(), "tensor holds floats from 255 to 255; expected 0 "),
+                           (white.numpy(), r"tensor .* not ndarray \[1, 1, 9, 9\]"),
+                           (white.expand(1, 3, 9, 9).permute(0, 2, 3, 1), r"Tensor \[1, 9, 9, 3\]"),
+                           (white[0], r"Tensor \[1, 9, 9\]"), (white[:0], "with n > 0")]:
+            with pytest.raises(ValueError, match=f"^prepare.* {words}"):
+                prepare(bad)
     with pytest.raises(ValueError, match="has no model 'client 9'; it has "):
         keep.load_model(run.folder, "client 9")
