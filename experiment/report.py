@@ -79,7 +79,8 @@ def describe_all(command, datasets):
     say(f"\nall algorithms: {text(command.federation)}")
     for method in command.methods:
         say(f"{method.label}: {text(method.networks | method.settings)}")
-    say(f"\nsamples of each class, seed {command.seeds[0]}")
+    others = "; other seeds divide the images otherwise" * (len(command.seeds) > 1)
+    say(f"\nsamples of each class, seed {command.seeds[0]}{others}")
     task = datasets.task
     names = task.class_names or [str(label) for label in range(task.num_classes)]
     lines = [("client", *names)]
@@ -162,7 +163,7 @@ def summary(runs):
         for key, whose in seeds[0].config["scores"].items():
             values = [[row[key] for row in run.rows if row.get(key) is not None] for run in seeds]
             if all(values):
-                final = mean_and_deviation([of_rounds[-1] for of_rounds in values])
+                final = mean_and_deviation([run.rows[-1].get(key) for run in seeds])
                 best = mean_and_deviation([max(of_rounds) for of_rounds in values])
                 lines.append((label, whose, str(len(seeds)), final, best, *costs))
                 label, costs = "", ("", "", "")          # once for each method
@@ -170,5 +171,8 @@ def summary(runs):
 
 
 def mean_and_deviation(values):
+    """Of the seeds; a dash if one of them has no value."""
+    if None in values:
+        return "-"
     deviation = f"{statistics.stdev(values):.4f}" if len(values) > 1 else "-"
     return f"{statistics.mean(values):.4f} ± {deviation}"
