@@ -178,7 +178,8 @@ def keep_round(run, metrics, state):
                  "finite float or None")
     now = time.perf_counter()
     run.rows.append({"round": state["round"], **metrics})
-    run.timings.append({"round": state["round"], "round_seconds": now - run.clock})
+    run.timings.append({"round": state["round"], "round_seconds": now - run.clock,
+                        "ended": time.time()})
     run.state, run.clock = state, now
     if run.folder and is_first():
         content = io.BytesIO()    # torch.save to a file gives no reason when the disk is full
