@@ -83,8 +83,8 @@ REFUSED = """
 --algo fedavg --R 3                   | --R
 --algo fedsdd:seeds=3                 | fedsdd:seeds=3
 --algo fedsdd:R=x                     | --R
---algo fedsdd TINY                    | K = 4 | participation 0.4 of 4 clients is 2: --K 2, or
---algo fedsdd-ablations TINY          | K = 4 | but it has 2: --K 2, or a larger --participation
+--algo fedsdd TINY                    | K = 4 | participation 0.4 of 4 clients is 2: K = 2 or
+--algo fedsdd-ablations TINY          | K = 4 | but it has 2: K = 2 or more participation fits
 --algo feddf --temperature none       | --temperature | none
 --algo fedavg --model cnn,resnet21    | resnet21 | resnet20
 --algo fedavg,fedsdd --model cnn,mlp  | fedavg | cnn, mlp
