@@ -83,7 +83,8 @@ from federation import (accuracy, active_in, average_weights, count_active, disa
 class Config:
     rounds: int = 20                     # T
     participation: float = 0.4           # share of the clients that are active in a round
-    K: int = 4                           # global models, and groups of clients
+    K: int = 4                           # global models, and groups of clients; at most the
+    #                                      active clients
     R: int = 1                           # rounds whose w_k form the ensemble
     local_epochs: int = 5                # passes of a client over its images in a round
     local_steps: int | None = None       # if it is a number: so many steps, instead of passes
@@ -243,8 +244,9 @@ def check(fed, cfg, attack):
     """Raises ValueError if a group would have no client. K and R are at least 1: ranges.py."""
     active = count_active(len(fed.private), cfg.participation)
     if cfg.K > active:
-        raise ValueError(f"fedsdd: K = {cfg.K} global models need as many active clients, not "
-                         f"{active}: change K, participation or the number of clients")
+        raise ValueError(f"fedsdd: K = {cfg.K} global models need as many active clients, but "
+                         f"participation {cfg.participation:g} of {len(fed.private)} clients is "
+                         f"{active}: K = {active} or a larger participation fits")
 
 
 ALGORITHM = Algorithm(

@@ -98,7 +98,8 @@ from federation import (FLOAT_BYTES, accuracy, active_clients, by_architecture, 
 class Config:
     rounds: int = 20                     # T
     participation: float = 0.4           # share of the clients that are active in a round
-    K: int = 4                           # global models of each network
+    K: int = 4                           # global models of each network; at most its active
+    #                                      clients
     R: int = 1                           # rounds whose members form the ensemble
     ensemble: Literal["aggregated", "clients"] = "aggregated"    # the members of a round
     students: Literal["main", "all", "none"] = "main"            # who learns from the teacher
@@ -331,7 +332,7 @@ def check(fed, cfg, attack):
     active = min(count_active(len(ids), cfg.participation) for ids in networks.values())
     if cfg.K > active:
         raise ValueError(f"{name}: K = {cfg.K} global models of a network need as many active "
-                         f"clients, not {active}: change K, participation or the number of clients")
+                         f"clients, but it has {active}: K = {active} or more participation fits")
     if attack and len(networks) > 1:         # it needs the mean of all clients' models
         raise ValueError(f"{name}: an attack on weights needs one network for all clients")
     if attack and cfg.local == "scaffold":

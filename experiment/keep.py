@@ -208,7 +208,8 @@ def keep_round(record, metrics, state):
                  "a finite float or None")
     now = time.perf_counter()
     record.rows.append({"round": state["round"], **metrics})
-    record.timings.append({"round": state["round"], "round_seconds": now - record.clock})
+    record.timings.append({"round": state["round"], "round_seconds": now - record.clock,
+                           "ended": time.time()})
     record.state, record.clock = state, now
     if record.folder and is_first():
         content = io.BytesIO()    # torch.save to a file gives no reason when the disk is full

@@ -3,6 +3,7 @@ import contextlib
 import ctypes
 import logging
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -49,7 +50,7 @@ def bad_input_is_refused():
 
 @contextlib.contextmanager
 def stops_are_told(advice=""):
-    """Ctrl-C in this block, or a write that fails, ends the program: one line with the advice."""
+    """Ctrl-C in this block, a write that fails, or too little memory ends the program: one line."""
     try:
         yield
     except KeyboardInterrupt:
@@ -57,6 +58,18 @@ def stops_are_told(advice=""):
         raise SystemExit(130) from None
     except OSError as error:                                 # a full disk, for example
         fail(f"{error}{advice}", 1)
+    except (MemoryError, RuntimeError, ProcessRaisedException) as error:
+        # The first process tells it; of another one the process that started it does.
+        if not (is_first() and out_of_memory(error)):
+            raise
+        fail("not enough memory: make --batch-size (or another batch size), the networks, "
+             "--train-size, --public-size or --processes smaller", 1)
+
+
+def out_of_memory(error):
+    """True if an error of Python, numpy or torch, or its traceback, says that memory is missing."""
+    return isinstance(error, MemoryError) or bool(re.search(
+        "MemoryError|(allocate|enough|out of) memory", str(error)))
 
 
 def end_with(main, argv):
@@ -166,6 +179,8 @@ def start(work, num_processes, advice):
             while not context.join():
                 pass
         except ProcessRaisedException as error:
+            if out_of_memory(error):
+                raise
             print(error, file=sys.stderr)
             raise SystemExit(1) from None
         except ProcessExitedException as error:

@@ -90,7 +90,8 @@ def describe_all(command, datasets):
     say(f"\nall algorithms: {text(command.shared)}")
     for method in command.methods:
         say(f"{method.label}: {text(method.networks | method.hyperparameters)}")
-    say(f"\nsamples of each class, seed {command.seeds[0]}")
+    others = "; other seeds divide the images otherwise" * (len(command.seeds) > 1)
+    say(f"\nsamples of each class, seed {command.seeds[0]}{others}")
     task = datasets.task
     names = task.class_names or [str(label) for label in range(task.num_classes)]
     lines = [("client", *names)]
@@ -150,7 +151,7 @@ def diverged(record):
 
 def seconds_left(records):
     """Of all rounds that are left, at their method's mean so far, or the mean of all; or None."""
-    times = {}                                         # {label: [of each round]}
+    times = {}                                           # {label: [of each round]}
     for record in records:                               # round 0 trains nothing
         known = [timing["round_seconds"] for timing in record.timings[1:]]
         times.setdefault(record.method.label, []).extend(known)
@@ -180,7 +181,7 @@ def summary(records):
             values = [[row[key] for row in record.rows if row.get(key) is not None]
                       for record in of_seeds]
             if all(values):
-                final = mean_and_deviation([of_rounds[-1] for of_rounds in values])
+                final = mean_and_deviation([record.rows[-1].get(key) for record in of_seeds])
                 best = mean_and_deviation([max(of_rounds) for of_rounds in values])
                 lines.append((label, whose, str(len(of_seeds)), final, best, *costs))
                 label, costs = "", ("", "", "")          # once for each method
@@ -188,5 +189,8 @@ def summary(records):
 
 
 def mean_and_deviation(values):
+    """Of the seeds; a dash if one of them has no value."""
+    if None in values:
+        return "-"
     deviation = f"{statistics.stdev(values):.4f}" if len(values) > 1 else "-"
     return f"{statistics.mean(values):.4f} ± {deviation}"

@@ -245,6 +245,8 @@ def options_of(field):
     def convert_all(text):
         if optional and text == "none":
             return None
+        if several and "" in map(str.strip, text.split(",")):
+            raise argparse.ArgumentTypeError(f"{text!r} has an empty word: write a,b without blank")
         return [*map(convert, text.split(","))] if several else convert(text)
 
     return {"type": convert_all}

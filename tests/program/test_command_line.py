@@ -25,6 +25,7 @@ import models
 from algorithms import ALGORITHMS, fedavg, fedsdd
 from algorithms.ranges import check_values
 from data.load import DATASETS
+from experiment import processes
 from experiment.presets import PAPER
 from experiment.report import megabytes, metric_text, seconds_left
 from experiment.settings import Images, Program, Training, flag_of, read, text_of
@@ -74,11 +75,17 @@ def finished(npz, tmp_path_factory):
 REFUSED = """
 --seeds 0 --rounds 3                  | --algo | fedsdd
 --algo fedsd                          | fedsd | fedavg
+--algo FedSDD                         | 'FedSDD', perhaps fedsdd;
+--algo fedavg, fedsdd                 | argument --algo: 'fedavg,' has an empty word: write a,b
+--algo fedavg --seeds 0, 1            | argument --seeds: '0,' has an empty word
+--algo fedavg --seed 1                | unknown --seed 1, perhaps --seeds
+--algo fedavg --epochs 1              | unknown --epochs 1, perhaps --local-epochs
 --algo fedavg,fedavg                  | --algo
 --algo fedavg --R 3                   | --R
 --algo fedsdd:seeds=3                 | fedsdd:seeds=3
 --algo fedsdd:R=x                     | --R
---algo fedsdd TINY --K 3              | K = 3 | participation
+--algo fedsdd TINY                    | K = 4 | participation 0.4 of 4 clients is 2: K = 2 or
+--algo fedsdd-ablations TINY          | K = 4 | but it has 2: K = 2 or more participation fits
 --algo feddf --temperature none       | --temperature | none
 --algo fedavg --model cnn,resnet21    | resnet21 | resnet20
 --algo fedavg,fedsdd --model cnn,mlp  | fedavg | cnn, mlp
@@ -180,6 +187,29 @@ def test_an_error_is_one_line_of_the_first_process_alone(capsys, monkeypatch):
     with pytest.raises(SystemExit) as stop:
         main(argv)
     assert stop.value.code == 2 and capsys.readouterr() == ("", "")
+
+
+def out_of_gpu_memory():
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+@pytest.mark.parametrize("fill", [
+    lambda: torch.empty(10**15), lambda: np.empty(10**15), out_of_gpu_memory])
+def test_missing_memory_is_one_line_that_names_what_to_make_smaller(capsys, monkeypatch, fill):
+    """Of the first process; another one raises, for the process that started it to tell."""
+    with pytest.raises(SystemExit) as stop, processes.stops_are_told():
+        fill()
+    [line] = capsys.readouterr().err.splitlines()
+    assert stop.value.code == 1 and "not enough memory: make --batch-size " in line
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises((RuntimeError, MemoryError)), processes.stops_are_told():
+        fill()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_another_error_of_torch_keeps_its_traceback():
+    with pytest.raises(RuntimeError, match="size"), processes.stops_are_told():
+        torch.ones(2) + torch.ones(3)
 
 
 def test_list_prints_all_names(capsys):
@@ -366,6 +396,13 @@ def test_several_runs_have_a_folder_each_and_a_mean_with_standard_deviation(fini
         expected = [f"{statistics.mean(x):.4f} ± {statistics.stdev(x):.4f}" for x in (final, best)]
         assert line.split()[:9] == [algo, "server", "2", *" ".join(expected).split()]
     assert table[3].split()[:2] == ["ensemble", "2"] and len(table) == 4
+
+
+def test_describe_says_that_other_seeds_divide_the_images_otherwise(capsys, npz):
+    for seeds, told in (("7", False), ("7,8", True)):
+        main(["--algo", "fedavg", "--dataset", npz, *TINY, "--seeds", seeds, "--describe"])
+        [line] = [x for x in capsys.readouterr().out.splitlines() if "samples of each" in x]
+        assert "seed 7" in line and ("other seeds" in line) == told
 
 
 def test_describe_prints_the_samples_of_each_class_and_client(capsys, npz):

@@ -35,6 +35,17 @@ def test_the_summary_says_whose_accuracy_it_is_and_on_which_half(capsys):
             assert re.search(rf"  {whose} +\d  0{final} ± \S+ +0{best} ± ", line), line
 
 
+def test_a_last_round_without_a_value_is_a_dash_in_the_summary(capsys):
+    """Of FedMD's distilled clients: no accuracy where nobody digested. Best is of other rounds."""
+    names = [*ALGORITHMS["fedmd"].scores]
+    runs = [run_of("fedmd", ALGORITHMS["fedmd"], None, [dict(zip(names, row)) for row in rows])
+            for rows in ([(.1, .2), (.3, None)], [(.1, .4), (.3, .1)])]
+    summary(runs)
+    printed = capsys.readouterr().out
+    assert re.search(r"after private training +2  0.3000 ± 0.0000 +0.3000 ± ", printed)
+    assert re.search(r"after distillation +2  - +0.3000 ± ", printed)
+
+
 def test_an_algorithm_of_a_readers_own_has_the_headline_that_it_declares(capsys):
     own = dataclasses.replace(ALGORITHMS["fedavg"], scores={"client_accuracy_own": "own classes"})
     rows = [{"accuracy": .5, "client_accuracy_own": .5, "client_accuracy": .25}]

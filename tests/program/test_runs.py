@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -70,7 +71,9 @@ def expected(finished):
 def test_every_round_is_timed(algo, finished):
     timings = kept(finished[algo] / f"{algo}-seed0", "timing.jsonl")
     assert [timing.pop("round") for timing in timings] == list(range(ROUNDS + 1))
-    assert all(timing.keys() == {"round_seconds"} for timing in timings)
+    assert all(timing.keys() == {"round_seconds", "ended"} for timing in timings)
+    ended = [timing["ended"] for timing in timings]
+    assert ended == sorted(ended) and 0 <= time.time() - ended[-1] < 3600
     assert all(timing["round_seconds"] > 0 for timing in timings)
 
 
