@@ -1,11 +1,10 @@
 """Random streams, clients in parallel, batches and prediction."""
 import copy
-import sys
 from collections import OrderedDict
 
 import pytest
 import torch
-from test_contracts import run
+from test_contracts import recorded, run
 from torch import nn
 from toys import federation, linear, same, samples, with_batchnorm, with_dropout, with_features
 
@@ -41,15 +40,10 @@ def test_only_equal_keys_give_equal_numbers(draw):
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
-def test_no_two_trainings_share_dropout(algo, monkeypatch):
+def test_no_two_trainings_share_dropout(algo):
     """In two rounds, with two global models of each network: each has a seed of its own. (FedGen's
     generator is new in every training, and its weights are loaded.)"""
-    seeds = []
-    for name, module in list(sys.modules.items()):
-        if name.startswith(("algorithms.", "federation.")) and hasattr(module, "seeded"):
-            monkeypatch.setattr(module, "seeded", lambda *keys: seeds.append(keys) or seeded(*keys))
-    run(algo)
-    trainings = [keys for keys in seeds if keys[1] != "generator"]
+    trainings = [keys for keys in recorded(algo).seeds if keys[1] != "generator"]
     assert len(set(trainings)) == len(trainings) > 1
 
 
