@@ -59,8 +59,9 @@ def records_of(command, datasets):
     if out is not None and is_first():
         configs = {record.method.label: record.config for record in records}
         for path in sorted(Path(out).glob("*-seed*/config.json")):   # other methods and seeds, too
-            then = config_of(path.parent)
-            compare(path.parent, then, configs.get(then["algo"], records[0].config))
+            if path.stat().st_size:                          # else killed before it was written
+                then = config_of(path.parent)
+                compare(path.parent, then, configs.get(then["algo"], records[0].config))
         for record in records:
             find(record)
     return records
@@ -98,7 +99,8 @@ def scores_of(algorithm, public):
 
 def find(record):
     """Gives the record its rows so far. Raises ValueError if its folder is damaged."""
-    if not any((record.folder / name).exists() for name in FILES):
+    files = [record.folder / name for name in FILES]
+    if not any(path.exists() and path.stat().st_size for path in files):
         return
     before, now = config_of(record.folder)["environment"], record.config["environment"]
     record.begun_with = ", ".join(f"{name} {text_of(value)}" for name, value in before.items()

@@ -2,8 +2,9 @@
 
 A flag is a field of a dataclass: of `Images`, `Training` or `Program` below, or of the `Config` in
 an algorithm's file. Its type and default are the flag's, its comment is the flag's help. Which
-numbers it takes is in algorithms/ranges.py. Where several places have a value, the last of these
-wins: Config, the paper's preset with --paper, the flag, a word of --algo such as fedsdd:R=1.
+numbers it takes is in algorithms/ranges.py. Where several places have a value of a method, the last
+of these wins: `Config` and the networks that the algorithm's file names; with --paper its `PAPER`,
+then what presets.py has for this paper; the flag; a word of --algo such as fedsdd:R=1.
 """
 import argparse
 import difflib
@@ -57,8 +58,9 @@ class Training:
     """What else the methods of a command share."""
 
     paper: Literal[tuple(PAPER)] | None = None    # this paper's networks, data, hyperparameters
-    model: Names = ("cnn",)               # networks of the clients, assigned to them in turn
-    server_model: str = "cnn_large"       # network of the server, if it has its own
+    model: Names = ()                     # networks of the clients, assigned to them in turn
+    server_model: str = ""                # network of the server, if it has its own (defaults: the
+    #                                       paper's with --paper, otherwise the algorithm's)
     augment: bool = False                 # train on randomly cropped and flipped images
     amp: bool = False                     # bfloat16 in every forward pass
     lr_patience: int | None = None        # rates fall to a tenth after more than this many rounds
@@ -230,9 +232,9 @@ def options_of(field):
     kind = typing.get_args(field.type)[0] if optional else field.type        # X | None
     if kind is bool:
         return {"action": argparse.BooleanOptionalAction}
+    choices, several = None, typing.get_origin(kind) is tuple
     if typing.get_origin(kind) is Literal:
-        return {"choices": typing.get_args(kind)}
-    several = typing.get_origin(kind) is tuple
+        choices, kind = [*typing.get_args(kind), *[None] * optional], str
     kind = typing.get_args(kind)[0] if several else kind
 
     def convert(word):
@@ -249,7 +251,7 @@ def options_of(field):
             raise argparse.ArgumentTypeError(f"{text!r} has an empty word: write a,b without blank")
         return [*map(convert, text.split(","))] if several else convert(text)
 
-    return {"type": convert_all}
+    return {"type": convert_all, "choices": choices}
 
 
 def text_of(value):
@@ -264,7 +266,7 @@ def text_of(value):
 def method_of(label, algorithm, given):
     """The `Method` of a word of --algo: Config, paper, flags, the word; a later one wins."""
     config = asdict(algorithm.Config())
-    if "paper" in given:
+    if given.get("paper"):
         config |= algorithm.paper
     parts = [f"--{part}" for part in label.split(":")[1:]]
     word, unknown = parser_of([algorithm.Config]).parse_known_args(parts)
@@ -276,15 +278,13 @@ def method_of(label, algorithm, given):
     if of_method is None and paper:
         available = ", ".join(name for name in paper if name in ALGORITHMS)
         raise ValueError(f"--paper {given['paper']} has no {label}; it has {available}")
-    defaults = asdict(Training()) if paper else vars(algorithm)
-    networks = {name: defaults[name] for name in NETWORKS}
+    networks = {name: getattr(algorithm, name) for name in NETWORKS}
     values = merged(networks | config, paper.get("data", {}), of_method or {}, given, vars(word))
-    tables = (Images, Training, Program)
-    shared = {field.name for table in tables for field in fields(table)}
-    has_large = given.keys() & {"paper", *NETWORKS}          # networks, so far as is known
+    flags_of_all = {field.name for table in (Images, Training, Program) for field in fields(table)}
+    has_large = any(given.get(name) for name in ("paper", *NETWORKS))     # networks, by guess
     return Method(
         label, algorithm, hyperparameters={name: values[name] for name in config},
-        lacks=sorted(given.keys() - shared - config.keys()),
+        lacks=sorted(given.keys() - flags_of_all - config.keys()),
         networks={"model": [*values["model"]], "server_model": values["server_model"]},
         threads=given.get("threads", num_cores() if has_large else 1))
 
@@ -304,16 +304,17 @@ def merged(defaults, *layers):
 
 def shared_by(methods, given):
     """{name: value} of Images and Training; what depends on the methods is decided here."""
-    paper_data = PAPER[given["paper"]]["data"] if "paper" in given else {}
+    paper_data = PAPER[given["paper"]]["data"] if given.get("paper") else {}
     found = merged(asdict(Images()) | asdict(Training()), paper_data, given)
     found = {name: value for name, value in found.items() if name not in NETWORKS}
     uses = {method.algorithm.public for method in methods} - {"none"}
-    if found["public"] is None and uses:
+    if found["public"] is None and uses and "public" not in given:       # not --public none
         found["public"] = default_public(found, uses)
     if found["joint"] is None:
         found["joint"] = is_foreign(found["public"]) and "joint" in uses
     needed = any(method.algorithm.needs_validation(method.hyperparameters) for method in methods)
-    if found["validation"] is None and (needed or found["lr_patience"] is not None):
+    needed = needed or found["lr_patience"] is not None
+    if found["validation"] is None and needed and "validation" not in given:
         found["validation"] = 0.1
     if found["attack"] and found["attackers"] is None:
         found["attackers"] = 2 if found["attack"] == "ofom" else 1
@@ -347,8 +348,8 @@ def check(command, given):
     served = ("none", "unlabeled", "joint") if shared["joint"] else ("none", "unlabeled")
     for method in command.methods:
         algorithm = method.algorithm
-        if (algorithm.public != "none" and "public" not in given
-                and public not in (*HELD_OUT, *DATASETS)):
+        is_unknown = public not in (*HELD_OUT, *DATASETS) and "public" not in given
+        if algorithm.needs_public(method.hyperparameters) and (public is None or is_unknown):
             raise ValueError(f"{method.label} needs public images for {shared['dataset']}: "
                              f"--public NAME or PATH (the paper's: {public or 'none'})")
         if is_foreign(public) and algorithm.public not in served:

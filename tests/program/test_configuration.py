@@ -152,7 +152,8 @@ PRESETS = [(paper, algo) for paper in PAPER for algo in PAPER[paper] if algo != 
 
 
 def flags_of(paper, algo):
-    return {**DEFAULTS, **PAPER[paper]["data"], **{
+    networks = {name: getattr(ALGORITHMS[algo], name) for name in NETWORKS}
+    return {**DEFAULTS, **networks, **PAPER[paper]["data"], **{
         name: value for name, value in PAPER[paper][algo].items() if name in NETWORKS}}
 
 

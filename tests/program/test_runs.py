@@ -317,14 +317,23 @@ def test_a_folder_of_other_settings_is_refused_in_one_line(
 
 
 def test_a_refusal_says_what_to_type_to_join_the_folder(stopped, npz, capsys):
-    argv = [*command("fedprox", npz), "--public", "none", "--augment", "--out", stopped]
-    [advice] = re.findall("add (.*), or", refused(capsys, argv))
-    assert advice == "--public fifth"                    # fedprox may augment
-    main([*map(str, argv), *advice.split()])
-    argv = [*command("fedavg", npz), "--augment", "--lr", "1"]
-    [advice] = re.findall("add (.*), or", refused(capsys, [*argv, "--out", stopped]))
-    assert advice == "--no-augment --lr 0.1"
-    main([*argv, "--out", str(stopped), *advice.split()])
+    for algo, more, expected in [                        # fedprox may augment
+            ("fedprox", "--public none --augment", "--public fifth"),
+            ("fedavg", "--augment --lr 1 --attack paf --public none --seeds 1",
+             "--public fifth --no-augment --attack none --attackers none --lr 0.1")]:
+        argv = [*command(algo, npz, "--out", stopped), *more.split()]
+        [advice] = re.findall("add (.*), or", refused(capsys, argv))
+        assert advice == expected
+        main([*argv, *advice.split()])
+
+
+def test_an_algorithm_joins_with_data_that_it_would_not_choose(npz, tmp_path, capsys):
+    """FedAvg alone has neither public nor validation images; FedBE needs none to predict."""
+    argv = [*command("fedavg", npz), "--public", "none", "--validation", "none"]
+    main([*argv, "--out", str(tmp_path)])
+    main([*argv, "--algo", "fedavg,fedbe", "--out", str(tmp_path)])
+    assert {path.name for path in tmp_path.iterdir()} == {"fedavg-seed0", "fedbe-seed0"}
+    refused(capsys, [*argv, "--algo", "fedsdd", "--out", tmp_path], "fedsdd needs public images")
 
 
 @pytest.mark.parametrize("key", ["x_train", "y_test"])
@@ -389,6 +398,7 @@ def turn_a_bit(path):
     ("checkpoint.pt", lambda path: torch.save({"w": torch.ones(1)}, path)),
     ("checkpoint.pt", lambda path: torch.save([1, 2], path)),
     ("config.json", lambda path: path.write_text("{")),
+    ("config.json", lambda path: path.write_text("")),
     ("config.json", lambda path: path.write_text("[]")),
     ("config.json", lambda path: path.write_text('{"name": "of another program"}')),
     ("config.json", lambda path: path.write_text('{"data": 3}')),

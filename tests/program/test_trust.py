@@ -56,6 +56,13 @@ def test_killed_before_any_single_write_a_run_goes_on_with_the_same_bytes(short,
     assert step == 3 * 3         # checkpoint, metrics, timing of rounds 0 to 2
 
 
+def test_killed_while_its_folder_is_made_a_run_begins_again(short, tmp_path):
+    (tmp_path / "scaffold-seed0").mkdir()
+    (tmp_path / "scaffold-seed0" / "config.json").touch()
+    main([*short[0], "--out", str(tmp_path)])
+    assert bytes_of(tmp_path) == short[1]
+
+
 @pytest.mark.parametrize("rounds, begun", [(0, "1"), (1, "1"), (1, "2")])
 def test_a_stopped_run_with_cut_lines_grows_to_the_same_bytes(short, tmp_path, rounds, begun):
     stopped_after(rounds, [*short[0], "--rounds", begun, "--out", str(tmp_path)])
