@@ -215,11 +215,17 @@ def entropy_weights(client_logits, reliable):
 def entropy(logits):
     """H = - sum_c p_c ln p_c in nats, p = softmax(logits): [..., C] -> [...].   Eq. (3)
 
+    It is computed as H = ln(1 + S) - sum_c d_c e^d_c / (1 + S), where d_c is a logit minus the
+    largest one, and S the sum of e^d_c without the largest: p near 1 has too few digits in float32
+    for - p ln p, and 1/H of Eq. (4) would weigh the wrong client.
     >>> entropy(torch.tensor([[0., 0.], [0., 1.]]))
     tensor([0.6931, 0.5822])
     """
-    probs = logits.softmax(-1)
-    return torch.special.entr(probs).sum(-1)                     # entr(p) = -p ln p, and 0 at 0
+    top = logits.argmax(-1, keepdim=True)                                        # [..., 1]
+    d = logits - logits.gather(-1, top)                                          # [..., C]
+    exp_d = d.exp().scatter(-1, top, 0.0)                                # without the largest
+    S = exp_d.sum(-1)
+    return S.log1p() - (exp_d * d.masked_fill(exp_d == 0, 0)).sum(-1) / (1 + S)  # p = 0 adds 0
 
 
 def fuse(client_logits, weights):

@@ -438,9 +438,13 @@ TABLE["algorithms/fedgem.py", "fedgem"] = [
     ("log_ratio).«sum→mean»(-1)", "fedgems::eq2_by_hand[fedgem]",
      "the mean over classes: C times too small")]
 TABLE["algorithms/fedgems.py", "fedgems"] = [
-    ("entr(probs).«sum→mean»(-1)", "eq3_by_hand", "the mean over the classes"),
-    ("«torch.special.entr→-»(probs«→ * probs.log()»).sum(-1)",
+    ("S = exp_d.«sum→mean»(-1)", "eq3_by_hand", "the mean over the classes"),
+    ("d«.masked_fill(exp_d == 0, 0)→»).sum(-1) / (1 + S)",
      "eq3_certain_logits_have_entropy_zero", "0 times log 0", "AIJack's FedGEMS"),
+    ("return «S.log1p() - (exp_d * d.masked_fill(exp_d == 0, 0)).sum(-1) / (1 + S)"
+     "→torch.special.entr(logits.softmax(-1)).sum(-1)»",
+     "eq4_weights_of_nearly_certain_clients_in_float32_are_those_of_float64",
+     "the digits of H near certainty are lost"),
     ("return «(logits.argmax(-1) == labels) & →»(logits.abs() < 1e30).all(-1)",
      "reliable_is_who_predicts_the_label_by_hand", "who is wrong is trusted"),
     ("== labels)« & (logits.abs() < 1e30).all(-1)→»",
