@@ -73,8 +73,9 @@ import torch.nn.functional as F
 
 from algorithms import Algorithm, configured
 from federation import (OPTIMIZERS, Optimizer, accuracy, active_clients, average_weights,
-                        by_architecture, disagreement, loaded, minibatches, parallel_map, predict,
-                        random_numbers, received, server_threads, weights_ledger)
+                        by_architecture, disagreement, loaded, mean_accuracy, minibatches,
+                        parallel_map, predict, random_numbers, received, server_threads,
+                        weights_ledger)
 
 # active_clients    {network: the clients of a round that have it}: of each network's clients the
 #                   same share, drawn at random without replacement
@@ -295,7 +296,7 @@ def evaluate(fed, state):
         loaded(new_model(fed, name), models[name]), fed.test.images))            # {name: [N, C]}
     accuracies = {name: accuracy(z, fed.test.labels) for name, z in logits.items()}
     each = {f"server_accuracy_{name}": x for name, x in accuracies.items()}
-    return {"accuracy": sum(accuracies.values()) / len(accuracies),
+    return {"accuracy": mean_accuracy(accuracies.values()),
             **(each if len(each) > 1 else {})}
 
 
@@ -306,7 +307,7 @@ def measure(fed, active, uploads, kept, steps):
     if kept:
         client_logits = predict_clients(fed, kept, fed.test.images)              # [M, N, C]
         accuracies = [accuracy(logits, fed.test.labels) for logits in client_logits]
-        found = {"client_accuracy": sum(accuracies) / len(accuracies),
+        found = {"client_accuracy": mean_accuracy(accuracies),
                  "client_accuracy_min": min(accuracies), "client_accuracy_max": max(accuracies),
                  "ensemble_accuracy": accuracy(client_logits.mean(0), fed.test.labels),
                  "disagreement": disagreement(client_logits)}

@@ -72,7 +72,7 @@ import torch.nn.functional as F
 from algorithms import Algorithm, configured
 from federation import (Optimizer, distillation_metrics, is_usable, loaded, logits_ledger,
                         minibatches, on_server, parallel_map, predict, random_numbers,
-                        received_logits, restored, server_metrics, snapshot)
+                        received_logits, restored, server_metrics, share, snapshot)
 
 # distillation_metrics
 #                   accuracies of the clients, mean, least and best, on their test images
@@ -351,7 +351,7 @@ def evaluate(fed, state, trained=None):
     server = server_metrics(fed, state["server"])
     return {"accuracy": server.pop("server_accuracy"), **server,
             **distillation_metrics(fed, state["clients"], trained),
-            "pool": state["pool"]["mask"].float().mean().item()}
+            "pool": share(state["pool"]["mask"])}
 
 
 def measure(fed, unpooled, client_logits, weights, cases, asked):
@@ -365,7 +365,7 @@ def measure(fed, unpooled, client_logits, weights, cases, asked):
     fused = weights[:, of_asked & (weights > 0).any(0)]
     effective = (1 / fused.square().sum(0)).mean().item() if fused.numel() else None
     num_asked = int(asked.sum())
-    return {**dict(zip(CASES, cases.float().mean(1).tolist())),
+    return {**dict(zip(CASES, map(share, cases))),
             "effective_teachers": effective,
             "bad_uploads": sum(not is_usable(logits[of_asked]) for logits in client_logits),
             **logits_ledger(len(client_logits), fed.num_classes, up=num_asked, down=num_public,

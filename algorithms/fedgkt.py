@@ -78,9 +78,9 @@ import torch.nn.functional as F
 
 from algorithms import Algorithm, configured
 from federation import (Optimizer, accuracy, active_in, by_architecture, features_ledger, loaded,
-                        mean_own, minibatches, on_server, output_shape, own_accuracy, parallel_map,
-                        parallel_map_to_server, predict, random_numbers, received_samples, restored,
-                        snapshot, stream)
+                        mean_accuracy, mean_own, minibatches, on_server, output_shape, own_accuracy,
+                        parallel_map, parallel_map_to_server, predict, random_numbers,
+                        received_samples, restored, snapshot, stream)
 
 # active_in                the sorted ids of a round's clients, drawn at random without replacement
 # features_ledger          bytes that are sent up and down
@@ -349,8 +349,8 @@ def evaluate(fed, state):
                 own_accuracy(alone, labels, fed.private[i].labels))
 
     stacked, alone, own = zip(*parallel_map(fed, state["clients"], scores).values())
-    return {"accuracy": sum(stacked) / len(stacked), "accuracy_min": min(stacked),
-            "accuracy_max": max(stacked), "edge_accuracy": sum(alone) / len(alone),
+    return {"accuracy": mean_accuracy(stacked), "accuracy_min": min(stacked),
+            "accuracy_max": max(stacked), "edge_accuracy": mean_accuracy(alone),
             "edge_accuracy_own": mean_own(own)}
 
 

@@ -63,8 +63,9 @@ import torch.nn.functional as F
 
 from algorithms import Algorithm, configured
 from federation import (FLOAT_BYTES, INDEX_BYTES, Optimizer, accuracy, client_metrics,
-                        client_scores, feature_size, loaded, mean_own, minibatches, own_accuracy,
-                        parallel_map, random_numbers, received, restored, snapshot, with_features)
+                        client_scores, feature_size, loaded, mean_accuracy, mean_own, minibatches,
+                        own_accuracy, parallel_map, random_numbers, received, restored, snapshot,
+                        with_features)
 
 # loaded            a network, after a copy of some weights into it
 # minibatches       row numbers of batches, reshuffled in each pass; the last one may be smaller
@@ -236,7 +237,7 @@ def evaluate_prototypes(fed, state):
                 own_accuracy(-distances, fed.test.labels, fed.private[i].labels))
 
     everywhere, own = zip(*parallel_map(fed, clients, accuracies).values())
-    return {"prototype_accuracy": sum(everywhere) / len(everywhere),
+    return {"prototype_accuracy": mean_accuracy(everywhere),
             "prototype_accuracy_own": mean_own(own)}
 
 
