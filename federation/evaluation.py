@@ -110,8 +110,8 @@ def disagreement(member_logits):
     pairs = list(itertools.combinations(predicted, 2))
     if not pairs:
         return None
-    differ = [(a != b) | (a < 0) for a, b in pairs]                                      # [N] each
-    return share(torch.cat(differ))
+    differ = torch.stack([(a != b) | (a < 0) for a, b in pairs])                        # [pairs, N]
+    return int(differ.sum()) / differ.numel()
 
 
 def client_scores(fed, clients):

@@ -577,6 +577,11 @@ TABLE["algorithms/fedproto.py", "fedproto"] = [
      "a_class_that_no_usable_upload_has_keeps_its_prototype", "it becomes zeros"),
     ('"counts": own_counts«→ * 0 + len(labels)»}',
      "rounds_of_fedproto_against_a_slow_loop[None]", "weighed by all samples of a client"),
+    ('compute_mode="«donot_use_mm_for_euclid_dist→use_mm_for_euclid_dist»")',
+     "the_nearest_prototype_is_found_far_from_0_too", "x² - 2xy + y² cancels"),
+    ("torch.stack([«features[labels == c].sum(0) for c in range(num_classes)])→"
+     "x @ features for x in F.one_hot(labels, num_classes).T.to(features)])»",
+     "a_nan_is_in_the_prototype_of_its_own_class_alone", "0 times nan"),
     ("distances[:, «~known→[]»] = ",
      "only_known_classes_are_predicted", "the zeros of an unknown class are predicted"),
     ("F.cross_entropy(logits, labels[rows]) + «cfg.prototype_weight * →»R",
