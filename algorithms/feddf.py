@@ -115,8 +115,9 @@ class Config:
     check_every: int = 20                # steps from one check of the accuracy to the next
 
 
-# The public code, CIFAR-10 with ResNet-8: its README, its commands, its defaults. Participation is
-# 0.4 in the README's text and in FedSDD, 0.1 in the commands.
+# The public code, CIFAR-10 with ResNet-8: its README, its commands, its defaults; drop_worst is of
+# FedSDD's A.4 (departure 2). Participation is 0.4 in the README's text and in FedSDD, 0.1 in the
+# commands.
 # Clients, partition, networks, augmentation: experiment/presets.py.
 PAPER = dict(rounds=100, participation=0.4, local_epochs=40, batch_size=64, lr=0.1,
              optimizer="sgd", weight_decay=0.0, drop_worst=True, distill_steps=10000,
