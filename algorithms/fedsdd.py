@@ -210,13 +210,15 @@ def distillation_loss(teacher, student, temperature):
     """temperature² KL(teacher || student), the mean over the batch: a scalar.   Eq. (4)
 
     teacher, student    logits [B, C]
+    A class of p = 0, such as a teacher's logit of -inf, adds 0 whatever the student's q is.
     >>> teacher, student = torch.tensor([[.8, .2]]).log(), torch.tensor([[.5, .5]]).log()
     >>> distillation_loss(teacher, student, temperature=1.0)     # .8 ln(.8 / .5) + .2 ln(.2 / .5)
     tensor(0.1927)
     """
     log_p = (teacher / temperature).log_softmax(-1)                      # departure 1
     log_q = (student / temperature).log_softmax(-1)
-    return temperature**2 * (log_p.exp() * (log_p - log_q)).sum(-1).mean()
+    log_ratio = (log_p - log_q).masked_fill(log_p.exp() == 0, 0)             # p = 0 adds 0
+    return temperature**2 * (log_p.exp() * log_ratio).sum(-1).mean()
 
 
 # --------------------------------------------------------------------------------------------------

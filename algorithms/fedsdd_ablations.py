@@ -76,8 +76,8 @@ from algorithms import Algorithm, configured, fedprox, fedsdd, scaffold
 from algorithms.fedsdd import average, distillation_loss, divide
 from algorithms.secure_sum import NUMBER_BYTES, average_of_masked, count_valid, masked_upload
 from federation import (FLOAT_BYTES, accuracy, active_clients, by_architecture, count_active,
-                        disagreement, loaded, minibatches, parallel_map, predict, random_numbers,
-                        received, server_threads, stream, weights_ledger)
+                        disagreement, loaded, mean_accuracy, minibatches, parallel_map, predict,
+                        random_numbers, received, server_threads, stream, weights_ledger)
 
 # active_clients    {network: the clients of a round}, drawn at random without replacement
 # by_architecture   {network: its clients}
@@ -300,7 +300,7 @@ def evaluate(fed, cfg, state):
     main = [(name, models[0]) for name, models in state["global_models"].items()]
     each = {f"server_accuracy_{name}": accuracy(logits, labels)
             for (name, _), logits in zip(main, predict_members(fed, main, images))}
-    metrics = {"accuracy": sum(each.values()) / len(each), **(each if len(each) > 1 else {})}
+    metrics = {"accuracy": mean_accuracy(each.values()), **(each if len(each) > 1 else {})}
     if not state["undistilled"]:
         return metrics
     ensemble = [member for earlier in state["undistilled"] for member in earlier]

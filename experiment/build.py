@@ -146,8 +146,8 @@ def make_federation(shared, datasets, seed, device):
         public = pick(public_part, public_rows)
     return Federation(
         private=[pick(train, part) for part in rows.clients], test=pick(test, test_rows),
-        num_classes=num_classes, client_model=None, architecture=[], seed=seed, device=device,
-        public=public, public_test=public_test,
+        num_classes=num_classes, num_public_classes=first_label, client_model=None,
+        architecture=[], seed=seed, device=device, public=public, public_test=public_test,
         validation=None if rows.validation is None else pick(train, rows.validation),
         amp=shared["amp"], **({"augment": crop_and_flip} if shared["augment"] else {}))
 

@@ -25,10 +25,10 @@ FEDGEMS_DATA = {**SIXTEEN_CLIENTS, "server_model": "bottleneck56", "public": "ha
 FEDGEMS = {
     "fedgems": {}, "fedgems-ablations": {}, "fedgem": {}, "dsfl": {}, "cronus": {},
     "standalone": {}, "public-private": {}, "centralized": {}, "centralized-all": {},
-    # Table 13 has neither a transfer phase nor early stopping.
+    # Table 1: FedMD's public images are labeled, for its transfer learning. Table 13 has no epochs
+    # of it: they are FedMD's own, of PAPER in its file.
     "fedmd": {**ADAM, "rounds": 200, "local_epochs": 2, "public_batch_size": 64,
-              "subset_size": None, "kernel_l2": 0.0, "transfer_public_epochs": 0,
-              "transfer_local_epochs": 0, "early_stopping": False}}
+              "subset_size": None, "kernel_l2": 0.0}}
 FEDGEN = {"rounds": 200, "participation": 0.5, "local_steps": 20, "batch_size": 32, "lr": 0.01}
 # FedGen's text does not say how its FedDF distills. Here it has the optimizer and the rate of its
 # own public code, but no validation set, and FedSDD a rate below the clients'.

@@ -61,7 +61,7 @@ def classes_of(part):
 @pytest.mark.parametrize("joint, first", [(True, 4), (False, 0)])
 def test_joint_labels_of_the_task_come_after_the_public_classes(joint, first):
     fed, *_ = built(public="foreign", joint=joint, validation=0.2)
-    assert fed.num_classes == first + 7
+    assert (fed.num_public_classes, fed.num_classes) == (first, first + 7)
     assert fed.client_model(0)(fed.test.images[:2]).shape == (2, first + 7)
     for part in (*fed.private, fed.test, fed.validation):
         assert torch.equal(part.labels, classes_of(part) + first)

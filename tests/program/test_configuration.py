@@ -46,7 +46,7 @@ fedgkt --paper fedgkt-noniid | lr 0.005 | server_lr 0.005 | server_epochs 40 | b
 fedgems --paper fedgems-homogeneous | partition iid | model bottleneck11 | public half
 fedgems --paper fedgems-heterogeneous | partition dirichlet_balanced | alpha 0.5 | lr_patience 10
 fedgkt --paper fedgems-heterogeneous | optimizer sgd | weight_decay 0.0001 | model gkt_edge
-fedmd --paper fedgems-heterogeneous | transfer_public_epochs 0 | early_stopping off | batch_size 64
+fedmd --paper fedgems-heterogeneous | transfer_public_epochs 20 | kernel_l2 0.0 | batch_size 64
 feddf --paper fedgems-homogeneous | distill_steps 1955 | server_batch_size 64 | weight_decay 0.0001
 # FedGen, Table 1: steps, not epochs; the epochs of the command win over them, and vice versa
 fedavg --paper fedgen --dataset mnist | local_steps 20 | lr 0.01 | public half-train | alpha 0.1

@@ -222,7 +222,7 @@ def test_it_learns(algo):
     """Three classes; every network of a client sees the same kind of samples."""
     fed = toy(algo, sizes=(20,) * 4, num_public=20, test=samples(90, seed=1))
     lr = 0.1 if algo in ("split-learning", "centralized-all", "fd", "local", "fedproto",
-                         "fedkd") else 0.2
+                         "fedkd", "fedmd-pooled") else 0.2
     *_, (metrics, _) = run(algo, fed, rounds=3, participation=1.0, local_epochs=5, batch_size=10,
                            server_epochs=5, transfer_public_epochs=3, lr=lr, distill_steps=10,
                            server_lr=0.05, public_epochs=2, public_batch_size=10,

@@ -42,7 +42,8 @@ def start_graded(npz, folder):
         path.parent.mkdir(parents=True)
         path.write_text(template(NAME).replace("    ...", f"""
     log_p, log_q = ((z / temperature).log_softmax(-1) for z in ({first}, {second}))
-    return temperature**2 * (log_p.exp() * (log_p - log_q)).sum(-1).mean()"""))
+    log_ratio = (log_p - log_q).masked_fill(log_p.exp() == 0, 0)
+    return temperature**2 * (log_p.exp() * log_ratio).sum(-1).mean()"""))
     grade = f"{sys.executable} {ROOT}/tests/exercise.py {NAME}"
     commands = [f"(cd {folder}/{word}; {grade} > printed; echo $? > status)" for word in GRADED]
     return subprocess.Popen("; ".join(commands), shell=True)

@@ -15,7 +15,9 @@ from federation import (
     count_active,
     disagreement,
     feature_size,
+    mean_accuracy,
     minibatches,
+    own_accuracy,
     predict,
     predict_models,
     prepared,
@@ -159,6 +161,20 @@ def test_disagreement_by_hand():
     members = nn.functional.one_hot(classes, 2).float()
     assert disagreement(members) == pytest.approx((1 + 2 + 1 + 1 + 2 + 1) / 3 / 6)
     assert disagreement(members[:1]) is None and disagreement(members[[0, 0]]) == 0
+
+
+def test_shares_and_their_means_are_whole_counts_divided_once():
+    """0.9 and 0.7 are the floats of these names: as float32 they would be .8999999762 and
+    .6999999881. Each class has ten test images, of which 9, 9 and 3 are right."""
+    labels = torch.arange(3).repeat_interleave(10)
+    answers = labels.clone()
+    answers[[0, 10, *range(20, 27)]] = torch.tensor([1, 2, *[0] * 7])
+    logits = nn.functional.one_hot(answers).float()
+    assert accuracy(logits[:10], labels[:10]) == 0.9 and accuracy(logits, labels) == 0.7
+    assert own_accuracy(logits, labels, torch.tensor([0, 1, 1])) == 0.9
+    members = nn.functional.one_hot(torch.stack([labels, answers])).float()
+    assert disagreement(members[:, :20]) == 0.1 and disagreement(members[:, 20:]) == 0.7
+    assert [mean_accuracy(x) for x in ([0.9] * 10, [0.6, 0.8], [0.7])] == [0.9, 0.7, 0.7]
 
 
 NOTHING = torch.tensor([[1., torch.nan], [torch.nan, torch.nan], [torch.inf, 0.], [0., 1.]])
