@@ -120,7 +120,7 @@ def make_federation(shared, datasets, seed, device):
     rows = split(shared, task, seed)
     mean, std = torch.tensor(datasets.images["mean"]), torch.tensor(datasets.images["std"])
 
-    def pick(part, chosen):
+    def normalized(part, chosen):
         chosen = torch.as_tensor(chosen)
         images = adapt(to_float(part.images[chosen]), datasets.images["shape"])
         labels = None if part.labels is None else part.labels[chosen].to(device)
@@ -128,27 +128,29 @@ def make_federation(shared, datasets, seed, device):
 
     num_classes = len(datasets.images["classes"])
     first_label = num_classes - task.num_classes         # of the task; public classes come first
-    train, test = (part._replace(labels=part.labels + first_label) for part in task[:2])
+    train, test = (part._replace(labels=part.labels + first_label)
+                   for part in (task.train, task.test))
     test_rows = at_most(shared["test_size"], test.labels.numpy(), stream(seed, "test_size"))
     public, public_test, public_part, public_rows = None, None, train, rows.public
     if foreign is not None:
         public_part, public_rows = foreign.train, np.arange(len(foreign.train.images))
         if shared["joint"]:
-            public_test = pick(foreign.test, np.arange(len(foreign.test.labels)))
+            public_test = normalized(foreign.test, np.arange(len(foreign.test.labels)))
     if shared["public"] == "half":                        # the test set is halved as well
         halves = partition.halves(test.labels[test_rows].numpy(), stream(seed, "public_test"))
-        public_test, test_rows = pick(test, test_rows[halves[0]]), test_rows[halves[1]]
+        public_test, test_rows = normalized(test, test_rows[halves[0]]), test_rows[halves[1]]
     if public_rows is not None:
         if (shared["public_size"] or len(public_rows)) < len(public_rows):
             rng = stream(seed, "public_size")
             chosen = rng.choice(len(public_rows), shared["public_size"], replace=False)
             public_rows = public_rows[sorted(chosen)]
-        public = pick(public_part, public_rows)
+        public = normalized(public_part, public_rows)
     return Federation(
-        private=[pick(train, part) for part in rows.clients], test=pick(test, test_rows),
-        num_classes=num_classes, num_public_classes=first_label, client_model=None,
-        architecture=[], seed=seed, device=device, public=public, public_test=public_test,
-        validation=None if rows.validation is None else pick(train, rows.validation),
+        private=[normalized(train, part) for part in rows.clients],
+        test=normalized(test, test_rows), num_classes=num_classes, num_public_classes=first_label,
+        client_model=None, architecture=[], seed=seed, device=device, public=public,
+        public_test=public_test,
+        validation=None if rows.validation is None else normalized(train, rows.validation),
         amp=shared["amp"], **({"augment": crop_and_flip} if shared["augment"] else {}))
 
 

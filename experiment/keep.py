@@ -136,21 +136,21 @@ def compare(folder, then, now):
     parts = ["data"]
     if then["algo"] == now["algo"]:
         parts += ["training", "networks", "hyperparameters"]
-    typed, new = ({name: value for part in parts for name, value in config[part].items()}
-                  for config in (then, now))
-    if "rounds" in typed:
-        typed["rounds"] = max(typed["rounds"], new["rounds"])
-    before, after = typed | then["fingerprints"], new | now["fingerprints"]
-    differ = [name for name in before | after
-              if name != "data_root" and before.get(name) != after.get(name)]
+    typed_then, typed_now = ({name: value for part in parts for name, value in config[part].items()}
+                             for config in (then, now))
+    if "rounds" in typed_then:
+        typed_then["rounds"] = max(typed_then["rounds"], typed_now["rounds"])
+    known_then, known_now = typed_then | then["fingerprints"], typed_now | now["fingerprints"]
+    differ = [name for name in known_then | known_now
+              if name != "data_root" and known_then.get(name) != known_now.get(name)]
     if differ:
         differ.sort(key=lambda name: name in then["fingerprints"])   # --classes changes them, too
-        flags = [flag_with(name, typed[name]) for name in differ
-                 if typed.get(name) != new.get(name)]
+        flags = [flag_with(name, typed_then[name]) for name in differ
+                 if typed_then.get(name) != typed_now.get(name)]
         advice = f"add {' '.join(flags)}, or " if flags else ""
         name = differ[0]
-        raise ValueError(f"{folder} holds a run with {name} {text_of(before.get(name))}, not "
-                         f"{text_of(after.get(name))}: {advice}choose another --out")
+        raise ValueError(f"{folder} holds a run with {name} {text_of(known_then.get(name))}, not "
+                         f"{text_of(known_now.get(name))}: {advice}choose another --out")
 
 
 def loaded(folder, content, device):
@@ -281,6 +281,8 @@ def load_model(folder, name=None):
 def networks_in(state, algorithm, networks):
     """{name: [(network, state_dict), ...]} of the models in a state.
 
+    state    of its entries some hold models: "clients", {i: snapshot}; "server", a snapshot;
+             "global_models", a list of state_dicts, or {network: such a list, or one}
     Where the server's network continues the clients', a client has both, one after the other.
     """
     clients_network = networks["model"][0]

@@ -1,6 +1,6 @@
 """The papers' data and networks, and what one paper sets for another paper's method: --paper."""
 
-# PAPER[paper] has, of --paper, under "data" what all methods share, and under each
+# PAPERS[paper] has, of --paper, under "data" what all methods share, and under each
 # algorithm what differs from PAPER in its file, and the networks that it alone has.
 # Sources: FedSDD section 4.1 and Table 2 (alpha 0.1); FedDF's public code; FedGEMS Tables 11, 13
 # and Appendix B; FedGKT Tables 6, 10; FedMD's public code; FedGen Table 1.
@@ -33,7 +33,7 @@ FEDGEN = {"rounds": 200, "participation": 0.5, "local_steps": 20, "batch_size": 
 # FedGen's text does not say how its FedDF distills. Here it has the optimizer and the rate of its
 # own public code, but no validation set, and FedSDD a rate below the clients'.
 FEDGEN_STEPS = {"distill_steps": 50, "server_batch_size": 64}
-PAPER = {
+PAPERS = {
     "fedsdd": {
         "data": {**TWENTY_CLIENTS, "model": ["resnet20"], "alpha": 0.1},
         "fedavg": {}, "fedprox": {}, "scaffold": {}, "fedbe": {},

@@ -166,7 +166,7 @@ def start(work, num_processes, advice):
     The processes of torchrun are there already. Others are forked: this process then waits, and
     they end together with it and with one another.
     """
-    import torch._dynamo    # noqa: F401  # as the first optimizer would, for 2 seconds of a round
+    import torch._dynamo    # noqa: F401  # 2 seconds; else a first optimizer would import it later
     with stops_are_told(advice), tempfile.TemporaryDirectory() as folder:
         if num_processes == 1:
             if "WORLD_SIZE" in os.environ and not dist.is_initialized():

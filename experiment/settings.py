@@ -2,9 +2,11 @@
 
 A flag is a field of a dataclass: of `Images`, `Training` or `Program` below, or of the `Config` in
 an algorithm's file. Its type and default are the flag's, its comment is the flag's help. Which
-numbers it takes is in algorithms/ranges.py. Where several places have a value of a method, the last
-of these wins: `Config` and the networks that the algorithm's file names; with --paper its `PAPER`,
-then what presets.py has for this paper; the flag; a word of --algo such as fedsdd:R=1.
+numbers it takes is in algorithms/ranges.py, what an `Algorithm` declares in algorithms/__init__.py.
+
+Where several places have a value of a method, the last of these wins: `Config` and the networks
+that the algorithm's file names; with --paper its `PAPER`, then what presets.py has for this paper;
+the flag; a word of --algo such as fedsdd:R=1.
 """
 import argparse
 import difflib
@@ -21,7 +23,7 @@ import models
 from algorithms import ALGORITHMS, Algorithm
 from algorithms.ranges import check_values
 from data.load import DATASETS
-from experiment.presets import PAPER, PUBLIC_SETS
+from experiment.presets import PAPERS, PUBLIC_SETS
 from experiment.processes import cpu_has_bfloat16, num_cores, say
 from partition import PARTITIONS
 
@@ -57,7 +59,7 @@ class Images:
 class Training:
     """What else the methods of a command share."""
 
-    paper: Literal[tuple(PAPER)] | None = None    # this paper's networks, data, hyperparameters
+    paper: Literal[tuple(PAPERS)] | None = None    # this paper's networks, data, hyperparameters
     model: Names = ()                     # networks of the clients, assigned to them in turn
     server_model: str = ""                # network of the server, if it has its own (defaults: the
     #                                       paper's with --paper, otherwise the algorithm's)
@@ -175,7 +177,7 @@ def inventory():
             f"datasets    {', '.join(DATASETS)}, FILE.npz, FOLDER\n"
             f"networks    {', '.join(models.NETWORKS)}\n"
             f"partitions  {', '.join(PARTITIONS)}\n"
-            f"papers      {', '.join(PAPER)}")
+            f"papers      {', '.join(PAPERS)}")
 
 
 def help_of(algorithms, about):
@@ -267,19 +269,19 @@ def method_of(label, algorithm, given):
     """The `Method` of a word of --algo: Config, paper, flags, the word; a later one wins."""
     config = asdict(algorithm.Config())
     if given.get("paper"):
-        config |= algorithm.paper
+        config |= algorithm.paper                        # PAPER in its file
     parts = [f"--{part}" for part in label.split(":")[1:]]
     word, unknown = parser_of([algorithm.Config]).parse_known_args(parts)
     if unknown:
         raise ValueError(f"{label}: {algorithm.name} has no {unknown[0]}; it has "
                          f"{', '.join(map(flag_of, config))}")
-    paper = PAPER.get(given.get("paper"), {})
-    of_method = paper.get(algorithm.name, paper.get(algorithm.like))
-    if of_method is None and paper:
-        available = ", ".join(name for name in paper if name in ALGORITHMS)
+    preset = PAPERS.get(given.get("paper"), {})
+    of_method = preset.get(algorithm.name, preset.get(algorithm.like))
+    if of_method is None and preset:
+        available = ", ".join(name for name in preset if name in ALGORITHMS)
         raise ValueError(f"--paper {given['paper']} has no {label}; it has {available}")
     networks = {name: getattr(algorithm, name) for name in NETWORKS}
-    values = merged(networks | config, paper.get("data", {}), of_method or {}, given, vars(word))
+    values = merged(networks | config, preset.get("data", {}), of_method or {}, given, vars(word))
     flags_of_all = {field.name for table in (Images, Training, Program) for field in fields(table)}
     has_large = any(given.get(name) for name in ("paper", *NETWORKS))     # networks, by guess
     return Method(
@@ -304,7 +306,7 @@ def merged(defaults, *layers):
 
 def shared_by(methods, given):
     """{name: value} of Images and Training; what depends on the methods is decided here."""
-    paper_data = PAPER[given["paper"]]["data"] if given.get("paper") else {}
+    paper_data = PAPERS[given["paper"]]["data"] if given.get("paper") else {}
     found = merged(asdict(Images()) | asdict(Training()), paper_data, given)
     found = {name: value for name, value in found.items() if name not in NETWORKS}
     uses = {method.algorithm.public for method in methods} - {"none"}

@@ -26,7 +26,7 @@ from algorithms import ALGORITHMS, fedavg, fedsdd
 from algorithms.ranges import check_values
 from data.load import DATASETS
 from experiment import processes
-from experiment.presets import PAPER
+from experiment.presets import PAPERS
 from experiment.report import megabytes, metric_text, seconds_left
 from experiment.settings import Images, Program, Training, flag_of, read, text_of
 from federation import stream
@@ -216,7 +216,7 @@ def test_list_prints_all_names(capsys):
     with pytest.raises(SystemExit) as stop:
         main(["--list"])
     printed = capsys.readouterr().out
-    names = [*ALGORITHMS, *DATASETS, *models.NETWORKS, *PARTITIONS, *PAPER]
+    names = [*ALGORITHMS, *DATASETS, *models.NETWORKS, *PARTITIONS, *PAPERS]
     assert stop.value.code == 0 and [name for name in names if name not in printed] == []
 
 

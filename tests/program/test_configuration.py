@@ -10,7 +10,7 @@ from toys import arrays
 
 from algorithms import ALGORITHMS
 from experiment import settings
-from experiment.presets import PAPER
+from experiment.presets import PAPERS
 from experiment.settings import HELD_OUT, NETWORKS, Images, Training, flag_of, text_of
 from fedkd_minimal import main
 from models import BOTTLENECKS
@@ -101,18 +101,18 @@ def test_public_data_by_default(public, joint, commands):
         assert (flags["public"], flags["joint"]) == (public, joint), algos
 
 
-@pytest.mark.parametrize("table", PAPER.values())
+@pytest.mark.parametrize("table", PAPERS.values())
 def test_presets_are_alike_for_variants(table):
     for algo in ("fedsdd", "fedgems"):
         assert table.get(f"{algo}-ablations") == table.get(algo)
     assert table.get("fedgkt-async", table.get("fedgkt")) == table.get("fedgkt")
 
 
-@pytest.mark.parametrize("paper", PAPER)
+@pytest.mark.parametrize("paper", PAPERS)
 def test_a_papers_methods_hold_the_same_private_data(paper):
     """Each in a command of its own."""
     found, task = set(), "cifar100" if paper == "fedmd" else "cifar10"
-    for algo in PAPER[paper].keys() - {"data"}:
+    for algo in PAPERS[paper].keys() - {"data"}:
         flags, _ = configured(f"--algo {algo} --paper {paper} --dataset {task}")
         names = ("clients", "partition", "alpha", "validation")
         found.add((flags["public"] in HELD_OUT, *(flags[name] for name in names)))
@@ -121,7 +121,7 @@ def test_a_papers_methods_hold_the_same_private_data(paper):
 
 def test_table_11_gives_clients_networks_in_turn():
     """FedGEMS: the blocks of clients 1 to 8 as printed, then again of clients 9 to 16."""
-    blocks = [BOTTLENECKS[name] for name in PAPER["fedgems-heterogeneous"]["data"]["model"]]
+    blocks = [BOTTLENECKS[name] for name in PAPERS["fedgems-heterogeneous"]["data"]["model"]]
     assert blocks == [(1, 1, 1), (1, 1, 2), (1, 2, 1), (2, 1, 1),
                       (1, 2, 2), (2, 1, 2), (2, 2, 1), (1, 1, 2)]
 
@@ -148,13 +148,13 @@ def test_a_later_table_wins(command, rounds):
 
 SMALL = {"rounds": 1, "local_epochs": 1, "distill_steps": 1, "K": 2, "participation": 1.0,
          "transfer_public_epochs": 1, "transfer_local_epochs": 1, "server_epochs": 1}
-PRESETS = [(paper, algo) for paper in PAPER for algo in PAPER[paper] if algo != "data"]
+PRESETS = [(paper, algo) for paper in PAPERS for algo in PAPERS[paper] if algo != "data"]
 
 
 def flags_of(paper, algo):
     networks = {name: getattr(ALGORITHMS[algo], name) for name in NETWORKS}
-    return {**DEFAULTS, **networks, **PAPER[paper]["data"], **{
-        name: value for name, value in PAPER[paper][algo].items() if name in NETWORKS}}
+    return {**DEFAULTS, **networks, **PAPERS[paper]["data"], **{
+        name: value for name, value in PAPERS[paper][algo].items() if name in NETWORKS}}
 
 
 FIRST = {(*own["model"], own["server_model"]): preset for preset in reversed(PRESETS)
@@ -166,7 +166,7 @@ def test_every_preset_runs(tmp_path, paper, algo):
     """A round with its settings; the first algorithm with the same networks runs the real ones."""
     federation, methods = configured(f"--algo {algo} --paper {paper}")
     own = dataclasses.asdict(ALGORITHMS[algo].Config(**ALGORITHMS[algo].paper))
-    own |= {name: x for name, x in PAPER[paper][algo].items() if name not in NETWORKS}
+    own |= {name: x for name, x in PAPERS[paper][algo].items() if name not in NETWORKS}
     assert methods[algo].hyperparameters == own
     for name, value in flags_of(paper, algo).items():
         found = methods[algo].networks if name in NETWORKS else federation

@@ -244,6 +244,14 @@ def test_every_range_is_of_a_flag_that_exists():
     assert {name for names in RANGES.values() for name in names.split()} <= flags
 
 
+def test_hyperparameters_of_one_name_have_one_type():
+    """In one command a flag is parsed once, for all algorithms."""
+    types = {}
+    for algo in ALGORITHMS:
+        for name, parameter in ALGORITHMS[algo].config_fields.items():
+            assert types.setdefault(name, parameter.type) == parameter.type, (algo, name)
+
+
 @every_algorithm
 def test_a_value_outside_its_range_or_choices_is_refused_before_training(algo):
     """At the call, also on resume; nothing has to be asked of the generator."""
