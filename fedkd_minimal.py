@@ -9,8 +9,7 @@
     torchrun --nproc-per-node 2 fedkd_minimal.py --algo fedsdd   clients spread over processes
 
 algorithms/ has a file for each algorithm. Its `run` is a generator that yields (metrics, state)
-after every round. Its own flags are the annotated keyword-only arguments of `run`: --local-epochs
-is `local_epochs`.
+after every round; the fields of its `Config` are flags: --local-epochs is `local_epochs`.
 
 With --out nothing is lost but an unfinished round: after a kill, Ctrl-C or a full disk the same
 command goes on, and its numbers are those of an uninterrupted run. On Linux, without a GPU, the
@@ -21,11 +20,10 @@ import sys
 from functools import partial
 
 from experiment import build, keep, processes, report, settings
-from experiment.plateau import with_plateau
 
 
 def main(argv, is_program=False):
-    """Runs a command; returns its runs if this process alone computes them.
+    """Runs a command; returns the records of its runs if this process alone computes them.
 
     is_program    True: nobody else's program is in this process, so it may use all cores
     Bad input ends it with SystemExit(2), Ctrl-C with SystemExit(130).
@@ -35,40 +33,35 @@ def main(argv, is_program=False):
         with processes.bad_input_is_refused():
             command = settings.read(argv, __doc__)           # what runs, with which settings
             device = processes.device_of(command.program["device"], is_program)
-            num_processes = processes.how_many(command, device, is_program)
-            datasets = build.load_datasets(command.federation)
+            datasets = build.load_datasets(command.shared)
             build.check(command, datasets, device)
-            runs = keep.runs_of(command, datasets)           # one for each seed and method
+            num_processes = processes.how_many(command, device, is_program)
+            records = keep.records_of(command, datasets)     # one for each seed and method
             if not command.program["describe"]:
-                keep.make_folders(runs)
+                keep.make_folders(records)
 
         report.describe(command, datasets, num_processes)
         if command.program["describe"]:
             return report.describe_all(command, datasets)
         advice = "; the same command goes on" if command.program["out"] is not None else ""
-        work = partial(train, command, datasets, runs, device)
+        work = partial(train, command, datasets, records, device)
         return processes.start(work, num_processes, advice)
 
 
-def train(command, datasets, runs, device):
-    """The rounds of all runs, in every process."""
+def train(command, datasets, records, device):
+    """The rounds of all methods with all seeds, in every process."""
     for seed in command.seeds:
-        fed = build.federation(command, datasets, seed, device)
-        for run in [run for run in runs if run.seed == seed]:
-            keep.begin(run, device)                          # after its last finished round
-            own = build.seen_by(run.method, fed, command.federation)
-            attack = build.attack(fed, command.federation)
-            report.heading(run, attack.get("attack"))
-            algorithm_run = run.method.algorithm.run
-            patience = command.federation["lr_patience"]
-            if patience is not None and run.method.algorithm.plateau:
-                algorithm_run = with_plateau(run.method.algorithm, patience)
-            for metrics, state in algorithm_run(own, run.state, **run.method.settings, **attack):
-                keep.keep_round(run, metrics, state)
-                report.tell_round(run, runs)
-            run.state = None                                 # its memory is for the next run
-    report.summary(runs)
-    return runs
+        without_networks = build.make_federation(command.shared, datasets, seed, device)
+        for record in [record for record in records if record.seed == seed]:
+            keep.begin(record, device)                       # after its last finished round
+            fed = build.seen_by(record.method, without_networks, command.shared)
+            report.heading(record, build.attack_in(fed, command.shared))
+            for metrics, state in build.rounds_of(record.method, fed, command.shared, record.state):
+                keep.keep_round(record, metrics, state)
+                report.tell_round(record, records)
+            record.state = None                              # its memory is for the next method
+    report.summary(records)
+    return records
 
 
 if __name__ == "__main__":

@@ -1,16 +1,13 @@
 """The registry: what an algorithm's file declares, and every algorithm that `--algo` may name."""
 import functools
 import inspect
-import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from importlib import import_module
-from numbers import Integral, Real
-from typing import Literal
 
 import numpy as np
 
-from algorithms.ranges import range_of
+from algorithms.ranges import check_values
 from federation import output_shape
 
 
@@ -81,8 +78,7 @@ class Algorithm:
         settings    fields of its Config; the others have their defaults
         """
         cfg = self.Config(**settings)
-        for name, setting in self.config_fields.items():
-            check_value(f"{self.name}: {name}", getattr(cfg, name), setting.type, name)
+        check_values(self.Config, vars(cfg), lambda name: f"{self.name}: {name}")
         if state is not None:
             self.check_state(fed, cfg, state)
         if isinstance(attack, str):
@@ -149,29 +145,6 @@ class State(dict):
 def is_given(names, settings):
     """True if one of these settings is neither False nor None: 0 is given."""
     return any(settings[name] is not None and settings[name] is not False for name in names)
-
-
-def check_value(what, value, kind, name):
-    """Raises ValueError unless a setting's value is one that its type and its range allow."""
-    if value is None and type(None) in typing.get_args(kind):
-        return
-    if kind is bool and not isinstance(value, bool):
-        raise ValueError(f"{what} is {value!r}: it must be True or False")
-    if typing.get_origin(kind) is Literal:
-        if value not in typing.get_args(kind):
-            raise ValueError(f"{what} is {value!r}: choose from "
-                             f"{', '.join(map(str, typing.get_args(kind)))}")
-        return
-    inner = {part for outer in (kind, *typing.get_args(kind))
-             for part in (outer, *typing.get_args(outer))}       # of int | None, tuple[float, ...]
-    number = next((part for part in (int, float) if part in inner), None)
-    allowed, types = range_of(name, number), Integral if number is int else Real
-    for x in value if isinstance(value, (tuple, list)) else [value]:
-        if allowed and not isinstance(x, Real):
-            raise ValueError(f"{what} is {x!r}: it is not a number")
-        if allowed and not (isinstance(x, types) and allowed.holds(x)):
-            noun = "a whole number, " if number is int else ""
-            raise ValueError(f"{what} is {x!r}: it must be {noun}{allowed.words}")
 
 
 def configured(Config):

@@ -216,11 +216,12 @@ def distill_client(fed, cfg, t, i, client, target_probs):
 def soft_cross_entropy(logits, target_probs):
     """- sum_c y_c ln q_c of each sample, q = softmax(logits): [B, C], [B, C] -> [B].   Step 6, 7
 
-    The target y gets no gradient.
+    The target y gets no gradient. A class of y = 0 adds 0, also where the logit is -inf.
     >>> soft_cross_entropy(torch.tensor([[.5, .5]]).log(), torch.tensor([[.8, .2]]))
     tensor([0.6931])
     """
     log_q = logits.log_softmax(-1)                                               # [B, C]
+    log_q = log_q.masked_fill(target_probs == 0, 0)                              # y = 0 adds 0
     return -(target_probs.detach() * log_q).sum(-1)
 
 

@@ -163,11 +163,13 @@ def train_client(fed, cfg, t, i, client, targets):
 def soft_cross_entropy(logits, target_probs):
     """phi(F(b), hat F[y]) = - sum_c hat F[y]_c ln F(b)_c: [B, C], [B, C] -> [B].   In step 3
 
-    target_probs    hat F[y] for each image; it gets no gradient, and where it is 0 the result is 0
+    target_probs    hat F[y] for each image; it gets no gradient. A class of which it
+                    is 0 adds 0, also where the logit is -inf
     >>> soft_cross_entropy(torch.tensor([[.5, .5]]).log(), torch.tensor([[.8, .2]]))
     tensor([0.6931])
     """
     log_q = logits.log_softmax(-1)                                               # [B, C]
+    log_q = log_q.masked_fill(target_probs == 0, 0)                              # y = 0 adds 0
     return -(target_probs.detach() * log_q).sum(-1)
 
 

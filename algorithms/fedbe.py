@@ -254,9 +254,11 @@ def kl_divergence(teacher, student):
     """KL(teacher || student), the mean over the batch: a scalar.   Step 13
 
     teacher, student    logits [B, C]
+    A class of p = 0, such as a teacher's logit of -inf, adds 0 whatever the student's q is.
     """
     log_p, log_q = teacher.log_softmax(-1), student.log_softmax(-1)
-    return (log_p.exp() * (log_p - log_q)).sum(-1).mean()                        # departure 5
+    log_ratio = (log_p - log_q).masked_fill(log_p.exp() == 0, 0)                 # p = 0 adds 0
+    return (log_p.exp() * log_ratio).sum(-1).mean()                              # departure 5
 
 
 # --------------------------------------------------------------------------------------------------

@@ -73,8 +73,9 @@ import torch.nn.functional as F
 
 from algorithms import Algorithm, configured
 from federation import (OPTIMIZERS, Optimizer, accuracy, active_clients, average_weights,
-                        by_architecture, disagreement, loaded, minibatches, parallel_map, predict,
-                        random_numbers, received, server_threads, weights_ledger)
+                        by_architecture, disagreement, loaded, mean_accuracy, minibatches,
+                        parallel_map, predict, random_numbers, received, server_threads,
+                        weights_ledger)
 
 # active_clients    {network: the clients of a round that have it}: of each network's clients the
 #                   same share, drawn at random without replacement
@@ -114,8 +115,9 @@ class Config:
     check_every: int = 20                # steps from one check of the accuracy to the next
 
 
-# The public code, CIFAR-10 with ResNet-8: its README, its commands, its defaults. Participation is
-# 0.4 in the README's text and in FedSDD, 0.1 in the commands.
+# The public code, CIFAR-10 with ResNet-8: its README, its commands, its defaults; drop_worst is of
+# FedSDD's A.4 (departure 2). Participation is 0.4 in the README's text and in FedSDD, 0.1 in the
+# commands.
 # Clients, partition, networks, augmentation: experiment/presets.py.
 PAPER = dict(rounds=100, participation=0.4, local_epochs=40, batch_size=64, lr=0.1,
              optimizer="sgd", weight_decay=0.0, drop_worst=True, distill_steps=10000,
@@ -277,10 +279,12 @@ def distillation_loss(teacher, student, temperature):
     """temperature² KL(teacher || student), the mean over the batch: a scalar.   Step 10
 
     teacher, student    logits [B, C]
+    A class of p = 0, such as a teacher's logit of -inf, adds 0 whatever the student's q is.
     """
     log_p = (teacher / temperature).log_softmax(-1)
     log_q = (student / temperature).log_softmax(-1)
-    return temperature**2 * (log_p.exp() * (log_p - log_q)).sum(-1).mean()       # departure 7
+    log_ratio = (log_p - log_q).masked_fill(log_p.exp() == 0, 0)             # p = 0 adds 0
+    return temperature**2 * (log_p.exp() * log_ratio).sum(-1).mean()             # departure 7
 
 
 # --------------------------------------------------------------------------------------------------
@@ -293,7 +297,7 @@ def evaluate(fed, state):
         loaded(new_model(fed, name), models[name]), fed.test.images))            # {name: [N, C]}
     accuracies = {name: accuracy(z, fed.test.labels) for name, z in logits.items()}
     each = {f"server_accuracy_{name}": x for name, x in accuracies.items()}
-    return {"accuracy": sum(accuracies.values()) / len(accuracies),
+    return {"accuracy": mean_accuracy(accuracies.values()),
             **(each if len(each) > 1 else {})}
 
 
@@ -304,7 +308,7 @@ def measure(fed, active, uploads, kept, steps):
     if kept:
         client_logits = predict_clients(fed, kept, fed.test.images)              # [M, N, C]
         accuracies = [accuracy(logits, fed.test.labels) for logits in client_logits]
-        found = {"client_accuracy": sum(accuracies) / len(accuracies),
+        found = {"client_accuracy": mean_accuracy(accuracies),
                  "client_accuracy_min": min(accuracies), "client_accuracy_max": max(accuracies),
                  "ensemble_accuracy": accuracy(client_logits.mean(0), fed.test.labels),
                  "disagreement": disagreement(client_logits)}

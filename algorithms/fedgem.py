@@ -185,10 +185,12 @@ def distillation(logits, labels, teacher, epsilon):
 
     logits, labels, teacher    [B, C] of the student, [B], logits [B, C], which get no gradient
     returns                    [B]
+    A class of p = 0, such as a teacher's logit of -inf, adds 0 whatever the student's q is.
     """
     ce = F.cross_entropy(logits, labels, reduction="none")                       # [B]
     log_p, log_q = teacher.detach().log_softmax(-1), logits.log_softmax(-1)      # [B, C]
-    kl = (log_p.exp() * (log_p - log_q)).sum(-1)                                 # [B]
+    log_ratio = (log_p - log_q).masked_fill(log_p.exp() == 0, 0)                 # p = 0 adds 0
+    kl = (log_p.exp() * log_ratio).sum(-1)                                       # [B]
     return epsilon * ce + (1 - epsilon) * kl                                     # departure 2
 
 

@@ -72,7 +72,7 @@ import torch.nn.functional as F
 from algorithms import Algorithm, configured
 from federation import (Optimizer, distillation_metrics, is_usable, loaded, logits_ledger,
                         minibatches, on_server, parallel_map, predict, random_numbers,
-                        received_logits, restored, server_metrics, snapshot)
+                        received_logits, restored, server_metrics, share, snapshot)
 
 # distillation_metrics
 #                   accuracies of the clients, mean, least and best, on their test images
@@ -216,11 +216,17 @@ def entropy_weights(client_logits, reliable):
 def entropy(logits):
     """H = - sum_c p_c ln p_c in nats, p = softmax(logits): [..., C] -> [...].   Eq. (3)
 
+    It is computed as H = ln(1 + S) - sum_c d_c e^d_c / (1 + S), where d_c is a logit minus the
+    largest one, and S the sum of e^d_c without the largest: p near 1 has too few digits in float32
+    for - p ln p, and 1/H of Eq. (4) would weigh the wrong client.
     >>> entropy(torch.tensor([[0., 0.], [0., 1.]]))
     tensor([0.6931, 0.5822])
     """
-    probs = logits.softmax(-1)
-    return torch.special.entr(probs).sum(-1)                     # entr(p) = -p ln p, and 0 at 0
+    top = logits.argmax(-1, keepdim=True)                                        # [..., 1]
+    d = logits - logits.gather(-1, top)                                          # [..., C]
+    exp_d = d.exp().scatter(-1, top, 0.0)                                # without the largest
+    S = exp_d.sum(-1)
+    return S.log1p() - (exp_d * d.masked_fill(exp_d == 0, 0)).sum(-1) / (1 + S)  # p = 0 adds 0
 
 
 def fuse(client_logits, weights):
@@ -296,10 +302,12 @@ def distillation(logits, labels, teacher, epsilon):
 
     logits, labels, teacher    [B, C] of the student, [B], logits [B, C], which get no gradient
     returns                    [B]
+    A class of p = 0, such as a teacher's logit of -inf, adds 0 whatever the student's q is.
     """
     ce = F.cross_entropy(logits, labels, reduction="none")                       # [B]
     log_p, log_q = teacher.detach().log_softmax(-1), logits.log_softmax(-1)      # [B, C]
-    kl = (log_p.exp() * (log_p - log_q)).sum(-1)                                 # [B]
+    log_ratio = (log_p - log_q).masked_fill(log_p.exp() == 0, 0)                 # p = 0 adds 0
+    kl = (log_p.exp() * log_ratio).sum(-1)                                       # [B]
     return epsilon * ce + (1 - epsilon) * kl                                     # departure 3
 
 
@@ -344,7 +352,7 @@ def evaluate(fed, state, trained=None):
     server = server_metrics(fed, state["server"])
     return {"accuracy": server.pop("server_accuracy"), **server,
             **distillation_metrics(fed, state["clients"], trained),
-            "pool": state["pool"]["mask"].float().mean().item()}
+            "pool": share(state["pool"]["mask"])}
 
 
 def measure(fed, unpooled, client_logits, weights, cases, asked):
@@ -358,7 +366,7 @@ def measure(fed, unpooled, client_logits, weights, cases, asked):
     fused = weights[:, of_asked & (weights > 0).any(0)]
     effective = (1 / fused.square().sum(0)).mean().item() if fused.numel() else None
     num_asked = int(asked.sum())
-    return {**dict(zip(CASES, cases.float().mean(1).tolist())),
+    return {**dict(zip(CASES, map(share, cases))),
             "effective_teachers": effective,
             "bad_uploads": sum(not is_usable(logits[of_asked]) for logits in client_logits),
             **logits_ledger(len(client_logits), fed.num_classes, up=num_asked, down=num_public,

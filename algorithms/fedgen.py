@@ -246,8 +246,9 @@ def diversity_loss(features, noise):
 
     features, noise    [B, D], [B, n]
     """
-    feature_distance = (features[:, None] - features).abs().mean(-1)                 # [B, B]
-    noise_distance = (noise[:, None] - noise).square().mean(-1)                      # [B, B]
+    exact = "donot_use_mm_for_euclid_dist"
+    feature_distance = torch.cdist(features, features, p=1) / features.shape[1]      # [B, B]
+    noise_distance = torch.cdist(noise, noise, compute_mode=exact).square() / noise.shape[1]
     return (-noise_distance * feature_distance).mean().exp()
 
 

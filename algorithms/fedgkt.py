@@ -78,9 +78,9 @@ import torch.nn.functional as F
 
 from algorithms import Algorithm, configured
 from federation import (Optimizer, accuracy, active_in, by_architecture, features_ledger, loaded,
-                        mean_own, minibatches, on_server, output_shape, own_accuracy, parallel_map,
-                        parallel_map_to_server, predict, random_numbers, received_samples, restored,
-                        snapshot, stream)
+                        mean_accuracy, mean_own, minibatches, on_server, output_shape, own_accuracy,
+                        parallel_map, parallel_map_to_server, predict, random_numbers,
+                        received_samples, restored, snapshot, stream)
 
 # active_in                the sorted ids of a round's clients, drawn at random without replacement
 # features_ledger          bytes that are sent up and down
@@ -221,12 +221,14 @@ def distillation_loss(teacher, student, temperature):
     """temperature² KL(teacher || student), the mean over the batch: a scalar.
 
     teacher, student    logits [B, C]
+    A class of p = 0, such as a teacher's logit of -inf, adds 0 whatever the student's q is.
     >>> distillation_loss(torch.tensor([[.8, .2]]).log(), torch.tensor([[.5, .5]]).log(), 1.0)
     tensor(0.1927)
     """
     log_p = (teacher / temperature).log_softmax(-1)
     log_q = (student / temperature).log_softmax(-1)
-    return temperature**2 * (log_p.exp() * (log_p - log_q)).sum(-1).mean()  # departure 3
+    log_ratio = (log_p - log_q).masked_fill(log_p.exp() == 0, 0)             # p = 0 adds 0
+    return temperature**2 * (log_p.exp() * log_ratio).sum(-1).mean()             # departure 3
 
 
 class Upload(NamedTuple):
@@ -347,8 +349,8 @@ def evaluate(fed, state):
                 own_accuracy(alone, labels, fed.private[i].labels))
 
     stacked, alone, own = zip(*parallel_map(fed, state["clients"], scores).values())
-    return {"accuracy": sum(stacked) / len(stacked), "accuracy_min": min(stacked),
-            "accuracy_max": max(stacked), "edge_accuracy": sum(alone) / len(alone),
+    return {"accuracy": mean_accuracy(stacked), "accuracy_min": min(stacked),
+            "accuracy_max": max(stacked), "edge_accuracy": mean_accuracy(alone),
             "edge_accuracy_own": mean_own(own)}
 
 

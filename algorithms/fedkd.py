@@ -248,9 +248,11 @@ def kl_divergence(teacher, student):
     """KL(teacher || student), the mean over the batch: a scalar; the teacher gets no gradient.
 
     teacher, student    logits [B, C]
+    A class of p = 0, such as a teacher's logit of -inf, adds 0 whatever the student's q is.
     """
     log_p, log_q = teacher.detach().log_softmax(-1), student.log_softmax(-1)     # departure 1
-    return (log_p.exp() * (log_p - log_q)).sum(-1).mean()                        # departure 2
+    log_ratio = (log_p - log_q).masked_fill(log_p.exp() == 0, 0)                 # p = 0 adds 0
+    return (log_p.exp() * log_ratio).sum(-1).mean()                              # departure 2
 
 
 def energy_of(cfg, t):

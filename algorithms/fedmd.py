@@ -26,11 +26,11 @@ the network's last linear layer (departure 6).
 Algorithm 1. The paper does not number its steps; these numbers are ours. Its party k is client i.
   0   transfer: each client, in parallel, trains a network of random weights of its own by CE,
           first on the public images, for at most transfer_public_epochs passes. It stops earlier
-              when 3 passes in a row brought no gain above min_delta on a tenth of these images,
-              which all clients leave out;
+              when 3 passes in a row brought no gain of min_delta or more on a tenth of these
+              images, which all clients leave out;
           then on its own images, for at most transfer_local_epochs passes. It stops earlier when
-              10 in a row brought no gain above 0.001 on the validation images; in the 10 passes
-              of `Config` that never happens                                         (departure 5)
+              10 in a row brought no gain of 0.001 or more on the validation images; in the 10
+              passes of `Config` that never happens                                  (departure 5)
       for each round t:
   1       the server draws n public images, of each class its share                  (departure 3)
   2       communicate: each client, in parallel, predicts them and sends its logits f_i, [n, C]
@@ -216,7 +216,7 @@ def train_until_converged(fed, cfg, model, data, validation, name, epochs, batch
     """Trains the model in place, by CE, in at most `epochs` passes over (images, labels) `data`.
 
     It ends when `patience` epochs in a row have brought no gain. A gain is an accuracy on
-    `validation` that is above the one of the last gain by more than min_delta. validation None: it
+    `validation` that is above the one of the last gain by min_delta or more. validation None: it
     makes all passes.
     """
     optimizer = OPTIMIZERS[cfg.optimizer](model.parameters(), lr=cfg.lr,
@@ -226,7 +226,8 @@ def train_until_converged(fed, cfg, model, data, validation, name, epochs, batch
         train(fed, cfg, model, optimizer, data, (*name, epoch), epochs=1, batch_size=batch_size)
         if validation is not None:
             now = accuracy(predict(model, validation.images), validation.labels)
-            if now > best_accuracy + min_delta:
+            # Rounded: .11 - .1 is .009999999999999995, and is a gain of .01.
+            if round(now - best_accuracy, 12) >= min_delta:
                 best_accuracy, best_epoch = now, epoch
             if epoch - best_epoch >= patience:
                 break

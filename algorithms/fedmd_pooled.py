@@ -24,11 +24,11 @@ penalty kernel_l2 |W|²; W are the weights of the network's last linear layer.
 Nothing is sent, and no network learns from another. Each client's network, on its own and in
 parallel; these numbers are ours:
   0   trains, from random weights of its own, on the public images by CE, until the accuracy on a
-          tenth of them, which all clients leave out, has not grown by more than min_delta for 3
+          tenth of them, which all clients leave out, has not grown by min_delta or more for 3
           epochs: the first half of FedMD's step 0
       in each round t:
   1       stays as it is, from now on, if the accuracy on the validation images has not grown by
-              more than 0.001 for 10 rounds                                          (departure 1)
+              0.001 or more for 10 rounds                                            (departure 1)
   2       otherwise trains on all private images by CE, for one epoch, with an optimizer that goes
               on from round to round
 
@@ -139,7 +139,7 @@ def train_client(fed, cfg, t, i, client, pooled):
     best = {"best_accuracy": client["best_accuracy"], "best_round": client["best_round"]}
     if cfg.early_stopping:
         now = accuracy(predict(model, fed.validation.images), fed.validation.labels)
-        if now > client["best_accuracy"] + OWN_MIN_DELTA:
+        if round(now - client["best_accuracy"], 12) >= OWN_MIN_DELTA:      # exact: see fedmd.py
             best = {"best_accuracy": now, "best_round": t}
     return snapshot(model, optimizer) | best
 

@@ -174,10 +174,12 @@ def distillation_loss(teacher, student, temperature):
     """temperature² KL(teacher || student), the mean over the batch: a scalar.   Step 9
 
     teacher, student    logits [B, C], or of the not-true classes [B, C - 1]
+    A class of p = 0, such as a teacher's logit of -inf, adds 0 whatever the student's q is.
     """
     log_p = (teacher / temperature).log_softmax(-1)
     log_q = (student / temperature).log_softmax(-1)
-    return temperature**2 * (log_p.exp() * (log_p - log_q)).sum(-1).mean()
+    log_ratio = (log_p - log_q).masked_fill(log_p.exp() == 0, 0)             # p = 0 adds 0
+    return temperature**2 * (log_p.exp() * log_ratio).sum(-1).mean()
 
 
 # --------------------------------------------------------------------------------------------------

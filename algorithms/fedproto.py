@@ -63,8 +63,9 @@ import torch.nn.functional as F
 
 from algorithms import Algorithm, configured
 from federation import (FLOAT_BYTES, INDEX_BYTES, Optimizer, accuracy, client_metrics,
-                        client_scores, feature_size, loaded, mean_own, minibatches, own_accuracy,
-                        parallel_map, random_numbers, received, restored, snapshot, with_features)
+                        client_scores, feature_size, loaded, mean_accuracy, mean_own, minibatches,
+                        own_accuracy, parallel_map, random_numbers, received, restored, snapshot,
+                        with_features)
 
 # loaded            a network, after a copy of some weights into it
 # minibatches       row numbers of batches, reshuffled in each pass; the last one may be smaller
@@ -189,11 +190,11 @@ def prototypes(features, labels, num_classes):
     """([C, D] mean features of each class, int64 [C] its number of samples).
 
     features, labels    [N, D], int64 [N]
-    A class without samples is a row of zeros with the count 0.
+    A class without samples is a row of zeros with the count 0. A nan stays in its own class.
     """
-    is_of_class = F.one_hot(labels, num_classes).T                               # int64 [C, N]
-    counts = is_of_class.sum(1)                                                  # [C]
-    return is_of_class.to(features) @ features / counts.clamp(min=1)[:, None], counts
+    counts = labels.bincount(minlength=num_classes)                              # [C]
+    sums = torch.stack([features[labels == c].sum(0) for c in range(num_classes)])       # [C, D]
+    return sums / counts.clamp(min=1)[:, None], counts
 
 
 def global_prototypes(client_prototypes, counts):
@@ -230,13 +231,15 @@ def evaluate_prototypes(fed, state):
         model = loaded(fed.client_model(i), clients[i]["model"])
         features = predict_features(model, fed.test.images)                      # [N, D]
         # A sample whose features are not finite is wrong, as its distances are not finite.
-        distances = torch.cdist(features, means)                                 # [N, C]
+        # By differences: x² - 2xy + y², cdist's default, has no digits left where x² is large.
+        distances = torch.cdist(features, means,
+                                compute_mode="donot_use_mm_for_euclid_dist")     # [N, C]
         distances[:, ~known] = torch.finfo(distances.dtype).max                  # departure 5
         return (accuracy(-distances, fed.test.labels),
                 own_accuracy(-distances, fed.test.labels, fed.private[i].labels))
 
     everywhere, own = zip(*parallel_map(fed, clients, accuracies).values())
-    return {"prototype_accuracy": sum(everywhere) / len(everywhere),
+    return {"prototype_accuracy": mean_accuracy(everywhere),
             "prototype_accuracy_own": mean_own(own)}
 
 

@@ -83,7 +83,8 @@ from federation import (accuracy, active_in, average_weights, count_active, disa
 class Config:
     rounds: int = 20                     # T
     participation: float = 0.4           # share of the clients that are active in a round
-    K: int = 4                           # global models, and groups of clients
+    K: int = 4                           # global models, and groups of clients; at most the
+    #                                      active clients
     R: int = 1                           # rounds whose w_k form the ensemble
     local_epochs: int = 5                # passes of a client over its images in a round
     local_steps: int | None = None       # if it is a number: so many steps, instead of passes
@@ -209,13 +210,15 @@ def distillation_loss(teacher, student, temperature):
     """temperature² KL(teacher || student), the mean over the batch: a scalar.   Eq. (4)
 
     teacher, student    logits [B, C]
+    A class of p = 0, such as a teacher's logit of -inf, adds 0 whatever the student's q is.
     >>> teacher, student = torch.tensor([[.8, .2]]).log(), torch.tensor([[.5, .5]]).log()
     >>> distillation_loss(teacher, student, temperature=1.0)     # .8 ln(.8 / .5) + .2 ln(.2 / .5)
     tensor(0.1927)
     """
     log_p = (teacher / temperature).log_softmax(-1)                      # departure 1
     log_q = (student / temperature).log_softmax(-1)
-    return temperature**2 * (log_p.exp() * (log_p - log_q)).sum(-1).mean()
+    log_ratio = (log_p - log_q).masked_fill(log_p.exp() == 0, 0)             # p = 0 adds 0
+    return temperature**2 * (log_p.exp() * log_ratio).sum(-1).mean()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -243,8 +246,9 @@ def check(fed, cfg, attack):
     """Raises ValueError if a group would have no client. K and R are at least 1: ranges.py."""
     active = count_active(len(fed.private), cfg.participation)
     if cfg.K > active:
-        raise ValueError(f"fedsdd: K = {cfg.K} global models need as many active clients, not "
-                         f"{active}: change K, participation or the number of clients")
+        raise ValueError(f"fedsdd: K = {cfg.K} global models need as many active clients, but "
+                         f"participation {cfg.participation:g} of {len(fed.private)} clients is "
+                         f"{active}: K = {active} or a larger participation fits")
 
 
 ALGORITHM = Algorithm(

@@ -76,8 +76,8 @@ from algorithms import Algorithm, configured, fedprox, fedsdd, scaffold
 from algorithms.fedsdd import average, distillation_loss, divide
 from algorithms.secure_sum import NUMBER_BYTES, average_of_masked, count_valid, masked_upload
 from federation import (FLOAT_BYTES, accuracy, active_clients, by_architecture, count_active,
-                        disagreement, loaded, minibatches, parallel_map, predict, random_numbers,
-                        received, server_threads, stream, weights_ledger)
+                        disagreement, loaded, mean_accuracy, minibatches, parallel_map, predict,
+                        random_numbers, received, server_threads, stream, weights_ledger)
 
 # active_clients    {network: the clients of a round}, drawn at random without replacement
 # by_architecture   {network: its clients}
@@ -98,7 +98,8 @@ from federation import (FLOAT_BYTES, accuracy, active_clients, by_architecture, 
 class Config:
     rounds: int = 20                     # T
     participation: float = 0.4           # share of the clients that are active in a round
-    K: int = 4                           # global models of each network
+    K: int = 4                           # global models of each network; at most its active
+    #                                      clients
     R: int = 1                           # rounds whose members form the ensemble
     ensemble: Literal["aggregated", "clients"] = "aggregated"    # the members of a round
     students: Literal["main", "all", "none"] = "main"            # who learns from the teacher
@@ -299,7 +300,7 @@ def evaluate(fed, cfg, state):
     main = [(name, models[0]) for name, models in state["global_models"].items()]
     each = {f"server_accuracy_{name}": accuracy(logits, labels)
             for (name, _), logits in zip(main, predict_members(fed, main, images))}
-    metrics = {"accuracy": sum(each.values()) / len(each), **(each if len(each) > 1 else {})}
+    metrics = {"accuracy": mean_accuracy(each.values()), **(each if len(each) > 1 else {})}
     if not state["undistilled"]:
         return metrics
     ensemble = [member for earlier in state["undistilled"] for member in earlier]
@@ -331,7 +332,7 @@ def check(fed, cfg, attack):
     active = min(count_active(len(ids), cfg.participation) for ids in networks.values())
     if cfg.K > active:
         raise ValueError(f"{name}: K = {cfg.K} global models of a network need as many active "
-                         f"clients, not {active}: change K, participation or the number of clients")
+                         f"clients, but it has {active}: K = {active} or more participation fits")
     if attack and len(networks) > 1:         # it needs the mean of all clients' models
         raise ValueError(f"{name}: an attack on weights needs one network for all clients")
     if attack and cfg.local == "scaffold":

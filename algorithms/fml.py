@@ -159,13 +159,15 @@ def mutual_loss(logits, labels, teacher_logits, weight):
 
     logits, labels    [B, C], [B]: of the student, the model that this loss trains
     teacher_logits    [B, C]: of the other model, which gets no gradient
+    A class of p = 0, such as a teacher's logit of -inf, adds 0 whatever the student's q is.
     >>> student, teacher = torch.tensor([[.5, .5]]).log(), torch.tensor([[.8, .2]]).log()
     >>> mutual_loss(student, torch.tensor([0]), teacher, weight=0.0)
     tensor(0.1927)
     """
     ce = F.cross_entropy(logits, labels)
     log_p, log_q = teacher_logits.detach().log_softmax(-1), logits.log_softmax(-1)       # [B, C]
-    kl = (log_p.exp() * (log_p - log_q)).sum(-1).mean()
+    log_ratio = (log_p - log_q).masked_fill(log_p.exp() == 0, 0)                 # p = 0 adds 0
+    kl = (log_p.exp() * log_ratio).sum(-1).mean()
     return weight * ce + (1 - weight) * kl
 
 

@@ -43,7 +43,7 @@ def accuracies(run, metric):
     file, label = run.split("/")
     runs = curves(file)[label]
     last = max(5, runs[0]["rounds"] // 10)
-    return plot.values_of(runs, metric, lambda values: mean(values[-last:]))
+    return plot.values_of(runs, metric, plot.mean_of_last(last))
 
 
 def pairs(claim):

@@ -10,7 +10,7 @@ def federation_of(argv):
     argv    as after `python fedkd_minimal.py`; the networks are of its first algorithm
     """
     command = settings.read(argv)
-    datasets = build.load_datasets(command.federation)
-    fed = build.federation(command, datasets, command.seeds[0], torch.device("cpu"))
-    fed = build.seen_by(command.methods[0], fed, command.federation)
-    return fed, {method.label: method.settings for method in command.methods}
+    datasets = build.load_datasets(command.shared)
+    fed = build.make_federation(command.shared, datasets, command.seeds[0], torch.device("cpu"))
+    fed = build.seen_by(command.methods[0], fed, command.shared)
+    return fed, {method.label: method.hyperparameters for method in command.methods}

@@ -36,7 +36,7 @@ def settings_of(paper, algo):
     argv = ["--algo", algo, "--paper", paper]
     if paper == "fedsdd":
         argv += ["--public", "glyphs-letters"]           # embedded; here only settings are read
-    return read(argv).methods[0].settings
+    return read(argv).methods[0].hyperparameters
 
 
 def samples_a_second(name, batch_size):

@@ -12,8 +12,15 @@ import torch.nn.functional as F
 
 
 def to_float(images):
-    """float32 pixels: bytes are divided by 255, floats stay as they are."""
-    return images.float().div_(255) if images.dtype == torch.uint8 else images
+    """float32 pixels: bytes are divided by 255, other numbers stay as they are."""
+    return images.float().div_(255) if images.dtype == torch.uint8 else images.float()
+
+
+def check_range(where, images):
+    """ValueError unless the pixels, an array or a tensor of floats, are from 0 to 1."""
+    low, high = images.min(), images.max()
+    if not (low >= -1e-3 and high <= 1 + 1e-3):              # nan, too
+        raise ValueError(f"{where} holds floats from {low:.4g} to {high:.4g}; expected 0 to 1")
 
 
 def statistics(images):

@@ -14,6 +14,7 @@ import torch
 
 from data import readers
 from data.glyphs import FONT, handwriting
+from data.images import check_range
 from data.readers import TORCHVISION
 from federation import Data
 
@@ -50,28 +51,30 @@ DATASETS = {      # {name: function(root) -> the arguments of `checked`}
     "cifar100": readers.cifar100, "emnist": readers.emnist}
 
 
-def load_dataset(name_or_path, root="downloads"):
+def load_dataset(name_or_path, root="downloads", size=None):
     """The `Dataset` with this name (see DATASETS), or from this .npz file or folder of images.
 
+    size    (height, width), to which the images of a folder are resized; None: they have one size
     A name takes precedence over a file or folder of the same name. torchvision's files are read
     from the folder `root`, or downloaded to it. ValueError, in one line, if this is not possible.
     """
-    return checked(str(name_or_path), **arrays(str(name_or_path), root))
+    return checked(str(name_or_path), **arrays(str(name_or_path), root, size))
 
 
-def load_public(name_or_path, root="downloads"):
+def load_public(name_or_path, root="downloads", size=None):
     """A `Dataset` of images alone, without labels and test images: see `arrays`.
 
     They are the training images where a data set has more.
     """
     name = str(name_or_path)
-    images = image_tensor(f"{name}: x_train", arrays(name, root, labeled=False)["x_train"])
+    images = image_tensor(f"{name}: x_train", arrays(name, root, size, labeled=False)["x_train"])
     return Dataset(Data(images, None), None, 0)
 
 
-def arrays(name, root, labeled=True):
+def arrays(name, root, size, labeled=True):
     """The arrays of a data set: the arguments of `checked`.
 
+    size       (height, width) of a folder's images, or None
     labeled    False: x_train alone is needed. Then an .npz file may have no other array, and a
                folder may have its images in any folders
     """
@@ -80,8 +83,15 @@ def arrays(name, root, labeled=True):
     if name.lower().endswith(".npz"):
         return readers.npz(name, labeled)
     if Path(name).is_dir():
-        return readers.folder(name) if labeled else readers.unlabeled_folder(name)
+        return readers.folder(name, size) if labeled else readers.unlabeled_folder(name, size)
     raise ValueError(f"no dataset '{name}': use {', '.join(DATASETS)}, a .npz file or a folder")
+
+
+def ignored(name, labeled=True):
+    """Files of a folder that are not read, such as "20 .gif, 3 in val"; "" if there are none."""
+    if name in DATASETS or not Path(name).is_dir():
+        return ""
+    return readers.ignored(name, labeled)
 
 
 def only(dataset, classes):
@@ -165,9 +175,7 @@ def pixels(where, array):
                          "[n, c, h, w] with n > 0 and c = 1 or 3")
     if array.dtype == np.uint8:
         return array
-    low, high = array.min(), array.max()
-    if not (low >= -1e-3 and high <= 1 + 1e-3):              # nan, too
-        raise ValueError(f"{where} holds floats from {low:.4g} to {high:.4g}; expected 0 to 1")
+    check_range(where, array)
     return array.astype(np.float32)
 
 

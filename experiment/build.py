@@ -1,4 +1,4 @@
-"""From flags and a seed to a `Federation`: each client's images, the device, the networks."""
+"""What a command's flags name, loaded: data sets, a `Federation` for each seed, its networks."""
 import dataclasses
 from functools import partial
 from typing import NamedTuple
@@ -10,10 +10,11 @@ import attacks
 import models
 import partition
 from data.images import adapt, crop_and_flip, normalize, statistics, to_float
-from data.load import (Dataset, by_superclass, check_classes, fingerprint, load_dataset,
-                       load_public, only)
-from experiment.presets import HELD_OUT
-from experiment.settings import is_foreign
+from data.load import (Dataset, by_superclass, check_classes, fingerprint, ignored,
+                       load_dataset, load_public, only)
+from experiment.plateau import with_plateau
+from experiment.processes import say
+from experiment.settings import HELD_OUT, is_foreign
 from federation import Data, Federation, prepared, restrict_public, seeded, stream
 
 
@@ -34,63 +35,71 @@ class Split(NamedTuple):
     validation: np.ndarray | None
 
 
-def load_datasets(flags):
-    """The `Datasets` of a command.
+def load_datasets(shared):
+    """The `Datasets` of a command; shared: its settings, {name: value} of `Images`, `Training`.
 
     Raises ValueError if a data set cannot be loaded, a class has no training images, the public
-    images are the training images, or the partition needs what the data set does not tell.
+    images are the training images, or the partition needs what the data set does not tell. Prints
+    how many files of a folder are not read.
     """
-    task, foreign = load_dataset(flags["dataset"], flags["data_root"]), None
-    if is_foreign(flags["public"]):
-        load = load_dataset if flags["joint"] else load_public       # which reads no labels
-        foreign = load(flags["public"], flags["data_root"])
+    size = shared["image_size"] and (shared["image_size"],) * 2
+    task, foreign = load_dataset(shared["dataset"], shared["data_root"], size), None
+    shape = tuple(task.train.images.shape[1:])
+    if size not in (None, shape[1:]):
+        raise ValueError(f"--image-size is for a folder of images; those of {shared['dataset']} "
+                         f"have {shape[1]}x{shape[2]} pixels")
+    if is_foreign(shared["public"]):
+        load = load_dataset if shared["joint"] else load_public       # which reads no labels
+        foreign = load(shared["public"], shared["data_root"], shape[1:])
         if torch.equal(foreign.train.images, task.train.images):
-            raise ValueError(f"--public {flags['public']}: these are the training images "
+            raise ValueError(f"--public {shared['public']}: these are the training images "
                              "themselves, which clients hold; --public half or fifth keeps a share "
                              "of them out of the clients")
-    if flags["joint"]:
-        check_classes(f"--public {flags['public']}", foreign)
-    _, needed = partition.PARTITIONS[flags["partition"]]
+    if shared["joint"]:
+        check_classes(f"--public {shared['public']}", foreign)
+    _, needed = partition.PARTITIONS[shared["partition"]]
     if "subclass" in needed:
-        task = by_superclass(task, flags["dataset"])
+        task = by_superclass(task, shared["dataset"])
     if "writers" in needed and task.writers is None:
-        raise ValueError(f"--partition {flags['partition']}: {flags['dataset']} does not name its "
-                         "writers")
-    if flags["classes"] is not None:
-        task = only(task, flags["classes"])
-    check_classes(f"--dataset {flags['dataset']}", task, "; --classes can leave labels out")
+        raise ValueError(f"--partition {shared['partition']}: {shared['dataset']} does not name "
+                         "its writers")
+    if shared["classes"] is not None:
+        task = only(task, shared["classes"])
+    check_classes(f"--dataset {shared['dataset']}", task, "; --classes can leave labels out")
     parts = {"dataset": task} if foreign is None else {"dataset": task, "public": foreign}
     classes = task.class_names or [str(label) for label in range(task.num_classes)]
-    if flags["joint"]:                                   # the public classes come first
+    if shared["joint"]:                                   # the public classes come first
         classes = [f"public {j}" for j in range(foreign.num_classes)] + classes
     mean, std = statistics(to_float(task.train.images))
-    images = {"shape": tuple(task.train.images.shape[1:]), "mean": mean.tolist(),
-              "std": std.tolist(), "classes": classes}
+    images = {"shape": shape, "mean": mean.tolist(), "std": std.tolist(), "classes": classes}
+    for flag in parts:
+        if files := ignored(shared[flag], labeled=flag == "dataset" or shared["joint"]):
+            say(f"--{flag} {shared[flag]}: files that are not read: {files}")
     return Datasets(task, foreign, {flag: fingerprint(part) for flag, part in parts.items()},
                     images)
 
 
-def split(flags, task, seed):
+def split(shared, task, seed):
     """The `Split` of a seed. Raises ValueError if the data set does not allow the partition."""
     labels = task.train.labels.numpy()
-    rows = at_most(flags["train_size"], labels, stream(seed, "train_size"))
+    rows = at_most(shared["train_size"], labels, stream(seed, "train_size"))
     public, validation = None, None
-    if flags["public"] in HELD_OUT:
-        share = HELD_OUT[flags["public"]]
+    if shared["public"] in HELD_OUT:
+        share = HELD_OUT[shared["public"]]
         held_out, rest = partition.hold_out(labels[rows], share, stream(seed, "public"))
         public, rows = rows[held_out], rows[rest]
-    rule, needed = partition.PARTITIONS[flags["partition"]]
-    if flags["validation"] is not None:
+    rule, needed = partition.PARTITIONS[shared["partition"]]
+    if shared["validation"] is not None:
         rng = stream(seed, "validation")
         if "writers" in needed:                          # whole writers
             held_out, rest = partition.hold_out_writers(
-                task.writers[rows], flags["validation"], rng)
+                task.writers[rows], shared["validation"], rng)
         else:
-            held_out, rest = partition.hold_out(labels[rows], flags["validation"], rng)
+            held_out, rest = partition.hold_out(labels[rows], shared["validation"], rng)
         validation, rows = rows[held_out], rows[rest]
     known = {"labels": labels, "writers": task.writers, "subclass": task.subclass}
-    arguments = {name: known[name][rows] if name in known else flags[name] for name in needed}
-    parts = rule(**arguments, num_clients=flags["clients"], rng=stream(seed, "partition"))
+    arguments = {name: known[name][rows] if name in known else shared[name] for name in needed}
+    parts = rule(**arguments, num_clients=shared["clients"], rng=stream(seed, "partition"))
     return Split([rows[part] for part in parts], public, validation)
 
 
@@ -101,17 +110,17 @@ def at_most(size, labels, rng):
     return partition.hold_out(labels, size / len(labels), rng)[0]
 
 
-def federation(command, datasets, seed, device):
+def make_federation(shared, datasets, seed, device):
     """The `Federation` of a seed, on `device`, without networks: see `seen_by`.
 
     All images get the task's shape and are normalized by its training images. Bytes become floats
     here, after the rows are chosen: 1.28 million public images of ImageNet-32 are 4 GB of bytes.
     """
-    flags, task, foreign = command.federation, datasets.task, datasets.foreign
-    rows = split(flags, task, seed)
+    task, foreign = datasets.task, datasets.foreign
+    rows = split(shared, task, seed)
     mean, std = torch.tensor(datasets.images["mean"]), torch.tensor(datasets.images["std"])
 
-    def pick(part, chosen):
+    def normalized(part, chosen):
         chosen = torch.as_tensor(chosen)
         images = adapt(to_float(part.images[chosen]), datasets.images["shape"])
         labels = None if part.labels is None else part.labels[chosen].to(device)
@@ -119,31 +128,33 @@ def federation(command, datasets, seed, device):
 
     num_classes = len(datasets.images["classes"])
     first_label = num_classes - task.num_classes         # of the task; public classes come first
-    train, test = (part._replace(labels=part.labels + first_label) for part in task[:2])
-    test_rows = at_most(flags["test_size"], test.labels.numpy(), stream(seed, "test_size"))
+    train, test = (part._replace(labels=part.labels + first_label)
+                   for part in (task.train, task.test))
+    test_rows = at_most(shared["test_size"], test.labels.numpy(), stream(seed, "test_size"))
     public, public_test, public_part, public_rows = None, None, train, rows.public
     if foreign is not None:
         public_part, public_rows = foreign.train, np.arange(len(foreign.train.images))
-        if flags["joint"]:
-            public_test = pick(foreign.test, np.arange(len(foreign.test.labels)))
-    if flags["public"] == "half":                        # the test set is halved as well
+        if shared["joint"]:
+            public_test = normalized(foreign.test, np.arange(len(foreign.test.labels)))
+    if shared["public"] == "half":                        # the test set is halved as well
         halves = partition.halves(test.labels[test_rows].numpy(), stream(seed, "public_test"))
-        public_test, test_rows = pick(test, test_rows[halves[0]]), test_rows[halves[1]]
+        public_test, test_rows = normalized(test, test_rows[halves[0]]), test_rows[halves[1]]
     if public_rows is not None:
-        if (flags["public_size"] or len(public_rows)) < len(public_rows):
+        if (shared["public_size"] or len(public_rows)) < len(public_rows):
             rng = stream(seed, "public_size")
-            chosen = rng.choice(len(public_rows), flags["public_size"], replace=False)
+            chosen = rng.choice(len(public_rows), shared["public_size"], replace=False)
             public_rows = public_rows[sorted(chosen)]
-        public = pick(public_part, public_rows)
+        public = normalized(public_part, public_rows)
     return Federation(
-        private=[pick(train, own) for own in rows.clients], test=pick(test, test_rows),
-        num_classes=num_classes, client_model=None, architecture=[], seed=seed, device=device,
-        public=public, public_test=public_test,
-        validation=None if rows.validation is None else pick(train, rows.validation),
-        amp=flags["amp"], **({"augment": crop_and_flip} if flags["augment"] else {}))
+        private=[normalized(train, part) for part in rows.clients],
+        test=normalized(test, test_rows), num_classes=num_classes, num_public_classes=first_label,
+        client_model=None, architecture=[], seed=seed, device=device, public=public,
+        public_test=public_test,
+        validation=None if rows.validation is None else normalized(train, rows.validation),
+        amp=shared["amp"], **({"augment": crop_and_flip} if shared["augment"] else {}))
 
 
-def seen_by(method, fed, flags):
+def seen_by(method, fed, shared):
     """The federation as a method sees it: with its networks, its threads and its public data.
 
     Client i has network i mod the number of names in --model.
@@ -163,7 +174,7 @@ def seen_by(method, fed, flags):
         return new(method.networks["server_model"], "server init", init)
 
     # With --joint the labels of the public test images are of classes that others do not learn.
-    unseen = flags["joint"] and method.algorithm.public != "joint"
+    unseen = shared["joint"] and method.algorithm.public != "joint"
     fed = dataclasses.replace(
         fed, client_model=client_model, architecture=architecture, threads=method.threads,
         server_model=None if method.algorithm.server == "none" else server_model,
@@ -171,12 +182,20 @@ def seen_by(method, fed, flags):
     return restrict_public(fed, method.algorithm.public)
 
 
-def attack(fed, flags):
-    """The keyword arguments for `run` that say who attacks: {} or {"attack": `Attack`}."""
-    if flags["attack"] is None:
-        return {}
-    return {"attack": attacks.build(flags["attack"], partial(stream, fed.seed), len(fed.private),
-                                    flags["attackers"], flags["attack_scale"], flags["attack_z"])}
+def attack_in(fed, shared):
+    """The `Attack` of --attack on a federation, or None."""
+    if shared["attack"] is None:
+        return None
+    return attacks.build(shared["attack"], partial(stream, fed.seed), len(fed.private),
+                         shared["attackers"], shared["attack_scale"], shared["attack_z"])
+
+
+def rounds_of(method, fed, shared, state=None):
+    """The generator that computes a method's rounds, or those that are left after `state`."""
+    run = method.algorithm.run
+    if shared["lr_patience"] is not None and method.algorithm.plateau:
+        run = with_plateau(method.algorithm, shared["lr_patience"])
+    return run(fed, state, attack=attack_in(fed, shared), **method.hyperparameters)
 
 
 def check(command, datasets, device):
@@ -189,8 +208,8 @@ def check(command, datasets, device):
                                   for name in method.networks["model"]):
             models.build(name, datasets.images["shape"], len(datasets.images["classes"]))
     for seed in command.seeds[1:]:
-        split(command.federation, datasets.task, seed)
-    fed = federation(command, datasets, command.seeds[0], device)
+        split(command.shared, datasets.task, seed)
+    fed = make_federation(command.shared, datasets, command.seeds[0], device)
     for method in command.methods:
-        method.algorithm.check(seen_by(method, fed, command.federation), **method.settings,
-                               **attack(fed, command.federation))
+        method.algorithm.check(seen_by(method, fed, command.shared),
+                               attack=attack_in(fed, command.shared), **method.hyperparameters)

@@ -20,16 +20,16 @@ import torch
 
 import models
 from algorithms import ALGORITHMS
-from data.images import adapt, normalize, to_float
+from data.images import adapt, check_range, normalize, to_float
 from experiment.processes import fail, from_first, is_first
-from experiment.settings import NETWORKS, Images, Method, Training, scores_of, text_of
+from experiment.settings import NETWORKS, Images, Method, Training, flag_with, text_of
 
 FILES = ("config.json", "checkpoint.pt", "metrics.jsonl", "timing.jsonl")
 
 
 @dataclass
-class Run:
-    """A method with one seed: its rounds so far, and the folder that keeps them."""
+class Record:
+    """What is known, and kept, of a method's rounds with one seed."""
 
     method: Method
     seed: int
@@ -42,56 +42,77 @@ class Run:
     clock: float = 0.0                               # when the last round ended
 
 
-def runs_of(command, datasets):
-    """The `Run` of each seed and method. Those that the first process finds have their rows.
+def records_of(command, datasets):
+    """The `Record` of each seed and method. Those that the first process finds have their rows.
 
-    Raises ValueError if a folder holds another run than this command's, or a damaged one.
+    Raises ValueError if a folder holds other data or settings than this command's, or is damaged.
     """
-    out, found, runs = command.program["out"], command.federation, []
+    out = command.program["out"]
     if out is not None and Path(out, "config.json").exists():
         raise ValueError(f"{out} has a config.json: --out takes the folder above those of the runs")
+    records = []
     for seed in command.seeds:
         for method in command.methods:
-            config = {
-                "algo": method.label, "seed": seed,
-                "data": {flag.name: found[flag.name] for flag in fields(Images)},
-                "fingerprints": datasets.fingerprints,
-                "training": {flag.name: found[flag.name] for flag in fields(Training)
-                             if flag.name not in NETWORKS},
-                "networks": method.networks, "hyperparameters": method.settings,
-                "environment": {"torch": torch.__version__, "device": command.program["device"],
-                                "threads": method.threads},
-                "images": datasets.images, "scores": scores_of(method.algorithm, found["public"])}
             name = f"{method.label.replace(':', '-')}-seed{seed}"
-            folder = None if out is None else Path(out, name)
-            runs.append(Run(method, seed, json.loads(dumps(config)), folder))
+            records.append(Record(method, seed, config_for(command, datasets, seed, method),
+                                  folder=None if out is None else Path(out, name)))
     if out is not None and is_first():
-        for run in runs:
-            find(run)
-        for path in sorted(Path(out).glob("*-seed*/config.json")):     # of other methods, too
-            compare(path.parent, data_of(config_of(path.parent)), data_of(runs[0].config))
-    return runs
+        configs = {record.method.label: record.config for record in records}
+        for path in sorted(Path(out).glob("*-seed*/config.json")):   # other methods and seeds, too
+            if path.stat().st_size:                          # else killed before it was written
+                then = config_of(path.parent)
+                compare(path.parent, then, configs.get(then["algo"], records[0].config))
+        for record in records:
+            find(record)
+    return records
 
 
-def find(run):
-    """Gives the run its rows so far. Raises ValueError if its folder holds another one."""
-    if not any((run.folder / name).exists() for name in FILES):
+def config_for(command, datasets, seed, method):
+    """The content of config.json, as it is read again: tuples are lists."""
+    shared = command.shared
+    return json.loads(dumps({
+        "algo": method.label, "seed": seed,
+        "data": {flag.name: shared[flag.name] for flag in fields(Images)},
+        "fingerprints": datasets.fingerprints,
+        "training": {flag.name: shared[flag.name] for flag in fields(Training)
+                     if flag.name not in NETWORKS},
+        "networks": method.networks, "hyperparameters": method.hyperparameters,
+        "environment": {"torch": torch.__version__, "device": command.program["device"],
+                        "threads": method.threads},
+        "images": datasets.images, "scores": scores_of(method.algorithm, shared["public"])}))
+
+
+def scores_of(algorithm, public):
+    """{accuracy metric: whose accuracy it is}.
+
+    Where half of the test set is public, a server that reads images is scored on that half, and
+    everything else on the other.
+    """
+    if public != "half":
+        return algorithm.scores
+    def half(name, whose):
+        is_servers = name == "server_accuracy" or whose == "server"
+        return "public" if algorithm.server == "images" and is_servers else "private"
+
+    return {name: f"{whose}, {half(name, whose)} half" for name, whose in algorithm.scores.items()}
+
+
+def find(record):
+    """Gives the record its rows so far. Raises ValueError if its folder is damaged."""
+    files = [record.folder / name for name in FILES]
+    if not any(path.exists() and path.stat().st_size for path in files):
         return
-    before = config_of(run.folder)
-    then, now = ({**data_of(config), **config["training"], **config["networks"],
-                  **config["hyperparameters"]} for config in (before, run.config))
-    then["rounds"] = max(then["rounds"], now["rounds"])      # which may be raised
-    compare(run.folder, then, now)
-    changed = [f"{name} {text_of(value)}" for name, value in before["environment"].items()
-               if value != run.config["environment"][name]]
-    run.begun_with, run.config["environment"] = ", ".join(changed), before["environment"]
-    if (run.folder / "checkpoint.pt").exists():
-        kept = loaded(run.folder, (run.folder / "checkpoint.pt").read_bytes(), "cpu")
-        if kept["state"].get("algorithm") != run.method.algorithm.name:
-            raise ValueError(f"{run.folder} is from an older version: choose another --out")
-        run.rows, run.timings = kept["rows"], kept["timings"]
-    elif (run.folder / "metrics.jsonl").exists():
-        raise ValueError(f"{run.folder} has metrics.jsonl, but no checkpoint.pt")
+    before, now = config_of(record.folder)["environment"], record.config["environment"]
+    record.begun_with = ", ".join(f"{name} {text_of(value)}" for name, value in before.items()
+                                  if value != now[name])
+    record.config["environment"] = before
+    if (record.folder / "checkpoint.pt").exists():
+        kept = loaded(record.folder, (record.folder / "checkpoint.pt").read_bytes(), "cpu")
+        if kept["state"].get("algorithm") != record.method.algorithm.name:
+            raise ValueError(f"{record.folder} is from an older version: choose another --out")
+        record.rows, record.timings = kept["rows"], kept["timings"]
+    elif (record.folder / "metrics.jsonl").exists():
+        raise ValueError(f"{record.folder} has metrics.jsonl, but no checkpoint.pt")
 
 
 def config_of(folder):
@@ -106,19 +127,30 @@ def config_of(folder):
                          f"({error})") from None
 
 
-def data_of(config):
-    """{name: value} of the data; of a data set its fingerprint, wherever its file is."""
-    plain = {name: value for name, value in config["data"].items()
-             if name != "data_root" and name not in config["fingerprints"]}
-    return plain | config["fingerprints"]                # last: --classes changes it, too
-
-
 def compare(folder, then, now):
-    """Raises ValueError if two {name: value} differ: of the run in the folder, of this command."""
-    for name in then | now:
-        if then.get(name) != now.get(name):
-            raise ValueError(f"{folder} holds a run with {name} {text_of(then.get(name))}, not "
-                             f"{text_of(now.get(name))}: choose another --out")
+    """Raises ValueError if the run in a folder and a new one, two configs, do not fit together.
+
+    They have the same data, and with one label, also of another seed, the same settings; a new one
+    may have more rounds. A data set is known by its fingerprint, wherever its file is.
+    """
+    parts = ["data"]
+    if then["algo"] == now["algo"]:
+        parts += ["training", "networks", "hyperparameters"]
+    typed_then, typed_now = ({name: value for part in parts for name, value in config[part].items()}
+                             for config in (then, now))
+    if "rounds" in typed_then:
+        typed_then["rounds"] = max(typed_then["rounds"], typed_now["rounds"])
+    known_then, known_now = typed_then | then["fingerprints"], typed_now | now["fingerprints"]
+    differ = [name for name in known_then | known_now
+              if name != "data_root" and known_then.get(name) != known_now.get(name)]
+    if differ:
+        differ.sort(key=lambda name: name in then["fingerprints"])   # --classes changes them, too
+        flags = [flag_with(name, typed_then[name]) for name in differ
+                 if typed_then.get(name) != typed_now.get(name)]
+        advice = f"add {' '.join(flags)}, or " if flags else ""
+        name = differ[0]
+        raise ValueError(f"{folder} holds a run with {name} {text_of(known_then.get(name))}, not "
+                         f"{text_of(known_now.get(name))}: {advice}choose another --out")
 
 
 def loaded(folder, content, device):
@@ -136,13 +168,13 @@ def loaded(folder, content, device):
                          f"({str(error)[:100]})") from None
 
 
-def make_folders(runs):
+def make_folders(records):
     """Makes the runs' folders with config.json. Only the first process does."""
-    for run in runs:
-        if run.folder is None or not is_first():
+    for record in records:
+        if record.folder is None or not is_first():
             continue
-        run.folder.mkdir(parents=True, exist_ok=True)
-        path, text = run.folder / "config.json", dumps(run.config, indent=2)
+        record.folder.mkdir(parents=True, exist_ok=True)
+        path, text = record.folder / "config.json", dumps(record.config, indent=2)
         if path.exists():
             replace(path, text.encode())                     # it may have more rounds now
             continue
@@ -155,41 +187,42 @@ def make_folders(runs):
                 raise
 
 
-def begin(run, device):
+def begin(record, device):
     """Goes on after the last finished round, which the first process reads for all."""
-    path = run.folder and run.folder / "checkpoint.pt"
+    path = record.folder and record.folder / "checkpoint.pt"
     content = from_first(path.read_bytes() if path and is_first() and path.exists() else None)
     if content is not None:
-        kept = loaded(run.folder, content, device)
-        run.state, run.rows, run.timings = kept["state"], kept["rows"], kept["timings"]
+        kept = loaded(record.folder, content, device)
+        record.state, record.rows, record.timings = kept["state"], kept["rows"], kept["timings"]
         if is_first():
-            write_rows(run)
-    run.clock = time.perf_counter()
+            write_rows(record)
+    record.clock = time.perf_counter()
 
 
-def keep_round(run, metrics, state):
+def keep_round(record, metrics, state):
     """Keeps a finished round; only the first process writes.
 
     A metric that is no number ends the program with one line.
     """
     for name, value in metrics.items():
         if value is not None and not (isinstance(value, int | float) and math.isfinite(value)):
-            fail(f"{run.method.label}: the metric {name} is {value!r:.60}; a metric is an int, a "
-                 "finite float or None")
+            fail(f"{record.method.label}: the metric {name} is {value!r:.60}; a metric is an int, "
+                 "a finite float or None")
     now = time.perf_counter()
-    run.rows.append({"round": state["round"], **metrics})
-    run.timings.append({"round": state["round"], "round_seconds": now - run.clock})
-    run.state, run.clock = state, now
-    if run.folder and is_first():
+    record.rows.append({"round": state["round"], **metrics})
+    record.timings.append({"round": state["round"], "round_seconds": now - record.clock,
+                           "ended": time.time()})
+    record.state, record.clock = state, now
+    if record.folder and is_first():
         content = io.BytesIO()    # torch.save to a file gives no reason when the disk is full
-        torch.save({"state": state, "rows": run.rows, "timings": run.timings}, content)
-        replace(run.folder / "checkpoint.pt", content.getbuffer())
-        write_rows(run)
+        torch.save({"state": state, "rows": record.rows, "timings": record.timings}, content)
+        replace(record.folder / "checkpoint.pt", content.getbuffer())
+        write_rows(record)
 
 
-def write_rows(run):
-    for name, rows in [("metrics.jsonl", run.rows), ("timing.jsonl", run.timings)]:
-        replace(run.folder / name, "".join(map(dumps, rows)).encode())
+def write_rows(record):
+    for name, rows in [("metrics.jsonl", record.rows), ("timing.jsonl", record.timings)]:
+        replace(record.folder / name, "".join(map(dumps, rows)).encode())
 
 
 def dumps(value, indent=None):
@@ -233,7 +266,14 @@ def load_model(folder, name=None):
     mean, std = torch.tensor(images["mean"]), torch.tensor(images["std"])
 
     def prepare(pixels):
-        return normalize(adapt(to_float(pixels), images["shape"]), mean, std)
+        given = list(getattr(pixels, "shape", ()))
+        if (not isinstance(pixels, torch.Tensor) or len(given) != 4 or given[1] not in (1, 3)
+                or 0 in given):
+            raise ValueError("prepare takes a tensor of images [n, c, h, w] with n > 0 and c = 1 "
+                             f"or 3, not {type(pixels).__name__} {given}")
+        pixels = to_float(pixels)
+        check_range("prepare: the tensor", pixels)
+        return normalize(adapt(pixels, images["shape"]), mean, std)
 
     return model.eval(), prepare, images["classes"]
 
@@ -241,6 +281,8 @@ def load_model(folder, name=None):
 def networks_in(state, algorithm, networks):
     """{name: [(network, state_dict), ...]} of the models in a state.
 
+    state    of its entries some hold models: "clients", {i: snapshot}; "server", a snapshot;
+             "global_models", a list of state_dicts, or {network: such a list, or one}
     Where the server's network continues the clients', a client has both, one after the other.
     """
     clients_network = networks["model"][0]

@@ -4,13 +4,17 @@
     python -m experiment.plot runs/a --base fedavg,fedprox     minus those of both, by seed
     python -m experiment.plot runs/a --rounds 30 --last 10     the mean of rounds 21 to 30, too
     python -m experiment.plot runs/a --key clients             the clients' mean accuracy
+    python -m experiment.plot runs/a --key server              the server's, on the clients' images
     python -m experiment.plot runs/a --key ComU@0.3            MB until the clients' accuracy is 0.3
     python -m experiment.plot runs/a --out curves.png --x MB   accuracy by MB (needs matplotlib)
     python -m experiment.plot runs/a --out curves.csv.gz       all metrics; the file is a RUN, too
 
 A RUN is a folder that --out of fedkd_minimal.py made, or a folder above it. The runs
 DIR/ALGO-seedN have the label ALGO. Where several folders DIR hold runs, it is DIR/ALGO, or DIR if
-that holds no other.
+that holds no other. The first label is the run that began first, in the first RUN.
+
+Of two labels, differences are taken only after the same rounds, of accuracies on the same images
+(--public half: public or private half; clients' "own classes" or all). Else "-", and a line why.
 """
 import argparse
 import csv
@@ -18,7 +22,9 @@ import gzip
 import io
 import json
 import signal
-from math import inf, sqrt
+import sys
+from functools import cache
+from math import atan, cos, inf, pi, sin, sqrt
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -29,16 +35,31 @@ AXES = {"round": "round", "MB": "MB up and down, summed"}
 SHARES = ("disagreement", "pool", "nobody_right",      # of 1, as accuracies are
           "self_training", "self_distillation", "ensemble_distillation")
 COLORS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#999999")
-# Student's t: the 97.5% quantiles of 1 to 29 degrees of freedom. For more the last is a bound.
-T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
-     2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
-     2.052, 2.048, 2.045)
+
+
+@cache
+def t_quantile(n):
+    """Student's t of n degrees of freedom: |T| is below it with probability 95%; by bisection."""
+    def probability(t):
+        """Of |T| < t, a sum of powers of cos(angle): Abramowitz and Stegun, 26.7.3 and 26.7.4."""
+        angle, odd = atan(t / sqrt(n)), n % 2
+        terms = [cos(angle) if odd else 1.0]
+        for j in range(2 + odd, n, 2):
+            terms.append(terms[-1] * cos(angle)**2 * (j - 1) / j)
+        found = sin(angle) * sum(terms) * (n > 1)
+        return 2 / pi * (angle + found) if odd else found
+
+    low, high = 0.0, 20.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if probability(middle) < 0.95 else (low, middle)
+    return low
 
 
 def half_width(values):
     """Half the width of the 95% confidence interval of the values' mean; None of one value."""
     n = len(values)
-    return T[min(n - 1, len(T)) - 1] * stdev(values) / sqrt(n) if n > 1 else None
+    return t_quantile(n - 1) * stdev(values) / sqrt(n) if n > 1 else None
 
 
 def read_run(path):
@@ -56,6 +77,9 @@ def read_run(path):
     settings |= {name: Path(settings[name]).name for name in ("dataset", "public", "data_root")
                  if settings[name]}
     run = {name: config[name] for name in ("algo", "seed", "scores", "environment")}
+    timing = folder / "timing.jsonl"                     # older ones do not tell when a round ended
+    lines = timing.read_text().splitlines() if timing.exists() else []
+    run["begun"] = json.loads(lines[0]).get("ended", 0) if lines else 0
     label = folder.name.removesuffix(f"-seed{run['seed']}")
     if label == run["algo"].replace(":", "-"):           # it was not renamed
         label = run["algo"]
@@ -92,6 +116,7 @@ def write_csv(curves, path):
 def read_runs(paths, rounds=inf):
     """{label: [the run of each seed]} of folders and files, without the rounds after `rounds`.
 
+    The labels of a folder are in the order in which their runs began: a label that joins is last.
     Raises ValueError if a folder has no run, a run is damaged, or the runs of a label are not those
     of one method with different seeds on the same data.
     """
@@ -101,11 +126,13 @@ def read_runs(paths, rounds=inf):
         files = [file for file in files if file.stat().st_size]
         if not files:
             raise ValueError(f"{path} has no run of fedkd_minimal.py --out with a finished round")
+        inside = []
         for file in files:
             try:
-                found += read_csv(file) if file.suffix in (".csv", ".gz") else read_run(file)
+                inside += read_csv(file) if file.suffix in (".csv", ".gz") else read_run(file)
             except (OSError, EOFError, LookupError, TypeError, ValueError) as error:
                 raise ValueError(f"{file} is damaged, or --out did not make it ({error})") from None
+        found += sorted(inside, key=lambda one: one[2].get("begun", 0))
     inside = {}                                          # {DIR: its labels}
     for folder, label, _ in found:
         inside.setdefault(folder, set()).add(label)
@@ -137,17 +164,29 @@ def refuse_different(what, several, advice):
 
 
 def is_accuracy(key):
-    return "accuracy" in key or key == "clients"
+    return "accuracy" in key or key in ("clients", "server")
 
 
 def is_share(key):
     return is_accuracy(key) or key in SHARES
 
 
+def metric_of(runs, key):
+    """The name of a metric in the rows; of "clients", "server" and ComU@x the accuracy's."""
+    scores = runs[0]["scores"]
+    if key == "clients" or key.startswith("ComU@"):
+        return clients_metric(scores)
+    if key != "server":
+        return key
+    known = {name for run in runs for row in run["rows"] for name in row}
+    names = [name for name in ("server_accuracy_private_test", "server_accuracy", *scores)
+             if name in known and "own classes" not in scores.get(name, "")]
+    return names[0] if names else "accuracy"
+
+
 def whose(runs, key):
     """Whose accuracy a metric is; its own name if that is not declared, or it is no accuracy."""
-    scores = runs[0]["scores"]
-    key = clients_metric(scores) if key == "clients" else key
+    scores, key = runs[0]["scores"], metric_of(runs, key)
     return scores.get(next(iter(scores)) if key == "accuracy" else key, key)
 
 
@@ -161,42 +200,74 @@ def clients_metric(scores):
     return next((name for name in scores if name.startswith("client_accuracy")), "accuracy")
 
 
-def series(run, key):
-    """[(row, its metric)] of the rounds that have the metric.
+def images_of(runs, key):
+    """On which test images an accuracy is measured, in words: "private half, own classes", ...
 
-    key    "clients": the clients' mean accuracy at the end of a round, whatever its name is.
-           ComU@0.3 is FedGEMS's, Table 4: MB up and down until that accuracy is 0.3
+    key    of an accuracy, or ComU@x
     """
-    if key == "clients":
-        key = clients_metric(run["scores"])
-    if key.startswith("ComU@"):
-        x, metric = float(key.removeprefix("ComU@")), clients_metric(run["scores"])
-        reached = [row["MB"] for row in run["rows"]
-                   if row.get(metric) is not None and row[metric] >= x]
-        return [(run["rows"][-1], MB) for MB in reached[:1]]
-    return [(row, row[key]) for row in run["rows"] if row.get(key) is not None]
+    text, name = whose(runs, key), metric_of(runs, key)
+    halves = any("half" in words for words in runs[0]["scores"].values())
+    is_public = "public half" in text or name.endswith("public_test")
+    which = "public" if is_public else "private" if halves else "all"
+    is_own = "own classes" in text or name.endswith("_own")
+    return f"{which} {'half' if halves else 'images'}{', own classes' * is_own}"
+
+
+def by_round(run, key):
+    """[the metric, or None] of each row.
+
+    key    "clients": the clients' mean accuracy at the end of a round, whatever its name is;
+           "server": the server's on the images on which clients are tested, the clients' where
+           the server has no model. ComU@0.3 is FedGEMS's, Table 4: MB up and down until the
+           clients' accuracy is 0.3 in six decimals, as `write_csv` keeps it; in the last row
+    """
+    name = metric_of([run], key)
+    values = [row.get(name) for row in run["rows"]]
+    if not key.startswith("ComU@"):
+        return values
+    reached = [row["MB"] for row, value in zip(run["rows"], values)
+               if value is not None and round(value, 6) >= float(key.removeprefix("ComU@"))]
+    return [None] * (len(values) - 1) + [*reached, None][:1]
+
+
+def final(values):
+    return values[-1]
+
+
+def best(values):
+    return max((x for x in values if x is not None), default=None)
+
+
+def mean_of_last(number):
+    """The measure: the mean of the last so many rounds, without those that have no value."""
+    def measure(values):
+        known = [x for x in values[-number:] if x is not None]
+        return mean(known) if known else None
+    return measure
 
 
 def values_of(runs, key, measure):
-    """{seed: measure([the metric by round])}, in percent if it is a share."""
+    """{seed: measure([the metric of each round, or None])}, in percent if it is a share.
+
+    A seed without a value is not in it.
+    """
     scale = 100 if is_share(key) else 1
-    return {run["seed"]: scale * measure([value for _, value in found])
-            for run in runs if (found := series(run, key))}
+    values = {run["seed"]: measure(by_round(run, key)) for run in runs if run["rows"]}
+    return {seed: scale * value for seed, value in values.items() if value is not None}
 
 
 def curve(runs, key, axis, last=1):
-    """[(x, mean, half width or None)] of each round with the metric.
+    """[(x, mean, half width or None)] of each round in which all runs have the metric.
 
     last    each point is the mean of so many rounds up to it
     """
-    rounds = {}                                          # {round: [(x, value) of each seed]}
-    for run in runs:
-        found = series(run, key)
-        for end, (row, _) in enumerate(found, start=1):
-            value = mean(value for _, value in found[:end][-last:])
-            rounds.setdefault(row["round"], []).append((row[axis], value))
-    points = [zip(*rounds[number]) for number in sorted(rounds)]
-    return [(mean(x), mean(values), half_width(values)) for x, values in points]
+    points, of_runs = [], [by_round(run, key) for run in runs]
+    for t in range(len(runs[0]["rows"])):
+        values = [mean_of_last(last)(values[:t + 1]) for values in of_runs]
+        if None not in values:
+            points.append((mean(run["rows"][t][axis] for run in runs), mean(values),
+                           half_width(values)))
+    return points
 
 
 def draw(curves, keys, axis, last, path):
@@ -207,19 +278,22 @@ def draw(curves, keys, axis, last, path):
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
     lines = [(label, key) for key in keys for label, runs in curves.items()
-             if any(series(run, key) for run in runs)]
+             if curve(runs, key, axis, last)]
     owners = [whose(curves[label], key) for label, key in lines]
     same = len({*owners}) == 1
+    counts = sorted({len(curves[label]) for label, _ in lines})
     figure = Figure(figsize=(9, 4.5), dpi=150, layout="constrained")
     ax = figure.subplots()
     for i, ((label, key), owner) in enumerate(zip(lines, owners)):
         x, middle, width = np.array(curve(curves[label], key, axis, last), float).T
         color, style = COLORS[i % len(COLORS)], "-" if i < len(COLORS) else "--"
-        ax.plot(x, middle, style, color=color, label=label if same else f"{label}: {owner}")
+        name = label if same else f"{label}: {owner}"
+        name += f" (n = {len(curves[label])})" * (len(counts) > 1)
+        ax.plot(x, middle, style, color=color, label=name)
         ax.fill_between(x, middle - width, middle + width, color=color, alpha=0.15, linewidth=0)
-    seeds = max(map(len, curves.values()))
     described = ["accuracy"] * all(map(is_accuracy, keys)) + owners[:1] * same
-    title = f"mean of {seeds} seeds and its 95% interval" if seeds > 1 else "one seed"
+    seeds = f"{counts[0]} seeds" if len(counts) == 1 else "n seeds"
+    title = "one seed" if counts == [1] else f"mean of {seeds} and its 95% interval"
     ax.set(xlabel=AXES[axis], ylabel=" of ".join(described),
            title=title + f"; each point: mean of {last} rounds" * (last > 1))
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -233,18 +307,34 @@ def draw(curves, keys, axis, last, path):
         figure.savefig(path, metadata={"Date": None})
 
 
-def interval_text(values, form):
-    """"MEAN +- HALF WIDTH"; the mean alone of one value, a dash of none."""
+def interval_text(values, form, num_seeds=0):
+    """"MEAN +- HALF WIDTH"; the mean alone of one value, a dash of none; if they are fewer than
+    the seeds, of how many."""
     text = f"{mean(values):{form}}" if values else "-"
     width = half_width(values)
-    return text if width is None else f"{text} +- {width:{form.lstrip('+')}}"
+    text += "" if width is None else f" +- {width:{form.lstrip('+')}}"
+    return text + f" (n = {len(values)})" * (0 < len(values) < num_seeds)
 
 
-def print_table(curves, key, name, measure, bases):
+def why_not(runs, key, others, other):
+    """Why the difference of two labels' metrics is not shown; "" if it is."""
+    rounds, images = runs[0]["rounds"], images_of(runs, key)
+    if rounds != others[0]["rounds"]:
+        return (f"{rounds} rounds, not {others[0]['rounds']}; "
+                f"--rounds {min(rounds, others[0]['rounds'])} or --any-data subtracts")
+    if is_accuracy(metric_of(runs, key)) and images != images_of(others, other):
+        return f"accuracy on {images}, not {images_of(others, other)}; --any-data subtracts"
+    return ""
+
+
+def print_table(curves, key, name, measure, bases, last=1, any_data=False):
     """Prints a row for each label: mean and interval, differences from each base, values by seed.
 
-    name, measure    "best", max
-    From a base that does not have an accuracy its `accuracy` is subtracted.
+    name, measure    "best", best
+    last             of so many rounds `measure` takes the mean
+    any_data         True: subtracts whatever `why_not` says
+    returns          {from what no difference is shown, and why: the labels}
+    From a base that does not have an accuracy, one of its others is subtracted.
     """
     owned, form = is_accuracy(key), ".2f" if is_share(key) else ".6g"
     values = {label: values_of(runs, key, measure) for label, runs in curves.items()}
@@ -252,30 +342,51 @@ def print_table(curves, key, name, measure, bases):
     if owned:
         columns["accuracy of"] = [whose(curves[label], key) if own else "-"
                                   for label, own in values.items()]
-    columns["mean +- 95%"] = [interval_text([*own.values()], form) for own in values.values()]
+    columns["mean +- 95%"] = [interval_text([*own.values()], form, len(curves[label]))
+                              for label, own in values.items()]
+    reasons = {}
     for base in bases:
-        other = "accuracy" if owned and not values[base] else key
+        other = key if values[base] or not owned else stand_in(curves, base, key, values)
         theirs, owner = values_of(curves[base], other, measure), whose(curves[base], other)
         cells = []
         for label, own in values.items():
             points = [own[seed] - theirs[seed] for seed in own if seed in theirs]
+            why = why_not(curves[label], key, curves[base], other) if points else ""
+            if why and not any_data:
+                points = []
+                reasons.setdefault(f" minus {base} {other}: {why}", []).append(label)
             is_base = (label, key) == (base, other)
             cells.append("reference" if is_base else interval_text(points, "+" + form))
         columns[f"minus {base} {other}" + f" ({owner})" * owned] = cells
     columns["last round"] = [str(runs[0]["rounds"]) for runs in curves.values()]
-    for seed in sorted({seed for own in values.values() for seed in own}):
-        columns[f"seed {seed}"] = [f"{own[seed]:{form}}" if seed in own else "-"
-                                   for own in values.values()]
+    for seed in sorted({run["seed"] for runs in curves.values() for run in runs}):
+        columns[f"seed {seed}"] = cells = []
+        for label, own in values.items():
+            cells.append(f"{own[seed]:{form}}" if seed in own else "-")
+            if last > 1 and seed in own:
+                [run] = [run for run in curves[label] if run["seed"] == seed]
+                known = sum(x is not None for x in by_round(run, key)[-last:])
+                cells[-1] += f" ({known} rounds)" * (known < last)
     table = [[*columns], *zip(*columns.values())]
     widths = [max(map(len, column)) for column in zip(*table)]
     sides = [str.ljust] * (1 + owned) + [str.rjust] * len(widths)
     print()
     for row in table:
         print(*(side(cell, width) for side, cell, width in zip(sides, row, widths)), sep="  ")
+    return reasons
 
 
-def print_tables(curves, keys, bases, last):
-    """Prints the settings that all runs share, each label's others, and the tables."""
+def stand_in(curves, base, key, values):
+    """The accuracy of a base that does not have `key`, on the images of the first label that does;
+    its `accuracy` if it has none on these."""
+    images = next((images_of(curves[label], key) for label, own in values.items() if own), "")
+    return next((name for name in ("accuracy", *curves[base][0]["scores"])
+                 if images_of(curves[base], name) == images), "accuracy")
+
+
+def print_tables(curves, keys, bases, last, any_data):
+    """Prints the settings that all runs share, each label's others, the tables, and why a
+    difference is not in them."""
     texts = {label: {f"{name}={','.join(map(str, x)) if isinstance(x, list) else x}": None
                      for run in runs
                      for name, x in {"algo": run["algo"], **run["settings"],
@@ -286,12 +397,18 @@ def print_tables(curves, keys, bases, last):
     for label, own in texts.items():                     # a name twice: seeds have different values
         print(f"{label}:", *(text for text in own if text not in shared))
     print("\nminus ...: the mean difference, paired by seed; +- half of its 95% interval")
-    measures = [(f"mean of {last} rounds", lambda values: mean(values[-last:])),
-                ("final", lambda values: values[-1]), ("best", max)]
-    for name, measure in measures if last > 1 else measures[1:]:
+    measures = [(f"mean of {last} rounds", mean_of_last(last), last),
+                ("final", final, 1), ("best", best, 1)]
+    reasons = {}
+    for name, measure, rounds in measures if last > 1 else measures[1:]:
         for key in keys:
             if name == "final" or is_accuracy(key):      # best loss, bytes: no meaning
-                print_table(curves, key, name, measure, bases)
+                for why, labels in print_table(curves, key, name, measure, bases, rounds,
+                                               any_data).items():
+                    reasons.setdefault(why, {}).update(dict.fromkeys(labels))
+    print("\n" * bool(reasons), end="")
+    for why, labels in reasons.items():
+        print(f"no difference: {', '.join(labels)}{why}")
 
 
 def main(argv=None):
@@ -305,7 +422,7 @@ def main(argv=None):
     parser.add_argument("--out", type=Path, help="a .png, .svg, .csv or .csv.gz, and no tables")
     parser.add_argument("--x", choices=AXES, default="round", help="x axis of a picture")
     parser.add_argument("--any-data", action="store_true",
-                        help="labels may differ in their images and clients")
+                        help="labels may differ in their images, clients and rounds")
     parser.error = lambda message: parser.exit(2, f"plot: error: {message}\n")    # one line
     args = parser.parse_args(argv)
     keys = args.key.split(",")
@@ -315,9 +432,9 @@ def main(argv=None):
         known = {key for runs in curves.values() for run in runs for row in run["rows"]
                  for key in row}
         for key in keys:
-            if key not in known | {"clients"} and not key.startswith("ComU@"):
-                raise ValueError(f"no run has {key}, but clients, {', '.join(sorted(known))}, "
-                                 "ComU@0.5")
+            if key not in known | {"clients", "server"} and not key.startswith("ComU@"):
+                raise ValueError(f"no run has {key}, but clients, server, "
+                                 f"{', '.join(sorted(known))}, ComU@0.5")
         for base in {*bases} - {*curves}:
             raise ValueError(f"--base {base}: the labels are {', '.join(curves)}")
         for label, runs in curves.items():
@@ -332,12 +449,13 @@ def main(argv=None):
         if args.out:
             draw(curves, keys, args.x, args.last, args.out)
         else:
-            print_tables(curves, keys, bases, args.last)
+            print_tables(curves, keys, bases, args.last, args.any_data)
     except (ImportError, OSError, ValueError) as error:
         parser.error(error)
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")             # "?" for what the terminal does not have
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)    # | head ends it without an error
     main()

@@ -1,6 +1,6 @@
-"""The papers' data, and what one paper sets for another paper's method."""
+"""The papers' data and networks, and what one paper sets for another paper's method: --paper."""
 
-# PAPER[paper] has, of --paper, under "data" the settings of the federation, and under each
+# PAPERS[paper] has, of --paper, under "data" what all methods share, and under each
 # algorithm what differs from PAPER in its file, and the networks that it alone has.
 # Sources: FedSDD section 4.1 and Table 2 (alpha 0.1); FedDF's public code; FedGEMS Tables 11, 13
 # and Appendix B; FedGKT Tables 6, 10; FedMD's public code; FedGen Table 1.
@@ -25,15 +25,15 @@ FEDGEMS_DATA = {**SIXTEEN_CLIENTS, "server_model": "bottleneck56", "public": "ha
 FEDGEMS = {
     "fedgems": {}, "fedgems-ablations": {}, "fedgem": {}, "dsfl": {}, "cronus": {},
     "standalone": {}, "public-private": {}, "centralized": {}, "centralized-all": {},
-    # Table 13 has neither a transfer phase nor early stopping.
+    # Table 1: FedMD's public images are labeled, for its transfer learning. Table 13 has no epochs
+    # of it: they are FedMD's own, of PAPER in its file.
     "fedmd": {**ADAM, "rounds": 200, "local_epochs": 2, "public_batch_size": 64,
-              "subset_size": None, "kernel_l2": 0.0, "transfer_public_epochs": 0,
-              "transfer_local_epochs": 0, "early_stopping": False}}
+              "subset_size": None, "kernel_l2": 0.0}}
 FEDGEN = {"rounds": 200, "participation": 0.5, "local_steps": 20, "batch_size": 32, "lr": 0.01}
 # FedGen's text does not say how its FedDF distills. Here it has the optimizer and the rate of its
 # own public code, but no validation set, and FedSDD a rate below the clients'.
 FEDGEN_STEPS = {"distill_steps": 50, "server_batch_size": 64}
-PAPER = {
+PAPERS = {
     "fedsdd": {
         "data": {**TWENTY_CLIENTS, "model": ["resnet20"], "alpha": 0.1},
         "fedavg": {}, "fedprox": {}, "scaffold": {}, "fedbe": {},
@@ -88,13 +88,9 @@ PAPER = {
         "fedmd": {}, "fedmd-pooled": {}},
 }
 
-# --public: the share that no client holds. With "half" the test set is halved as well.
-HELD_OUT = {"half": 1 / 2, "half-train": 1 / 2, "fifth": 1 / 5}
-
-# {data set: its default public data set}, for the embedded data (with --paper, or for FedMD) and
-# for each paper. (FedGEMS uses half of the task's own images; FedGKT has no public images.) If a
-# name is not in load.DATASETS, an error message shows it and asks for --public.
-EMBEDDED = {"glyphs": "glyphs-letters", "glyphs-letters": "glyphs"}
+# {data set: the paper's public data set}. (FedGEMS uses half of the task's own images; FedGKT has
+# no public images.) If a name is not in load.DATASETS, an error message shows it and asks for
+# --public.
 CIFAR_TASKS = {"cifar10": "cifar100", "cifar100": "ImageNet-32"}
 PUBLIC_SETS = {"fedsdd": CIFAR_TASKS, "feddf": CIFAR_TASKS,
                "fedmd": {"cifar100": "cifar10", "emnist": "mnist"}}

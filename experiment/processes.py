@@ -3,6 +3,7 @@ import contextlib
 import ctypes
 import logging
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -33,7 +34,8 @@ def say(text):
 def fail(message, status=2):
     """Ends the program with this exit status after one line on standard error."""
     if is_first():
-        print("fedkd_minimal.py: error:", *str(message).split(), file=sys.stderr)
+        line = " ".join(str(message).split())
+        print(f"fedkd_minimal.py: error: {line}", file=sys.stderr)
     raise SystemExit(status)
 
 
@@ -48,7 +50,7 @@ def bad_input_is_refused():
 
 @contextlib.contextmanager
 def stops_are_told(advice=""):
-    """Ctrl-C in this block, or a write that fails, ends the program: one line with the advice."""
+    """Ctrl-C in this block, a write that fails, or too little memory ends the program: one line."""
     try:
         yield
     except KeyboardInterrupt:
@@ -56,6 +58,18 @@ def stops_are_told(advice=""):
         raise SystemExit(130) from None
     except OSError as error:                                 # a full disk, for example
         fail(f"{error}{advice}", 1)
+    except (MemoryError, RuntimeError, ProcessRaisedException) as error:
+        # The first process tells it; of another one the process that started it does.
+        if not (is_first() and out_of_memory(error)):
+            raise
+        fail("not enough memory: make --batch-size (or another batch size), the networks, "
+             "--train-size, --public-size or --processes smaller", 1)
+
+
+def out_of_memory(error):
+    """True if an error of Python, numpy or torch, or its traceback, says that memory is missing."""
+    return isinstance(error, MemoryError) or bool(re.search(
+        "MemoryError|(allocate|enough|out of) memory", str(error)))
 
 
 def end_with(main, argv):
@@ -81,7 +95,7 @@ def end_with(main, argv):
 
 @contextlib.contextmanager
 def one_thread():
-    """A process has one thread, except while the server trains (`run_students` in parallel.py).
+    """A process has one thread, except while the server trains (`server_threads` in parallel.py).
 
     So no number depends on how many processes there are; and a fork is safe, as long as torch has
     not used a second thread.
@@ -135,8 +149,8 @@ def how_many(command, device, is_program):
     can_fork = sys.platform == "linux" and device.type == "cpu" and "WORLD_SIZE" not in os.environ
     asked = command.program["processes"]
     if asked is None and is_program and can_fork:
-        most_clients = max(count_active(command.federation["clients"],
-                                        method.settings.get("participation", 1.0))
+        most_clients = max(count_active(command.shared["clients"],
+                                        method.hyperparameters.get("participation", 1.0))
                            for method in command.methods)
         return min(num_cores(), most_clients, MOST)
     if (asked or 1) > 1 and not can_fork:
@@ -152,7 +166,7 @@ def start(work, num_processes, advice):
     The processes of torchrun are there already. Others are forked: this process then waits, and
     they end together with it and with one another.
     """
-    torch.optim.SGD([torch.zeros(1)], lr=1.0)    # imports for 2 seconds, which are no round's
+    import torch._dynamo    # noqa: F401  # 2 seconds; else a first optimizer would import it later
     with stops_are_told(advice), tempfile.TemporaryDirectory() as folder:
         if num_processes == 1:
             if "WORLD_SIZE" in os.environ and not dist.is_initialized():
@@ -165,6 +179,8 @@ def start(work, num_processes, advice):
             while not context.join():
                 pass
         except ProcessRaisedException as error:
+            if out_of_memory(error):
+                raise
             print(error, file=sys.stderr)
             raise SystemExit(1) from None
         except ProcessExitedException as error:

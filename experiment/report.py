@@ -7,7 +7,7 @@ from attacks import HUGE, lie_z
 from experiment import build
 from experiment.keep import networks_in
 from experiment.processes import num_cores, say
-from experiment.settings import text_of
+from experiment.settings import flag_of, text_of
 
 
 def metric_text(value):
@@ -39,7 +39,7 @@ def print_table(lines, sides):
 
 def describe(command, datasets, num_processes):
     """Prints what will run, on which data, and what differs from the defaults of the files."""
-    found = command.federation
+    found = command.shared
     split = build.split(found, datasets.task, command.seeds[0])
     say(f"{command.program['device']}, {num_processes} of {num_cores()} cores")
     for flag, text in datasets.fingerprints.items():
@@ -61,14 +61,25 @@ def describe(command, datasets, num_processes):
     notes += [name for name in ("joint", "augment", "amp") if found[name]]
     say(f"seed {command.seeds[0]}: {'; '.join(notes)}")
     for method in command.methods:
-        networks = text_of(method.networks["model"])
-        if method.algorithm.server != "none":
-            networks += f", server {method.networks['server_model']}"
-        defaults = dataclasses.asdict(method.algorithm.Config())
-        changed = [f"{name} {text_of(value)} ({text_of(defaults[name])})"
-                   for name, value in method.settings.items() if value != defaults[name]]
-        say(f"{method.label}: network {networks}; threads of the server {method.threads}; "
-            f"the defaults of its file, but for: {', '.join(changed) or 'none'}")
+        say(f"{method.label}: {'; '.join(notes_on(method))}")
+
+
+def notes_on(method):
+    """A method's line above the rounds: where methods differ, and what is not its default."""
+    networks = f"network {text_of(method.networks['model'])}"
+    if method.algorithm.server != "none":
+        networks += f", server {method.networks['server_model']}"
+    defaults, told = dataclasses.asdict(method.algorithm.Config()), []
+    for name, value in method.hyperparameters.items():
+        if value != defaults[name]:
+            told.append(f"{name} {text_of(value)} ({text_of(defaults[name])})")
+        elif name in ("rounds", "participation"):
+            told.append(f"{name} {text_of(value)}")
+    notes = [networks, f"threads of the server {method.threads}",
+             f"{', '.join(told)}, other settings as in its file"]
+    if method.lacks:
+        notes.append(f"it has no {', '.join(map(flag_of, method.lacks))}")
+    return notes
 
 
 def describe_all(command, datasets):
@@ -76,99 +87,110 @@ def describe_all(command, datasets):
     def text(settings):
         return ", ".join(f"{name} {text_of(value)}" for name, value in settings.items())
 
-    say(f"\nall algorithms: {text(command.federation)}")
+    say(f"\nall algorithms: {text(command.shared)}")
     for method in command.methods:
-        say(f"{method.label}: {text(method.networks | method.settings)}")
-    say(f"\nsamples of each class, seed {command.seeds[0]}")
+        say(f"{method.label}: {text(method.networks | method.hyperparameters)}")
+    others = "; other seeds divide the images otherwise" * (len(command.seeds) > 1)
+    say(f"\nsamples of each class, seed {command.seeds[0]}{others}")
     task = datasets.task
     names = task.class_names or [str(label) for label in range(task.num_classes)]
     lines = [("client", *names)]
-    for i, rows in enumerate(build.split(command.federation, task, command.seeds[0]).clients):
+    for i, rows in enumerate(build.split(command.shared, task, command.seeds[0]).clients):
         counts = task.train.labels[rows].bincount(minlength=task.num_classes)
         lines.append((str(i), *map(str, counts.tolist())))
     print_table(lines, [str.rjust] * len(lines[0]))
 
 
-def heading(run, attack):
+def heading(record, attack):
     """Prints the lines above the rounds of a run; attack: an `Attack`, or None."""
-    title, rounds = f"\n{run.method.label}, seed {run.seed}", run.method.settings["rounds"]
-    done = run.state["round"] if run.state else None
+    title, rounds = f"\n{record.method.label}, seed {record.seed}", last_round(record)
+    done = record.state["round"] if record.state else None
     if done is not None and done >= rounds:
         say(f"{title}: complete, {done} rounds")
         return
     say(title + ("" if done is None else f": after round {done}"))
-    if run.begun_with:
-        say(f"begun with {run.begun_with}: the last digits may differ")
+    if record.begun_with:
+        say(f"begun with {record.begun_with}: the last digits may differ")
     if attack is not None:
         say(f"malicious clients: {', '.join(map(str, attack.malicious))}")
-    say("  ".join(["  round", *columns_of(run), "  MB up", "MB down", "seconds", "  left"]))
+    say("  ".join(["  round", *columns_of(record), "  MB up", "MB down", "seconds", "  left"]))
 
 
-def tell_round(run, runs):
+def tell_round(record, records):
     """Prints the last round of a run: metrics, MB, seconds, the time left, uploads left out."""
-    metrics, seconds = run.rows[-1], run.timings[-1]["round_seconds"]
-    cells = [f"{metrics['round']:>3}/{run.method.settings['rounds']:<3}"]
+    metrics, seconds = record.rows[-1], record.timings[-1]["round_seconds"]
+    cells = [f"{metrics['round']:>3}/{last_round(record):<3}"]
     cells += [metric_text(metrics.get(column)).rjust(len(column))
-              for column in columns_of(run)]
+              for column in columns_of(record)]
     cells += [megabytes(metrics.get(key, 0)).rjust(7) for key in ("bytes_up", "bytes_down")]
-    left = seconds_left(runs)
+    left = seconds_left(records)
     cells += [f"{seconds:7.1f}", f"{'-' if left is None else duration(left):>6}"]
     if bad := metrics.get("bad_uploads"):
         cells.append(f"bad uploads (nan, infinity or too large): {bad}")
-    if wild := diverged(run):
+    if wild := diverged(record):
         cells.append(f"diverged models (weights of nan, infinity or 1e30 and more): {wild}")
     say("  ".join(cells))
 
 
-def columns_of(run):
+def columns_of(record):
     """The metrics in a round's line; of a joint layer also the answers with a public class."""
-    algorithm = run.method.algorithm
-    is_joint = run.config["data"]["joint"] and algorithm.public == "joint"
+    algorithm = record.method.algorithm
+    is_joint = record.config["data"]["joint"] and algorithm.public == "joint"
     return (*algorithm.log_columns, *(["client_accuracy_private_as_public"] if is_joint else []))
 
 
-def diverged(run):
+def diverged(record):
     """How many models of a run have a weight that is not finite, or HUGE; -inf may be a mask."""
     def is_wild(w):
         return bool((w.isnan() | (w.abs() >= HUGE) & (w != -math.inf)).any())
 
-    models = networks_in(run.state, run.method.algorithm, run.method.networks).values()
+    models = networks_in(record.state, record.method.algorithm, record.method.networks).values()
     return sum(any(is_wild(w) for _, weights in parts for w in weights.values()
                    if w.is_floating_point()) for parts in models)
 
 
-def seconds_left(runs):
+def seconds_left(records):
     """Of all rounds that are left, at their method's mean so far, or the mean of all; or None."""
-    seconds = {}                                         # {label: [of each round]}
-    for run in runs:                                     # round 0 trains nothing
-        known = [timing["round_seconds"] for timing in run.timings[1:]]
-        seconds.setdefault(run.method.label, []).extend(known)
-    every = [x for known in seconds.values() for x in known]
+    times = {}                                           # {label: [of each round]}
+    for record in records:                               # round 0 trains nothing
+        known = [timing["round_seconds"] for timing in record.timings[1:]]
+        times.setdefault(record.method.label, []).extend(known)
+    every = [x for known in times.values() for x in known]
     if not every:
         return None
-    return sum(statistics.mean(seconds[run.method.label] or every)
-               * max(0, run.method.settings["rounds"] - max(0, len(run.rows) - 1)) for run in runs)
+    return sum(statistics.mean(times[record.method.label] or every)
+               * (last_round(record) - max(0, len(record.rows) - 1)) for record in records)
 
 
-def summary(runs):
+def last_round(record):
+    """How many rounds the command asks for."""
+    return record.method.hyperparameters["rounds"]
+
+
+def summary(records):
     """Prints the table at the end: a line for each accuracy of each method."""
     lines = [("algorithm", "accuracy of", "seeds", "final", "best", "MB up", "MB down", "seconds")]
-    for label in dict.fromkeys(run.method.label for run in runs):
-        seeds = [run for run in runs if run.method.label == label]
-        costs = [megabytes(statistics.mean(sum(row.get(key, 0) for row in run.rows)
-                                           for run in seeds)) for key in ("bytes_up", "bytes_down")]
-        seconds = [sum(timing["round_seconds"] for timing in run.timings) for run in seeds]
-        costs.append(f"{statistics.mean(seconds):.1f}")
-        for key, whose in seeds[0].config["scores"].items():
-            values = [[row[key] for row in run.rows if row.get(key) is not None] for run in seeds]
+    for label in dict.fromkeys(record.method.label for record in records):
+        of_seeds = [record for record in records if record.method.label == label]
+        costs = [megabytes(statistics.mean(sum(row.get(key, 0) for row in record.rows)
+                                           for record in of_seeds))
+                 for key in ("bytes_up", "bytes_down")]
+        times = [sum(timing["round_seconds"] for timing in record.timings) for record in of_seeds]
+        costs.append(f"{statistics.mean(times):.1f}")
+        for key, whose in of_seeds[0].config["scores"].items():
+            values = [[row[key] for row in record.rows if row.get(key) is not None]
+                      for record in of_seeds]
             if all(values):
-                final = mean_and_deviation([of_rounds[-1] for of_rounds in values])
+                final = mean_and_deviation([record.rows[-1].get(key) for record in of_seeds])
                 best = mean_and_deviation([max(of_rounds) for of_rounds in values])
-                lines.append((label, whose, str(len(seeds)), final, best, *costs))
+                lines.append((label, whose, str(len(of_seeds)), final, best, *costs))
                 label, costs = "", ("", "", "")          # once for each method
     print_table(lines, [str.ljust, str.ljust, str.rjust, str.ljust, str.ljust, *3 * [str.rjust]])
 
 
 def mean_and_deviation(values):
+    """Of the seeds; a dash if one of them has no value."""
+    if None in values:
+        return "-"
     deviation = f"{statistics.stdev(values):.4f}" if len(values) > 1 else "-"
     return f"{statistics.mean(values):.4f} ± {deviation}"

@@ -1,8 +1,12 @@
 """The command line: flags, the papers' presets and defaults become the settings of every run.
 
 A flag is a field of a dataclass: of `Images`, `Training` or `Program` below, or of the `Config` in
-an algorithm's file. Its type and default are the flag's, its comment is the flag's help. Numbers
-have their ranges, by name, in ranges.py.
+an algorithm's file. Its type and default are the flag's, its comment is the flag's help. Which
+numbers it takes is in algorithms/ranges.py, what an `Algorithm` declares in algorithms/__init__.py.
+
+Where several places have a value of a method, the last of these wins: `Config` and the networks
+that the algorithm's file names; with --paper its `PAPER`, then what presets.py has for this paper;
+the flag; a word of --algo such as fedsdd:R=1.
 """
 import argparse
 import difflib
@@ -17,9 +21,9 @@ import torch
 import attacks
 import models
 from algorithms import ALGORITHMS, Algorithm
-from algorithms.ranges import range_of
+from algorithms.ranges import check_values
 from data.load import DATASETS
-from experiment.presets import EMBEDDED, HELD_OUT, PAPER, PUBLIC_SETS
+from experiment.presets import PAPERS, PUBLIC_SETS
 from experiment.processes import cpu_has_bfloat16, num_cores, say
 from partition import PARTITIONS
 
@@ -34,6 +38,7 @@ class Images:
     data_root: str = "downloads"          # folder for torchvision's data sets
     train_size: int | None = None         # at most this many training images, of each class a share
     test_size: int | None = None          # at most this many test images, of each class a share
+    image_size: int | None = None         # resizes a folder's images to this height and width
     classes: tuple[int, ...] | None = None    # only these classes of the task
     clients: int = 20                     # number of clients
     partition: Literal[tuple(PARTITIONS)] = "dirichlet_equal"     # split among the clients
@@ -54,9 +59,10 @@ class Images:
 class Training:
     """What else the methods of a command share."""
 
-    paper: Literal[tuple(PAPER)] | None = None    # this paper's networks, data, hyperparameters
-    model: Names = ("cnn",)               # networks of the clients, assigned to them in turn
-    server_model: str = "cnn_large"       # network of the server, if it has its own
+    paper: Literal[tuple(PAPERS)] | None = None    # this paper's networks, data, hyperparameters
+    model: Names = ()                     # networks of the clients, assigned to them in turn
+    server_model: str = ""                # network of the server, if it has its own (defaults: the
+    #                                       paper's with --paper, otherwise the algorithm's)
     augment: bool = False                 # train on randomly cropped and flipped images
     amp: bool = False                     # bfloat16 in every forward pass
     lr_patience: int | None = None        # rates fall to a tenth after more than this many rounds
@@ -79,17 +85,17 @@ class Program:
     device: str | None = None             # cpu, cuda, cuda:1, ... (default: a GPU if there is one)
     processes: int | None = None          # that compute together (default: the cores, at most 8;
     #                                       1 on a GPU and outside Linux)
-    threads: int | None = None            # while the server trains (default: 1 if all clients have
-    #                                       small networks, otherwise the cores)
+    threads: int | None = None            # while the server trains (default: the cores with
+    #                                       --paper, --model or --server-model, otherwise 1)
     describe: bool = False                # print all settings, and who has which classes, and end
     list: bool = False                    # print algorithms, data sets, networks, ..., and end
     help: bool = False                    # this text; with --algo NAME, NAME's own flags
 
 
 NETWORKS = ("model", "server_model")      # these may differ between the methods
-# Networks for a minute on a CPU, so small that more than one thread does not make them faster.
-SMALL = {"cnn", "cnn_large", "cnn_6_16", "mlp", "gkt_edge_small", "gkt_server_small",
-         "gkt_full_small", "mini0", "mini9", *models.MINI}
+# --public: the share that no client holds. With "half" the test set is halved as well.
+HELD_OUT = {"half": 1 / 2, "half-train": 1 / 2, "fifth": 1 / 5}
+EMBEDDED = {"glyphs": "glyphs-letters", "glyphs-letters": "glyphs"}      # public for each other
 
 
 @dataclass
@@ -98,7 +104,8 @@ class Method:
 
     label: str
     algorithm: Algorithm
-    settings: dict           # its hyperparameters: the fields of its Config
+    hyperparameters: dict    # {name: value} of the fields of its Config
+    lacks: list[str]         # the hyperparameters that the command has flags for, and it has not
     networks: dict           # {"model": [names of the clients'], "server_model": the server's}
     threads: int             # while the server trains
 
@@ -109,7 +116,7 @@ class Command:
 
     methods: list[Method]
     seeds: list[int]
-    federation: dict         # {name: value} of Images and Training, without the networks
+    shared: dict             # {name: value} of Images and Training, without the networks
     program: dict            # {name: value} of Program
 
 
@@ -119,12 +126,9 @@ def read(argv, about=""):
     about    the description in the help without --algo
     --help and --list print and end the program.
     """
-    # First the algorithms, because their flags are in the parser that reads all words.
-    labels = vars(parser_of([Program]).parse_known_args(argv)[0]).get("algo", [])
-    algorithms = {label: named(label.split(":")[0]) for label in labels}
+    algorithms = algorithms_in(argv)             # {word of --algo: `Algorithm`}
     tables = [Program, Images, Training, *(algorithm.Config for algorithm in algorithms.values())]
-    parser = parser_of(tables)
-    found, unknown = parser.parse_known_args(argv)
+    found, unknown = parser_of(tables).parse_known_args(argv)
     given = vars(found)
     if given.get("help"):
         say(help_of([*dict.fromkeys(algorithms.values())], about))
@@ -132,22 +136,28 @@ def read(argv, about=""):
     if given.get("list"):
         say(inventory())
         raise SystemExit(0)
-    if not labels:
+    if not algorithms:
         raise ValueError(f"--algo is missing; there are {', '.join(ALGORITHMS)}")
     if unknown:
         flags = [flag_of(field.name) for table in tables for field in fields(table)]
         raise ValueError(f"unknown {' '.join(unknown)}{suggestion(unknown[0], flags)}; --algo "
-                         f"{','.join(labels)} --help lists the flags")
+                         f"{','.join(algorithms)} --help lists the flags")
     program = asdict(Program()) | given
     for name in ("algo", "seeds"):
         if len({*program[name]}) < len(program[name]):
             raise ValueError(f"--{name} has a word twice")
     if program["device"] is None:
         program["device"] = "cuda" if torch.cuda.is_available() else "cpu"
-    methods = [method_of(label, algorithm, given) for label, algorithm in algorithms.items()]
-    command = Command(methods, [*program["seeds"]], federation_of(given, methods), program)
+    methods = [method_of(word, algorithm, given) for word, algorithm in algorithms.items()]
+    command = Command(methods, [*program["seeds"]], shared_by(methods, given), program)
     check(command, given)
     return command
+
+
+def algorithms_in(argv):
+    """{word of --algo: `Algorithm`}. They are read first: their flags are the parser's, too."""
+    found, _ = parser_of([Program]).parse_known_args(argv)
+    return {word: named(word.split(":")[0]) for word in vars(found).get("algo", [])}
 
 
 def named(name):
@@ -167,7 +177,7 @@ def inventory():
             f"datasets    {', '.join(DATASETS)}, FILE.npz, FOLDER\n"
             f"networks    {', '.join(models.NETWORKS)}\n"
             f"partitions  {', '.join(PARTITIONS)}\n"
-            f"papers      {', '.join(PAPER)}")
+            f"papers      {', '.join(PAPERS)}")
 
 
 def help_of(algorithms, about):
@@ -197,6 +207,13 @@ def flag_of(name):
     return "--" + name.replace("_", "-")
 
 
+def flag_with(name, value):
+    """A setting as it is typed on the command line."""
+    if isinstance(value, bool):
+        return flag_of(name if value else f"no_{name}")
+    return f"{flag_of(name)} {text_of(value)}"
+
+
 class Parser(argparse.ArgumentParser):
     def error(self, message):
         raise ValueError(message)
@@ -217,28 +234,26 @@ def options_of(field):
     kind = typing.get_args(field.type)[0] if optional else field.type        # X | None
     if kind is bool:
         return {"action": argparse.BooleanOptionalAction}
+    choices, several = None, typing.get_origin(kind) is tuple
     if typing.get_origin(kind) is Literal:
-        return {"choices": typing.get_args(kind)}
-    several = typing.get_origin(kind) is tuple
+        choices, kind = [*typing.get_args(kind), *[None] * optional], str
     kind = typing.get_args(kind)[0] if several else kind
-    allowed = range_of(field.name, kind)
 
     def convert(word):
         try:
-            value = kind(word.strip())
+            return kind(word.strip())
         except ValueError:
             noun = "a whole number" if kind is int else "a number"
             raise argparse.ArgumentTypeError(f"{word!r} is not {noun}") from None
-        if allowed and not allowed.holds(value):
-            raise argparse.ArgumentTypeError(f"must be {allowed.words}, not {word}")
-        return value
 
     def convert_all(text):
         if optional and text == "none":
             return None
+        if several and "" in map(str.strip, text.split(",")):
+            raise argparse.ArgumentTypeError(f"{text!r} has an empty word: write a,b without blank")
         return [*map(convert, text.split(","))] if several else convert(text)
 
-    return {"type": convert_all}
+    return {"type": convert_all, "choices": choices}
 
 
 def text_of(value):
@@ -253,25 +268,27 @@ def text_of(value):
 def method_of(label, algorithm, given):
     """The `Method` of a word of --algo: Config, paper, flags, the word; a later one wins."""
     config = asdict(algorithm.Config())
-    if "paper" in given:
-        config |= algorithm.paper
+    if given.get("paper"):
+        config |= algorithm.paper                        # PAPER in its file
     parts = [f"--{part}" for part in label.split(":")[1:]]
     word, unknown = parser_of([algorithm.Config]).parse_known_args(parts)
     if unknown:
         raise ValueError(f"{label}: {algorithm.name} has no {unknown[0]}; it has "
                          f"{', '.join(map(flag_of, config))}")
-    paper = PAPER.get(given.get("paper"), {})
-    own = paper.get(algorithm.name, paper.get(algorithm.like))
-    if own is None and paper:
-        available = ", ".join(name for name in paper if name in ALGORITHMS)
+    preset = PAPERS.get(given.get("paper"), {})
+    of_method = preset.get(algorithm.name, preset.get(algorithm.like))
+    if of_method is None and preset:
+        available = ", ".join(name for name in preset if name in ALGORITHMS)
         raise ValueError(f"--paper {given['paper']} has no {label}; it has {available}")
-    shared = asdict(Training())
-    networks = {name: shared[name] if paper else getattr(algorithm, name) for name in NETWORKS}
-    values = merged(networks | config, paper.get("data", {}), own or {}, given, vars(word))
-    threads = given.get("threads", 1 if {*values["model"]} <= SMALL else num_cores())
-    return Method(label, algorithm, {name: values[name] for name in config},
-                  {name: [*values[name]] if name == "model" else values[name] for name in NETWORKS},
-                  threads)
+    networks = {name: getattr(algorithm, name) for name in NETWORKS}
+    values = merged(networks | config, preset.get("data", {}), of_method or {}, given, vars(word))
+    flags_of_all = {field.name for table in (Images, Training, Program) for field in fields(table)}
+    has_large = any(given.get(name) for name in ("paper", *NETWORKS))     # networks, by guess
+    return Method(
+        label, algorithm, hyperparameters={name: values[name] for name in config},
+        lacks=sorted(given.keys() - flags_of_all - config.keys()),
+        networks={"model": [*values["model"]], "server_model": values["server_model"]},
+        threads=given.get("threads", num_cores() if has_large else 1))
 
 
 def merged(defaults, *layers):
@@ -287,18 +304,19 @@ def merged(defaults, *layers):
     return values
 
 
-def federation_of(given, methods):
+def shared_by(methods, given):
     """{name: value} of Images and Training; what depends on the methods is decided here."""
-    paper_data = PAPER[given["paper"]]["data"] if "paper" in given else {}
+    paper_data = PAPERS[given["paper"]]["data"] if given.get("paper") else {}
     found = merged(asdict(Images()) | asdict(Training()), paper_data, given)
     found = {name: value for name, value in found.items() if name not in NETWORKS}
     uses = {method.algorithm.public for method in methods} - {"none"}
-    if found["public"] is None and uses:
+    if found["public"] is None and uses and "public" not in given:       # not --public none
         found["public"] = default_public(found, uses)
     if found["joint"] is None:
         found["joint"] = is_foreign(found["public"]) and "joint" in uses
-    needed = any(method.algorithm.needs_validation(method.settings) for method in methods)
-    if found["validation"] is None and (needed or found["lr_patience"] is not None):
+    needed = any(method.algorithm.needs_validation(method.hyperparameters) for method in methods)
+    needed = needed or found["lr_patience"] is not None
+    if found["validation"] is None and needed and "validation" not in given:
         found["validation"] = 0.1
     if found["attack"] and found["attackers"] is None:
         found["attackers"] = 2 if found["attack"] == "ofom" else 1
@@ -321,35 +339,25 @@ def is_foreign(public):
     return public is not None and public not in HELD_OUT
 
 
-def scores_of(algorithm, public):
-    """{accuracy metric: whose accuracy it is}.
-
-    Where half of the test set is public, a server that reads images is scored on that half, and
-    everything else on the other.
-    """
-    if public != "half":
-        return algorithm.scores
-    def half(name, whose):
-        is_servers = name == "server_accuracy" or whose == "server"
-        return "public" if algorithm.server == "images" and is_servers else "private"
-
-    return {name: f"{whose}, {half(name, whose)} half" for name, whose in algorithm.scores.items()}
-
-
 def check(command, given):
-    """Raises ValueError for flags that do not go together."""
-    federation, public = command.federation, command.federation["public"]
-    served = ("none", "unlabeled", "joint") if federation["joint"] else ("none", "unlabeled")
+    """Raises ValueError for a number out of its range, and for flags that do not go together.
+
+    Hyperparameters are checked by their algorithm: see `build.check`.
+    """
+    for table in (Images, Training, Program):
+        check_values(table, {**command.shared, **command.program}, flag_of)
+    shared, public = command.shared, command.shared["public"]
+    served = ("none", "unlabeled", "joint") if shared["joint"] else ("none", "unlabeled")
     for method in command.methods:
         algorithm = method.algorithm
-        if (algorithm.public != "none" and "public" not in given
-                and public not in (*HELD_OUT, *DATASETS)):
-            raise ValueError(f"{method.label} needs public images for {federation['dataset']}: "
+        is_unknown = public not in (*HELD_OUT, *DATASETS) and "public" not in given
+        if algorithm.needs_public(method.hyperparameters) and (public is None or is_unknown):
+            raise ValueError(f"{method.label} needs public images for {shared['dataset']}: "
                              f"--public NAME or PATH (the paper's: {public or 'none'})")
         if is_foreign(public) and algorithm.public not in served:
             raise ValueError(f"{method.label}: the public images need labels of the task: "
                              f"--public half or fifth, not {public}")
-        if federation["attack"] and not algorithm.can_be_attacked:
+        if shared["attack"] and not algorithm.can_be_attacked:
             others = ", ".join(name for name, x in ALGORITHMS.items() if x.can_be_attacked)
             raise ValueError(f"--attack: {method.label} has no uploads to poison; these algorithms "
                              f"have: {others}")
@@ -357,9 +365,9 @@ def check(command, given):
             others = ", ".join(name for name, x in ALGORITHMS.items() if x.plateau)
             raise ValueError(f"--lr-patience: {method.label} keeps its learning rates; they may "
                              f"fall in {others}")
-    if federation["joint"] and not is_foreign(public):
+    if shared["joint"] and not is_foreign(public):
         raise ValueError("--joint needs a foreign public set: --public NAME or PATH")
-    if federation["attack"]:
-        attacks.check(federation["attack"], federation["clients"], federation["attackers"])
-    if federation["amp"] and command.program["device"] == "cpu" and not cpu_has_bfloat16():
+    if shared["attack"]:
+        attacks.check(shared["attack"], shared["clients"], shared["attackers"])
+    if shared["amp"] and command.program["device"] == "cpu" and not cpu_has_bfloat16():
         raise ValueError("--amp: this CPU has no bfloat16 arithmetic")

@@ -15,10 +15,12 @@ from federation.evaluation import (
     client_scores,
     disagreement,
     distillation_metrics,
+    mean_accuracy,
     mean_own,
     own_accuracy,
     score,
     server_metrics,
+    share,
 )
 from federation.from_tensors import from_tensors
 from federation.networks import (

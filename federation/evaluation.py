@@ -7,7 +7,11 @@ one; `*_public_test` and `*_private_test` are on the half where a model is not s
 With --joint FedMD's `*_public_test` is on the test images of the public data set.
 """
 import itertools
+from fractions import Fraction
+from statistics import fmean
 from typing import NamedTuple
+
+import torch
 
 from federation.networks import loaded
 from federation.parallel import parallel_map
@@ -37,7 +41,21 @@ def accuracy(logits, labels):
 
     A sample with a logit that is not finite is wrong.
     """
-    return (predicted_classes(logits) == labels).float().mean().item()
+    return share(predicted_classes(logits) == labels)
+
+
+def share(chosen):
+    """The share of True among N: bool [N] -> count / N as a Python float, so 9 of 10 are 0.9."""
+    return int(chosen.sum()) / len(chosen)
+
+
+def mean_accuracy(accuracies):
+    """The mean of shares of at most a million samples each, exact until it becomes a float.
+
+    So the mean of 0.6 and 0.8 is 0.7. Each share is a float, but the only one of its fraction.
+    """
+    fractions = [Fraction(x).limit_denominator(10**6) for x in accuracies]
+    return float(sum(fractions) / len(fractions))
 
 
 def own_accuracy(logits, labels, own_labels):
@@ -51,11 +69,12 @@ def own_accuracy(logits, labels, own_labels):
     >>> own_accuracy(logits, torch.tensor([0, 1, 0]), own_labels=torch.tensor([0, 1, 1, 1]))
     0.875
     """
-    num_classes = logits.shape[1]
-    own_counts = own_labels.bincount(minlength=num_classes)                              # [C]
-    weights = (own_counts / labels.bincount(minlength=num_classes))[labels]              # [N]
-    right = predicted_classes(logits) == labels                                          # [N]
-    return ((weights * right).sum() / weights.sum()).item() if weights.any() else None
+    right = labels[predicted_classes(logits) == labels]
+    # Numbers of images of each class: the client's own, test images, those that are right.
+    counts = [x.bincount(minlength=logits.shape[1]).tolist() for x in (own_labels, labels, right)]
+    tested = [(n, Fraction(r, N)) for n, N, r in zip(*counts) if N > 0]
+    total = sum(n for n, _ in tested)
+    return float(sum(n * accuracy for n, accuracy in tested) / total) if total > 0 else None
 
 
 def score(fed, model, own_labels=None, by_all=False):
@@ -72,9 +91,9 @@ def score(fed, model, own_labels=None, by_all=False):
     if fed.public_test is not None:
         public_logits = logits_of(fed.public_test.images)
         public_test = accuracy(public_logits, fed.public_test.labels)
-        num_public_classes = int(fed.test.labels.min())      # with a joint layer these come first
-        if fed.public_test.labels.max() < num_public_classes:
-            as_public = (logits.argmax(1) < num_public_classes).float().mean().item()
+        if fed.num_public_classes > 0:
+            answers = predicted_classes(logits)                  # -1: none, as a logit is nan
+            as_public = share((0 <= answers) & (answers < fed.num_public_classes))
     if own_labels is not None:
         own = own_accuracy(logits, fed.test.labels, own_labels)
     return Score(accuracy(logits, fed.test.labels), public_test, own, as_public)
@@ -91,8 +110,8 @@ def disagreement(member_logits):
     pairs = list(itertools.combinations(predicted, 2))
     if not pairs:
         return None
-    differ = [(a != b) | (a < 0) for a, b in pairs]                                      # [N] each
-    return sum(x.float().mean().item() for x in differ) / len(pairs)
+    differ = torch.stack([(a != b) | (a < 0) for a, b in pairs])                        # [pairs, N]
+    return int(differ.sum()) / differ.numel()
 
 
 def client_scores(fed, clients):
@@ -110,11 +129,11 @@ def client_metrics(scores, key="client_accuracy"):
     scores    a `Score` for each client
     """
     test, public, own, as_public = zip(*scores)
-    metrics = {key: sum(test) / len(test), f"{key}_min": min(test), f"{key}_max": max(test)}
+    metrics = {key: mean_accuracy(test), f"{key}_min": min(test), f"{key}_max": max(test)}
     if None not in public:
-        metrics[f"{key}_public_test"] = sum(public) / len(public)
+        metrics[f"{key}_public_test"] = mean_accuracy(public)
     if None not in as_public:
-        metrics[f"{key}_as_public"] = sum(as_public) / len(as_public)
+        metrics[f"{key}_as_public"] = mean_accuracy(as_public)
     if mean_own(own) is not None:
         metrics[f"{key}_own"] = mean_own(own)
     return metrics
@@ -123,7 +142,7 @@ def client_metrics(scores, key="client_accuracy"):
 def mean_own(own):
     """Mean over the clients of `own_accuracy`, without those that have None; None without any."""
     measured = [x for x in own if x is not None]
-    return sum(measured) / len(measured) if measured else None
+    return fmean(measured) if measured else None
 
 
 def by_client(scores, key="client_accuracy"):

@@ -38,6 +38,9 @@ def check_images(name, images, test_images):
                          f"size, not {list(images.shape)}")
     if bad := int((~images.isfinite()).flatten(1).any(1).sum()):
         raise ValueError(f"{name}: images hold nan or infinity: {bad} of {len(images)} images")
+    if images.min() >= 0 and images.max() > 100:
+        raise ValueError(f"{name}: images hold numbers from {images.min():g} to "
+                         f"{images.max():g}, like bytes; normalize them")
 
 
 def check_labels(name, labels, num_samples, num_classes):

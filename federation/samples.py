@@ -48,6 +48,7 @@ class Federation:
     public: Data | None = None                   # labels None: the algorithm must not use them
     public_test: Data | None = None              # the public half of the test set; where FedMD's
     #                                              output layer is joint, the public task's test set
+    num_public_classes: int = 0                  # of a joint output layer, in which they come first
     validation: Data | None = None               # no client's: for early stopping, learning rates,
     #                                              and FedDF's drop_worst
     augment: Callable[[Tensor, np.random.Generator], Tensor] = as_they_are   # augment(images, rng):

@@ -1,9 +1,14 @@
 """The command of the project, what it refuses, and the names of its own algorithms."""
+import contextlib
+import os
 import re
+import signal
+import sys
 
 import pytest
 
 from algorithms import ALGORITHMS
+from experiment import processes
 from fedkd_minimal import main
 from pages import ROOT, order
 
@@ -35,3 +40,31 @@ def refused(capsys, argv, *words, run=main):
     for word in words:
         assert str(word) in error, error
     return error
+
+
+@contextlib.contextmanager
+def child(program, argv, errors):
+    """The program in a child of this process: yields (its number, what it prints as a file).
+
+    program   program(argv, is_program=True), as `main`
+    errors    the file for its standard error
+    """
+    read, write = os.pipe()
+    number = os.fork()
+    if number == 0:
+        try:
+            os.close(read)
+            signal.signal(signal.SIGINT, signal.default_int_handler)     # ignored in `pytest &`
+            os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
+            sys.stderr = open(2, "w", buffering=1, closefd=False)
+            sys.stdout = open(write, "w", encoding="utf-8")
+            processes.end_with(program, [*map(str, argv)])
+        finally:
+            os._exit(99)                                     # nothing of the parent's is done twice
+    os.close(write)
+    with open(read, errors="replace") as printed:
+        yield number, printed
+
+
+def status_of(number):
+    return os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])

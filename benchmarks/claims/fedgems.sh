@@ -16,8 +16,9 @@
 # the paper's is 0.75, with which server and clients hardly learn from logits here.
 # attacks: 1,000 public images, 10 rounds of 5 local epochs. PAF and LIE have one attacker, OFOM
 # two. LIE has z = 1.5: the z of its formula hardly attacks with 1 of 16. FedMD has no transfer
-# phase, as in Table 13. client_accuracy_distilled is measured after clients learned from the
-# others, where an attack acts; client_accuracy_private after the private training, which heals.
+# phase, as in Table 13, and so no public labels. client_accuracy_distilled is measured after
+# clients learned from the others, where an attack acts; client_accuracy_private after the private
+# training, which heals.
 # Tried on seed 0, epsilon 0.1, server with labels alone, FedGEM, FedGEMS: 57.2, 59.0, 54.9 with
 # 5,000 public images; 52.0, 48.9, 49.8 with augmentation; 48.8, 48.3, 48.1 with four networks,
 # alpha 0.5. Share of self-training in round 10: 93% here, 74% with 5,000 public images and a

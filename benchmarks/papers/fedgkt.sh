@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # FedGKT's tables and figures, arXiv:2007.14513. Usage: rows.sh
 # cinic10/: the folder of CINIC-10. On CIFAR-100 both sides distill, elsewhere the clients alone:
-# the better direction of Table 2, which Table 1 has.
+# of Table 2's directions the better one, whose accuracy is that of Table 1.
 iid="--paper fedgkt"
 skewed="--paper fedgkt-noniid"
 datasets="cifar10 cifar100 cinic10/"

@@ -9,7 +9,7 @@ from toys import constant, federation, last, linear, samples, with_batchnorm
 
 from algorithms import fedavg, fedbe, feddf, fedprox, fedsdd, scaffold
 from federation import active_in, stream
-from federation import sample_clients
+from federation.parallel import sample_clients
 
 LOCAL = {"local_epochs": 3, "batch_size": 2, "lr": 0.1}
 QUICK = {**LOCAL, "rounds": 2, "participation": 0.5}

@@ -26,9 +26,9 @@ from federation import (
     loaded,
     minibatches,
     predict,
-    sample_clients,
     stream,
 )
+from federation.parallel import sample_clients
 from reference.linear import kl_slope
 
 DISTILL = {"distill_steps": 5, "server_batch_size": 4, "server_lr": 0.3, "temperature": 2.0,

@@ -46,6 +46,26 @@ def test_eq3_certain_logits_have_entropy_zero(size):
     assert entropy(logits).tolist() == [oracle.entropy(z) for z in logits.tolist()] == [0.0, 0.0]
 
 
+def test_eq4_weights_of_nearly_certain_clients_in_float32_are_those_of_float64():
+    """H is from 1e-5 to 1e-3: by - p ln p a weight in float32 is off by up to 0.9995."""
+    logits = torch.randn(2, 4000, 10, generator=torch.Generator().manual_seed(13))
+    logits[..., 0] = logits.max(-1).values + 13
+    reliable = torch.ones(2, 4000, dtype=torch.bool)
+    single, double = (entropy_weights(z, reliable) for z in (logits, logits.double()))
+    assert single.dtype == torch.float32 and (single - double).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("logits", [[0., 0., 0.], [110., 0.], [2., 1., 3.], [0., 0., -math.inf]])
+def test_eq3_has_a_finite_gradient(logits):
+    """- p_c (ln p_c + H), which is 0 where p_c is 0."""
+    logits = torch.tensor(logits).requires_grad_()
+    entropy(logits).backward()
+    p = logits.detach().double().softmax(0)
+    H = torch.special.entr(p).sum()
+    expected = [(-a * (a.log() + H)).item() if a > 0 else 0.0 for a in p]
+    assert logits.grad.tolist() == pytest.approx(expected, abs=1e-6)
+
+
 def test_reliable_is_who_predicts_the_label_by_hand():
     logits = torch.tensor([[[1., 3., 2.], [5., 4., 3.]], [[.1, 0., 0.], [-9., -8., -7.]]])
     reliable = is_right(logits, torch.tensor([1, 2]))

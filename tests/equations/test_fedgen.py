@@ -9,7 +9,8 @@ from toys import federation, last, linear, same
 
 from algorithms import fedgen
 from attacks import Attack
-from federation import minibatches, sample_clients, snapshot, stream
+from federation import minibatches, snapshot, stream
+from federation.parallel import sample_clients
 
 LOCAL = {"local_epochs": 1, "local_steps": None, "batch_size": 2, "lr": 0.1}
 GENERATOR = {"batch_size": 2, "generator_steps": 3, "generator_lr": 0.02, "diversity": 0.5}
@@ -57,6 +58,15 @@ def test_diversity_loss_by_hand():
     noise, features = torch.tensor([[0., 0.], [2., 0.]]), torch.tensor([[1.], [4.]])
     found = fedgen.diversity_loss(features, noise).item()
     assert found == pytest.approx(math.exp(-(0 + 2 * 3 + 2 * 3 + 0) / 4))
+
+
+def test_diversity_loss_keeps_no_tensor_larger_than_all_pairs():
+    """[B, B, D] numbers of 10,000 features would be 25.6 GB."""
+    kept, features = [], torch.randn(20, 64, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x,
+                                                  lambda x: x):
+        fedgen.diversity_loss(features, torch.randn(20, 32)).backward()
+    assert max(kept) <= 20 * 64 and features.grad.abs().sum() > 0
 
 
 # ----------------------------------------------------------------------------------------- rounds
@@ -117,7 +127,7 @@ def test_two_rounds_against_a_slow_loop(weights):
     assert state["label_shares"] == shares
     # Adam divides by the size of a gradient, so the rounding of a very small one can be seen.
     for ours, slow, atol in [(state["server"]["model"], model, 1e-5),
-                             (state["generator"]["model"], generator, 1e-4)]:
+                             (state["generator"]["model"], generator, 1e-3)]:
         assert all(torch.allclose(ours[name], slow[name], atol=atol) for name in slow)
     parameters, numbers = 4 * 2 + 2 + 2 * 3 + 3, (32 + 3) * 256 + 256 + 256 * 2 + 2
     assert metrics["bytes_up"] == 2 * 4 * (parameters + 3)             # 3 counts, 3 shares

@@ -13,7 +13,7 @@ from toys import federation, last, last_layer, linear, same, with_batchnorm, wit
 from algorithms import fedavg, fedkd
 from attacks import Attack
 from federation import stream
-from federation import sample_clients
+from federation.parallel import sample_clients
 from slow import batches
 
 LOCAL = {"local_epochs": 2, "local_steps": None, "batch_size": 2, "lr": 0.05}

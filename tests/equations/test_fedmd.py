@@ -45,7 +45,8 @@ def joint(sizes=(5, 3, 4), num_public=24, **changes):
     return federation(**{
         "sizes": sizes, "num_classes": 5, "public": samples(num_public, 3, seed=2),
         "private": [task(size, 100 + i) for i, size in enumerate(sizes)], "test": task(40, 1),
-        "public_test": samples(30, 3, seed=4), "validation": task(8, 5), **changes})
+        "public_test": samples(30, 3, seed=4), "validation": task(8, 5),
+        "num_public_classes": 3, **changes})
 
 
 def rows_of(fed, **settings):
@@ -177,11 +178,12 @@ def test_the_penalty_is_of_the_last_layers_kernel_alone():
 @pytest.mark.parametrize("accuracies, settings, epochs", [
     ([.5, .6, .6, .5, .55, .9, .9], {}, 2 + 3),         # the best is epoch 2: no better in 3, 4, 5
     ([.5, .508, .505, .509], {}, 1 + 3),                # never .01 above .5
+    ([.05, .06, .07, .08, .08, .08], {}, 4 + 3),        # .06 - .05 is .009999999999999995
     ([.5, .508, .516, .516, .516, .516], {}, 3 + 3),    # .516 is above .5, if not above .508
     ([0.0] * 9, {"patience": 4}, 1 + 4),                # 0 is the best so far
     ([], {"epochs": 13}, 13)])                          # without a validation set
 def test_training_ends_after_patience_without_gain(monkeypatch, accuracies, settings, epochs):
-    """Better is: by more than min_delta = .01 above the best. An epoch is one batch."""
+    """Better is: by min_delta = .01 or more above the best. An epoch is one batch."""
     fed, passes, told = federation(), [], iter(accuracies)
     monkeypatch.setattr(fedmd, "accuracy", lambda logits, labels: next(told, 0))
     fed.augment = lambda images, rng: passes.append(len(images)) or images
@@ -242,7 +244,7 @@ def slow_until_no_better(learner, images, labels, validation, *, epochs, batch_s
                       batch_size=batch_size, rng=stream(0, *keys, epoch),
                       kernel_l2=QUICK["kernel_l2"])
         now = slow_accuracy(learner, validation)
-        waited = 0 if now > best + min_delta else waited + 1
+        waited = 0 if round(now - best, 12) >= min_delta else waited + 1
         best = now if waited == 0 else best
         if waited == patience:
             break
@@ -357,9 +359,10 @@ def test_answers_with_a_public_class_are_a_metric_of_their_own():
 
         def forward(self, images):
             return self.layer(images.flatten(1))
-    task = Data(images, torch.tensor([2, 2, 3, 3]))
     public = Data(images, torch.tensor([0, 1, 0, 1]))
-    fed = dataclasses.replace(joint(), test=task, public_test=public)
-    assert client_metrics([score(fed, Answers())])["client_accuracy_as_public"] == 2 / 4
-    halves = dataclasses.replace(fed, public_test=task)
+    for labels in ([2, 2, 3, 3], [3, 3, 3, 3]):          # without a test image of the first class
+        fed = dataclasses.replace(joint(), num_public_classes=2, public_test=public,
+                                  test=Data(images, torch.tensor(labels)))
+        assert client_metrics([score(fed, Answers())])["client_accuracy_as_public"] == 2 / 4
+    halves = dataclasses.replace(fed, num_public_classes=0)
     assert "client_accuracy_as_public" not in client_metrics([score(halves, Answers())])

@@ -7,7 +7,8 @@ from slow import close, cross_entropy_slope, slow_learner, slow_logits, slow_tra
 from toys import federation, last, with_batchnorm
 
 from algorithms import fedntd
-from federation import average_weights, loaded, sample_clients, stream
+from federation import average_weights, loaded, stream
+from federation.parallel import sample_clients
 from reference.linear import kl_slope
 
 LOCAL = {"local_epochs": 3, "batch_size": 2, "lr": 0.1}

@@ -15,7 +15,7 @@ from toys import federation, last, same
 
 from algorithms import local
 from federation import pick, stream
-from federation import sample_clients
+from federation.parallel import sample_clients
 
 SETTINGS = {"participation": 0.5, "local_epochs": 2, "batch_size": 2, "lr": 0.05,
             "weight_decay": 0.01}

@@ -9,7 +9,7 @@ from toys import federation, last, linear, same, with_batchnorm, with_hidden_lay
 
 from algorithms import fedsdd_ablations, scaffold
 from federation import stream
-from federation import sample_clients
+from federation.parallel import sample_clients
 from slow import batches
 from federation.uploads import tensors
 

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from test_data import SUPERCLASS, TOY, refused, toy_set
+from test_data import COLOR, SUPERCLASS, TOY, refused, toy_set, write_images
 
 from algorithms import ALGORITHMS
 from benchmarks.commands import federation_of
 from data.images import adapt, crop_and_flip, normalize, statistics
-from data.load import Dataset, load_dataset
+from data.load import Dataset, load_dataset, load_public
 from experiment import build
 from experiment.settings import Command, Images, Method, Training
 from federation import Data, restrict_public
@@ -33,8 +33,8 @@ SEES_ALL = SimpleNamespace(public="joint", server="images", check=lambda fed, **
 def sets(monkeypatch):
     """`load_dataset` knows the toy sets: "toy" is in color, "foreign" and "ten" are gray."""
     sets = dict(SETS)
-    monkeypatch.setattr(build, "load_dataset", lambda name, root: sets[name])
-    monkeypatch.setattr(build, "load_public", lambda name, root: Dataset(
+    monkeypatch.setattr(build, "load_dataset", lambda name, root, size: sets[name])
+    monkeypatch.setattr(build, "load_public", lambda name, root, size: Dataset(
         Data(sets[name].train.images, None), None, 0))
     return sets
 
@@ -43,11 +43,11 @@ def built(seed=0, **changes):
     """(the federation, the data sets, the split)."""
     flags = FLAGS | changes
     networks = {name: flags.pop(name) for name in ("model", "server_model")}
-    method = Method("all", SEES_ALL, {}, networks, 1)
+    method = Method("all", SEES_ALL, {}, [], networks, 1)
     command = Command([method], [seed], flags, {})
     datasets = build.load_datasets(flags)
     build.check(command, datasets, torch.device("cpu"))
-    fed = build.federation(command, datasets, seed, torch.device("cpu"))
+    fed = build.make_federation(command.shared, datasets, seed, torch.device("cpu"))
     return build.seen_by(method, fed, flags), datasets, build.split(flags, datasets.task, seed)
 
 
@@ -61,7 +61,7 @@ def classes_of(part):
 @pytest.mark.parametrize("joint, first", [(True, 4), (False, 0)])
 def test_joint_labels_of_the_task_come_after_the_public_classes(joint, first):
     fed, *_ = built(public="foreign", joint=joint, validation=0.2)
-    assert fed.num_classes == first + 7
+    assert (fed.num_public_classes, fed.num_classes) == (first, first + 7)
     assert fed.client_model(0)(fed.test.images[:2]).shape == (2, first + 7)
     for part in (*fed.private, fed.test, fed.validation):
         assert torch.equal(part.labels, classes_of(part) + first)
@@ -82,7 +82,7 @@ def test_an_algorithm_sees_only_the_public_data_that_it_uses():
 
 @pytest.mark.parametrize("algo, has_one", [("fedavg", False), ("dsfl", True), ("fedgkt", True)])
 def test_only_an_algorithm_whose_server_has_a_network_sees_one(algo, has_one):
-    method = Method(algo, ALGORITHMS[algo], {}, {"model": ["mlp"], "server_model": "mlp"}, 1)
+    method = Method(algo, ALGORITHMS[algo], {}, [], {"model": ["mlp"], "server_model": "mlp"}, 1)
     fed, *_ = built(public="half")
     assert (build.seen_by(method, fed, {"joint": False}).server_model is not None) == has_one
 
@@ -118,6 +118,34 @@ def test_public_bytes_give_the_numbers_of_public_floats(sets):
         sets[name] = FOREIGN._replace(train=Data(public, torch.arange(500) % 4))
     one, other = (built(public=name)[0].public.images for name in ("bytes", "floats"))
     assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("joint", [False, True])
+def test_folders_get_one_size_and_the_files_that_are_not_read_are_told(
+        tmp_path, monkeypatch, capsys, joint):
+    """The task's images that of --image-size, the public images then the task's."""
+    monkeypatch.setattr(build, "load_dataset", load_dataset)
+    monkeypatch.setattr(build, "load_public", load_public)
+    task, public = map(str, (tmp_path / "task", tmp_path / "public"))
+    names = [f"{part}/{c}/{k}.png" for part in ("train", "test") for c in "ab" for k in (0, 1)]
+    write_images(tmp_path / "task", {"train/a/2.gif": b"", "val/a/0.png": b""} | {
+        name: COLOR[k % 5, :4 + k % 2] for k, name in enumerate(names)})
+    write_images(tmp_path / "public", {"train/0.jpeg2000": b"", "notes.txt": b""} | {
+        name: COLOR[k % 5, :3 + k % 2] // 2 for k, name in enumerate(names)})
+    flags = FLAGS | {"dataset": task, "public": public, "joint": joint}
+    refused("the first image has .*--image-size", build.load_datasets, flags)
+    datasets = build.load_datasets(flags | {"image_size": 8})
+    sizes = [part.images.shape for part in (*datasets.task[:2], *datasets.foreign[:2]) if part]
+    assert sizes == [(4, 3, 8, 8)] * (4 if joint else 3) and datasets.images["shape"] == (3, 8, 8)
+    assert capsys.readouterr().out == (
+        f"--dataset {task}: files that are not read: 1 .gif, 1 in val\n"
+        f"--public {public}: files that are not read: " + (
+            "1 .jpeg2000, 1 .txt\n" if joint else "4 in test, 1 .jpeg2000, 1 .txt\n"))
+
+
+def test_image_size_is_for_folders():
+    refused("^--image-size is for a folder .* toy have 4x4 pixels$", built, image_size=5)
+    assert built(image_size=4)[0].test.images.shape[1:] == (3, 4, 4)
 
 
 def test_classes_are_taken_and_normalized_alone():

@@ -46,7 +46,7 @@ def test_a_file_of_results_has_what_its_commands_print(path, monkeypatch):
     ("not lower", -3, 1, "does not hold")])
 def test_verdicts_follow_the_rule_of_the_page(claimed, middle, width, found):
     """Two seeds on both sides of the mean: the deviation is t / sqrt(2) times smaller."""
-    points = [middle - width / 12.706, middle + width / 12.706]
+    points = [middle - width / 12.7062047, middle + width / 12.7062047]
     assert plot.half_width(points) == pytest.approx(width)
     assert claims.verdict(CLAIM | {"claimed": claimed}, points) == found
 

@@ -23,10 +23,12 @@ from toys import same
 import fedkd_minimal
 import models
 from algorithms import ALGORITHMS, fedavg, fedsdd
+from algorithms.ranges import check_values
 from data.load import DATASETS
-from experiment.presets import PAPER
+from experiment import processes
+from experiment.presets import PAPERS
 from experiment.report import megabytes, metric_text, seconds_left
-from experiment.settings import Images, Program, Training, flag_of, parser_of, read, text_of
+from experiment.settings import Images, Program, Training, flag_of, read, text_of
 from federation import stream
 from fedkd_minimal import main
 from partition import PARTITIONS
@@ -42,7 +44,7 @@ LOGITS = [*TINY, *"--server-model mlp --public half --local-epochs 1 --batch-siz
 def configured(command):
     """(the federation's settings, {label: `Method`}) of a command."""
     found = read(command.split())
-    return found.federation, {method.label: method for method in found.methods}
+    return found.shared, {method.label: method for method in found.methods}
 
 
 def hyperparameters(algo):
@@ -73,11 +75,17 @@ def finished(npz, tmp_path_factory):
 REFUSED = """
 --seeds 0 --rounds 3                  | --algo | fedsdd
 --algo fedsd                          | fedsd | fedavg
+--algo FedSDD                         | 'FedSDD', perhaps fedsdd;
+--algo fedavg, fedsdd                 | argument --algo: 'fedavg,' has an empty word: write a,b
+--algo fedavg --seeds 0, 1            | argument --seeds: '0,' has an empty word
+--algo fedavg --seed 1                | unknown --seed 1, perhaps --seeds
+--algo fedavg --epochs 1              | unknown --epochs 1, perhaps --local-epochs
 --algo fedavg,fedavg                  | --algo
 --algo fedavg --R 3                   | --R
 --algo fedsdd:seeds=3                 | fedsdd:seeds=3
 --algo fedsdd:R=x                     | --R
---algo fedsdd TINY --K 3              | K = 3 | participation
+--algo fedsdd TINY                    | K = 4 | participation 0.4 of 4 clients is 2: K = 2 or
+--algo fedsdd-ablations TINY          | K = 4 | but it has 2: K = 2 or more participation fits
 --algo feddf --temperature none       | --temperature | none
 --algo fedavg --model cnn,resnet21    | resnet21 | resnet20
 --algo fedavg,fedsdd --model cnn,mlp  | fedavg | cnn, mlp
@@ -133,7 +141,7 @@ EDGES = [   # numbers that are refused, numbers that are allowed, the flags
     ("-0.1 1.01 nan", "0 1", "epsilon alpha_ce beta_ce"),
     ("-0.1 0.5 nan", "0 0.49", "malicious_fraction"), ("0 1 nan", "0.01 0.99", "validation"),
     ("nan inf", "-1 0 1", "attack_z"),
-    ("0 1025 99999999999999999999999", "1 1024", "processes threads")]
+    ("0 1025 99999999999999999999999", "1 1024", "processes threads image_size")]
 
 
 def is_number(field):
@@ -150,15 +158,20 @@ NUMBERS = [name for name, field in FIELDS.items() if is_number(field)]
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_a_number_outside_its_range_is_refused(name):
-    """Before the number reaches torch: too many threads end the process."""
+    """Before it reaches torch: too many threads end the process. `build.check` then calls the
+    algorithm's own check, which test_contracts.py holds to the ranges."""
     [(outside, inside)] = [edge[:2] for edge in EDGES if name in edge[2].split()]
     algo = next((algo for algo in ALGORITHMS if name in hyperparameters(algo)), "fedavg")
-    parser = parser_of([Images, Training, Program, ALGORITHMS[algo].Config])
+
+    def check(value):
+        [method] = read(["--algo", algo, f"{flag_of(name)}={value}"]).methods
+        check_values(method.algorithm.Config, method.hyperparameters)
+
     for value in outside.split():
-        with pytest.raises(ValueError, match=flag_of(name)):
-            parser.parse_args([f"{flag_of(name)}={value}"])
+        with pytest.raises(ValueError, match=name.replace("_", ".")):
+            check(value)
     for value in inside.split():
-        assert name in parser.parse_args([f"{flag_of(name)}={value}"])
+        check(value)
 
 
 def test_networks_may_differ_unless_one_model_goes_to_all_clients():
@@ -176,11 +189,34 @@ def test_an_error_is_one_line_of_the_first_process_alone(capsys, monkeypatch):
     assert stop.value.code == 2 and capsys.readouterr() == ("", "")
 
 
+def out_of_gpu_memory():
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+@pytest.mark.parametrize("fill", [
+    lambda: torch.empty(10**15), lambda: np.empty(10**15), out_of_gpu_memory])
+def test_missing_memory_is_one_line_that_names_what_to_make_smaller(capsys, monkeypatch, fill):
+    """Of the first process; another one raises, for the process that started it to tell."""
+    with pytest.raises(SystemExit) as stop, processes.stops_are_told():
+        fill()
+    [line] = capsys.readouterr().err.splitlines()
+    assert stop.value.code == 1 and "not enough memory: make --batch-size " in line
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises((RuntimeError, MemoryError)), processes.stops_are_told():
+        fill()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_another_error_of_torch_keeps_its_traceback():
+    with pytest.raises(RuntimeError, match="size"), processes.stops_are_told():
+        torch.ones(2) + torch.ones(3)
+
+
 def test_list_prints_all_names(capsys):
     with pytest.raises(SystemExit) as stop:
         main(["--list"])
     printed = capsys.readouterr().out
-    names = [*ALGORITHMS, *DATASETS, *models.NETWORKS, *PARTITIONS, *PAPER]
+    names = [*ALGORITHMS, *DATASETS, *models.NETWORKS, *PARTITIONS, *PAPERS]
     assert stop.value.code == 0 and [name for name in names if name not in printed] == []
 
 
@@ -192,8 +228,8 @@ def test_a_flag_goes_to_all_algorithms_that_have_it_with_one_type():
         for name, parameter in hyperparameters(algo).items():
             assert kinds.setdefault(name, parameter.type) == parameter.type, name
     _, methods = configured("--algo fedavg,fedsdd:R=3,fedsdd --lr 0.3 --R 2")
-    assert {method.settings["lr"] for method in methods.values()} == {0.3}
-    assert [method.settings.get("R") for method in methods.values()] == [None, 3, 2]
+    assert {method.hyperparameters["lr"] for method in methods.values()} == {0.3}
+    assert [method.hyperparameters.get("R") for method in methods.values()] == [None, 3, 2]
 
 
 LOCAL = {"rounds": 100, "participation": 0.4, "local_epochs": 40, "local_steps": None,
@@ -327,11 +363,22 @@ def test_a_run_tells_what_differs_from_the_algorithms_defaults(finished):
         assert (told in line) == (value != own[name]) and line.count(f" {name} ") <= 1
 
 
+def test_a_run_tells_how_long_each_method_is_and_which_flags_it_has_not(npz, capsys):
+    main(f"--algo fedavg,fedgems,feddf --dataset {npz} --participation 1 --lr 1 --describe".split())
+    above = capsys.readouterr().out.split("\n\n")[0]
+    lines = {line.split(":")[0]: line for line in above.splitlines()}
+    for algo, words in [("fedavg", "rounds 20, participation 1.0 (0.4), lr 1.0 (0.1)"),
+                        ("feddf", "rounds 20, participation 1.0 (0.4), lr 1.0 (0.1)"),
+                        ("fedgems", "rounds 10, lr 1.0 (0.001)")]:
+        assert words in lines[algo]
+        assert ("; it has no --participation" in lines[algo]) == (algo == "fedgems")
+
+
 def test_left_are_all_rounds_of_all_runs_at_their_methods_pace():
     """a: 2 of 4 rounds at 3 s. b: none yet, so at the mean of all. c: one run is complete."""
     def run(label, *seconds):
         return SimpleNamespace(rows=seconds, timings=[{"round_seconds": x} for x in seconds],
-                               method=SimpleNamespace(label=label, settings={"rounds": 4}))
+                               method=SimpleNamespace(label=label, hyperparameters={"rounds": 4}))
     runs = [run("a", 9, 2, 4), run("b"), run("c", 9, 1, 1, 1, 1), run("c")]
     every = (2 + 4 + 4 * 1) / 6
     assert seconds_left(runs) == pytest.approx(2 * 3 + 4 * every + 4 * 1)
@@ -349,6 +396,13 @@ def test_several_runs_have_a_folder_each_and_a_mean_with_standard_deviation(fini
         expected = [f"{statistics.mean(x):.4f} ± {statistics.stdev(x):.4f}" for x in (final, best)]
         assert line.split()[:9] == [algo, "server", "2", *" ".join(expected).split()]
     assert table[3].split()[:2] == ["ensemble", "2"] and len(table) == 4
+
+
+def test_describe_says_that_other_seeds_divide_the_images_otherwise(capsys, npz):
+    for seeds, told in (("7", False), ("7,8", True)):
+        main(["--algo", "fedavg", "--dataset", npz, *TINY, "--seeds", seeds, "--describe"])
+        [line] = [x for x in capsys.readouterr().out.splitlines() if "samples of each" in x]
+        assert "seed 7" in line and ("other seeds" in line) == told
 
 
 def test_describe_prints_the_samples_of_each_class_and_client(capsys, npz):

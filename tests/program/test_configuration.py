@@ -10,8 +10,8 @@ from toys import arrays
 
 from algorithms import ALGORITHMS
 from experiment import settings
-from experiment.presets import HELD_OUT, PAPER
-from experiment.settings import NETWORKS, Images, Training, flag_of, text_of
+from experiment.presets import PAPERS
+from experiment.settings import HELD_OUT, NETWORKS, Images, Training, flag_of, text_of
 from fedkd_minimal import main
 from models import BOTTLENECKS
 
@@ -46,7 +46,7 @@ fedgkt --paper fedgkt-noniid | lr 0.005 | server_lr 0.005 | server_epochs 40 | b
 fedgems --paper fedgems-homogeneous | partition iid | model bottleneck11 | public half
 fedgems --paper fedgems-heterogeneous | partition dirichlet_balanced | alpha 0.5 | lr_patience 10
 fedgkt --paper fedgems-heterogeneous | optimizer sgd | weight_decay 0.0001 | model gkt_edge
-fedmd --paper fedgems-heterogeneous | transfer_public_epochs 0 | early_stopping off | batch_size 64
+fedmd --paper fedgems-heterogeneous | transfer_public_epochs 20 | kernel_l2 0.0 | batch_size 64
 feddf --paper fedgems-homogeneous | distill_steps 1955 | server_batch_size 64 | weight_decay 0.0001
 # FedGen, Table 1: steps, not epochs; the epochs of the command win over them, and vice versa
 fedavg --paper fedgen --dataset mnist | local_steps 20 | lr 0.01 | public half-train | alpha 0.1
@@ -65,7 +65,7 @@ def test_what_a_command_sets(line):
     command, *expected = line.split(" | ")
     federation, methods = configured("--algo " + command)
     [method] = methods.values()
-    found = {**federation, "threads": method.threads, **method.networks, **method.settings}
+    found = {**federation, "threads": method.threads, **method.networks, **method.hyperparameters}
     assert [f"{name} {text_of(found[name])}"
             for name, _ in map(str.split, expected)] == expected
 
@@ -101,18 +101,18 @@ def test_public_data_by_default(public, joint, commands):
         assert (flags["public"], flags["joint"]) == (public, joint), algos
 
 
-@pytest.mark.parametrize("table", PAPER.values())
+@pytest.mark.parametrize("table", PAPERS.values())
 def test_presets_are_alike_for_variants(table):
     for algo in ("fedsdd", "fedgems"):
         assert table.get(f"{algo}-ablations") == table.get(algo)
     assert table.get("fedgkt-async", table.get("fedgkt")) == table.get("fedgkt")
 
 
-@pytest.mark.parametrize("paper", PAPER)
+@pytest.mark.parametrize("paper", PAPERS)
 def test_a_papers_methods_hold_the_same_private_data(paper):
     """Each in a command of its own."""
     found, task = set(), "cifar100" if paper == "fedmd" else "cifar10"
-    for algo in PAPER[paper].keys() - {"data"}:
+    for algo in PAPERS[paper].keys() - {"data"}:
         flags, _ = configured(f"--algo {algo} --paper {paper} --dataset {task}")
         names = ("clients", "partition", "alpha", "validation")
         found.add((flags["public"] in HELD_OUT, *(flags[name] for name in names)))
@@ -121,7 +121,7 @@ def test_a_papers_methods_hold_the_same_private_data(paper):
 
 def test_table_11_gives_clients_networks_in_turn():
     """FedGEMS: the blocks of clients 1 to 8 as printed, then again of clients 9 to 16."""
-    blocks = [BOTTLENECKS[name] for name in PAPER["fedgems-heterogeneous"]["data"]["model"]]
+    blocks = [BOTTLENECKS[name] for name in PAPERS["fedgems-heterogeneous"]["data"]["model"]]
     assert blocks == [(1, 1, 1), (1, 1, 2), (1, 2, 1), (2, 1, 1),
                       (1, 2, 2), (2, 1, 2), (2, 2, 1), (1, 1, 2)]
 
@@ -143,17 +143,18 @@ def test_without_a_paper_the_federation_does_not_depend_on_the_algorithms():
 def test_a_later_table_wins(command, rounds):
     """The Config's value, the paper's, the flag's, the word's."""
     [method] = configured("--algo " + command)[1].values()
-    assert method.settings["rounds"] == rounds
+    assert method.hyperparameters["rounds"] == rounds
 
 
 SMALL = {"rounds": 1, "local_epochs": 1, "distill_steps": 1, "K": 2, "participation": 1.0,
          "transfer_public_epochs": 1, "transfer_local_epochs": 1, "server_epochs": 1}
-PRESETS = [(paper, algo) for paper in PAPER for algo in PAPER[paper] if algo != "data"]
+PRESETS = [(paper, algo) for paper in PAPERS for algo in PAPERS[paper] if algo != "data"]
 
 
 def flags_of(paper, algo):
-    return {**DEFAULTS, **PAPER[paper]["data"], **{
-        name: value for name, value in PAPER[paper][algo].items() if name in NETWORKS}}
+    networks = {name: getattr(ALGORITHMS[algo], name) for name in NETWORKS}
+    return {**DEFAULTS, **networks, **PAPERS[paper]["data"], **{
+        name: value for name, value in PAPERS[paper][algo].items() if name in NETWORKS}}
 
 
 FIRST = {(*own["model"], own["server_model"]): preset for preset in reversed(PRESETS)
@@ -165,8 +166,8 @@ def test_every_preset_runs(tmp_path, paper, algo):
     """A round with its settings; the first algorithm with the same networks runs the real ones."""
     federation, methods = configured(f"--algo {algo} --paper {paper}")
     own = dataclasses.asdict(ALGORITHMS[algo].Config(**ALGORITHMS[algo].paper))
-    own |= {name: x for name, x in PAPER[paper][algo].items() if name not in NETWORKS}
-    assert methods[algo].settings == own
+    own |= {name: x for name, x in PAPERS[paper][algo].items() if name not in NETWORKS}
+    assert methods[algo].hyperparameters == own
     for name, value in flags_of(paper, algo).items():
         found = methods[algo].networks if name in NETWORKS else federation
         assert value is None or found[name] == value

@@ -7,6 +7,7 @@ import inspect
 import json
 import math
 import re
+import sys
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from algorithms.ranges import RANGES
 from attacks import Attack
 from experiment import keep
 from experiment.settings import Images, Program, Training
-from federation import Federation, parallel, randomness, stream
+from federation import Federation, parallel, randomness, seeded, stream
 from federation.parallel import active_clients, sample_clients
 
 SETTINGS = {    # of the hyperparameters with these names; all others keep their defaults
@@ -105,14 +106,19 @@ class Record(NamedTuple):
 
     rounds: list               # [(metrics, state, the state as it was then)]
     fed: Federation            # after the run
+    seeds: list                # the names of the random numbers of each training
     same_generators: bool      # the global generators were not moved
 
 
 @functools.cache
 def kept(function, algo):
-    fed, before = toy(algo), generators()
-    rounds = [(metrics, state, copy.deepcopy(state)) for metrics, state in run(algo, fed)]
-    return Record(rounds, fed, same(generators(), before))
+    fed, before, seeds = toy(algo), generators(), []
+    with pytest.MonkeyPatch.context() as patch:
+        for name, module in list(sys.modules.items()):
+            if name.startswith(("algorithms.", "federation.")) and hasattr(module, "seeded"):
+                patch.setattr(module, "seeded", lambda *keys: seeds.append(keys) or seeded(*keys))
+        rounds = [(metrics, state, copy.deepcopy(state)) for metrics, state in run(algo, fed)]
+    return Record(rounds, fed, seeds, same(generators(), before))
 
 
 def recorded(algo):
@@ -147,18 +153,21 @@ def sound(models):
 @pytest.mark.parametrize("algo", [algo for algo in ALGORITHMS if takes(algo, "local_steps")])
 def test_local_steps_are_counted_over_passes(algo):
     """Two batches a pass: three passes are six steps."""
-    passes, six, five = (run(algo, toy(algo, sizes=[4] * 6), batch_size=2, **length) for length in (
-        {"local_epochs": 3, "local_steps": None}, {"local_steps": 6}, {"local_steps": 5}))
+    passes, six, five = (run(algo, toy(algo, sizes=[4] * 6), rounds=1, batch_size=2, **length)
+                         for length in ({"local_epochs": 3, "local_steps": None},
+                                        {"local_steps": 6}, {"local_steps": 5}))
     assert same(passes, six) and not same(passes, five)
 
 
 @every_algorithm
 def test_the_order_of_the_clients_does_not_matter(algo, monkeypatch):
-    """Nor what was drawn before: the same seed gives the same metrics and states, bit for bit."""
-    expected = whole(algo)
+    """Nor what was drawn before: the same seed gives the same metrics and states, bit for bit. The
+    rounds go on from the state at the start, through a file."""
+    start, *rounds = whole(algo)
     monkeypatch.setattr(parallel, "own_share", lambda ids: ids[::-1])
     torch.rand(3)
-    assert same(run(algo), expected)
+    assert same(run(algo, rounds=0), [start])
+    assert same(run(algo, state=through_a_file(start[1])), rounds)
 
 
 @every_algorithm
@@ -176,14 +185,13 @@ def test_another_seed_trains_otherwise(algo):
 
 @every_algorithm
 def test_a_state_is_all_that_later_rounds_need(algo):
-    """From every round, through a file; and no later round changes it, also where it did not come
-    from a file."""
+    """No later round changes it, also where it did not come from a file. (From the start, through
+    a file, is the claim above.)"""
     rounds = recorded(algo).rounds
-    for n, (_, state, then) in enumerate(rounds):
-        assert same(state, then)
+    assert all(same(state, then) for _, state, then in rounds)
+    for n, (_, state, then) in [*enumerate(rounds)][1:]:
         later = [(metrics, state) for metrics, state, _ in rounds[n + 1:]]
-        assert same(run(algo, state=state if n % 2 else through_a_file(state)), later)
-        assert same(state, then)
+        assert same(run(algo, state=state), later) and same(state, then)
 
 
 @every_algorithm
@@ -214,7 +222,7 @@ def test_it_learns(algo):
     """Three classes; every network of a client sees the same kind of samples."""
     fed = toy(algo, sizes=(20,) * 4, num_public=20, test=samples(90, seed=1))
     lr = 0.1 if algo in ("split-learning", "centralized-all", "fd", "local", "fedproto",
-                         "fedkd") else 0.2
+                         "fedkd", "fedmd-pooled") else 0.2
     *_, (metrics, _) = run(algo, fed, rounds=3, participation=1.0, local_epochs=5, batch_size=10,
                            server_epochs=5, transfer_public_epochs=3, lr=lr, distill_steps=10,
                            server_lr=0.05, public_epochs=2, public_batch_size=10,
@@ -234,6 +242,14 @@ def test_every_range_is_of_a_flag_that_exists():
     flags |= {field.name for table in (Images, Training, Program)
               for field in dataclasses.fields(table)}
     assert {name for names in RANGES.values() for name in names.split()} <= flags
+
+
+def test_hyperparameters_of_one_name_have_one_type():
+    """In one command a flag is parsed once, for all algorithms."""
+    types = {}
+    for algo in ALGORITHMS:
+        for name, parameter in ALGORITHMS[algo].config_fields.items():
+            assert types.setdefault(name, parameter.type) == parameter.type, (algo, name)
 
 
 @every_algorithm
@@ -316,7 +332,7 @@ def test_augmentation_is_for_what_is_trained_on_alone(algo):
     """FedGKT's edges also predict on it: their feature maps are what its server is trained on.
     FedNTD's teacher sees what its student sees."""
     Net.seen.clear()
-    run(algo, toy(algo, augment=lambda images, rng: images + 100))
+    run(algo, toy(algo, augment=lambda images, rng: images + 100), rounds=1)
     given = {(training, largest > 50) for training, largest in Net.seen}
     extracted = {(False, True)} if algo in ("fedgkt", "fedgkt-async", "fedntd") else set()
     assert given == {(True, True), (False, False)} | extracted

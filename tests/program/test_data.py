@@ -2,6 +2,8 @@
 import functools
 import hashlib
 import pickle
+import struct
+import zlib
 from collections import Counter
 from unittest.mock import Mock
 
@@ -114,13 +116,27 @@ def test_npz_takes_whole_numbers_of_any_type(tmp_path, dtype):
     *((name, np.zeros((size, 5, 4, 3), dtype), f"holds {size} images that are all alike")
       for name, size in (("x_train", 6), ("x_test", 4)) for dtype in ("u1", "f4")),
     *(("y_train", np.array([0, 1, 2, 2, 1, label]), "must hold whole numbers from 0 to 999999$")
-      for label in (-1, .5, np.nan, np.inf, "a", 10**6, 10**11, np.uint64(2**63), 1e19)),
+      for label in (-1, .5, np.nan, np.inf, 10**6, 10**11, np.uint64(2**63), 1e19)),
     *(("writer_train", np.array([0, 1, 2, 2, 1, writer]), "must hold whole numbers from 0 to 92")
       for writer in (np.uint64(2**63), 1e19))])
 @pytest.mark.filterwarnings("error")
 def test_npz_mistakes_are_one_line_with_file_and_array(tmp_path, name, array, words):
     path = write_npz(tmp_path, **{name: array})
     refused(f"^{path}: {name} {words}", load_dataset, path)
+
+
+@pytest.mark.parametrize("kind", ["U", "S"])
+def test_labels_of_an_npz_file_may_be_names_of_classes(tmp_path, kind):
+    """Their order is that of class folders."""
+    names = np.array(["cat", "10", "ant", "9", "ant", "10"], kind)
+    loaded = load_dataset(write_npz(tmp_path, y_train=names[:, None], y_test=names[:4]))
+    assert loaded.class_names == ["9", "10", "ant", "cat"] and loaded.num_classes == 4
+    assert loaded.train.labels.tolist() == [3, 1, 2, 0, 2, 1]
+    assert loaded.test.labels.tolist() == [3, 1, 2, 0]
+    for y_test, words in [(np.array(["ant", "dog", "cat", "9"]), "'dog', a class without training"),
+                          (np.arange(4), "'0', a class without training images$")]:
+        refused(f"y_test has {words}", load_dataset,
+                write_npz(tmp_path, y_train=names, y_test=y_test))
 
 
 @pytest.mark.parametrize("spoil", [
@@ -233,6 +249,70 @@ def test_an_image_is_turned_as_its_exif_data_say(tmp_path):
         assert np.array_equal(readers.read_image(tmp_path / "0.png"), upright)
 
 
+def png_of_16_bits(numbers):
+    """A file of uint16 [h, w, c], which PIL writes only of gray images."""
+    def chunk(name, content):
+        code = struct.pack(">I", zlib.crc32(name + content))
+        return struct.pack(">I", len(content)) + name + content + code
+
+    height, width, channels = numbers.shape
+    kind = {1: 0, 2: 4, 3: 2, 4: 6}[channels]            # gray, gray and alpha, RGB, RGBA
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in numbers)
+    return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(
+        ">IIBBBBB", width, height, 16, kind, 0, 0, 0)) + chunk(b"IDAT", zlib.compress(rows))
+        + chunk(b"IEND", b""))
+
+
+@pytest.mark.parametrize("name", ["0.png", "0.tif", "0.pgm"])
+def test_gray_of_16_bits_keeps_all_of_them(tmp_path, name):
+    """Medical images often have 12: their upper 8 of 16 would be 0 ... 15."""
+    numbers = rng(0).integers(0, 4096, (5, 4), dtype=np.uint16)
+    path = write_images(tmp_path, {name: numbers}) / name
+    found = readers.read_image(path)
+    assert found.shape == (5, 4, 3) and found.dtype == np.float32
+    assert (found * 65535 == numbers[..., None]).all()
+
+
+def test_gray_of_16_bits_is_upright_and_white_where_it_is_transparent(tmp_path):
+    exif = Image.Exif()
+    exif[274] = 6                                        # lies on its left side
+    Image.fromarray(np.uint16([[0, 300, 301]])).save(tmp_path / "0.png", exif=exif,
+                                                     transparency=300)
+    found = readers.read_image(tmp_path / "0.png")[:, 0, 0]
+    assert (found * 65535).tolist() == [0, 65535, 301]
+
+
+def test_bytes_beside_images_of_16_bits_are_brought_to_their_scale(tmp_path):
+    loaded = load_dataset(write_images(tmp_path, {
+        "train/a/0.png": np.uint16([[65535, 257 * 7]]), "train/b/0.png": np.uint8([[255, 7]]),
+        "train/b/1.png": np.uint8([[0, 51]]), "test/a/0.png": np.uint8([[255, 0]])}))
+    one, same, other = loaded.train.images
+    assert torch.allclose(one, same) and torch.allclose(other, torch.tensor([0, .2]))
+    assert loaded.test.images.dtype == torch.uint8                       # each part has its type
+
+
+@pytest.mark.parametrize("name, content", [
+    *(("0.png", png_of_16_bits(np.zeros((5, 4, channels)))) for channels in (2, 3, 4)),
+    ("0.ppm", b"P6 2 2 65535\n" + bytes(24)), ("0.tif", np.zeros((2, 2), np.float32)),
+    ("0.tif", np.zeros((2, 2), np.int32))])
+def test_colors_of_more_than_8_bits_are_refused(tmp_path, name, content):
+    """PIL would keep the upper 8 and not say so."""
+    write_images(tmp_path, {name: content})
+    refused(f"{name}: .*colors of more than 8 bits", readers.read_image, tmp_path / name)
+
+
+@pytest.mark.parametrize("mode, tag, value", [("RGB", 258, (16, 16, 16)), ("I;16", 262, 0)])
+def test_a_tiff_file_of_which_pil_does_not_say_what_it_is_is_refused(tmp_path, mode, tag, value):
+    """16 bits of each color, of which it reads 8; gray that counts from white, as if from black."""
+    array = COLOR[0] if mode == "RGB" else np.zeros((2, 2), np.uint16)
+    Image.fromarray(array).save(tmp_path / "0.tif")
+    with Image.open(tmp_path / "0.tif") as image:
+        assert image.mode == mode and readers.more_than_8_bits(image) == (mode == "I;16")
+        image.tag_v2[tag] = value
+        assert readers.more_than_8_bits(image)
+        refused("colors of more than 8 bits", readers.gray_of_16_bits, image)
+
+
 @pytest.mark.parametrize("name", ["0.tif", "0.png", "0.webp"])
 def test_a_file_of_several_pages_is_refused(tmp_path, name):
     pages = [Image.fromarray(array) for array in COLOR[:2]]
@@ -261,7 +341,6 @@ def test_a_folder_has_three_channels_unless_all_images_are_gray(tmp_path, test_i
 @pytest.mark.parametrize("name, content, words", [
     ("train/a/9.png", b"hello", "9.png: cannot be read as an image"),
     ("train/a/9.png", pixels(4, 6, 3), r"9.png: size \(4, 6\), the first image has \(5, 4\)"),
-    ("train/a/9.png", np.zeros((5, 4), np.uint16), "9.png: .*more than 8 bits"),
     ("test/c/0.png", COLOR[0], "c: a class without training images")])
 def test_folder_mistakes_are_one_line_that_names_the_place(tmp_path, name, content, words):
     good = {"train/a/0.png": COLOR[0], "train/b/0.png": COLOR[1], "test/a/0.png": COLOR[2]}
@@ -280,6 +359,57 @@ def test_a_class_folder_without_images_is_named(tmp_path, empty):
 def test_a_folder_of_images_is_no_task(tmp_path):
     write_images(tmp_path, {"train/0.png": COLOR[0]})
     refused(f"^{tmp_path}/train: no folders of classes$", load_dataset, tmp_path)
+
+
+@pytest.mark.parametrize("part, other", [("train", "test"), ("test", "train")])
+def test_a_missing_part_of_a_folder_is_named(tmp_path, part, other):
+    write_images(tmp_path, {f"{other}/a/0.png": COLOR[0]})
+    refused(f"^{tmp_path}/{part} is missing$", load_dataset, tmp_path)
+
+
+def test_images_in_folders_inside_a_class_are_of_this_class(tmp_path):
+    loaded = load_dataset(write_images(tmp_path, {
+        "train/a/0.png": COLOR[0], "train/b/new/0.png": COLOR[1], "test/a/0.png": COLOR[2]}))
+    assert torch.equal(loaded.train.images, nchw(COLOR[:2])) and loaded.class_names == ["a", "b"]
+
+
+@pytest.mark.parametrize("labeled, words", [
+    (True, "2 .gif, 2 in val, 1 .txt, 1 outside of a class, 1 without a suffix"),
+    (False, "2 in val, 1 .gif, 1 .txt, 1 in test")])
+def test_files_that_are_not_read_are_counted(tmp_path, labeled, words):
+    """Not what is hidden, and nothing where all is read."""
+    contents = {"train/a/0.png": COLOR[0], "train/b/new/1.JPG": COLOR[1], "test/a/0.png": COLOR[2]}
+    assert load.ignored(write_images(tmp_path / "all", contents)) == ""
+    more = dict.fromkeys(["train/a/0.gif", "val/a/0.png", "val/a/1.png", "train/a/.x"], b"")
+    more |= {"train/0.png" if labeled else "notes.txt": b"", ".hidden/0.png": b""}
+    if labeled:
+        more |= dict.fromkeys(["notes.txt", "1.GIF", "test/README"], b"")
+    assert load.ignored(str(write_images(tmp_path / "some", contents | more)), labeled) == words
+    assert load.ignored("glyphs") == load.ignored(str(write_npz(tmp_path))) == ""
+
+
+def test_a_folder_of_any_files_but_no_train_is_read_as_a_whole(tmp_path):
+    write_images(tmp_path, {"0.png": COLOR[0], "a/b/1.png": COLOR[1], "a/2.gif": b""})
+    assert load.ignored(tmp_path, labeled=False) == "1 .gif"
+
+
+def test_images_of_a_folder_can_be_resized_whatever_their_sizes(tmp_path):
+    """Bytes stay bytes. An image that has the size stays as it is."""
+    contents = {"train/a/0.png": COLOR[0], "train/b/0.png": np.tile(np.uint8([0, 200]), (12, 6)),
+                "test/a/0.png": np.tile(np.uint16([0, 1000]), (20, 4))}
+    loaded = load_dataset(write_images(tmp_path, contents), size=(5, 4))
+    own, stripes = loaded.train.images
+    assert torch.equal(own, nchw(COLOR[:1])[0]) and own.dtype == torch.uint8
+    assert stripes.float().sub(100).abs().max() <= 13                    # of 3 columns 1 or 2
+    assert ((loaded.test.images * 65535 - 500).abs() < 100).all()
+
+
+def test_public_images_of_mixed_sizes_are_resized(tmp_path):
+    write_images(tmp_path, {"0.png": COLOR[0], "1.png": COLOR[1, :, :3], "2.png": COLOR[2, :4]})
+    refused("the first image has", load.load_public, tmp_path)
+    loaded = load.load_public(tmp_path, size=(5, 4))
+    assert unlabeled(loaded) and torch.equal(loaded.train.images[:1], nchw(COLOR[:1]))
+    assert loaded.train.images.shape == (3, 3, 5, 4)
 
 
 # ---------------------------------------------------------------------------------- public images
@@ -526,6 +656,7 @@ def test_the_servers_network_is_another_if_it_is_given():
     (torch.zeros(3, 1, 2, 2).byte(), OWN[1], "images are torch.uint8: make them floats"),
     (torch.zeros(3, 4), OWN[1], r"images are floats .* not \[3, 4\]$"),
     (torch.zeros(0, 1, 2, 2), OWN[1][:0], "images are floats .* with n > 0"),
+    (torch.arange(12.).view(3, 1, 2, 2) * 20, OWN[1], "images hold .* from 0 to 220, like bytes"),
     (OWN[0], OWN[1][:2], r"labels are whole numbers \[3\] from 0 to 1"),
     (OWN[0], OWN[1].float(), r"labels are whole numbers \[3\]"),
     (OWN[0], OWN[1] + 1, "labels are .* from 0 to 1, as the network has 2 outputs"),

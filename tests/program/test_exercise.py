@@ -31,17 +31,41 @@ def test_what_is_no_exercise_is_an_error_of_one_line(tmp_path, monkeypatch, caps
     assert os.listdir() == []
 
 
-@pytest.mark.parametrize("teacher, student, passes", [
-    ("teacher", "student", True), ("student", "teacher", False)])
-def test_a_right_body_passes_and_swapped_arguments_do_not(tmp_path, teacher, student, passes):
-    name = "fedsdd.distillation_loss"
-    command = [sys.executable, ROOT / "tests" / "exercise.py", name]
-    subprocess.run(command, cwd=tmp_path, check=True)
-    path = tmp_path / "exercises" / f"{name}.py"
-    path.write_text(path.read_text().replace("    ...", f"""
-    log_p, log_q = ((z / temperature).log_softmax(-1) for z in ({teacher}, {student}))
-    return temperature**2 * (log_p.exp() * (log_p - log_q)).sum(-1).mean()"""))
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == (not passes)
-    assert (" failed" in done.stdout) == (not passes) and done.stdout.count(" passed") == 1 + passes
-    assert passes or "0.8041181193982111" in done.stdout     # what the test expects
+NAME = "fedsdd.distillation_loss"
+GRADED = {"right": ("teacher", "student"), "wrong": ("student", "teacher")}  # KL(first || second)
+
+
+def start_graded(npz, folder):
+    """The process of `graded`, which works while other tests run (conftest.py starts it)."""
+    for word, (first, second) in GRADED.items():
+        path = folder / word / "exercises" / f"{NAME}.py"
+        path.parent.mkdir(parents=True)
+        path.write_text(template(NAME).replace("    ...", f"""
+    log_p, log_q = ((z / temperature).log_softmax(-1) for z in ({first}, {second}))
+    log_ratio = (log_p - log_q).masked_fill(log_p.exp() == 0, 0)
+    return temperature**2 * (log_p.exp() * log_ratio).sum(-1).mean()"""))
+    grade = f"{sys.executable} {ROOT}/tests/exercise.py {NAME}"
+    commands = [f"(cd {folder}/{word}; {grade} > printed; echo $? > status)" for word in GRADED]
+    return subprocess.Popen("; ".join(commands), shell=True)
+
+
+@pytest.fixture(scope="module")
+def graded(background):
+    """A folder where exercise.py has graded a right body and a wrong one."""
+    out, process = background["graded"]
+    assert process.wait(timeout=300) == 0
+    return out
+
+
+@pytest.mark.parametrize("word", GRADED)
+def test_a_right_body_passes_and_swapped_arguments_do_not(graded, word):
+    printed, passes = (graded / word / "printed").read_text(), word == "right"
+    assert int((graded / word / "status").read_text()) == (not passes)
+    assert (" failed" in printed) == (not passes) and printed.count(" passed") == 1 + passes
+    assert passes or "0.8041181193982111" in printed         # what the test expects
+
+
+def test_an_exercise_is_written_where_its_grading_looks_for_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main([NAME]) == 0 and "wrote" in capsys.readouterr().out
+    assert (tmp_path / "exercises" / f"{NAME}.py").read_text() == template(NAME)

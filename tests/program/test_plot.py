@@ -1,6 +1,8 @@
 """plot: means, intervals and differences by hand, labels of folders, one line for bad input."""
+import io
 import json
 import re
+import runpy
 import sys
 from statistics import stdev
 
@@ -15,7 +17,8 @@ MODEL = {"server_accuracy": "server", "ensemble_accuracy": "ensemble"}
 ROW = '{"round": 0, "accuracy": 0.1, "loss": 2}'
 
 
-def write(folder, algo, values, lr=1, scores=MODEL, data="one set", **more):
+def write(folder, algo, values, lr=1, scores=MODEL, data="one set", ended=None, **more):
+    """Runs of these accuracies; `more` in each row; ended: when their round 0 did, in seconds."""
     for seed, accuracies in values.items():
         (run := folder / f"{algo.replace(':', '-')}-seed{seed}").mkdir(parents=True)
         (run / "config.json").write_text(json.dumps({
@@ -23,6 +26,8 @@ def write(folder, algo, values, lr=1, scores=MODEL, data="one set", **more):
             "hyperparameters": {"lr": lr}, "fingerprints": {"dataset": data},
             "data": {"dataset": "/me/x.npz", "public": None, "data_root": "/me/data"},
             "environment": {"threads": 1}, "scores": scores}))
+        if ended is not None:
+            (run / "timing.jsonl").write_text(json.dumps({"round": 0, "ended": ended}) + "\n")
         (run / "metrics.jsonl").write_text("\n".join(json.dumps(
             {"round": t, "accuracy": x, "bytes_up": 2**20 * t, "bytes_down": 2**19} | more)
             for t, x in enumerate(accuracies)))
@@ -44,7 +49,7 @@ def table(tmp_path, capsys):
 def half(*values):
     """t of 1 or 2 degrees of freedom, by a table of statistics."""
     n = len(values)
-    return {2: 12.706, 3: 4.303}[n] * stdev(values) / n ** .5
+    return {2: 12.7062047, 3: 4.3026527}[n] * stdev(values) / n ** .5
 
 
 def test_the_table_has_the_mean_and_its_interval_in_the_last_round(table):
@@ -75,11 +80,23 @@ def test_the_table_tells_the_settings_once_and_each_labels_own(table):
 
 
 def test_t_is_that_of_the_tables_of_statistics():
-    assert [plot.T[n - 1] for n in (1, 4, 9, 29)] == [12.706, 2.776, 2.262, 2.045]
+    """With all digits that are printed; of any number of values."""
+    table = {1: 12.7062047, 2: 4.3026527, 3: 3.1824463, 4: 2.7764451, 5: 2.5705818, 9: 2.2621572,
+             29: 2.0452296, 30: 2.0422725, 120: 1.9799304, 1000: 1.9623391}
+    assert {n: round(plot.t_quantile(n), 7) for n in table} == table
     assert plot.half_width([1.0]) is None
-    for n, quantile in ((5, 2.776), (40, 2.045)):        # of more than 30 values: 2.045 is a bound
-        values = list(range(n))
-        assert plot.half_width(values) == pytest.approx(quantile * stdev(values) / n ** .5)
+    values = [*range(121)]
+    assert plot.half_width(values) == pytest.approx(1.9799304 * stdev(values) / 11)
+
+
+def test_a_round_without_a_value_is_a_dash_and_a_mean_says_of_how_many_rounds(tmp_path, capsys):
+    """Final is the last round; with --last 3 a mean is of the last three rounds at most."""
+    write(tmp_path, "a", {0: [.9, .1, None, .3], 1: [.9, .2, .4, None], 2: [.9, None, None, None]})
+    final, = re.findall("final .*\na (.*)\n", printed(capsys, tmp_path))
+    assert final == "server 30.00 (n = 1) reference 3 30.00 - -"
+    mean, = re.findall("mean of 3 .*\na (.*)\n", printed(capsys, tmp_path, "--last", 3))
+    assert mean == (f"server 25.00 +- {half(20, 30):.2f} (n = 2) reference 3 "
+                    "20.00 (2 rounds) 30.00 (2 rounds) -")
 
 
 def test_a_base_without_the_accuracy_is_there_with_its_other(tmp_path, capsys):
@@ -90,10 +107,73 @@ def test_a_base_without_the_accuracy_is_there_with_its_other(tmp_path, capsys):
     assert "\na - - - 0 -\nb ensemble 50.00 +30.00 0 50.00\n" in out
 
 
+def test_differences_are_of_accuracies_on_the_same_images_unless_asked(tmp_path, capsys):
+    """FedGEMS's server is tested on the public half, FedMD's clients on the private one."""
+    write(tmp_path, "fedgems", {0: [.5]}, client_accuracy=.1, server_accuracy_private_test=.6,
+          scores={"accuracy": "server, public half", "client_accuracy": "clients, private half"})
+    write(tmp_path, "fedmd", {0: [.3]}, scores={"accuracy": "clients, private half"})
+    out = printed(capsys, tmp_path, "--base", "fedmd")
+    assert "\nfedgems server, public half 50.00 - 0 " in out
+    assert out.endswith("\n\nno difference: fedgems minus fedmd accuracy: accuracy on public half, "
+                        "not private half; --any-data subtracts\n")
+    for flags, difference in (["--any-data"], "+20.00"), (["--key", "clients"], "-20.00"), (
+            ["--key", "server"], "+30.00"), (["--key", "server_accuracy_private_test"], "+30.00"):
+        out = printed(capsys, tmp_path, "--base", "fedmd", *flags)
+        assert f" {difference} 0 " in out and "no difference" not in out
+
+
+def test_own_classes_are_not_compared_with_all(tmp_path, capsys):
+    """Under one name; and a base's other accuracy is one of the same images."""
+    own = {"accuracy": "clients, own classes", "client_accuracy": "clients"}
+    write(tmp_path, "fd", {0: [.2]}, scores={"accuracy": "clients"}, client_accuracy_own=.8)
+    write(tmp_path, "fml", {0: [.9]}, scores=own, client_accuracy=.3, server_accuracy=.7)
+    write(tmp_path, "local", {0: [.5]}, scores=own, client_accuracy=.4, client_accuracy_own=.5)
+
+    def differences(key):
+        out = printed(capsys, tmp_path, "--base", "local", "--key", key)
+        return [line.split(" 0 ")[0].split()[-1] for line in out.split("\n\nfinal")[1].split("\n")
+                if line.startswith(("fd ", "fml "))][:2]
+    assert differences("accuracy") == ["-", "+40.00"]
+    assert differences("client_accuracy_own") == ["+30.00", "-"]
+    assert differences("server_accuracy") == ["-", "+30.00"]             # minus client_accuracy
+    assert differences("server") == ["-20.00", "+30.00"]
+
+
+def test_differences_are_of_the_same_rounds_unless_asked(tmp_path, capsys):
+    write(tmp_path, "a", {0: [.1, .2]})
+    write(tmp_path, "b", {0: [.3, .4, .5]})
+    out = printed(capsys, tmp_path)
+    assert "\nb server 50.00 - 2 50.00\n" in out and out.endswith(
+        "no difference: b minus a accuracy: 2 rounds, not 1; --rounds 1 or --any-data subtracts\n")
+    assert " +30.00 2 " in printed(capsys, tmp_path, "--any-data")
+    assert " +20.00 1 " in printed(capsys, tmp_path, "--rounds", 1)
+
+
+def test_the_reference_is_the_first_of_the_command_and_stays_when_another_joins(tmp_path, capsys):
+    write(tmp_path, "fedsdd", {0: [.1], 1: [.1]}, ended=1)
+    write(tmp_path, "fedavg", {0: [.1], 1: [.1]}, ended=2)
+    write(tmp_path, "a-later-one", {0: [.1]}, ended=3)
+    assert "minus fedsdd accuracy" in printed(capsys, tmp_path)
+    assert [*plot.read_runs([tmp_path])] == ["fedsdd", "fedavg", "a-later-one"]
+    assert [*plot.read_runs([tmp_path / "fedavg-seed0", tmp_path / "fedsdd-seed0"])] == [
+        "fedavg", "fedsdd"]                              # as the words of this command
+
+
+def test_a_label_that_the_terminal_does_not_have_is_printed(tmp_path, monkeypatch):
+    write(tmp_path, "α", A)
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(sys, "argv", ["plot", str(tmp_path)])
+    monkeypatch.setattr(plot.signal, "signal", lambda *_: None)
+    runpy.run_path(plot.__file__, run_name="__main__")
+    terminal.flush()
+    assert re.search(rb"\n\? +server ", terminal.buffer.getvalue())
+
+
 def test_rounds_after_a_number_are_left_out(tmp_path, capsys):
     write(tmp_path, "a", {0: [0.4]})
     write(tmp_path, "b", {0: [0.1, 0.6]})
-    assert "\nb server 60.00 +20.00 1 60.00\n" in printed(capsys, tmp_path)
+    assert "\nb server 60.00 - 1 60.00\n" in printed(capsys, tmp_path)
     assert "\nb server 10.00 -30.00 0 10.00\n" in printed(capsys, tmp_path, "--rounds", 0)
 
 
@@ -103,8 +183,12 @@ def test_a_picture_names_each_line_and_whose_accuracy_it_is(tmp_path):
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         plot.main([str(tmp_path), "--key", "accuracy,ensemble_accuracy",
                    "--out", f"{tmp_path}/x.svg"])
+        picture = (tmp_path / "x.svg").read_text()
+        assert all(name in picture for name in (">a: server<", ">a: ensemble<", "mean of 2 seeds"))
+        write(tmp_path, "b", B)                          # three seeds
+        plot.main([str(tmp_path), "--out", f"{tmp_path}/x.svg"])
     picture = (tmp_path / "x.svg").read_text()
-    assert all(name in picture for name in (">a: server<", ">a: ensemble<", "2 seeds"))
+    assert all(name in picture for name in (">a (n = 2)<", ">b (n = 3)<", "mean of n seeds"))
 
 
 def test_a_curve_has_the_mean_and_interval_of_each_round(tmp_path):
@@ -114,6 +198,9 @@ def test_a_curve_has_the_mean_and_interval_of_each_round(tmp_path):
     assert [x for x, *_ in points] == [0, 1, 2]
     assert points[2][1:] == pytest.approx((1.3 / 3, half(.7, .5, .1)))
     assert [x for x, *_ in plot.curve(runs, "accuracy", "MB")] == [0.5, 2.0, 4.5]
+    runs[0]["rows"][1]["accuracy"] = None                # no mean of two of three seeds
+    assert [x for x, *_ in plot.curve(runs, "accuracy", "round")] == [0, 2]
+    runs[0]["rows"][1]["accuracy"] = 0.6
     smooth = [value for _, value, _ in plot.curve(runs[:1], "accuracy", "round", last=2)]
     assert smooth == pytest.approx([0.1, 0.35, 0.65])
 
@@ -138,7 +225,7 @@ def test_a_csv_of_all_metrics_is_read_like_the_runs_themselves(tmp_path, capsys,
 def test_comu_by_hand(tmp_path):
     """ComU@x: payload both ways, up to and with the first round in which the clients reach x;
     the headline, if no client is scored."""
-    rows = [{"accuracy": .0, "client_accuracy": .1},
+    rows = [{"accuracy": .0, "client_accuracy": .1 - 1e-8},      # a mean of float32
             {"accuracy": .1, "client_accuracy": .3,
              "bytes_up": 10, "bytes_down": 200, "bytes_down_indices": 5_000},
             {"accuracy": .2, "client_accuracy": .5,
@@ -151,7 +238,9 @@ def test_comu_by_hand(tmp_path):
         (folder / "a-seed0" / "metrics.jsonl").write_text("".join(
             json.dumps({"round": t} | row) + "\n" for t, row in enumerate(rows)))
         [[run]] = plot.read_runs([folder]).values()
-        return [MB * 2**20 for _, MB in plot.series(run, f"ComU@{x}")]
+        values = plot.by_round(run, f"ComU@{x}")
+        assert len(values) == len(rows) and values[:-1] == [None] * 3
+        return [MB * 2**20 for MB in values if MB is not None]
 
     one, two = 10 + 200, 10 + 200 + 30 + 400
     clients = {"accuracy": "server", "client_accuracy": "clients"}
@@ -186,7 +275,7 @@ def test_the_key_clients_shows_their_accuracy_under_the_name_that_each_algorithm
 
 def test_comu_is_missing_where_the_accuracy_is_not_reached(tmp_path, capsys):
     write(tmp_path, "a", A)                              # 0.5 MB, then 1.5, then 2.5 more
-    assert re.search(r"final ComU@0.6 .*\n\S+ 4.5 reference 2 4.5\n",
+    assert re.search(r"final ComU@0.6 .*\n\S+ 4.5 \(n = 1\) reference 2 - 4.5\n",
                      printed(capsys, tmp_path, "--key", "ComU@0.6"))
 
 
@@ -245,7 +334,7 @@ def test_no_run_hides_another(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("flags, rows, words", [
-    ("--key acc", ROW, "no run has acc, but clients, MB, accuracy, loss"),
+    ("--key acc", ROW, "no run has acc, but clients, server, MB, accuracy, loss"),
     ("--base a,c", ROW, "the labels are"), ("--last 2", ROW, "has 0 rounds"),
     ("--last 0", ROW, "--last 0"), ("--rounds -1", ROW, "no run has accuracy"),
     ("", "", "finished round"), ("", ROW[:9], "a-seed0/metrics.jsonl is damaged"),

@@ -3,14 +3,14 @@ import dataclasses
 import re
 
 from algorithms import ALGORITHMS
-from experiment.keep import Run
+from experiment.keep import Record, scores_of
 from experiment.report import summary
-from experiment.settings import Method, scores_of
+from experiment.settings import Method
 
 
 def run_of(label, algorithm, public, rows):
-    method = Method(label, algorithm, {}, {}, 1)
-    return Run(method, 0, {"scores": scores_of(algorithm, public)}, None, rows=rows)
+    method = Method(label, algorithm, {}, [], {}, 1)
+    return Record(method, 0, {"scores": scores_of(algorithm, public)}, None, rows=rows)
 
 
 def test_the_summary_says_whose_accuracy_it_is_and_on_which_half(capsys):
@@ -33,6 +33,17 @@ def test_the_summary_says_whose_accuracy_it_is_and_on_which_half(capsys):
         for line, (whose, half, final, best) in zip(printed, lines, strict=True):
             whose += f", {half} half" * (public == "half")
             assert re.search(rf"  {whose} +\d  0{final} ± \S+ +0{best} ± ", line), line
+
+
+def test_a_last_round_without_a_value_is_a_dash_in_the_summary(capsys):
+    """Of FedMD's distilled clients: no accuracy where nobody digested. Best is of other rounds."""
+    names = [*ALGORITHMS["fedmd"].scores]
+    runs = [run_of("fedmd", ALGORITHMS["fedmd"], None, [dict(zip(names, row)) for row in rows])
+            for rows in ([(.1, .2), (.3, None)], [(.1, .4), (.3, .1)])]
+    summary(runs)
+    printed = capsys.readouterr().out
+    assert re.search(r"after private training +2  0.3000 ± 0.0000 +0.3000 ± ", printed)
+    assert re.search(r"after distillation +2  - +0.3000 ± ", printed)
 
 
 def test_an_algorithm_of_a_readers_own_has_the_headline_that_it_declares(capsys):

@@ -1,4 +1,5 @@
 """benchmarks/papers: every command is understood, and REPRODUCE.md has every table and figure."""
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -33,6 +34,18 @@ def test_every_command_of_an_item_is_understood(paper, item):
         start, flags = command.split(" ", 2)[:2], command.split()[2:]
         assert start == ["python", "fedkd_minimal.py"] and {"--paper", "--dataset"} <= {*flags}
         read(flags)
+
+
+@pytest.mark.parametrize("code, started", [(2, 4), (130, 2)])
+def test_a_refused_command_does_not_stop_the_next_ones_any_other_end_does(tmp_path, code, started):
+    """The second of Table 4's four commands ends so."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho x\ncase "$*" in *emnist-letters*) exit {code};; esac\n')
+    python.chmod(0o755)
+    done = subprocess.run([ROOT / "benchmarks" / "papers" / "fedmd.sh", "table4", "--run"],
+                          capture_output=True, text=True,
+                          env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    assert (done.returncode, done.stdout.count("x")) == (code, started)
 
 
 @pytest.mark.parametrize("paper", LAST)

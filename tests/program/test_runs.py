@@ -4,19 +4,23 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from commands import refused
+from commands import child, refused, status_of
 from test_command_line import contents, kept
 
 from algorithms import ALGORITHMS
-from experiment import keep
+from experiment import keep, processes
+from federation import parallel_map
 from federation.parallel import packed, unpacked
 from fedkd_minimal import main
 
@@ -67,7 +71,9 @@ def expected(finished):
 def test_every_round_is_timed(algo, finished):
     timings = kept(finished[algo] / f"{algo}-seed0", "timing.jsonl")
     assert [timing.pop("round") for timing in timings] == list(range(ROUNDS + 1))
-    assert all(timing.keys() == {"round_seconds"} for timing in timings)
+    assert all(timing.keys() == {"round_seconds", "ended"} for timing in timings)
+    ended = [timing["ended"] for timing in timings]
+    assert ended == sorted(ended) and 0 <= time.time() - ended[-1] < 3600
     assert all(timing["round_seconds"] > 0 for timing in timings)
 
 
@@ -113,9 +119,9 @@ def start_elsewhere(npz, out):
     """The process of `elsewhere`, which works while other tests run (conftest.py starts it)."""
     jobs = [(killed, f"{out}/{algo}.txt", [command(algo, npz, "--out", out / algo)])
             for killed in (True, False) for algo in ALGORITHMS]
-    for kind, algos, processes in [
+    for kind, algos, number in [
             ("edges", EDGES, 2), ("others", [a for a in ALGORITHMS if a not in EDGES], 3)]:
-        several = command(",".join(algos), npz, "--processes", processes, "--out",
+        several = command(",".join(algos), npz, "--processes", number, "--out",
                           out / "several" / kind)
         jobs.append((False, f"{out}/{kind}.txt", [several]))
     return subprocess.Popen([sys.executable, "-c", ELSEWHERE, json.dumps(jobs)], cwd=ROOT,
@@ -157,48 +163,52 @@ def test_a_message_is_read_as_it_was_sent(sent):
     assert (name, got.dtype) == ("logits", sent.dtype) and torch.equal(got, sent)
 
 
-def started(lines):
-    """What a program with these lines does in two processes: its standard output and error."""
-    before = """
-import os, signal
-from types import SimpleNamespace
-from federation import parallel_map
-from experiment import processes
-fed = SimpleNamespace(device="cpu")
-def work():
-"""
-    text = before + lines + "\nprocesses.start(work, 2, '; go on')"
-    return subprocess.run([sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True)
+def started(work, tmp_path):
+    """(exit status, standard output, standard error) of a program that does work(fed) in two
+    processes."""
+    def program(argv, is_program):
+        processes.start(lambda: work(SimpleNamespace(device="cpu")), 2, "; go on")
+
+    with child(program, [], tmp_path / "errors") as (number, printed):
+        return status_of(number), printed.read(), (tmp_path / "errors").read_text()
 
 
 several_processes = pytest.mark.skipif(sys.platform != "linux", reason="it forks")
 
 
 @several_processes
-def test_all_processes_train_clients():
-    ended = started("    found = parallel_map(fed, range(5), lambda i: os.getpid())\n"
-                    "    processes.say([*found.values()])")
-    numbers = ended.stdout.strip("[]\n").split(", ")
-    assert len({*numbers}) == 2 and numbers[0::2] == [numbers[0]] * 3 and ended.returncode == 0
+def test_all_processes_train_clients(tmp_path):
+    def work(fed):
+        found = parallel_map(fed, range(5), lambda i: os.getpid())
+        processes.say([*found.values()])
+
+    status, printed, _ = started(work, tmp_path)
+    numbers = printed.strip("[]\n").split(", ")
+    assert len({*numbers}) == 2 and numbers[0::2] == [numbers[0]] * 3 and status == 0
 
 
 @several_processes
-@pytest.mark.parametrize("number", [0, 1])
-def test_an_error_in_one_process_alone_is_printed_and_ends_all(number):
+@pytest.mark.parametrize("rank", "01")
+def test_an_error_in_one_process_alone_is_printed_and_ends_all(rank, tmp_path):
     """The other one waits for it."""
-    ended = started(f"""    assert os.environ['RANK'] != str({number}), "its client has no samples"
-    parallel_map(fed, [0, 1], lambda i: i)""")
-    assert ended.returncode == 1 and "AssertionError: its client has no samples" in ended.stderr
+    def work(fed):
+        assert os.environ["RANK"] != rank, "its client has no samples"
+        parallel_map(fed, [0, 1], lambda i: i)
+
+    status, _, errors = started(work, tmp_path)
+    assert status == 1 and "AssertionError: its client has no samples" in errors
 
 
 @several_processes
-@pytest.mark.parametrize("number", [0, 1])
-def test_a_process_that_is_killed_ends_all_with_one_line(number):
-    ended = started(f"""    if os.environ['RANK'] == str({number}):
-        os.kill(os.getpid(), signal.SIGKILL)
-    parallel_map(fed, [0, 1], lambda i: i)""")
-    assert ended.returncode == 1 and ended.stderr.count("\n") == 1
-    assert "was killed; go on" in ended.stderr
+@pytest.mark.parametrize("rank", "01")
+def test_a_process_that_is_killed_ends_all_with_one_line(rank, tmp_path):
+    def work(fed):
+        if os.environ["RANK"] == rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+        parallel_map(fed, [0, 1], lambda i: i)
+
+    status, _, errors = started(work, tmp_path)
+    assert status == 1 and errors.count("\n") == 1 and "was killed; go on" in errors
 
 
 # -------------------------------------------------------------------- stops, and the command again
@@ -295,6 +305,7 @@ def stopped(first_stop, tmp_path):
     ("fedavg", "--clients 4", "clients 6, not 4"), ("fedavg", "--rounds 2", "rounds 3, not 2"),
     ("fedavg", "--model cnn", "model mlp, not cnn"), ("fedavg", "--classes 0,2", "classes none"),
     ("fedavg", "--attack paf", "attack none, not paf"),
+    ("fedavg", "--lr 0.2 --seeds 1", "lr 0.1, not 0.2: add --lr 0.1, or"),     # of another seed
     ("fedprox", "--validation 0.2", "validation 0.1, not 0.2"),      # beside a run on other data
     ("fedavg,fedprox", "--public half", "public fifth, not half")])
 def test_a_folder_of_other_settings_is_refused_in_one_line(
@@ -303,6 +314,26 @@ def test_a_folder_of_other_settings_is_refused_in_one_line(
     argv = [*command(algo, npz, "--out", stopped), *flags.split()]
     refused(capsys, argv, stopped / "fedavg-seed0", words, "--out")
     assert contents(stopped) == before
+
+
+def test_a_refusal_says_what_to_type_to_join_the_folder(stopped, npz, capsys):
+    for algo, more, expected in [                        # fedprox may augment
+            ("fedprox", "--public none --augment", "--public fifth"),
+            ("fedavg", "--augment --lr 1 --attack paf --public none --seeds 1",
+             "--public fifth --no-augment --attack none --attackers none --lr 0.1")]:
+        argv = [*command(algo, npz, "--out", stopped), *more.split()]
+        [advice] = re.findall("add (.*), or", refused(capsys, argv))
+        assert advice == expected
+        main([*argv, *advice.split()])
+
+
+def test_an_algorithm_joins_with_data_that_it_would_not_choose(npz, tmp_path, capsys):
+    """FedAvg alone has neither public nor validation images; FedBE needs none to predict."""
+    argv = [*command("fedavg", npz), "--public", "none", "--validation", "none"]
+    main([*argv, "--out", str(tmp_path)])
+    main([*argv, "--algo", "fedavg,fedbe", "--out", str(tmp_path)])
+    assert {path.name for path in tmp_path.iterdir()} == {"fedavg-seed0", "fedbe-seed0"}
+    refused(capsys, [*argv, "--algo", "fedsdd", "--out", tmp_path], "fedsdd needs public images")
 
 
 @pytest.mark.parametrize("key", ["x_train", "y_test"])
@@ -333,9 +364,10 @@ def test_a_run_from_another_machine_goes_on_and_says_so(stopped, npz, expected, 
 def test_two_at_once_with_one_folder_write_the_bytes_of_one(stopped, npz):
     argv = command("fedavg", npz, "--rounds", "9", "--out")
     main([*argv, str(shutil.copytree(stopped, stopped.parent / "alone"))])
-    both = [subprocess.Popen([sys.executable, "fedkd_minimal.py", *argv, str(stopped)], cwd=ROOT,
-                             stdout=subprocess.DEVNULL) for _ in range(2)]
-    assert [process.wait() for process in both] == [0, 0]
+    errors = stopped.parent / "errors"
+    with (child(main, [*argv, stopped], errors) as (one, _),
+          child(main, [*argv, stopped], errors) as (other, _)):
+        assert [status_of(one), status_of(other)] == [0, 0]
     assert bytes_of(stopped) == bytes_of(stopped.parent / "alone")
     assert contents(stopped / "fedavg-seed0").keys() == {*keep.FILES}
 
@@ -366,6 +398,7 @@ def turn_a_bit(path):
     ("checkpoint.pt", lambda path: torch.save({"w": torch.ones(1)}, path)),
     ("checkpoint.pt", lambda path: torch.save([1, 2], path)),
     ("config.json", lambda path: path.write_text("{")),
+    ("config.json", lambda path: path.write_text("")),
     ("config.json", lambda path: path.write_text("[]")),
     ("config.json", lambda path: path.write_text('{"name": "of another program"}')),
     ("config.json", lambda path: path.write_text('{"data": 3}')),

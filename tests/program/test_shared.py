@@ -1,11 +1,10 @@
 """Random streams, clients in parallel, batches and prediction."""
 import copy
-import sys
 from collections import OrderedDict
 
 import pytest
 import torch
-from test_contracts import run
+from test_contracts import recorded, run
 from torch import nn
 from toys import federation, linear, same, samples, with_batchnorm, with_dropout, with_features
 
@@ -16,7 +15,9 @@ from federation import (
     count_active,
     disagreement,
     feature_size,
+    mean_accuracy,
     minibatches,
+    own_accuracy,
     predict,
     predict_models,
     prepared,
@@ -41,15 +42,10 @@ def test_only_equal_keys_give_equal_numbers(draw):
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
-def test_no_two_trainings_share_dropout(algo, monkeypatch):
+def test_no_two_trainings_share_dropout(algo):
     """In two rounds, with two global models of each network: each has a seed of its own. (FedGen's
     generator is new in every training, and its weights are loaded.)"""
-    seeds = []
-    for name, module in list(sys.modules.items()):
-        if name.startswith(("algorithms.", "federation.")) and hasattr(module, "seeded"):
-            monkeypatch.setattr(module, "seeded", lambda *keys: seeds.append(keys) or seeded(*keys))
-    run(algo)
-    trainings = [keys for keys in seeds if keys[1] != "generator"]
+    trainings = [keys for keys in recorded(algo).seeds if keys[1] != "generator"]
     assert len(set(trainings)) == len(trainings) > 1
 
 
@@ -165,6 +161,20 @@ def test_disagreement_by_hand():
     members = nn.functional.one_hot(classes, 2).float()
     assert disagreement(members) == pytest.approx((1 + 2 + 1 + 1 + 2 + 1) / 3 / 6)
     assert disagreement(members[:1]) is None and disagreement(members[[0, 0]]) == 0
+
+
+def test_shares_and_their_means_are_whole_counts_divided_once():
+    """0.9 and 0.7 are the floats of these names: as float32 they would be .8999999762 and
+    .6999999881. Each class has ten test images, of which 9, 9 and 3 are right."""
+    labels = torch.arange(3).repeat_interleave(10)
+    answers = labels.clone()
+    answers[[0, 10, *range(20, 27)]] = torch.tensor([1, 2, *[0] * 7])
+    logits = nn.functional.one_hot(answers).float()
+    assert accuracy(logits[:10], labels[:10]) == 0.9 and accuracy(logits, labels) == 0.7
+    assert own_accuracy(logits, labels, torch.tensor([0, 1, 1])) == 0.9
+    members = nn.functional.one_hot(torch.stack([labels, answers])).float()
+    assert disagreement(members[:, :20]) == 0.1 and disagreement(members[:, 20:]) == 0.7
+    assert [mean_accuracy(x) for x in ([0.9] * 10, [0.6, 0.8], [0.7])] == [0.9, 0.7, 0.7]
 
 
 NOTHING = torch.tensor([[1., torch.nan], [torch.nan, torch.nan], [torch.inf, 0.], [0., 1.]])

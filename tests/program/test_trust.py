@@ -5,18 +5,18 @@ import errno
 import itertools
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from commands import child, status_of
 from test_runs import bytes_of, command, stopped_after
 from toys import federation as toy
 from toys import labeled
 
 from algorithms import ALGORITHMS
-from experiment import keep, processes
+from experiment import keep
 from fedkd_minimal import main
 
 
@@ -56,6 +56,13 @@ def test_killed_before_any_single_write_a_run_goes_on_with_the_same_bytes(short,
     assert step == 3 * 3         # checkpoint, metrics, timing of rounds 0 to 2
 
 
+def test_killed_while_its_folder_is_made_a_run_begins_again(short, tmp_path):
+    (tmp_path / "scaffold-seed0").mkdir()
+    (tmp_path / "scaffold-seed0" / "config.json").touch()
+    main([*short[0], "--out", str(tmp_path)])
+    assert bytes_of(tmp_path) == short[1]
+
+
 @pytest.mark.parametrize("rounds, begun", [(0, "1"), (1, "1"), (1, "2")])
 def test_a_stopped_run_with_cut_lines_grows_to_the_same_bytes(short, tmp_path, rounds, begun):
     stopped_after(rounds, [*short[0], "--rounds", begun, "--out", str(tmp_path)])
@@ -75,36 +82,9 @@ def test_seeds_side_by_side_give_the_bytes_of_each_alone(npz, tmp_path):
     assert alone[0] != alone[1]
 
 
-@contextlib.contextmanager
-def child(argv, errors):
-    """The program in a child of this process: yields (its number, what it prints as a file).
-
-    errors    the file for its standard error
-    """
-    read, write = os.pipe()
-    number = os.fork()
-    if number == 0:
-        try:
-            os.close(read)
-            signal.signal(signal.SIGINT, signal.default_int_handler)     # ignored in `pytest &`
-            os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
-            sys.stderr = open(2, "w", buffering=1, closefd=False)
-            sys.stdout = open(write, "w", encoding="utf-8")
-            processes.end_with(main, [*map(str, argv)])
-        finally:
-            os._exit(99)                                     # nothing of the parent's is done twice
-    os.close(write)
-    with open(read, errors="replace") as printed:
-        yield number, printed
-
-
-def status_of(number):
-    return os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
-
-
 def test_ctrl_c_ends_with_130_and_one_line_that_says_how_to_go_on(npz, tmp_path):
     argv = command("fedavg", npz, "--rounds", 100000, "--out", tmp_path / "the out")
-    with child(argv, tmp_path / "errors") as (number, printed):
+    with child(main, argv, tmp_path / "errors") as (number, printed):
         assert any(line.startswith("  3/") for line in printed)
         os.kill(number, signal.SIGINT)
         assert status_of(number) == 130
@@ -116,7 +96,7 @@ def test_ctrl_c_ends_with_130_and_one_line_that_says_how_to_go_on(npz, tmp_path)
 
 def test_ctrl_c_ends_a_run_whose_second_process_is_stopped(npz, tmp_path):
     argv = command("fedavg", npz, "--rounds", 100000, "--processes", 2)
-    with child(argv, tmp_path / "errors") as (number, printed):
+    with child(main, argv, tmp_path / "errors") as (number, printed):
         assert any(line.startswith("  1/") for line in printed)
         children = Path(f"/proc/{number}/task/{number}/children").read_text().split()
         os.kill(int(children[1]), signal.SIGSTOP)
@@ -129,7 +109,7 @@ def test_ctrl_c_ends_a_run_whose_second_process_is_stopped(npz, tmp_path):
 @pytest.mark.parametrize("who", ["parent", "child"])
 def test_kill_9_of_one_process_ends_all(npz, tmp_path, who):
     argv = command("fedavg", npz, "--rounds", 100000, "--processes", 2)
-    with child(argv, tmp_path / "errors") as (number, printed):
+    with child(main, argv, tmp_path / "errors") as (number, printed):
         assert any(line.startswith("  1/") for line in printed)
         children = Path(f"/proc/{number}/task/{number}/children").read_text().split()
         os.kill(number if who == "parent" else int(children[0]), signal.SIGKILL)
@@ -143,12 +123,13 @@ def test_kill_9_of_one_process_ends_all(npz, tmp_path, who):
 
 
 def test_a_closed_pipe_ends_a_run_silently_and_it_goes_on_with_the_same_bytes(short, tmp_path):
-    with child([*short[0], "--out", tmp_path / "out"], tmp_path / "errors") as (number, printed):
+    argv = [*short[0], "--out", tmp_path / "out"]
+    with child(main, argv, tmp_path / "errors") as (number, printed):
         assert any(line.startswith("  0/") for line in printed)
         printed.close()
         assert status_of(number) in (-signal.SIGPIPE, 128 + signal.SIGPIPE)     # it has children
     assert (tmp_path / "errors").read_text() == ""
-    main([*short[0], "--out", str(tmp_path / "out")])
+    main([*map(str, argv)])
     assert bytes_of(tmp_path / "out") == short[1]
 
 

@@ -46,8 +46,8 @@ def test_the_pages_algorithm_keeps_every_promise(fedavgm):
 @pytest.mark.parametrize("flags", ["", " --dataset some.npz", " --paper fedsdd", " --paper fedgkt"])
 def test_a_sibling_has_the_settings_of_the_one_it_is_like(fedavgm, flags):
     federation, methods = configured("--algo fedavg,fedavgm" + flags)
-    own = methods["fedavgm"].settings
-    assert own.pop("server_momentum") == 0.5 and own == methods["fedavg"].settings
+    own = methods["fedavgm"].hyperparameters
+    assert own.pop("server_momentum") == 0.5 and own == methods["fedavg"].hyperparameters
     assert federation == configured("--algo fedavg" + flags)[0]
 
 
@@ -71,9 +71,9 @@ def test_variants_of_an_algorithm_are_named_in_table_and_folders(fedavgm, npz, t
 
 def test_a_hyperparameter_without_a_range_has_one_by_its_type(fedavgm, capsys):
     for value in ("inf", "nan", "much", "-2"):
-        refused(capsys, f"--algo fedavgm --server-momentum {value}".split(), "--server-momentum")
+        refused(capsys, f"--algo fedavgm --server-momentum {value}".split(), "momentum")
     [method] = configured("--algo fedavgm --server-momentum 2")[1].values()
-    assert method.settings["server_momentum"] == 2
+    assert method.hyperparameters["server_momentum"] == 2
     assert all(map(configured, re.findall(r"fedkd_minimal\.py (.*\bfedavgm\b.*)", PAGE)))
 
 
@@ -141,5 +141,12 @@ def test_a_loaded_model_predicts_as_in_the_run(algo, key, npz, tmp_path, monkeyp
         assert re.search("a.png [012]\nb.png [012]\n", capsys.readouterr().out)
         white = torch.full((1, 1, 9, 9), 255, dtype=torch.uint8)
         assert torch.allclose(page["logits"], model(prepare(white)), atol=1e-5)
+        assert torch.equal(prepare(white), prepare(torch.ones(1, 1, 9, 9, dtype=torch.float64)))
+        for bad, words in [(white.float(), "tensor holds floats from 255 to 255; expected 0 "),
+                           (white.numpy(), r"tensor .* not ndarray \[1, 1, 9, 9\]"),
+                           (white.expand(1, 3, 9, 9).permute(0, 2, 3, 1), r"Tensor \[1, 9, 9, 3\]"),
+                           (white[0], r"Tensor \[1, 9, 9\]"), (white[:0], "with n > 0")]:
+            with pytest.raises(ValueError, match=f"^prepare.* {words}"):
+                prepare(bad)
     with pytest.raises(ValueError, match="has no model 'client 9'; it has "):
         keep.load_model(run.folder, "client 9")
