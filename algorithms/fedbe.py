@@ -192,12 +192,11 @@ def gaussian_sample(state_dicts, weights, rng):
     for name, mean in average.items():
         is_number = isinstance(mean, torch.Tensor) and mean.is_floating_point()
         if is_number and mean.isfinite().all() and not name.endswith(BUFFERS):   # departure 3
-            wide = mean.to(torch.promote_types(mean.dtype, torch.float32))
-            deviations = (p * (state_dict[name] - wide).square()
+            deviations = (p * (state_dict[name] - mean).square()
                           for p, state_dict in zip(weights, state_dicts))
             variance = sum(deviations) / sum(weights)                        # departure 1
             noise = rng.standard_normal(tuple(mean.shape), dtype="float32")
-            sample[name] = (wide + variance.sqrt() * torch.from_numpy(noise).to(wide)).to(mean)
+            sample[name] = mean + variance.sqrt() * torch.from_numpy(noise).to(mean)
     return sample
 
 

@@ -283,8 +283,7 @@ def compress(tensor, energy):
     """
     if tensor.ndim < 2 or tensor.numel() == 0 or not tensor.isfinite().all():
         return tensor.clone(), tensor.numel()
-    matrix = tensor.flatten(1).to(torch.promote_types(tensor.dtype, torch.float32))
-    U, sigma, Vt = torch.linalg.svd(matrix, full_matrices=False)                 # sigma falls
+    U, sigma, Vt = torch.linalg.svd(tensor.flatten(1), full_matrices=False)      # sigma falls
     # Squares of the scaled values are neither too large nor too small to add. They are added on the
     # CPU, because a GPU's cumsum is not deterministic. Where all values are 0, rank is 1.
     squares = (sigma / sigma.max().clamp(min=torch.finfo(sigma.dtype).tiny)).square().cpu()
@@ -293,7 +292,7 @@ def compress(tensor, energy):
     numbers = rank * (len(U) + 1 + Vt.shape[1])
     if numbers >= tensor.numel():
         return tensor.clone(), tensor.numel()                                    # departure 6
-    return (U[:, :rank] * sigma[:rank] @ Vt[:rank]).view(tensor.shape).to(tensor), numbers
+    return (U[:, :rank] * sigma[:rank] @ Vt[:rank]).view(tensor.shape), numbers
 
 
 # --------------------------------------------------------------------------------------------------

@@ -205,12 +205,11 @@ def aggregate(fed, cfg, server, uploads, num_clients):
     model = average_weights([upload["model"] for upload in uploads], sizes)  # departure 2: buffers
     control = {}
     for name, c in server["control"].items():
-        x, wide = server["model"][name], torch.promote_types(c.dtype, torch.float32)
-        model_change = sum(upload["model"][name].to(wide) - x for upload in uploads) / len(uploads)
-        control_change = sum(upload["control_change"][name].to(wide)
-                             for upload in uploads) / len(uploads)
-        model[name] = (x + cfg.global_lr * model_change).to(x.dtype)                     # line 17
-        control[name] = (c + len(uploads) / num_clients * control_change).to(c.dtype)    # line 17
+        x = server["model"][name]
+        model_change = sum(upload["model"][name] - x for upload in uploads) / len(uploads)
+        control_change = sum(upload["control_change"][name] for upload in uploads) / len(uploads)
+        model[name] = x + cfg.global_lr * model_change                                   # line 17
+        control[name] = c + len(uploads) / num_clients * control_change                  # line 17
     return {"model": model, "control": control}
 
 

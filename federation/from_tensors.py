@@ -126,6 +126,10 @@ def from_tensors(private, test, networks, *, public=None, validation=None, serve
                 new_network(make, "init", 0), new_network(make, "init", 0)):
             raise TypeError(f"{name}: give a class or function of which each call makes a new "
                             "network, with layers of its own")
+        for w in new_network(make, "init", 0).parameters():
+            if w.is_floating_point() and w.element_size() < 4:
+                raise ValueError(f"{name}: weights are {w.dtype}, in which small steps are lost: "
+                                 "make them float32; amp=True computes in bfloat16")
     shapes = [output_shape(client_model(j), image) for j in range(len(networks))]
     if len({*shapes}) > 1 or not isinstance(shapes[0], tuple) or len(shapes[0]) != 2:
         raise ValueError("all networks must give logits [B, C] with the same C; for one image of "

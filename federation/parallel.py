@@ -85,38 +85,39 @@ def on_server(function):
 
 
 # --------------------------------------------------------------------------------------------------
-# Several processes: number r of them computes for ids[r], ids[r + world_size], ...
+# Several processes: number r of them computes for ids[r], ids[r + world_size], ... The server is
+# trained by the first one, number 0: see `on_server`.
 
 def own_share(ids):
     """Those of `ids` for which this process computes: all, if there is one process."""
     return ids[dist.get_rank()::dist.get_world_size()] if dist.is_initialized() else ids
 
 
-def to_all(fed, own, ids):
-    """{i: value} of all `ids`, in every process; own: {i: value} of `own_share(ids)`."""
+def to_all(fed, computed, ids):
+    """{i: value} of all `ids`, in every process; computed: {i: value} of `own_share(ids)`."""
     if not dist.is_initialized():
-        return own
+        return computed
     results = {}
     for source in range(min(dist.get_world_size(), len(ids))):
-        message = [packed(own)] if source == dist.get_rank() else [None]
+        message = [packed(computed)] if source == dist.get_rank() else [None]
         dist.broadcast_object_list(message, src=source)
         results |= unpacked(message[0], fed.device)
     return results
 
 
-def to_server(fed, own, ids):
+def to_server(fed, computed, ids):
     """{i: value} of all `ids` in the first process, which trains the server; {} in the others.
 
     So what is large, such as feature maps, is only where it is needed.
     """
     if dist.is_initialized() and dist.get_rank() > 0:
-        dist.send_object_list([packed(own)], dst=0)
+        dist.send_object_list([packed(computed)], dst=0)
         return {}
     for source in range(1, dist.get_world_size() if dist.is_initialized() else 1):
         message = [None]
         dist.recv_object_list(message, src=source)
-        own = own | unpacked(message[0], fed.device)
-    return {i: own[i] for i in ids}
+        computed = computed | unpacked(message[0], fed.device)
+    return {i: computed[i] for i in ids}
 
 
 def packed(value):

@@ -183,11 +183,9 @@ TABLE["algorithms/scaffold.py", "scaffold"] = [
     ("controls | {i: trained[i].control for i in «uploads→active»}",
      "same::a_bad_upload_leaves_all_as_if_its_client_were_not_there[scaffold]",
      "a client whose upload is left out has a new control"),
-    ('model_change = «sum(upload["model"][name].to(wide) - x for upload in uploads) / len(uploads)→'
+    ('model_change = «sum(upload["model"][name] - x for upload in uploads) / len(uploads)→'
      'uploads[-1]["model"][name] - x»', "opposite_updates_cancel_and_one_is_one_nth",
      "only the last client's update counts", "FedML's SCAFFOLD"),
-    ('upload["control_change"][name]«.to(wide)→»',
-     "changes_of_narrow_networks_are_averaged_in_float32", "a sum in bfloat16 stands still"),
     ("«len(uploads) / num_clients * →»control_change",
      "opposite_updates_cancel_and_one_is_one_nth", "divided by the active clients, not by all",
      "flearn's SCAFFOLD"),
@@ -291,9 +289,7 @@ TABLE["algorithms/__init__.py", "feddf"] = [
 TABLE["algorithms/fedbe.py", "fedbe"] = [
     ("deviations = (p«→ * 0 + sum(weights) / len(weights)» * (state_dict[name]",
      "gaussian_sample_by_hand", "the variance is not weighted", "FedBE's code"),
-    ("wide = mean.to(«torch.promote_types(mean.dtype, torch.float32)→mean.dtype»)",
-     "the_variance_of_narrow_models_is_summed_in_float32", "a sum in bfloat16 stands still"),
-    ("wide + variance«.sqrt()→» * torch", "gaussian_sample_by_hand",
+    ("mean + variance«.sqrt()→» * torch", "gaussian_sample_by_hand",
      "the variance for the standard deviation"),
     ("mean.isfinite().all()« and not name.endswith(BUFFERS)→»:",
      "samples_have_the_averages_buffers[gaussian_sample]",
@@ -643,7 +639,7 @@ TABLE["algorithms/fedkd.py", "fedkd"] = [
     ("if «numbers >= tensor.numel()→False»:",
      "a_matrix_comes_back_as_it_is_where_its_factors_are_no_fewer_numbers",
      "factors are sent that are more numbers than the matrix", "public code of FedKD"),
-    ("matrix = tensor.flatten(«1→0, -2»).to(",
+    ("torch.linalg.svd(tensor.flatten(«1→0, -2»),",
      "a_kernel_is_a_matrix_of_its_output_channels",
      "a kernel as matrices of k columns, which numpy's svd makes of it", "public code of FedKD"),
     ("{name: after[name]« - w→» for name, w in weights.items()},",

@@ -367,14 +367,9 @@ def test_a_layer_that_stands_at_two_places_is_sent_once():
                if name.startswith("1."))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_a_narrow_matrix_is_compressed_in_float32(dtype):
-    """And an empty one is sent as it is."""
-    matrix = torch.outer(torch.arange(8.), torch.arange(8.))                         # of rank 1
-    arrived, numbers = fedkd.compress(matrix.to(dtype), 0.9)
-    assert arrived.dtype == dtype and numbers == 8 + 1 + 8
-    assert torch.allclose(arrived.float(), matrix, rtol=0.01, atol=0.01)
-    assert fedkd.compress(torch.ones(0, 5), 0.9)[1] == 0
+def test_an_empty_matrix_is_sent_as_it_is():
+    arrived, numbers = fedkd.compress(torch.ones(0, 5), 0.9)
+    assert arrived.shape == (0, 5) and numbers == 0
 
 
 def test_without_a_usable_upload_nothing_comes_back():

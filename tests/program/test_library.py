@@ -11,7 +11,7 @@ import torch
 from functions import ROOT
 from test_contracts import Net, Server, models_in, run, sound, toy
 from torch import nn
-from toys import last_layer, linear, same, samples, with_batchnorm, with_hidden_layer
+from toys import linear, same, samples, with_batchnorm, with_hidden_layer
 
 from algorithms import (
     ALGORITHMS,
@@ -19,7 +19,6 @@ from algorithms import (
     fedbe,
     feddf,
     fedgems,
-    fedgen,
     fedgkt,
     fedmd,
     fedntd,
@@ -134,6 +133,8 @@ PARTS = [("client 3", "client"), ("test", "test"), ("public", "public"),
     (ValueError, r"for one image of \[2, 2, 2\]: view size is not compatible",
      {"client": two_channels, "test": two_channels, "public": None, "validation": None,
       "networks": [lambda: Viewed()]}),
+    (ValueError, "^network 0: weights are torch.bfloat16, .* amp=True computes in bfloat16$",
+     {"networks": [lambda: with_hidden_layer().bfloat16()]}),
     (ValueError, r"^lazy layers must find their sizes from one image of \[1, 2, 2\]: ",
      {"networks": [lambda: nn.Sequential(nn.Conv2d(2, 2, 1), nn.LazyConv2d(3, 2))]})])
 def test_what_from_tensors_refuses_in_one_line(error, words, given):
@@ -403,17 +404,6 @@ def test_an_error_on_the_server_leaves_the_number_of_threads():
     with pytest.raises(ArithmeticError):
         fails(dataclasses.replace(of_tensors([linear]), threads=before + 1))
     assert torch.get_num_threads() == before
-
-
-def test_fedgen_refuses_a_last_layer_that_is_not_float32():
-    """Its generator makes float32 features."""
-    def narrow():
-        model = last_layer()
-        model.classifier.bfloat16()
-        model.classifier.register_forward_pre_hook(lambda layer, given: given[0].bfloat16())
-        return model
-    with pytest.raises(ValueError, match="^fedgen: .* must be float32, .* not torch.bfloat16$"):
-        fedgen.run(of_tensors([narrow]))
 
 
 def test_an_attack_is_built_before_it_is_given():
