@@ -1,6 +1,6 @@
 """Federated learning by knowledge distillation: from flags to log lines, metrics and checkpoints.
 
-    python fedkd_minimal.py --algo fedsdd --K 4 --R 2            embedded data, about a minute
+    python fedkd_minimal.py --algo fedsdd --K 4 --R 2            embedded data, a minute at most
     python fedkd_minimal.py --algo fedavg,fedsdd --seeds 0,1,2   side by side, with mean and std
     python fedkd_minimal.py --algo fedsdd:R=1,fedsdd:R=4         each with its own hyperparameters
     python fedkd_minimal.py --algo fedsdd --dataset cifar10 --paper fedsdd --out runs/fedsdd
@@ -13,8 +13,8 @@ after every round; the fields of its `Config` are flags: --local-epochs is `loca
 
 With --out nothing is lost but an unfinished round: after a kill, Ctrl-C or a full disk the same
 command goes on, and its numbers are those of an uninterrupted run. On Linux, without a GPU, the
-program makes a process for each core, eight at most; all run the same lines, and only the first one
-prints and writes.
+program makes a process for each core, eight at most, and no more than a round has clients; all run
+the same lines, and only the first one prints and writes.
 """
 import sys
 from functools import partial

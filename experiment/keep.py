@@ -121,7 +121,7 @@ def config_of(folder):
     try:
         config = json.loads(path.read_text())
         parts = ("data", "fingerprints", "training", "networks", "hyperparameters", "environment")
-        return config | {part: dict(config[part]) for part in parts}
+        return config | {"algo": str(config["algo"])} | {part: dict(config[part]) for part in parts}
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ValueError(f"{path} is missing or damaged, or not from this program "
                          f"({error})") from None
@@ -145,7 +145,7 @@ def compare(folder, then, now):
               if name != "data_root" and known_then.get(name) != known_now.get(name)]
     if differ:
         differ.sort(key=lambda name: name in then["fingerprints"])   # --classes changes them, too
-        flags = [flag_with(name, typed_then[name]) for name in differ
+        flags = [flag_with(name, typed_then.get(name)) for name in differ
                  if typed_then.get(name) != typed_now.get(name)]
         advice = f"add {' '.join(flags)}, or " if flags else ""
         name = differ[0]

@@ -142,7 +142,7 @@ def read(argv, about=""):
         flags = [flag_of(field.name) for table in tables for field in fields(table)]
         raise ValueError(f"unknown {' '.join(unknown)}{suggestion(unknown[0], flags)}; --algo "
                          f"{','.join(algorithms)} --help lists the flags")
-    program = asdict(Program()) | given
+    program = merged(asdict(Program()), given)
     for name in ("algo", "seeds"):
         if len({*program[name]}) < len(program[name]):
             raise ValueError(f"--{name} has a word twice")
@@ -224,7 +224,8 @@ def parser_of(tables):
     parser = Parser("fedkd_minimal.py", add_help=False, allow_abbrev=False,
                     argument_default=argparse.SUPPRESS)
     for field in {field.name: field for table in tables for field in fields(table)}.values():
-        parser.add_argument(flag_of(field.name), **options_of(field))
+        names = ("--help", "-h") if field.name == "help" else (flag_of(field.name),)
+        parser.add_argument(*names, **options_of(field))
     return parser
 
 
@@ -283,12 +284,12 @@ def method_of(label, algorithm, given):
     networks = {name: getattr(algorithm, name) for name in NETWORKS}
     values = merged(networks | config, preset.get("data", {}), of_method or {}, given, vars(word))
     flags_of_all = {field.name for table in (Images, Training, Program) for field in fields(table)}
-    has_large = any(given.get(name) for name in ("paper", *NETWORKS))     # networks, by guess
+    may_be_large = any(given.get(name) for name in ("paper", *NETWORKS))     # the networks
     return Method(
         label, algorithm, hyperparameters={name: values[name] for name in config},
         lacks=sorted(given.keys() - flags_of_all - config.keys()),
         networks={"model": [*values["model"]], "server_model": values["server_model"]},
-        threads=given.get("threads", num_cores() if has_large else 1))
+        threads=given.get("threads") or (num_cores() if may_be_large else 1))
 
 
 def merged(defaults, *layers):
@@ -352,8 +353,9 @@ def check(command, given):
         algorithm = method.algorithm
         is_unknown = public not in (*HELD_OUT, *DATASETS) and "public" not in given
         if algorithm.needs_public(method.hyperparameters) and (public is None or is_unknown):
+            papers = f" (the paper's: {public})" if public else ""
             raise ValueError(f"{method.label} needs public images for {shared['dataset']}: "
-                             f"--public NAME or PATH (the paper's: {public or 'none'})")
+                             f"--public fifth, half, NAME or PATH{papers}")
         if is_foreign(public) and algorithm.public not in served:
             raise ValueError(f"{method.label}: the public images need labels of the task: "
                              f"--public half or fifth, not {public}")
@@ -365,6 +367,10 @@ def check(command, given):
             others = ", ".join(name for name, x in ALGORITHMS.items() if x.plateau)
             raise ValueError(f"--lr-patience: {method.label} keeps its learning rates; they may "
                              f"fall in {others}")
+        if (shared["lr_patience"] is not None and algorithm.plateau
+                and shared["validation"] is None):
+            raise ValueError(f"--lr-patience: {method.label}'s rates fall by the accuracy on "
+                             "validation images: --validation 0.1")
     if shared["joint"] and not is_foreign(public):
         raise ValueError("--joint needs a foreign public set: --public NAME or PATH")
     if shared["attack"]:

@@ -98,8 +98,10 @@ REFUSED = """
 --algo fedgems --paper fedgems        | --paper | fedgems-homogeneous
 --algo scaffold --paper fedgkt        | fedgkt | scaffold | fedavg
 --algo fedsdd --paper fedsdd --dataset cifar100 | ImageNet-32
---algo fedavg,feddf --paper feddf TINY | feddf | --public NAME or PATH
+--algo fedavg,feddf --paper feddf TINY | feddf | NAME or PATH
 --algo fedavg,split-learning --lr-patience 3 | --lr-patience | split-learning
+--algo fedgkt --lr-patience 1 --validation none | --lr-patience | --validation 0.1
+--algo fedsdd --public none           | fedsdd needs public images | --public fifth
 --algo fedgems --public glyphs-letters | fedgems | --public half
 --algo fedmd,fedgems --public glyphs-letters | fedgems
 --algo fedgems --public glyphs-letters --joint | fedgems
