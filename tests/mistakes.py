@@ -364,6 +364,8 @@ TABLE["algorithms/fedmd.py", "fedmd"] = [
      "digest_loss_is_the_mean_absolute_error", "the squared error"),
     ("(logits«→.softmax(-1)» - consensus_logits.detach()«→.softmax(-1»)«→)»",
      "digest_loss_is_the_mean_absolute_error", "a softmax before the difference"),
+    ("consensus_logits.detach()).abs()«→.sum(-1)».mean()", "digest_loss_is_the_mean_absolute_error",
+     "the sum over the classes"),
     ("consensus_logits«.detach()→»", "digest_loss_is_the_mean_absolute_error",
      "the consensus gets a gradient"),
     ('stream(fed.seed, "subset"«, t→»)', "each_rounds_subset_is_of_its_own_stream",
@@ -463,6 +465,8 @@ TABLE["algorithms/fedgems.py", "fedgems"] = [
     ("return «S.log1p() - (exp_d * d.masked_fill(exp_d == 0, 0)).sum(-1) / (1 + S)→"
      "torch.special.entr(logits.softmax(-1)).mean(-1)»", "eq3_by_hand",
      "the mean over the classes"),
+    ("return «S.log1p() - (exp_d * d.masked_fill(exp_d == 0, 0)).sum(-1) / (1 + S)→"
+     "torch.special.entr(logits.softmax(-1)).sum(-1) / 0.6931472»", "eq3_by_hand", "H in bits"),
     ("return «S.log1p() - (exp_d * d.masked_fill(exp_d == 0, 0)).sum(-1) / (1 + S)→"
      "-(logits.softmax(-1) * logits.softmax(-1).log()).sum(-1)»",
      "eq3_certain_logits_have_entropy_zero", "the logarithm of 0"),
@@ -668,6 +672,9 @@ TABLE["algorithms/fedgkt.py", "fedgkt"] = [
      "functions::fedgkts_server_distills_unless_it_is_told_not_to", "no distillation by default"),
     ("return ce + distillation_loss(«server_logits.detach(), logits→logits, server_logits.detach()»"
      ", temperature)", "eq7_by_hand", "the server learns in the client's loss"),
+    ("distillation_loss(client_logits«.detach()→», logits, temperature)",
+     "functions::the_student_learns_and_the_teacher_gets_no_gradient[fedgkt.server_loss]",
+     "the client's logits get a gradient"),
     ("distillation_loss(server_logits«.detach()→», logits, temperature)",
      "functions::the_student_learns_and_the_teacher_gets_no_gradient[fedgkt.client_loss]",
      "the server's logits get a gradient"),

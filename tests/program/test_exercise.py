@@ -319,7 +319,7 @@ WRONG = {   # (a student's form, part of its name in mistakes.py, or "" for none
         (lambda t, s: kd(t.detach(), s, 1.0, mean=torch.mean), "over batch and classes")],
     "fedgems.entropy": [
         (lambda z: -(softmax(z) * softmax(z).log()).sum(-1), "the logarithm of 0"),
-        (lambda z: -(softmax(z) * softmax(z).log2().clamp(min=-99)).sum(-1), ""),
+        (lambda z: -(softmax(z) * softmax(z).log2().clamp(min=-99)).sum(-1), "H in bits"),
         (lambda z: torch.special.entr(softmax(z)).mean(-1), "the mean over the classes"),
         (lambda z: (softmax(z) * log_softmax(z)).sum(-1), "")],
     "fedgems.entropy_weights": [
@@ -351,7 +351,8 @@ WRONG = {   # (a student's form, part of its name in mistakes.py, or "" for none
         (lambda z, y, t, T, distill=True: CE(z, y) + kd(t.detach(), z, T), "always distills"),
         (lambda z, y, t, T, distill=True: CE(z, y) + distill * kd(
             t.detach(), z, T, lambda T: 1), "no temperature²"),
-        (lambda z, y, t, T, distill=True: CE(z, y) + distill * kd(t, z, T), "")],
+        (lambda z, y, t, T, distill=True: CE(z, y) + distill * kd(t, z, T),
+         "the client's logits get a gradient")],
     "averaging.average_weights": [
         (lambda states, weights: {k: sum(s[k] for s in states) / len(states) for k in states[0]},
          "all models weigh the same"),
@@ -366,7 +367,7 @@ WRONG = {   # (a student's form, part of its name in mistakes.py, or "" for none
     "fedmd.digest_loss": [
         (lambda z, f: F.mse_loss(z, f.detach()), "the squared error"),
         (lambda z, f: F.l1_loss(z, f), "the consensus gets a gradient"),
-        (lambda z, f: (z - f.detach()).abs().sum(-1).mean(), "")],
+        (lambda z, f: (z - f.detach()).abs().sum(-1).mean(), "the sum over the classes")],
     "fd.others_mean": [
         (lambda p: p.sum(0, keepdim=True).expand_as(p) / p.any(-1).sum(0).clamp(min=1)[:, None],
          "the own row is in the target")]}
