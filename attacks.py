@@ -48,6 +48,7 @@ def paf(benign, theta):
 def lie(benign, z):
     """mean + z * standard deviation of the benign uploads, by coordinate: [n, ...] -> [...].
 
+    benign    its standard deviation is sqrt(mean of (x - mean)²), with n and not n - 1
     limits    one attacker of 16 moves the mean of all uploads by z / 16 standard deviations
     source    Eq. (10); Alg. 2, line 4-5
     """

@@ -200,8 +200,8 @@ def entropy_weights(client_logits, reliable):
     """The weight of each client on each image: softmax of 1/H over the reliable ones.   Eq. (4)
 
     client_logits, reliable   [M, n, C], bool [M, n]: who is right
-    returns                   [M, n]: 0 for other clients; each column sums to 1, or to 0 if no
-                              client is right
+    returns                   [M, n]: 0 for other clients, whose logits may be nan; each column sums
+                              to 1, or to 0 if no client is right
     At small entropies the most certain client has nearly all weight: of H = 0.01 and 0.02 the ratio
     is exp(50). H below 1e-6 counts as 1e-6, so that 1/H is finite.
     >>> client_logits = torch.tensor([[[2., 0.]], [[1., 0.]], [[0., 9.]]])
@@ -216,9 +216,10 @@ def entropy_weights(client_logits, reliable):
 def entropy(logits):
     """H = - sum_c p_c ln p_c in nats, p = softmax(logits): [..., C] -> [...].   Eq. (3)
 
-    It is computed as H = ln(1 + S) - sum_c d_c e^d_c / (1 + S), where d_c is a logit minus the
-    largest one, and S the sum of e^d_c without the largest: p near 1 has too few digits in float32
-    for - p ln p, and 1/H of Eq. (4) would weigh the wrong client.
+    A class of p = 0 adds 0: of the logits 1e4 and 0 H is 0. It is computed as
+        H = ln(1 + S) - sum_c d_c e^d_c / (1 + S),
+    where d_c is a logit minus the largest one, and S the sum of e^d_c without the largest: p near 1
+    has too few digits in float32 for - p ln p, and 1/H of Eq. (4) would weigh the wrong client.
     >>> entropy(torch.tensor([[0., 0.], [0., 1.]]))
     tensor([0.6931, 0.5822])
     """
@@ -289,7 +290,8 @@ def server_loss(logits, labels, teacher, has_teacher, epsilon):
     """The mean over a batch of CE, Eq. (1), or with a teacher of Eq. (2), (5): a scalar.
 
     logits, labels          [B, C], [B]
-    teacher, has_teacher    logits [B, C], bool [B]; where it is False, the logits may be anything
+    teacher, has_teacher    logits [B, C], which get no gradient, bool [B]; where it is False, the
+                            logits may be anything
     """
     losses = F.cross_entropy(logits, labels, reduction="none")                   # [B]
     losses[has_teacher] = distillation(logits[has_teacher], labels[has_teacher],

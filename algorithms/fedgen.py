@@ -245,6 +245,8 @@ def diversity_loss(features, noise):
     """exp(-d), small where different noise gives different features: a scalar in (0, 1].   Step 12
 
     features, noise    [B, D], [B, n]
+    d = the mean over all B² pairs of the mean |difference| of their features times the mean squared
+    difference of their noise.
     """
     exact = "donot_use_mm_for_euclid_dist"
     feature_distance = torch.cdist(features, features, p=1) / features.shape[1]      # [B, B]

@@ -209,7 +209,7 @@ def view(fed, i, trainings):
 def client_loss(logits, labels, server_logits, temperature):
     """CE + KD(server, client), or CE alone where server_logits is None: a scalar.   Eq. (7)
 
-    logits, labels, server_logits    [B, C], [B], [B, C]
+    logits, labels, server_logits    [B, C], [B], [B, C]; the server's get no gradient
     """
     ce = F.cross_entropy(logits, labels)
     if server_logits is None:
@@ -300,7 +300,7 @@ def server_batches(cfg, uploads, rng):
 def server_loss(logits, labels, client_logits, temperature, distill=True):
     """CE + KD(client, server), or CE alone unless `distill`: a scalar.   Eq. (6)
 
-    logits, labels, client_logits    [B, C], [B], [B, C]
+    logits, labels, client_logits    [B, C], [B], [B, C]; the client's get no gradient
     """
     ce = F.cross_entropy(logits, labels)
     if not distill:

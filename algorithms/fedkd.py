@@ -230,6 +230,9 @@ def adaptive_losses(mentor_logits, mentee_logits, labels, mentor_features, mappe
     mentor_logits, mentee_logits, labels    [B, C], [B, C], [B]
     mentor_features, mapped                 [B, D], [B, D]: mapped is W times the mentee's features
     hidden                                  False: without H
+    CE(mentor) + (KL(mentee || mentor) + H) / S, and likewise with the two swapped. H is the mean of
+    (mentor_features - mapped)², S = CE(mentor) + CE(mentee), at least 1e-6. S and the other model's
+    output get no gradient.
     >>> mentor, mentee = torch.tensor([[.8, .2]]).log(), torch.tensor([[.5, .5]]).log()
     >>> adaptive_losses(mentor, mentee, torch.tensor([0]), torch.ones(1, 2), torch.zeros(1, 2))
     (tensor(1.5580), tensor(1.9949))

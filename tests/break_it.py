@@ -1,7 +1,6 @@
 """Break it: mistakes of one line, each with the test that notices it.
 
-For a reader: guess which test notices which mistake, and look:
-    python tests/break_it.py --quiz --only fedsdd
+For a reader:
     python tests/break_it.py --list --only fedsdd             # with file, line, change and test
 For the tests: a mistake that none of them notices is a test that is missing.
     python tests/break_it.py                                  # all; a minute or two
@@ -137,7 +136,6 @@ def main(argv=None):
     parser.add_argument("--every", type=int, default=1, metavar="N", help="each N-th only")
     parser.add_argument("--only", default="", metavar="TEXT", help="part of file, function, words")
     parser.add_argument("--list", action="store_true", help="show them, break nothing")
-    parser.add_argument("--quiz", action="store_true", help="which test notices which mistake?")
     args = parser.parse_args(argv)
     chosen = [m for m in MUTANTS if args.only.lower()
               in f"{m.file} {place_of(m)[1]} {m.what} {m.whose}".lower()][::max(1, args.every)]
@@ -150,9 +148,6 @@ def main(argv=None):
             print(f"{title}\n    {m.old}\n    {m.new}\n    tests/{m.test}")
         return 0
     tests = sorted({m.test for m in chosen})
-    if args.quiz:
-        print("Mistakes:", *sorted(m.what for m in chosen), "\nTests:", *tests, sep="\n")
-        return 0
 
     os.environ.update(OMP_NUM_THREADS="1", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", PYTEST_ADDOPTS="")
     import torch._dynamo  # noqa: F401    once for all: a first optimizer imports it

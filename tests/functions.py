@@ -56,6 +56,10 @@ def models(make):
     return [network(make, seed).state_dict() for seed in (1, 2, 0)]
 
 
+def toy_models(count, seed=1):
+    return [{"w": normal(2, 3, seed=seed + k)} for k in range(count)]
+
+
 def spoilt(values, *places):
     """A copy with nan in these places."""
     values = values.clone()
@@ -92,10 +96,14 @@ INPUTS = {      # name: makes the arguments of one call or several, new each tim
         (models(with_batchnorm), [1, 4, 3], rng(), *more) for more in ((), (0.3,))],
     "fedbe.sharpened_teacher": lambda: [(normal(4, 5, 3),)],
     "fedbe.kl_divergence": lambda: [(normal(5, 3), normal(5, 3, seed=1))],
-    "evaluation.disagreement": lambda: [(normal(4, 5, 3),)],
+    "evaluation.disagreement": lambda: [
+        (normal(4, 5, 3),), (spoilt(normal(4, 5, 3), (0, 2), (3, 2)),)],
     "fedsdd.divide": lambda: [([9, 2, 5, 11, 4, 0, 7, 3], 3, rng())],
     "fedsdd.distillation_loss": lambda: [
-        (normal(5, 3), normal(5, 3, seed=1), T) for T in (1.0, 3.0)],
+        *((normal(5, 3), normal(5, 3, seed=1), T) for T in (1.0, 3.0)),
+        (torch.tensor([[0.5, 0.5, 0.0]]).log(), normal(1, 3), 1.0),
+        *((torch.tensor([[1e4, -1e4]]), torch.tensor([z]), 1.0)
+          for z in ([-1e4, 1e4], [2e4, -1e4]))],
     "fedmd.consensus": lambda: [(normal(4, 5, 3), *more) for more in (([2, 0, 1, 5],), ())],
     "fedmd.digest_loss": lambda: [(normal(5, 3), normal(5, 3, seed=1))],
     "dsfl.entropy_reduction": lambda: [(probs(4, 5, 3), T) for T in (0.1, 0.5)],
@@ -112,20 +120,26 @@ INPUTS = {      # name: makes the arguments of one call or several, new each tim
         (normal(5, 2), LABELS, normal(3, 2, seed=1), torch.tensor([True, False, True]))],
     "fedkd.adaptive_losses": lambda: [
         (normal(5, 3), normal(5, 3, seed=1), LABELS, normal(5, 4), normal(5, 4, seed=1), *more)
-        for more in ((), (False,))],
+        for more in ((), (False,))] + [
+        (40 * torch.eye(3)[LABELS], 40 * torch.eye(3)[LABELS], LABELS, normal(5, 4), normal(5, 4))],
     "fedkd.kl_divergence": lambda: [(normal(5, 3), normal(5, 3, seed=1))],
     "fedkd.compress": lambda: [
         (normal(9, 2) @ normal(2, 12, seed=1), 0.99), (normal(2, 3), 0.9),
         # Rounding turns singular vectors by more the closer two singular values are.
-        (normal(12, 9) * 0.5 ** torch.arange(9), 0.3)],
+        (normal(12, 9) * 0.5 ** torch.arange(9), 0.3),
+        *((scale * torch.diag(torch.tensor([4., 3., 0., 0., 0., 0.])), energy)
+          for scale, energy in ((1, 0.64), (1, 0.6), (1e-30, 0.9))),
+        (normal(6, 1, 1) * normal(1, 4, 4, seed=1), 0.99)],
     "fd.others_mean": lambda: [(probs(4, 3, 3) * RIGHT[:, :3, None],)],
     "cronus.robust_mean": lambda: [
         (probs(10, 6, 4), 0.3), (probs(5, 6, 8), 0.4), (probs(5, 6, 4), 0.0)],
     "fedgems.entropy": lambda: [
         (normal(4, 5, 3),), (torch.tensor([[[1e4, 0., -1e4], [1., 0., 2.]]]),)],
-    "fedgems.is_right": lambda: [(spoilt(normal(4, 5, 3), (0, 0, 2), (3, 3)), LABELS)],
+    "fedgems.is_right": lambda: [(spoilt(normal(4, 5, 3), (0, 0, 2), (3, 3)), LABELS),
+        (torch.tensor([[[0., 2e29], [0., 2e30]]]), torch.tensor([1, 1]))],
     "fedgems.entropy_weights": lambda: [
-        (normal(4, 4, 3), RIGHT[:, [0, 2, 3, 4]]), (spoilt(normal(4, 5, 3), (2, 0)), RIGHT)],
+        (normal(4, 4, 3), RIGHT[:, [0, 2, 3, 4]]), (spoilt(normal(4, 5, 3), (2, 0)), RIGHT),
+        (torch.tensor([[[25., 0.], [16.5, 0.]], [[20., 0.], [16., 0.]]]), RIGHT[:2, [0, 3]])],
     "fedgems.fuse": lambda: [
         (spoilt(normal(4, 5, 3), (2, 0)), RIGHT / RIGHT.sum(0).clamp(min=1) * 1.0)],
     "fedgems.server_loss": lambda: [
@@ -166,6 +180,13 @@ INPUTS = {      # name: makes the arguments of one call or several, new each tim
         (1500, 16 * 8 * 8, 10, *more) for more in ((), (2,))],
     "communication.split_learning_bytes": lambda: [(1500, 16 * 8 * 8)]}
 EQUATIONS = tuple(INPUTS)
+INPUTS["one_round.fedsdd"] = lambda: [       # no equation: an exercise
+    (toy_models(2), [toy_models(2, seed) for seed in past], [[0, 2], [3, 1]],
+     {0: 5, 1: 2, 2: 3, 3: 9}, 2,
+     lambda i, model: {"w": model["w"] / 2 + i},                             # train
+     lambda model: 3 * model["w"] - 1,                                       # predict
+     lambda model, teacher: {"w": model["w"] + 0.1 * (teacher - model["w"])})
+    for past in ([], [5, 7])]
 
 
 def results(function, name):

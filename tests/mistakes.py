@@ -347,6 +347,17 @@ TABLE["algorithms/fedsdd.py", "fedsdd"] = [
      "rounds_with_R_2_against_algorithm_1", "all models distilled"),
     ("student = model«→.eval()»(fed.augment", "distill_moves_the_students_running_statistics",
      "the student learns in eval mode")]
+TABLE["tests/one_round.py", "exercise"] = [
+    (case[0], "the_round_to_write_is_fedsdds", case[1]) for case in (
+        ("[«sizes[i]→1» for i in group]", "clients count equally whatever their sizes"),
+        ("[train(i, «model→models[0]») for i", "all clients start from the main model"),
+        ("[*undistilled, w][-R«→ - 1»:]", "one round too many in the ensemble"),
+        ("for of_round in «undistilled→[w]» for", "the models of this round alone teach"),
+        ("members]).«→softmax(-1).»mean(0)«→.log()»", "the mean of the softmaxes"),
+        ("[distill(«w→models»[0], teacher)", "the main model forgets what its clients learned"),
+        ("teacher), *«w[1:]→[distill(x, teacher) for x in w[1:]]»]", "all models distilled"),
+        ("*w[1:]], «undistilled→[*undistilled[:-1], [distill(w[0], teacher), *w[1:]]]»",
+         "the distilled main model is in the ensemble of the next round"))]
 TABLE["algorithms/fedsdd_ablations.py", "fedsdd"] = [
     ("zip(clients, networks, models, «controls→controls[:1] * len(models)»)",
      "rounds_with_R_2_against_algorithm_1[scaffold]", "a control of another global model"),
@@ -371,6 +382,8 @@ TABLE["algorithms/fedmd.py", "fedmd"] = [
      "digest_loss_is_the_mean_absolute_error", "the squared error"),
     ("(logits«→.softmax(-1)» - consensus_logits.detach()«→.softmax(-1»)«→)»",
      "digest_loss_is_the_mean_absolute_error", "a softmax before the difference"),
+    ("consensus_logits.detach()).abs()«→.sum(-1)».mean()", "digest_loss_is_the_mean_absolute_error",
+     "the sum over the classes"),
     ("consensus_logits«.detach()→»", "digest_loss_is_the_mean_absolute_error",
      "the consensus gets a gradient"),
     ('stream(fed.seed, "subset"«, t→»)', "each_rounds_subset_is_of_its_own_stream",
@@ -469,7 +482,14 @@ TABLE["algorithms/fedgem.py", "fedgem"] = [
 TABLE["algorithms/fedgems.py", "fedgems"] = [
     ("labels = «torch.as_tensor(labels, device=logits.device)→labels»",
      "library::labels_may_be_a_list_or_an_array", "nobody is right about a list of labels"),
-    ("S = exp_d.«sum→mean»(-1)", "eq3_by_hand", "the mean over the classes"),
+    ("return «S.log1p() - (exp_d * d.masked_fill(exp_d == 0, 0)).sum(-1) / (1 + S)→"
+     "torch.special.entr(logits.softmax(-1)).mean(-1)»", "eq3_by_hand",
+     "the mean over the classes"),
+    ("return «S.log1p() - (exp_d * d.masked_fill(exp_d == 0, 0)).sum(-1) / (1 + S)→"
+     "torch.special.entr(logits.softmax(-1)).sum(-1) / 0.6931472»", "eq3_by_hand", "H in bits"),
+    ("return «S.log1p() - (exp_d * d.masked_fill(exp_d == 0, 0)).sum(-1) / (1 + S)→"
+     "-(logits.softmax(-1) * logits.softmax(-1).log()).sum(-1)»",
+     "eq3_certain_logits_have_entropy_zero", "the logarithm of 0"),
     ("d«.masked_fill(exp_d == 0, 0)→»).sum(-1) / (1 + S)",
      "eq3_certain_logits_have_entropy_zero", "0 times log 0", "AIJack's FedGEMS"),
     ("return «S.log1p() - (exp_d * d.masked_fill(exp_d == 0, 0)).sum(-1) / (1 + S)"
@@ -676,6 +696,9 @@ TABLE["algorithms/fedgkt.py", "fedgkt"] = [
      "functions::fedgkts_server_distills_unless_it_is_told_not_to", "no distillation by default"),
     ("return ce + distillation_loss(«server_logits.detach(), logits→logits, server_logits.detach()»"
      ", temperature)", "eq7_by_hand", "the server learns in the client's loss"),
+    ("distillation_loss(client_logits«.detach()→», logits, temperature)",
+     "functions::the_student_learns_and_the_teacher_gets_no_gradient[fedgkt.server_loss]",
+     "the client's logits get a gradient"),
     ("distillation_loss(server_logits«.detach()→», logits, temperature)",
      "functions::the_student_learns_and_the_teacher_gets_no_gradient[fedgkt.client_loss]",
      "the server's logits get a gradient"),
