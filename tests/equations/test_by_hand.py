@@ -20,6 +20,7 @@ from algorithms import fedgems, fedgkt, fedmd, fedsdd
 from federation import Data, Federation
 
 ROOT = Path(__file__).parents[2]
+PICTURE = (ROOT / "docs" / "pictures" / "rounds.svg").read_text()
 LN3, THIRD = math.log(3), math.log(3) / 3
 ONCE = {"batch_size": 99, "local_epochs": 1}             # a step on all images
 SGD = {"optimizer": "sgd", "weight_decay": 0.0}
@@ -66,7 +67,7 @@ def printed(capsys, monkeypatch):
     return read
 
 
-both = pytest.mark.parametrize("top", [lambda name: {}, other], ids=["its own numbers", "others"])
+both = pytest.mark.parametrize("top", [lambda name: {}, other], ids=["own", "others"])
 
 
 def row(text, name):
@@ -313,25 +314,34 @@ def test_a_round_is_printed_by_module_and_by_file_the_same_in_every_folder(name,
     assert "\nRound 1 " in text and max(map(len, text.splitlines())) <= 100
 
 
-@pytest.mark.parametrize("module, change, line", [
-    (reference.fedsdd, {"MODELS": [[[0, 0]], [[0]]]},
+@pytest.mark.parametrize("name", ["FedSDD", "FedMD", "FedGEMS", "FedGKT"])
+def test_the_picture_of_a_round_has_the_equations_and_steps_that_are_printed(name):
+    [panel] = re.findall(rf">{name}</text>(.*?)</g>", PICTURE, re.S)
+    program = (ROOT / "reference" / f"{name.lower()}.py").read_text().split("# A round by hand")[1]
+    drawn, printed = ({(word, n) for word, numbers in re.findall(
+        r"(Eq\.|Step)((?:,? \(?\d+\)?)+)", text) for n in re.findall(r"\d+", numbers)}
+        for text in (panel, program))
+    assert drawn == printed != set()
+
+
+@pytest.mark.parametrize("name, change, line", [
+    ("fedsdd", {"MODELS": [[[0, 0]], [[0]]]},
      "MODELS[1] needs 1 rows of 2 numbers each; its rows have [1]"),
-    (reference.fedsdd, {"GROUPS": [[0, 1, 2]]},
-     "GROUPS needs a group of the clients 0 to 2 for each of 2 models"),
-    (reference.fedmd, {"PRIVATE": [[(1, 0)], [(3, 2)], [(0, 0)]]},
-     "PRIVATE[1] needs pairs (an image, 0 to 3; a label, 0 to 1)"),
-    (reference.fedmd, {"SUBSET": [4]}, "SUBSET needs images, 0 to 3"),
-    (reference.fedmd, {"WEIGHTS": [1, 1]},
-     "PRIVATE and WEIGHTS need an entry for each of 3 clients, and WEIGHTS one above 0"),
-    (reference.fedgems, {"POOL": {3: [0]}},
-     "POOL needs an image, 0 to 3, and 2 logits for each entry"),
-    (reference.fedgems, {"PRIVATE": []}, "PRIVATE needs images for each of 3 clients"),
-    (reference.fedgkt, {"LABELS": [[0, 1], [2, 0]]}, "LABELS are classes, 0 to 1"),
-    (reference.fedgkt, {"SERVER_LOGITS": [None]},
-     "EXTRACTORS, CLASSIFIERS and SERVER_LOGITS need an entry for each of 2 clients")])
-def test_numbers_that_do_not_fit_are_an_error_of_one_line(module, change, line, printed, capsys):
+    ("fedsdd", {"GROUPS": [[0, 1, 2]]},
+     "GROUPS needs a group of the clients 0 to 3 for each of 3 models"),
+    ("fedmd", {"PRIVATE": [[(1, 0)], [(4, 3)], [(0, 0)], [(0, 0)]]},
+     "PRIVATE[1] needs pairs (an image, 0 to 4; a label, 0 to 2)"),
+    ("fedmd", {"SUBSET": [5]}, "SUBSET needs images, 0 to 4"),
+    ("fedmd", {"WEIGHTS": [1, 1]},
+     "PRIVATE and WEIGHTS need an entry for each of 4 clients, and WEIGHTS one above 0"),
+    ("fedgems", {"POOL": {3: [0]}}, "POOL needs an image, 0 to 4, and 3 logits for each entry"),
+    ("fedgems", {"PRIVATE": []}, "PRIVATE needs images for each of 4 clients"),
+    ("fedgkt", {"LABELS": [[0, 3], [1, 1, 0], [2]]}, "LABELS are classes, 0 to 2"),
+    ("fedgkt", {"SERVER_LOGITS": [None]},
+     "EXTRACTORS, CLASSIFIERS and SERVER_LOGITS need an entry for each of 3 clients")])
+def test_numbers_that_do_not_fit_are_an_error_of_one_line(name, change, line, printed, capsys):
     with pytest.raises(SystemExit, match="2"):
-        printed(module, change)
+        printed(getattr(reference, name), other(name) | change)
     assert capsys.readouterr().err == line + "\n"
 
 
