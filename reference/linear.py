@@ -1,6 +1,7 @@
 """What the pages of this folder share: networks of linear layers, in plain Python.
 
-A network is a list [weight, bias, weight, bias, ...]: weight[c][j] and bias[c] are numbers.
+A network is a list [weight, bias, weight, bias, ...]: weight[c][j] and bias[c] are numbers. A layer
+without a bias has [] in its place.
 x    an image: the list of its pixels (for FedGKT's server a feature map: a list of numbers)
 z    the logits of one sample: a list of one number for each class
 There is no activation between the layers; the networks that the tests compare with have none.
@@ -12,7 +13,8 @@ def layer_outputs(network, x):
     """What comes out of each layer; the last one gives the logits."""
     outputs = []
     for weight, bias in zip(network[::2], network[1::2]):
-        x = [sum(w * v for w, v in zip(row, x)) + b for row, b in zip(weight, bias)]
+        x = [sum(w * v for w, v in zip(row, x)) + b
+             for row, b in zip(weight, bias or [0.0] * len(weight))]
         outputs.append(x)
     return outputs
 
@@ -29,6 +31,22 @@ def predicted(z):
 def softmax(z):
     exponentials = [math.exp(v - max(z)) for v in z]
     return [e / sum(exponentials) for e in exponentials]
+
+
+def log_softmax(z):
+    """ln softmax(z), which is finite where softmax(z) is too small for a float."""
+    return [v - max(z) - math.log(sum(math.exp(u - max(z)) for u in z)) for v in z]
+
+
+def cross_entropy(z, label):
+    """CE = -ln softmax(z)[label]"""
+    return -log_softmax(z)[label]
+
+
+def kl(teacher, z, temperature=1.0):
+    """temperature² KL(p || q) = temperature² sum of p ln (p / q); p and q as in `kl_slope`."""
+    log_p, log_q = (log_softmax([v / temperature for v in values]) for values in (teacher, z))
+    return temperature**2 * sum(math.exp(a) * (a - b) for a, b in zip(log_p, log_q))
 
 
 def cross_entropy_slope(z, label):
@@ -56,7 +74,8 @@ def gradient(network, images, rows, slope):
         for weight, of_weight, of_bias in reversed([*zip(network[::2], total[::2], total[1::2])]):
             x = inputs.pop()
             for c, d in enumerate(delta):
-                of_bias[c] += d
+                if of_bias:
+                    of_bias[c] += d
                 for j, v in enumerate(x):
                     of_weight[c][j] += d * v
             delta = [sum(row[j] * d for row, d in zip(weight, delta)) for j in range(len(x))]

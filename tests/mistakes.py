@@ -910,6 +910,18 @@ TABLE["algorithms/secure_sum.py", "secure_sum"] = [
      "the masks come back every round"),
     ('sums["model." + name]«.double()→»', "an_average_is_not_rounded_to_float32",
      "the sum is rounded to float32")]
+# ---------------------------------------------------------------- the rounds by hand of reference/
+TABLE["reference/linear.py", "by_hand"] = [
+    ("return «temperature**2→temperature» * sum(math.exp(a)",
+     "the_printed_round_of_fedsdd_is_that_of_the_algorithm[own]",
+     "the loss is shown with T instead of T²")]
+TABLE["reference/fedgems.py", "by_hand"] = [
+    ("updates=[sgd(LR)] * M, server_update=sgd(SERVER_LR), epsilon=EPSILON«, pool=POOL→»)",
+     "the_printed_round_of_fedgems_is_that_of_the_algorithm[own]", "the pool starts empty")]
+TABLE["reference/fedgkt.py", "by_hand"] = [
+    ("        clients«, server_logits→» = after«, answers→»",
+     "the_printed_round_of_fedgkt_is_that_of_the_algorithm[others]",
+     "the losses of round 2 are shown with the server's logits of round 0")]
 # ------------------------------------- the same dropout in every round, or in every client or model
 for file, keys, case in [
         ("scaffold.py", 'random_numbers(fed, "local", t«, i→»)', "scaffold"),

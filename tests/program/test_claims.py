@@ -14,7 +14,7 @@ FOLDER = DOCS.parent / "benchmarks" / "claims"
 SCRIPTS = sorted({*FOLDER.glob("*.sh")} - {FOLDER / "common.sh"})
 PAGES = [DOCS / "RESULTS.md", *sorted(DOCS.glob("results/*.md"))]
 TABLES = [path for path in sorted(DOCS.glob("results/*.txt")) if "\n$ python" in path.read_text()]
-DRAWN_BY_HAND = {"overview", "without_public", "worked_round"}
+DRAWN_BY_HAND = {"overview", "rounds", "without_public"}
 CLAIM = {"row": "x/a", "base": "x/b", "metric": "accuracy", "base_metric": "accuracy",
          "claimed": "greater", "margin": ""}
 

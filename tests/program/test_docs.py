@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from commands import main, shipped
+from functions import EQUATIONS
 from pages import (
     ROOT,
     departures,
@@ -35,7 +36,7 @@ LAYERS = {       # what of the project the files of a folder, or one file, may i
     "data": "data federation",
     "federation": "federation attacks",
     "attacks.py": "", "partition.py": "", "models.py": "",
-    "reference": "math reference"}
+    "reference": "math sys pathlib reference"}
 FILES = {layer: [layer] if layer.endswith(".py") else
          [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / layer).glob("*.py"))]
          for layer in LAYERS} | {"algorithms": [f"algorithms/{name}.py" for name in shipped()]}
@@ -193,3 +194,33 @@ def test_the_readme_shows_what_its_first_command_prints(capsys):
         told, found = (next(line.split() for line in lines if re.match(rf" +{t}/", line))
                        for lines in (shown, printed))
         assert told[4:7] == found[4:7] and abs(float(told[1]) - float(found[1])) < .01
+
+
+SEMINAR = (ROOT / "docs" / "SEMINAR.md").read_text()
+
+
+def test_the_rows_of_results_that_the_seminar_quotes_are_in_results():
+    rows, claim = set(), ""
+    for line in (ROOT / "docs" / "RESULTS.md").read_text().replace("\xa0", " ").splitlines():
+        if line.startswith("|"):
+            first, setting, verdict, _, difference, *_ = line[1:].split("|") + [""] * 5
+            claim = first or claim
+            rows.add((claim, setting, verdict, difference))
+    quoted = re.findall(r"^\| \d+ \| (.+?) \| (.+?) \| (.+?) \| (.+?) \|", SEMINAR, re.M)
+    assert len(quoted) == 10 and {*quoted} <= rows
+
+
+def test_the_functions_and_exercises_of_the_seminar_exist():
+    module, rows = None, re.findall(r"\| (?:\[(\w+)\.py\]\S* )?\| (`\w+`(?:, `\w+`)*) \|$",
+                                    SEMINAR, re.M)
+    assert len(rows) == 8
+    for file, names in rows:
+        module = importlib.import_module(f"algorithms.{file}") if file else module
+        assert [x for x in re.findall(r"`(\w+)`", names) if not hasattr(module, x)] == []
+    named = {*re.findall(r"`(\w+\.\w+)`", SEMINAR)}
+    assert len(named) > 8 and named - {"reference.fedsdd"} <= {*EQUATIONS}
+
+
+def test_the_seminar_installs_what_the_workflow_installs():
+    [index] = re.findall(r"--index-url \S+", (ROOT / ".github/workflows/tests.yml").read_text())
+    assert f"pip install torch torchvision {index}\n" in SEMINAR
