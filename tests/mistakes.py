@@ -33,7 +33,7 @@ TABLE["federation/averaging.py", "average"] = [
     ("    «check_models(state_dicts, weights)→pass»",
      "weights_that_make_no_average_are_refused[weights2]", "a negative weight"),
     ("if «first.is_floating_point()→True»:", "average_weights_keeps_counters_whole",
-     "counters become fractions"),
+     "counters are averaged"),
     ("sum(share * value«.to(wide)→» for share", "narrow_models_are_averaged_in_float32",
      "a sum in bfloat16 stands still"),
     ("not 0 < sum(weights)« < float(\"inf\")→»:", "weights_that_make_no_average_are_refused",
