@@ -1,12 +1,13 @@
-"""The papers' claims, judged by the curves in docs/results: the table and picture of RESULTS.md.
+"""The papers' claims, judged by the curves in docs/results: tables and picture of RESULTS.md.
 
-    python benchmarks/claims.py            renews the table, and the output below each "$ python -m
+    python benchmarks/claims.py            renews the tables, and the output below each "$ python -m
                                            experiment.plot ..." of docs/results/*.txt
     python benchmarks/claims.py --draw     draws the pictures, too (needs matplotlib)
 
 A row of claims.csv: what is claimed of the row's metric minus the base's (greater, lower, level,
 not lower, by `margin` points instead of 1); both as FILE/LABEL of docs/results/FILE.csv.gz; the
-paper's two figures and the number of their table, with the paper's name if it is not the method's.
+paper's two figures and the number of their table (of two tables: the row's, the base's), with the
+paper's name if it is not the method's; first: x, if the row is in the table at the top.
 """
 import argparse
 import contextlib
@@ -18,9 +19,9 @@ import shlex
 import sys
 from collections import Counter
 from functools import cache
-from math import inf
+from math import inf, sqrt
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from experiment import plot
@@ -28,7 +29,7 @@ from experiment import plot
 REPOSITORY = Path(__file__).parents[1]
 RESULTS, CURVES = REPOSITORY / "docs" / "RESULTS.md", REPOSITORY / "docs" / "results"
 CLAIMS = list(csv.DictReader((Path(__file__).parent / "claims.csv").open()))
-TABLE = re.compile("(?<=<!-- claims.py -->\n).*?(?=<!-- end -->)", re.S)     # in RESULTS.md
+TABLE = re.compile("(?<=<!-- claims.py -->\n).*?(?=<!-- end -->)", re.S)     # two in RESULTS.md
 OUTPUT = re.compile(r"^\$ python -m experiment\.plot (.*)\n((?:(?!\$ ).*\n)*)", re.M)
 COLORS = {"holds": "#0072B2", "open": "#999999", "does not hold": "#D55E00"}   # Okabe and Ito's
 
@@ -58,44 +59,73 @@ def differences(claim):
     return [ours - base for ours, base in pairs(claim)]
 
 
+def bounds(claim):
+    """Where the range of a claim begins and ends, in points."""
+    margin = float(claim["margin"] or 1)
+    return {"greater": (0, inf), "lower": (-inf, 0), "not lower": (-margin, inf),
+            "level": (-margin, margin)}[claim["claimed"]]
+
+
 def verdict(claim, points):
     """Where the 95% interval of the differences' mean lies: in the range of the claim, or not."""
-    margin, width = float(claim["margin"] or 1), plot.half_width(points)
+    width = plot.half_width(points)
     low, high = mean(points) - width, mean(points) + width
-    start, end = {"greater": (0, inf), "lower": (-inf, 0), "not lower": (-margin, inf),
-                  "level": (-margin, margin)}[claim["claimed"]]
+    start, end = bounds(claim)
     if start < low and high < end:
         return "holds"
     return "does not hold" if high < start or low > end else "open"
+
+
+def p_value(claim, points):
+    """The share of the intervals of 1 - p that would just reach an end of the claim's range.
+
+    It is below 0.05 if the claim is not open: Student's t of the mean's distance to the end.
+    """
+    distance = min(abs(mean(points) - end) for end in bounds(claim))
+    t = distance / (stdev(points) / sqrt(len(points)))
+    return 1 - plot.t_probability(t, len(points) - 1)
+
+
+def survivors(p_values):
+    """The indices of those that Holm's correction leaves below 0.05.
+
+    The smallest of n must be below 0.05 / n, the next below 0.05 / (n - 1), until one is not.
+    """
+    order, n = sorted(range(len(p_values)), key=p_values.__getitem__), len(p_values)
+    failed = [i for i in range(n) if p_values[order[i]] >= 0.05 / (n - i)]
+    return {*order[:min(failed, default=n)]}
 
 
 def papers_difference(claim):
     return float(claim["paper_row"]) - float(claim["paper_base"]) if claim["paper_row"] else None
 
 
-def table():
-    """The Markdown of all claims; cells without spaces around them."""
-    lines, found, before = [], Counter(), ""
-    for claim in CLAIMS:
-        points = differences(claim)
-        judged = verdict(claim, points)
+def tables():
+    """The Markdown of both tables, the rows at the top and the others; no spaces around cells."""
+    parts, found, before = {"x": [], "": []}, Counter(), {}
+    all_points = [differences(claim) for claim in CLAIMS]
+    survived = survivors([p_value(*pair) for pair in zip(CLAIMS, all_points)])
+    for i, (claim, points) in enumerate(zip(CLAIMS, all_points)):
+        judged, part = verdict(claim, points), claim["first"]
         found[judged] += 1
         paper = papers_difference(claim)
         # With no-break spaces a difference and its interval stay on one line.
-        cells = ["" if claim["claim"] == before else claim["claim"], claim["setting"],
-                 f"**{judged}**" if judged == "does not hold" else judged,
+        cells = ["" if claim["claim"] == before.get(part) else claim["claim"], claim["setting"],
+                 (f"**{judged}**" if judged == "does not hold" else judged) + "†" * (i in survived),
                  f"{mean(base for _, base in pairs(claim)):.1f}",
                  f"{mean(points):+.2f}\u00a0±\u00a0{plot.half_width(points):.2f}",
                  str(len(points)),
                  "" if paper is None else f"*{paper:+.2f}*\u00a0({claim['paper_table']})"]
-        lines.append(f"|{'|'.join(cells)}|")
-        before = claim["claim"]
+        parts[part].append(f"|{'|'.join(cells)}|")
+        before[part] = claim["claim"]
     counts = ", ".join(f"{name} in {found[name]}" for name in COLORS)
     directed = sum(claim["claimed"] in ("greater", "lower") for claim in CLAIMS)
-    return "\n".join([
-        f"{len(CLAIMS)} rows: {counts}. If nothing differed, about {directed / 20:.0f} of the "
-        f"{directed} intervals of a claim with > or < would exclude 0, by chance.", "",
-        "|claim|setting|verdict|b|a - b|seeds|the paper|", "|-|-|-|-|-|-|-|", *lines, ""])
+    head = ["|claim|setting|verdict|b|a - b|seeds|the paper|", "|-|-|-|-|-|-|-|"]
+    return ["\n".join([*head, *parts["x"], ""]), "\n".join([
+        f"{len(CLAIMS)} rows with those above: {counts}. If nothing differed, about "
+        f"{directed / 20:.0f} of the {directed} intervals of a claim with > or < would exclude 0, "
+        f"by chance. †: of the {len(CLAIMS) - found['open']} that are not open the {len(survived)} "
+        f"which Holm's correction for {len(CLAIMS)} rows leaves.", "", *head, *parts[""], ""])]
 
 
 def renewed(text):
@@ -115,7 +145,7 @@ def draw(path):
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9.375, 10.2))               # 900 x 979 pixels
+    figure = Figure(figsize=(9.375, 0.134 * len(CLAIMS)))
     ax = figure.add_axes((0.54, 0.035, 0.45, 0.92))
     before = ""
     for y, claim in enumerate(CLAIMS):
@@ -146,7 +176,7 @@ def draw(path):
     ax.plot([], [], "v", color="black", fillstyle="none", label="the paper")
     figure.legend(loc="upper left", ncols=4, frameon=False, fontsize=8)
     with rc_context({"svg.hashsalt": "claims", "svg.fonttype": "none"}):
-        figure.savefig(path, metadata={"Date": None, "Description": table()})
+        figure.savefig(path, metadata={"Date": None, "Description": "".join(tables())})
 
 
 if __name__ == "__main__":
@@ -154,7 +184,8 @@ if __name__ == "__main__":
     parser.add_argument("--draw", action="store_true", help="draw the pictures, too")
     args = parser.parse_args()
     os.chdir(REPOSITORY)
-    RESULTS.write_text(TABLE.sub(lambda _: table(), RESULTS.read_text()))
+    found = iter(tables())
+    RESULTS.write_text(TABLE.sub(lambda _: next(found), RESULTS.read_text()))
     texts = {path: path.read_text() for path in CURVES.glob("*.txt")}
     for path, text in texts.items():
         path.write_text(renewed(text))

@@ -78,6 +78,7 @@ def config_for(command, datasets, seed, method):
                      if flag.name not in NETWORKS},
         "networks": method.networks, "hyperparameters": method.hyperparameters,
         "environment": {"torch": torch.__version__, "device": command.program["device"],
+                        "cpu": torch.backends.cpu.get_cpu_capability(),      # "AVX2", "AVX512"
                         "threads": method.threads},
         "images": datasets.images, "scores": scores_of(method.algorithm, shared["public"])}))
 

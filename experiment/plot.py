@@ -37,22 +37,26 @@ SHARES = ("disagreement", "pool", "nobody_right",      # of 1, as accuracies are
 COLORS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#999999")
 
 
+def t_probability(t, n):
+    """Of |T| < t for Student's t of n degrees of freedom.
+
+    A sum of powers of cos(angle): Abramowitz and Stegun, 26.7.3 and 26.7.4.
+    """
+    angle, odd = atan(t / sqrt(n)), n % 2
+    terms = [cos(angle) if odd else 1.0]
+    for j in range(2 + odd, n, 2):
+        terms.append(terms[-1] * cos(angle)**2 * (j - 1) / j)
+    found = sin(angle) * sum(terms) * (n > 1)
+    return 2 / pi * (angle + found) if odd else found
+
+
 @cache
 def t_quantile(n):
     """Student's t of n degrees of freedom: |T| is below it with probability 95%; by bisection."""
-    def probability(t):
-        """Of |T| < t, a sum of powers of cos(angle): Abramowitz and Stegun, 26.7.3 and 26.7.4."""
-        angle, odd = atan(t / sqrt(n)), n % 2
-        terms = [cos(angle) if odd else 1.0]
-        for j in range(2 + odd, n, 2):
-            terms.append(terms[-1] * cos(angle)**2 * (j - 1) / j)
-        found = sin(angle) * sum(terms) * (n > 1)
-        return 2 / pi * (angle + found) if odd else found
-
     low, high = 0.0, 20.0
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if probability(middle) < 0.95 else (low, middle)
+        low, high = (middle, high) if t_probability(middle, n) < 0.95 else (low, middle)
     return low
 
 
@@ -394,6 +398,9 @@ def print_tables(curves, keys, bases, last, any_data):
              for label, runs in curves.items()}
     shared = [text for text in [*texts.values()][0] if all(text in own for own in texts.values())]
     print("settings:", *shared)
+    images = {f"{name}: {x}": None for runs in curves.values() for run in runs
+              for name, x in run["data"].items() if x != run["settings"].get(name)}
+    print(*images, sep="\n", end="\n" * bool(images))    # the fingerprints of the data
     for label, own in texts.items():                     # a name twice: seeds have different values
         print(f"{label}:", *(text for text in own if text not in shared))
     print("\nminus ...: the mean difference, paired by seed; +- half of its 95% interval")
@@ -440,13 +447,12 @@ def main(argv=None):
         for label, runs in curves.items():
             if not 1 <= args.last <= max(1, runs[0]["rounds"]):
                 raise ValueError(f"--last {args.last}: {label} has {runs[0]['rounds']} rounds")
-        if args.out and ".csv" in args.out.suffixes:
-            write_csv(curves, args.out)
-            return
         if not args.any_data:
             every = [run["data"] for runs in curves.values() for run in runs if run["data"]]
             refuse_different(", ".join(curves), every, "--any-data compares them")
-        if args.out:
+        if args.out and ".csv" in args.out.suffixes:
+            write_csv(curves, args.out)
+        elif args.out:
             draw(curves, keys, args.x, args.last, args.out)
         else:
             print_tables(curves, keys, bases, args.last, args.any_data)

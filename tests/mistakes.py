@@ -890,11 +890,18 @@ TABLE["experiment/plot.py", "plot"] = [
      "own_classes_are_not_compared_with_all", "own classes minus all classes"),
     ('if «rounds != others[0]["rounds"]→False»:',
      "differences_are_of_the_same_rounds_unless_asked", "minus another number of rounds"),
+    ("«if not args.any_data→if not (args.any_data or args.out)»:",
+     "labels_on_different_data_are_compared_only_if_asked", "methods of different data are kept"),
     ("return «t_quantile(n - 1)→2.045»", "t_is_that_of_the_tables_of_statistics",
      "t of 30 values for any number of values"),
     ('found += «sorted(inside, key=lambda one: one[2].get("begun", 0))→inside»',
      "the_reference_is_the_first_of_the_command_and_stays_when_another_joins",
      "the reference is the first of the alphabet")]
+TABLE["benchmarks/claims.py", "claims"] = [
+    ("if p_values[order[i]] >= 0.05 / «(n - i)→n»]",
+     "holm_stops_at_the_first_that_is_not_small_enough", "Bonferroni's correction"),
+    ("return {*order[:«min(failed, default=n)→n - len(failed)»]}",
+     "holm_stops_at_the_first_that_is_not_small_enough", "Holm's steps do not stop")]
 TABLE["experiment/report.py", "report"] = [
     ("final = mean_and_deviation([«record.rows[-1].get(key) for record in of_seeds→"
      "of_rounds[-1] for of_rounds in values»])",

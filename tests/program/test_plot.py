@@ -74,9 +74,9 @@ def test_last_is_the_mean_of_the_last_rounds(table):
                      table)
 
 
-def test_the_table_tells_the_settings_once_and_each_labels_own(table):
+def test_the_table_tells_the_settings_once_the_data_and_each_labels_own(table):
     assert table.startswith("settings: dataset=x.npz public=None data_root=data threads=1\n"
-                            "a: algo=a lr=1\nb: algo=b lr=2\n")
+                            "dataset: one set\na: algo=a lr=1\nb: algo=b lr=2\n")
 
 
 def test_t_is_that_of_the_tables_of_statistics():
@@ -315,10 +315,10 @@ def test_runs_of_two_methods_or_on_two_data_sets_are_not_pooled(
 def test_labels_on_different_data_are_compared_only_if_asked(tmp_path, capsys):
     write(tmp_path, "a", A)
     write(tmp_path, "b", A, data="another set")
-    for flags in ([], ["--out", tmp_path / "x.svg"]):
+    for flags in ([], ["--out", tmp_path / "x.svg"], ["--out", tmp_path / "x.csv"]):
         assert "a, b: not all have the same dataset" in error_line(capsys, tmp_path, *flags)
     assert "\nb server " in printed(capsys, tmp_path, "--any-data")
-    printed(capsys, tmp_path, "--out", tmp_path / "x.csv")
+    printed(capsys, tmp_path, "--any-data", "--out", tmp_path / "x.csv")
     assert "same dataset" in error_line(capsys, tmp_path / "x.csv")
 
 

@@ -353,11 +353,11 @@ def test_a_run_from_another_machine_goes_on_and_says_so(stopped, npz, expected, 
     """config.json keeps what it was begun with."""
     path = stopped / "fedavg-seed0" / "config.json"
     config = json.loads(path.read_text())
-    config["environment"] |= {"device": "cuda", "torch": "2.4"}
+    config["environment"] |= {"device": "cuda", "torch": "2.4", "cpu": "AVX"}
     path.write_text(json.dumps(config))
     for _ in range(2):
         main(command("fedavg", npz, "--out", stopped))
-    assert "begun with torch 2.4, device cuda: " in capsys.readouterr().out
+    assert "begun with torch 2.4, device cuda, cpu AVX: " in capsys.readouterr().out
     assert bytes_of(stopped) == expected["fedavg"] and json.loads(path.read_text()) == config
 
 
