@@ -246,15 +246,20 @@ def load_model(folder, name=None):
         model, prepare, classes = load_model("runs/a/fedsdd-seed0")
         logits = model(prepare(images))        # images [n, c, h, w]: bytes, or floats in [0, 1]
 
-    name      "server", of several models "server", "server 1", ..., "client 0", "client 1", ...:
-              after the run's last finished round; None: the first of these that it has
+    name      "server", of several models "server", "server 1", ..., "client 0", "client 1", ...,
+              of FedSDD "ensemble": after the run's last finished round; None: the first of these
+              that it has
     raises    ValueError if the run has no such model
+    logits[:, j] is of the class names[j]. With a joint layer (FedMD) the public classes come first,
+    as "public 0", "public 1", ..., then those of the task.
     """
     folder = Path(folder)
     config = config_of(folder)
     state = loaded(folder, (folder / "checkpoint.pt").read_bytes(), "cpu")["state"]
     images = config["images"]
     found = networks_in(state, ALGORITHMS[config["algo"].split(":")[0]], config["networks"])
+    if ensemble := ensemble_in(state, config["networks"]):
+        found["ensemble"] = ensemble
     name = name or next(iter(found))
     if name not in found:
         raise ValueError(f"{folder} has no model {name!r}; it has {', '.join(found)}")
@@ -262,7 +267,8 @@ def load_model(folder, name=None):
     for network, weights in found[name]:
         networks.append(models.build(network, tuple(images["shape"]), len(images["classes"])))
         networks[-1].load_state_dict(weights)
-    model = networks[0] if len(networks) == 1 else models.Stacked(*networks)
+    together = models.Ensemble if name == "ensemble" else models.Stacked
+    model = networks[0] if len(networks) == 1 else together(*networks)
     mean, std = torch.tensor(images["mean"]), torch.tensor(images["std"])
 
     def prepare(pixels):
@@ -302,3 +308,13 @@ def networks_in(state, algorithm, networks):
     if algorithm.server == "features":
         return {name: pair + found["server"] for name, pair in clients.items()}
     return found | clients
+
+
+def ensemble_in(state, networks):
+    """[(network, state_dict), ...] of the ensemble that taught in the last round of FedSDD; else []
+
+    Its members in a state are state_dicts or, where networks may differ, such pairs.
+    """
+    members = [member for of_round in state.get("undistilled", []) for member in of_round]
+    return [member if isinstance(member, tuple) else (networks["model"][0], member)
+            for member in members]

@@ -60,7 +60,8 @@ def classes_of(part):
 # ---------------------------------------------------------------------------------------- labels
 @pytest.mark.parametrize("joint, first", [(True, 4), (False, 0)])
 def test_joint_labels_of_the_task_come_after_the_public_classes(joint, first):
-    fed, *_ = built(public="foreign", joint=joint, validation=0.2)
+    fed, datasets, _ = built(public="foreign", joint=joint, validation=0.2)
+    assert datasets.images["classes"] == [f"public {j}" for j in range(first)] + [*"0123456"]
     assert (fed.num_public_classes, fed.num_classes) == (first, first + 7)
     assert fed.client_model(0)(fed.test.images[:2]).shape == (2, first + 7)
     for part in (*fed.private, fed.test, fed.validation):

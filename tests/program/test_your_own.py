@@ -116,6 +116,21 @@ def test_the_models_of_every_algorithm_are_found_in_its_state(algo):
         assert {*found} - own == {f"server {k}" if k else "server" for k in range(count)}
 
 
+@pytest.mark.parametrize("algo, networks", [("fedsdd", "mlp"), ("fedsdd-ablations", "mlp,cnn")])
+def test_a_loaded_ensemble_predicts_as_in_the_run(algo, networks, npz, tmp_path):
+    """The K = 2 models of each network of the last two rounds; some predict other classes."""
+    [run] = main(f"--algo {algo} --R 2 --K 2 --model {networks} --dataset {npz} --clients 4 "
+                 "--partition iid --participation 1 --rounds 3 --threads 1 --local-epochs 1 "
+                 f"--distill-steps 2 --out {tmp_path}".split())
+    test, (model, prepare, _) = load_dataset(npz).test, keep.load_model(run.folder, "ensemble")
+    images, members = prepare(test.images), len(networks.split(",")) * 2 * 2
+    logits = torch.stack([member(images) for member in model.members[-members // 2:]])
+    assert evaluation.accuracy(model(images), test.labels) == run.rows[-1]["ensemble_accuracy"]
+    assert evaluation.disagreement(logits) == run.rows[-1]["disagreement"] > 0
+    assert len(model.members) == members and not model.training
+    torch.testing.assert_close(model(images), sum(m(images) for m in model.members) / members)
+
+
 @pytest.mark.parametrize("algo, key", [("fedsdd --K 2", "accuracy"), ("fedgkt", "accuracy"),
                                        ("fedmd --rounds 1", "client_accuracy_private_0")])
 def test_a_loaded_model_predicts_as_in_the_run(algo, key, npz, tmp_path, monkeypatch, capsys):
