@@ -1,4 +1,5 @@
 """A run on disk: DIR/LABEL-seedN holds config.json, checkpoint.pt, metrics.jsonl, timing.jsonl.
+DIR/split-seedN.npz holds who has which images.
 
 config.json is written when the run begins; the next command is compared with it. The checkpoint
 holds the state after a round and the rows of all rounds so far. After each round it is replaced in
@@ -16,11 +17,13 @@ import zipfile
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+import numpy as np
 import torch
 
 import models
 from algorithms import ALGORITHMS
 from data.images import adapt, check_range, normalize, to_float
+from experiment import build
 from experiment.processes import fail, from_first, is_first
 from experiment.settings import NETWORKS, Images, Method, Training, flag_with, text_of
 
@@ -185,6 +188,28 @@ def make_folders(records):
             except OSError:                                  # a full disk
                 path.unlink()
                 raise
+
+
+def keep_splits(command, datasets):
+    """Writes DIR/split-seedN.npz of --out: who has which rows, see `readers.split`.
+
+    N is the seed of the split. Only the first process does. A file that came with --partition stays
+    as it is.
+    """
+    out = command.program["out"]
+    if out is None or not is_first():
+        return
+    Path(out).mkdir(parents=True, exist_ok=True)
+    for seed in command.seeds:
+        path = Path(out, f"split-seed{build.split_seed(command.shared, seed)}.npz")
+        if datasets.rows and path.exists():
+            continue
+        found = build.split(command.shared, datasets, seed)._asdict()
+        rows = {f"client_{i}": part for i, part in enumerate(found.pop("clients"))}
+        rows |= {name: part for name, part in found.items() if part is not None}
+        content = io.BytesIO()
+        np.savez(content, **rows, dataset=datasets.fingerprints["dataset"])
+        replace(path, content.getbuffer())
 
 
 def begin(record, device):

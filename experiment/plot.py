@@ -74,8 +74,8 @@ def read_run(path):
     data = {name: x for name, x in {**config["data"], **config["fingerprints"]}.items()
             if name != "data_root"}
     settings = config["data"] | config["training"] | config["networks"] | config["hyperparameters"]
-    settings |= {name: Path(settings[name]).name for name in ("dataset", "public", "data_root")
-                 if settings[name]}
+    paths = ("dataset", "public", "data_root", "partition")
+    settings |= {name: Path(settings[name]).name for name in paths if settings.get(name)}
     run = {name: config[name] for name in ("algo", "seed", "scores", "environment")}
     timing = folder / "timing.jsonl"                     # older ones do not tell when a round ended
     lines = timing.read_text().splitlines() if timing.exists() else []

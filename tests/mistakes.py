@@ -788,8 +788,8 @@ TABLE["data/readers.py", "data"] = [
 TABLE["experiment/keep.py", "your_own"] = [
     ('check_range("prepare: the tensor", «pixels→pixels * 0»)',
      "a_loaded_model_predicts_as_in_the_run", "floats of 0..255 are predicted"),
-    ('state.get("undistilled", [])«→[-1:]» for member in', "a_loaded_ensemble_predicts_as_in_the_run",
-     "the ensemble has the last round's models alone")]
+    ('state.get("undistilled", [])«→[-1:]» for member in',
+     "a_loaded_ensemble_predicts_as_in_the_run", "the ensemble has the last round's models alone")]
 TABLE["data/load.py", "data"] = [
     ("float(numbers.max()) < «end→np.inf»)", "npz_mistakes_are_one_line_with_file_and_array",
      "a label of 10^11 needs a table of so many classes")]
