@@ -473,8 +473,9 @@ def test_the_names_of_chosen_classes_are_printed(tmp_path, capsys):
     ("--test-size 4", "4; the answer 0 to all of them has an accuracy of 0.7500")])
 def test_a_run_tells_the_accuracy_of_a_constant_answer(npz, tmp_path, capsys, flags, text):
     """28 of 40 test images are of class 0; of four of them three."""
-    np.savez(tmp_path / "x.npz", **dict(np.load(npz)) | {"y_test": np.array([0] * 28 + [1, 2] * 6)})
-    main(["--algo", "fedavg", "--dataset", f"{tmp_path}/x.npz", *TINY, "--describe", *flags.split()])
+    path, labels = str(tmp_path / "x.npz"), np.array([0] * 28 + [1, 2] * 6)
+    np.savez(path, **dict(np.load(npz)) | {"y_test": labels})
+    main(["--algo", "fedavg", "--dataset", path, *TINY, "--describe", *flags.split()])
     assert f"\ntest images: {text}\n" in capsys.readouterr().out
 
 

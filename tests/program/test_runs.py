@@ -352,7 +352,7 @@ def test_a_data_set_is_known_by_its_content_wherever_its_file_is(
 
 def test_a_kept_split_gives_the_runs_bytes_again(npz, tmp_path):
     """Of a run whose seed is 3, and for each seed of another command the same split."""
-    flags = ["--public", "half", "--test-size", 20, "--seeds"]
+    flags = ["--rounds", 1, "--public", "half", "--test-size", 20, "--seeds"]
     main(command("fedgems", npz, *flags, 3, "--out", tmp_path / "a"))
     split = tmp_path / "a" / "split-seed3.npz"
     for name, more in ("b", ["--partition", split]), ("c", ["--split-seed", 3]):
