@@ -308,7 +308,7 @@ def draw(curves, keys, axis, last, path):
         ax.set_ylim(max(low, 0), min(high, 1))           # two seeds' interval can be wider
     figure.legend(loc="outside right upper", frameon=False)
     with rc_context({"svg.hashsalt": "curves"}):         # the same curves, the same bytes
-        figure.savefig(path, metadata={"Date": None})
+        figure.savefig(path, metadata={"CreationDate" if path.suffix == ".pdf" else "Date": None})
 
 
 def interval_text(values, form, num_seeds=0):

@@ -4,6 +4,7 @@ import json
 import re
 import runpy
 import sys
+import time
 from statistics import stdev
 
 import pytest
@@ -189,6 +190,17 @@ def test_a_picture_names_each_line_and_whose_accuracy_it_is(tmp_path):
         plot.main([str(tmp_path), "--out", f"{tmp_path}/x.svg"])
     picture = (tmp_path / "x.svg").read_text()
     assert all(name in picture for name in (">a (n = 2)<", ">b (n = 3)<", "mean of n seeds"))
+
+
+def test_the_same_curves_are_the_same_bytes_on_another_day(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    write(tmp_path, "a", A)
+    for suffix in ("svg", "pdf", "png"):
+        for day in range(2):
+            monkeypatch.setattr(time, "time", lambda: 10**9 + 10**6 * day)
+            plot.main([str(tmp_path), "--out", f"{tmp_path}/{day}.{suffix}"])
+        one, other = (tmp_path / f"{day}.{suffix}" for day in range(2))
+        assert one.read_bytes() == other.read_bytes(), suffix
 
 
 def test_a_curve_has_the_mean_and_interval_of_each_round(tmp_path):
