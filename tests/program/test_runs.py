@@ -387,7 +387,7 @@ def test_a_run_goes_on_with_its_split_alone(npz, tmp_path, capsys):
     assert own.read_bytes() == before
     main(argv(moved))
     assert len(kept(tmp_path / "fedavg-seed0")) == ROUNDS + 1
-    write(moved, public=np.arange(60, 69))
+    write(moved, public=np.arange(61, 71), validation=[60, *range(71, 80)])      # as many
     refused(capsys, argv(moved), "holds a run with partition", ": choose another --out")
 
 
