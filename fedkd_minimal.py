@@ -39,6 +39,7 @@ def main(argv, is_program=False):
             records = keep.records_of(command, datasets)     # one for each seed and method
             if not command.program["describe"]:
                 keep.make_folders(records)
+            keep.keep_splits(command, datasets)
 
         report.describe(command, datasets, num_processes)
         if command.program["describe"]:

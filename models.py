@@ -505,3 +505,14 @@ class Stacked(nn.Module):
 
     def forward(self, images):
         return self.server(self.edge.extract(images))
+
+
+class Ensemble(nn.Module):
+    """The mean of the logits of several networks: images -> logits."""
+
+    def __init__(self, *members):
+        super().__init__()
+        self.members = nn.ModuleList(members)
+
+    def forward(self, images):
+        return torch.stack([member(images) for member in self.members]).mean(0)

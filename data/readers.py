@@ -86,6 +86,34 @@ def npz(path, labeled=True):
     return arrays
 
 
+def split(path):
+    """{"client_0": row numbers, "client_1": ..., ...} of an .npz file, for --partition.
+
+    It may also have public and validation, rows of the training images as the clients' are; test
+    and public_test, rows of the test images; dataset, the `fingerprint` of the data set. Rows are
+    returned as int64, sorted. ValueError names the file.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = dict(file)
+    except Exception as error:      # many types: from zipfile, zlib and numpy
+        raise ValueError(f"{path}: cannot be read as an .npz file ({error})") from error
+    clients = [f"client_{i}" for i in range(sum(name.startswith("client_") for name in arrays))]
+    others = ("public", "validation", "test", "public_test", "dataset")
+    if not {"client_0"} <= {*clients} <= {*arrays} <= {*clients, *others}:
+        raise ValueError(f"{path}: has the arrays {', '.join(arrays)}; expected client_0, "
+                         f"client_1, ... and, if there are such, {', '.join(others)}")
+    if "public_test" in arrays and "test" not in arrays:
+        raise ValueError(f"{path}: has public_test, but no test")
+    for name in arrays.keys() - {"dataset"}:
+        rows = arrays[name]
+        if rows.ndim != 1 or len(rows) == 0 or rows.dtype.kind not in "iu":
+            raise ValueError(f"{path}: {name} has shape {list(rows.shape)} and type {rows.dtype}; "
+                             "expected row numbers: whole numbers [n] with n > 0")
+        arrays[name] = np.sort(rows).astype(np.int64)
+    return arrays
+
+
 def numbered(path, y_train, y_test):
     """y_train and y_test as numbers, and class_names, of labels that are names.
 

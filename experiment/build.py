@@ -2,6 +2,7 @@
 import dataclasses
 from functools import partial
 from typing import NamedTuple
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -9,12 +10,13 @@ import torch
 import attacks
 import models
 import partition
+from data import readers
 from data.images import adapt, crop_and_flip, normalize, statistics, to_float
 from data.load import (Dataset, by_superclass, check_classes, fingerprint, ignored,
                        load_dataset, load_public, only)
 from experiment.plateau import with_plateau
 from experiment.processes import say
-from experiment.settings import HELD_OUT, is_foreign
+from experiment.settings import HELD_OUT, is_foreign, is_split_file
 from federation import Data, Federation, prepared, restrict_public, seeded, stream
 
 
@@ -25,14 +27,17 @@ class Datasets(NamedTuple):
     foreign: Dataset | None             # the public data set, if it is another one
     fingerprints: dict                  # {flag: a line that identifies its data set}
     images: dict                        # what a network needs: {"shape", "mean", "std", "classes"}
+    rows: dict | None = None            # of --partition FILE, see `readers.split`; None: of a rule
 
 
 class Split(NamedTuple):
-    """Rows of the task's training set, all different."""
+    """Rows of the task's training and test set; all of one set are different."""
 
-    clients: list[np.ndarray]
+    clients: list[np.ndarray]           # of the training set, as the next two
     public: np.ndarray | None           # None if no training images are public
     validation: np.ndarray | None
+    test: np.ndarray                    # of the test set, as the next one
+    public_test: np.ndarray | None      # None unless half of the test images are public
 
 
 def load_datasets(shared):
@@ -57,7 +62,7 @@ def load_datasets(shared):
                              "of them out of the clients")
     if shared["joint"]:
         check_classes(f"--public {shared['public']}", foreign)
-    _, needed = partition.PARTITIONS[shared["partition"]]
+    _, needed = partition.PARTITIONS.get(shared["partition"], (None, ()))
     if "subclass" in needed:
         task = by_superclass(task, shared["dataset"])
     if "writers" in needed and task.writers is None:
@@ -67,6 +72,17 @@ def load_datasets(shared):
         task = only(task, shared["classes"])
     check_classes(f"--dataset {shared['dataset']}", task, "; --classes can leave labels out")
     parts = {"dataset": task} if foreign is None else {"dataset": task, "public": foreign}
+    fingerprints = {flag: fingerprint(part) for flag, part in parts.items()}
+    rows = None
+    if is_split_file(shared["partition"]):
+        rows = readers.split(shared["partition"])
+        made_of = str(rows.pop("dataset", fingerprints["dataset"]))
+        if made_of != fingerprints["dataset"]:
+            raise ValueError(f"{shared['partition']} is a split of other images, {made_of}: not of "
+                             f"--dataset {shared['dataset']}, {fingerprints['dataset']}")
+        check_rows(shared, rows, task)
+        content = repr([(name, rows[name].tolist()) for name in sorted(rows)]).encode()
+        fingerprints["partition"] = f"{shared['clients']} clients, checksum {crc32(content):08x}"
     classes = task.class_names or [str(label) for label in range(task.num_classes)]
     if shared["joint"]:                                   # the public classes come first
         classes = [f"public {j}" for j in range(foreign.num_classes)] + classes
@@ -75,12 +91,58 @@ def load_datasets(shared):
     for flag in parts:
         if files := ignored(shared[flag], labeled=flag == "dataset" or shared["joint"]):
             say(f"--{flag} {shared[flag]}: files that are not read: {files}")
-    return Datasets(task, foreign, {flag: fingerprint(part) for flag, part in parts.items()},
-                    images)
+    return Datasets(task, foreign, fingerprints, images, rows)
 
 
-def split(shared, task, seed):
+def check_rows(shared, rows, task):
+    """Raises ValueError if the rows of --partition FILE do not fit the images and the settings."""
+    path, clients, size = shared["partition"], shared["clients"], shared["train_size"]
+    if f"client_{clients - 1}" not in rows or f"client_{clients}" in rows:
+        raise ValueError(f"{path} has another number of clients than --clients {clients}")
+    for name, is_used in [("public", shared["public"] in HELD_OUT),
+                          ("validation", shared["validation"] is not None)]:
+        if is_used and name not in rows:
+            raise ValueError(f"--{name} {shared[name]}: {path} has no array {name}")
+    for noun, part in [("training", task.train), ("test", task.test)]:
+        chosen = [rows[name] for name in rows if ("test" in name) == (noun == "test")]
+        found, counts = np.unique(np.concatenate(chosen or [[]]), return_counts=True)
+        if len(found) and not 0 <= found[0] <= found[-1] < len(part.labels):
+            raise ValueError(f"{path} has rows from {found[0]} to {found[-1]}; the {noun} images "
+                             f"of {shared['dataset']} are 0 to {len(part.labels) - 1}")
+        if (counts > 1).any():
+            raise ValueError(f"{path} has {noun} image {found[counts > 1][0]} twice")
+        if noun == "training" and size is not None and len(found) > size:
+            raise ValueError(f"{path} has {len(found)} training images, more than --train-size "
+                             f"{size}")
+
+
+def split_seed(shared, seed):
+    """The seed that decides who has which images in the run of a seed."""
+    return seed if shared["split_seed"] is None else shared["split_seed"]
+
+
+def split(shared, datasets, seed):
     """The `Split` of a seed. Raises ValueError if the data set does not allow the partition."""
+    task, kept, seed = datasets.task, datasets.rows or {}, split_seed(shared, seed)
+    labels = task.test.labels.numpy()
+    test = kept.get("test", np.arange(len(labels)))
+    test = test[at_most(shared["test_size"], labels[test], stream(seed, "test_size"))]
+    public_test = kept.get("public_test")
+    if shared["public"] == "half" and public_test is None:   # the test set is halved as well
+        halves = partition.halves(labels[test], stream(seed, "public_test"))
+        public_test, test = (test[half] for half in halves)
+    if kept:
+        clients = [kept[f"client_{i}"] for i in range(shared["clients"])]
+        public, validation = kept.get("public"), kept.get("validation")
+    else:
+        clients, public, validation = divided(shared, task, seed)
+    if public is not None:
+        public = some_of(public, shared["public_size"], seed)
+    return Split(clients, public, validation, test, public_test)
+
+
+def divided(shared, task, seed):
+    """(rows of each client, of the public images, of the validation images) by a rule."""
     labels = task.train.labels.numpy()
     rows = at_most(shared["train_size"], labels, stream(seed, "train_size"))
     public, validation = None, None
@@ -100,7 +162,14 @@ def split(shared, task, seed):
     known = {"labels": labels, "writers": task.writers, "subclass": task.subclass}
     arguments = {name: known[name][rows] if name in known else shared[name] for name in needed}
     parts = rule(**arguments, num_clients=shared["clients"], rng=stream(seed, "partition"))
-    return Split([rows[part] for part in parts], public, validation)
+    return [rows[part] for part in parts], public, validation
+
+
+def some_of(rows, size, seed):
+    """At most `size` of the public rows, or all of them if size is None."""
+    if size is None or size >= len(rows):
+        return rows
+    return rows[np.sort(stream(seed, "public_size").choice(len(rows), size, replace=False))]
 
 
 def at_most(size, labels, rng):
@@ -117,7 +186,7 @@ def make_federation(shared, datasets, seed, device):
     here, after the rows are chosen: 1.28 million public images of ImageNet-32 are 4 GB of bytes.
     """
     task, foreign = datasets.task, datasets.foreign
-    rows = split(shared, task, seed)
+    rows = split(shared, datasets, seed)
     mean, std = torch.tensor(datasets.images["mean"]), torch.tensor(datasets.images["std"])
 
     def normalized(part, chosen):
@@ -130,27 +199,24 @@ def make_federation(shared, datasets, seed, device):
     first_label = num_classes - task.num_classes         # of the task; public classes come first
     train, test = (part._replace(labels=part.labels + first_label)
                    for part in (task.train, task.test))
-    test_rows = at_most(shared["test_size"], test.labels.numpy(), stream(seed, "test_size"))
-    public, public_test, public_part, public_rows = None, None, train, rows.public
+    # The rows of a file may have public and validation images that this command does not use.
+    public, public_test = None, None
     if foreign is not None:
-        public_part, public_rows = foreign.train, np.arange(len(foreign.train.images))
+        every = np.arange(len(foreign.train.images))
+        public = normalized(foreign.train, some_of(every, shared["public_size"],
+                                                   split_seed(shared, seed)))
         if shared["joint"]:
             public_test = normalized(foreign.test, np.arange(len(foreign.test.labels)))
-    if shared["public"] == "half":                        # the test set is halved as well
-        halves = partition.halves(test.labels[test_rows].numpy(), stream(seed, "public_test"))
-        public_test, test_rows = normalized(test, test_rows[halves[0]]), test_rows[halves[1]]
-    if public_rows is not None:
-        if (shared["public_size"] or len(public_rows)) < len(public_rows):
-            rng = stream(seed, "public_size")
-            chosen = rng.choice(len(public_rows), shared["public_size"], replace=False)
-            public_rows = public_rows[sorted(chosen)]
-        public = normalized(public_part, public_rows)
+    elif shared["public"] is not None:
+        public = normalized(train, rows.public)
+    if shared["public"] == "half":
+        public_test = normalized(test, rows.public_test)
     return Federation(
         private=[normalized(train, part) for part in rows.clients],
-        test=normalized(test, test_rows), num_classes=num_classes, num_public_classes=first_label,
+        test=normalized(test, rows.test), num_classes=num_classes, num_public_classes=first_label,
         client_model=None, architecture=[], seed=seed, device=device, public=public,
         public_test=public_test,
-        validation=None if rows.validation is None else normalized(train, rows.validation),
+        validation=shared["validation"] and normalized(train, rows.validation),
         amp=shared["amp"], **({"augment": crop_and_flip} if shared["augment"] else {}))
 
 
@@ -208,7 +274,7 @@ def check(command, datasets, device):
                                   for name in method.networks["model"]):
             models.build(name, datasets.images["shape"], len(datasets.images["classes"]))
     for seed in command.seeds[1:]:
-        split(command.shared, datasets.task, seed)
+        split(command.shared, datasets, seed)
     fed = make_federation(command.shared, datasets, command.seeds[0], device)
     for method in command.methods:
         method.algorithm.check(seen_by(method, fed, command.shared),

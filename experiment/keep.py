@@ -1,4 +1,5 @@
 """A run on disk: DIR/LABEL-seedN holds config.json, checkpoint.pt, metrics.jsonl, timing.jsonl.
+DIR/split-seedN.npz holds who has which images.
 
 config.json is written when the run begins; the next command is compared with it. The checkpoint
 holds the state after a round and the rows of all rounds so far. After each round it is replaced in
@@ -16,11 +17,13 @@ import zipfile
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+import numpy as np
 import torch
 
 import models
 from algorithms import ALGORITHMS
 from data.images import adapt, check_range, normalize, to_float
+from experiment import build
 from experiment.processes import fail, from_first, is_first
 from experiment.settings import NETWORKS, Images, Method, Training, flag_with, text_of
 
@@ -188,6 +191,28 @@ def make_folders(records):
                 raise
 
 
+def keep_splits(command, datasets):
+    """Writes DIR/split-seedN.npz of --out: who has which rows, see `readers.split`.
+
+    N is the seed of the split. Only the first process does. A file that came with --partition stays
+    as it is.
+    """
+    out = command.program["out"]
+    if out is None or not is_first():
+        return
+    Path(out).mkdir(parents=True, exist_ok=True)
+    for seed in command.seeds:
+        path = Path(out, f"split-seed{build.split_seed(command.shared, seed)}.npz")
+        if datasets.rows and path.exists():
+            continue
+        found = build.split(command.shared, datasets, seed)._asdict()
+        rows = {f"client_{i}": part for i, part in enumerate(found.pop("clients"))}
+        rows |= {name: part for name, part in found.items() if part is not None}
+        content = io.BytesIO()
+        np.savez(content, **rows, dataset=datasets.fingerprints["dataset"])
+        replace(path, content.getbuffer())
+
+
 def begin(record, device):
     """Goes on after the last finished round, which the first process reads for all."""
     path = record.folder and record.folder / "checkpoint.pt"
@@ -247,15 +272,20 @@ def load_model(folder, name=None):
         model, prepare, classes = load_model("runs/a/fedsdd-seed0")
         logits = model(prepare(images))        # images [n, c, h, w]: bytes, or floats in [0, 1]
 
-    name      "server", of several models "server", "server 1", ..., "client 0", "client 1", ...:
-              after the run's last finished round; None: the first of these that it has
+    name      "server", of several models "server", "server 1", ..., "client 0", "client 1", ...,
+              of FedSDD "ensemble": after the run's last finished round; None: the first of these
+              that it has
     raises    ValueError if the run has no such model
+    logits[:, j] is of the class names[j]. With a joint layer (FedMD) the public classes come first,
+    as "public 0", "public 1", ..., then those of the task.
     """
     folder = Path(folder)
     config = config_of(folder)
     state = loaded(folder, (folder / "checkpoint.pt").read_bytes(), "cpu")["state"]
     images = config["images"]
     found = networks_in(state, ALGORITHMS[config["algo"].split(":")[0]], config["networks"])
+    if ensemble := ensemble_in(state, config["networks"]):
+        found["ensemble"] = ensemble
     name = name or next(iter(found))
     if name not in found:
         raise ValueError(f"{folder} has no model {name!r}; it has {', '.join(found)}")
@@ -263,7 +293,8 @@ def load_model(folder, name=None):
     for network, weights in found[name]:
         networks.append(models.build(network, tuple(images["shape"]), len(images["classes"])))
         networks[-1].load_state_dict(weights)
-    model = networks[0] if len(networks) == 1 else models.Stacked(*networks)
+    together = models.Ensemble if name == "ensemble" else models.Stacked
+    model = networks[0] if len(networks) == 1 else together(*networks)
     mean, std = torch.tensor(images["mean"]), torch.tensor(images["std"])
 
     def prepare(pixels):
@@ -303,3 +334,13 @@ def networks_in(state, algorithm, networks):
     if algorithm.server == "features":
         return {name: pair + found["server"] for name, pair in clients.items()}
     return found | clients
+
+
+def ensemble_in(state, networks):
+    """[(network, state_dict), ...] of the ensemble that taught in the last round of FedSDD; else []
+
+    Its members in a state are state_dicts or, where networks may differ, such pairs.
+    """
+    members = [member for of_round in state.get("undistilled", []) for member in of_round]
+    return [member if isinstance(member, tuple) else (networks["model"][0], member)
+            for member in members]

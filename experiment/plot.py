@@ -6,7 +6,9 @@
     python -m experiment.plot runs/a --key clients             the clients' mean accuracy
     python -m experiment.plot runs/a --key server              the server's, on the clients' images
     python -m experiment.plot runs/a --key ComU@0.3            MB until the clients' accuracy is 0.3
-    python -m experiment.plot runs/a --out curves.png --x MB   accuracy by MB (needs matplotlib)
+    python -m experiment.plot runs/a --out table.md            the tables as Markdown; LaTeX: .tex
+    python -m experiment.plot runs/a --out curves.png --x MB   accuracy by MB (needs matplotlib);
+                                                               also .pdf and .svg
     python -m experiment.plot runs/a --out curves.csv.gz       all metrics; the file is a RUN, too
 
 A RUN is a folder that --out of fedkd_minimal.py made, or a folder above it. The runs
@@ -21,6 +23,7 @@ import csv
 import gzip
 import io
 import json
+import re
 import signal
 import sys
 from functools import cache
@@ -31,6 +34,7 @@ from statistics import mean, stdev
 # `curves` are {label: [the run of each seed]}. A run is {HEAD..., "rows", "rounds"}: a row has the
 # metrics of a round, the first of round 0, and MB, the payload up and down so far.
 HEAD = ("algo", "seed", "scores", "settings", "data", "environment")
+CAPTION = "minus ...: the mean difference, paired by seed; +- half of its 95% interval"
 AXES = {"round": "round", "MB": "MB up and down, summed"}
 SHARES = ("disagreement", "pool", "nobody_right",      # of 1, as accuracies are
           "self_training", "self_distillation", "ensemble_distillation")
@@ -78,8 +82,8 @@ def read_run(path):
     data = {name: x for name, x in {**config["data"], **config["fingerprints"]}.items()
             if name != "data_root"}
     settings = config["data"] | config["training"] | config["networks"] | config["hyperparameters"]
-    settings |= {name: Path(settings[name]).name for name in ("dataset", "public", "data_root")
-                 if settings[name]}
+    paths = ("dataset", "public", "data_root", "partition")
+    settings |= {name: Path(settings[name]).name for name in paths if settings.get(name)}
     run = {name: config[name] for name in ("algo", "seed", "scores", "environment")}
     timing = folder / "timing.jsonl"                     # older ones do not tell when a round ended
     lines = timing.read_text().splitlines() if timing.exists() else []
@@ -308,7 +312,7 @@ def draw(curves, keys, axis, last, path):
         ax.set_ylim(max(low, 0), min(high, 1))           # two seeds' interval can be wider
     figure.legend(loc="outside right upper", frameon=False)
     with rc_context({"svg.hashsalt": "curves"}):         # the same curves, the same bytes
-        figure.savefig(path, metadata={"Date": None})
+        figure.savefig(path, metadata={"CreationDate" if path.suffix == ".pdf" else "Date": None})
 
 
 def interval_text(values, form, num_seeds=0):
@@ -331,13 +335,14 @@ def why_not(runs, key, others, other):
     return ""
 
 
-def print_table(curves, key, name, measure, bases, last=1, any_data=False):
-    """Prints a row for each label: mean and interval, differences from each base, values by seed.
+def table_of(curves, key, name, measure, bases, last=1, any_data=False):
+    """A row for each label: mean and interval, differences from each base, values by seed.
 
     name, measure    "best", best
     last             of so many rounds `measure` takes the mean
     any_data         True: subtracts whatever `why_not` says
-    returns          {from what no difference is shown, and why: the labels}
+    returns          rows of cells, the first of headings; {from what no difference is shown, and
+                     why: the labels}
     From a base that does not have an accuracy, one of its others is subtracted.
     """
     owned, form = is_accuracy(key), ".2f" if is_share(key) else ".6g"
@@ -371,13 +376,40 @@ def print_table(curves, key, name, measure, bases, last=1, any_data=False):
                 [run] = [run for run in curves[label] if run["seed"] == seed]
                 known = sum(x is not None for x in by_round(run, key)[-last:])
                 cells[-1] += f" ({known} rounds)" * (known < last)
-    table = [[*columns], *zip(*columns.values())]
+    return [[*columns], *zip(*columns.values())], reasons
+
+
+def words_in(table):
+    """How many columns of a table are words, on its left: the others are numbers."""
+    return 1 + ("accuracy of" in table[0])
+
+
+def as_text(table):
+    """Aligned columns."""
     widths = [max(map(len, column)) for column in zip(*table)]
-    sides = [str.ljust] * (1 + owned) + [str.rjust] * len(widths)
-    print()
-    for row in table:
-        print(*(side(cell, width) for side, cell, width in zip(sides, row, widths)), sep="  ")
-    return reasons
+    sides = [str.ljust] * words_in(table) + [str.rjust] * len(widths)
+    return "".join("  ".join(side(cell, width) for side, cell, width in zip(sides, row, widths))
+                   + "\n" for row in table)
+
+
+def as_markdown(table):
+    sides = ["---"] * words_in(table) + ["---:"] * (len(table[0]) - words_in(table))
+    return "".join("| " + " | ".join(cell.replace("|", r"\|").replace("+-", "±") for cell in row)
+                   + " |\n" for row in [table[0], sides, *table[1:]])
+
+
+def as_latex(table):
+    marks = {mark: "\\" + mark for mark in "&%$#_{}"}
+    marks |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+
+    def cell(text):
+        text = text.translate(str.maketrans(marks)).replace("+-", r"$\pm$")
+        return re.sub(r"(?<!\S)-(?=\d)", "$-$", text)       # a minus sign, not a hyphen
+
+    lines = [" & ".join(map(cell, row)) + r" \\" for row in table]
+    sides = "l" * words_in(table) + "r" * (len(table[0]) - words_in(table))
+    return "\n".join([rf"\begin{{tabular}}{{{sides}}}", r"\hline", lines[0], r"\hline", *lines[1:],
+                      r"\hline", r"\end{tabular}", ""])
 
 
 def stand_in(curves, base, key, values):
@@ -388,34 +420,36 @@ def stand_in(curves, base, key, values):
                  if images_of(curves[base], name) == images), "accuracy")
 
 
-def print_tables(curves, keys, bases, last, any_data):
-    """Prints the settings that all runs share, each label's others, the tables, and why a
-    difference is not in them."""
+def settings_in(curves):
+    """Lines: the settings that all runs share, each label's others."""
     texts = {label: {f"{name}={','.join(map(str, x)) if isinstance(x, list) else x}": None
                      for run in runs
                      for name, x in {"algo": run["algo"], **run["settings"],
                                      **run["environment"]}.items()}
              for label, runs in curves.items()}
     shared = [text for text in [*texts.values()][0] if all(text in own for own in texts.values())]
-    print("settings:", *shared)
-    images = {f"{name}: {x}": None for runs in curves.values() for run in runs
-              for name, x in run["data"].items() if x != run["settings"].get(name)}
-    print(*images, sep="\n", end="\n" * bool(images))    # the fingerprints of the data
+    lines = [" ".join(["settings:", *shared])]
+    lines += dict.fromkeys(f"{name}: {x}" for runs in curves.values() for run in runs
+                           for name, x in run["data"].items()        # the fingerprints of the data
+                           if x != run["settings"].get(name))
     for label, own in texts.items():                     # a name twice: seeds have different values
-        print(f"{label}:", *(text for text in own if text not in shared))
-    print("\nminus ...: the mean difference, paired by seed; +- half of its 95% interval")
+        lines.append(" ".join([f"{label}:", *(text for text in own if text not in shared)]))
+    return "\n".join(lines)
+
+
+def tables_in(curves, keys, bases, last, any_data):
+    """[tables], [lines that say why a difference is not in them]"""
     measures = [(f"mean of {last} rounds", mean_of_last(last), last),
                 ("final", final, 1), ("best", best, 1)]
-    reasons = {}
+    tables, reasons = [], {}
     for name, measure, rounds in measures if last > 1 else measures[1:]:
         for key in keys:
             if name == "final" or is_accuracy(key):      # best loss, bytes: no meaning
-                for why, labels in print_table(curves, key, name, measure, bases, rounds,
-                                               any_data).items():
+                table, found = table_of(curves, key, name, measure, bases, rounds, any_data)
+                tables.append(table)
+                for why, labels in found.items():
                     reasons.setdefault(why, {}).update(dict.fromkeys(labels))
-    print("\n" * bool(reasons), end="")
-    for why, labels in reasons.items():
-        print(f"no difference: {', '.join(labels)}{why}")
+    return tables, [f"no difference: {', '.join(labels)}{why}" for why, labels in reasons.items()]
 
 
 def main(argv=None):
@@ -426,7 +460,8 @@ def main(argv=None):
     parser.add_argument("--base", help="labels to subtract, with commas (default: the first)")
     parser.add_argument("--rounds", type=int, default=inf, help="leave out the rounds after this")
     parser.add_argument("--last", type=int, default=1, help="also average the last LAST rounds")
-    parser.add_argument("--out", type=Path, help="a .png, .svg, .csv or .csv.gz, and no tables")
+    parser.add_argument("--out", type=Path, help="a picture: .png, .svg, .pdf; the "
+                        "tables: .md, .tex; all metrics: .csv, .csv.gz. Prints no tables")
     parser.add_argument("--x", choices=AXES, default="round", help="x axis of a picture")
     parser.add_argument("--any-data", action="store_true",
                         help="labels may differ in their images, clients and rounds")
@@ -450,12 +485,25 @@ def main(argv=None):
         if not args.any_data:
             every = [run["data"] for runs in curves.values() for run in runs if run["data"]]
             refuse_different(", ".join(curves), every, "--any-data compares them")
+        forms = {".md": as_markdown, ".tex": as_latex}
         if args.out and ".csv" in args.out.suffixes:
             write_csv(curves, args.out)
-        elif args.out:
+            return
+        if args.out and args.out.suffix not in forms:
             draw(curves, keys, args.x, args.last, args.out)
+            return
+        form, comment = as_text, ""
+        if args.out:
+            form, comment = forms[args.out.suffix], "% " * (args.out.suffix == ".tex")
+        tables, notes = tables_in(curves, keys, bases, args.last, args.any_data)
+        parts = [f"{comment}{CAPTION}\n", *map(form, tables)]
+        if notes:
+            parts.append("".join(f"{comment}{note}\n" for note in notes))
+        text = "\n".join(parts)
+        if args.out:
+            args.out.write_text(text)
         else:
-            print_tables(curves, keys, bases, args.last, args.any_data)
+            print(settings_in(curves), "", text, sep="\n", end="")
     except (ImportError, OSError, ValueError) as error:
         parser.error(error)
 

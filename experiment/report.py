@@ -7,7 +7,7 @@ from attacks import HUGE, lie_z
 from experiment import build
 from experiment.keep import networks_in
 from experiment.processes import num_cores, say
-from experiment.settings import flag_of, text_of
+from experiment.settings import HELD_OUT, flag_of, text_of
 
 
 def metric_text(value):
@@ -40,7 +40,7 @@ def print_table(lines, sides):
 def describe(command, datasets, num_processes):
     """Prints what will run, on which data, and what differs from the defaults of the files."""
     found = command.shared
-    split = build.split(found, datasets.task, command.seeds[0])
+    split, task = build.split(found, datasets, command.seeds[0]), datasets.task
     say(f"{command.program['device']}, {num_processes} of {num_cores()} cores")
     for flag, text in datasets.fingerprints.items():
         say(f"{flag} {found[flag]}: {text}")
@@ -48,9 +48,12 @@ def describe(command, datasets, num_processes):
         say(f"classes: {', '.join(datasets.task.class_names)}")
     sizes = [*map(len, split.clients)]
     size = " to ".join(map(str, sorted({min(sizes), max(sizes)})))
-    notes = [f"{found['clients']} clients with {size} samples ({found['partition']}, alpha "
-             f"{found['alpha']})", f"public images: {text_of(found['public'])}"]
-    if split.validation is not None:
+    rule, public = f"{found['partition']}, alpha {found['alpha']}", text_of(found["public"])
+    if datasets.rows:
+        rule = "rows of the file"
+        public = f"{len(split.public)} of the file" if public in HELD_OUT else public
+    notes = [f"{found['clients']} clients with {size} samples ({rule})", f"public images: {public}"]
+    if found["validation"] is not None:
         notes.append(f"validation images: {len(split.validation)}")
     if found["attack"]:
         z = found["attack_z"]
@@ -59,7 +62,14 @@ def describe(command, datasets, num_processes):
         notes.append(f"{found['attack']} by {found['attackers']} of {found['clients']} clients, "
                      + strength)
     notes += [name for name in ("joint", "augment", "amp") if found[name]]
+    if found["split_seed"] is not None:
+        notes.append(f"split seed {found['split_seed']}")
     say(f"seed {command.seeds[0]}: {'; '.join(notes)}")
+    counts = task.test.labels[split.test].bincount()
+    largest = int(counts.argmax())
+    name = task.class_names[largest] if task.class_names else largest
+    say(f"test images: {len(split.test)}{' (private half)' * (found['public'] == 'half')}; the "
+        f"answer {name} to all of them has an accuracy of {counts[largest] / len(split.test):.4f}")
     for method in command.methods:
         say(f"{method.label}: {'; '.join(notes_on(method))}")
 
@@ -90,12 +100,13 @@ def describe_all(command, datasets):
     say(f"\nall algorithms: {text(command.shared)}")
     for method in command.methods:
         say(f"{method.label}: {text(method.networks | method.hyperparameters)}")
-    others = "; other seeds divide the images otherwise" * (len(command.seeds) > 1)
+    differ = len(command.seeds) > 1 and command.shared["split_seed"] is None
+    others = "; other seeds divide the images otherwise" * differ
     say(f"\nsamples of each class, seed {command.seeds[0]}{others}")
     task = datasets.task
     names = task.class_names or [str(label) for label in range(task.num_classes)]
     lines = [("client", *names)]
-    for i, rows in enumerate(build.split(command.shared, task, command.seeds[0]).clients):
+    for i, rows in enumerate(build.split(command.shared, datasets, command.seeds[0]).clients):
         counts = task.train.labels[rows].bincount(minlength=task.num_classes)
         lines.append((str(i), *map(str, counts.tolist())))
     print_table(lines, [str.rjust] * len(lines[0]))

@@ -22,6 +22,7 @@ import attacks
 import models
 from algorithms import ALGORITHMS, Algorithm
 from algorithms.ranges import check_values
+from data import readers
 from data.load import DATASETS
 from experiment.presets import PAPERS, PUBLIC_SETS
 from experiment.processes import cpu_has_bfloat16, num_cores, say
@@ -41,7 +42,10 @@ class Images:
     image_size: int | None = None         # resizes a folder's images to this height and width
     classes: tuple[int, ...] | None = None    # only these classes of the task
     clients: int = 20                     # number of clients
-    partition: Literal[tuple(PARTITIONS)] = "dirichlet_equal"     # split among the clients
+    partition: str = "dirichlet_equal"    # split among the clients: a name of --list, or a .npz
+    #                                       file of row numbers, as --out writes it
+    split_seed: int | None = None         # decides who has which images, for all seeds (default:
+    #                                       each seed its own; of a .npz file 0)
     alpha: float = 0.5                    # of Dirichlet partitions; smaller is more heterogeneous
     per_class: int = 3                    # images of a class, for few_per_class and by_subclass
     public: str | None = None             # half, half-train or fifth of the training images, which
@@ -176,7 +180,7 @@ def inventory():
     return (f"algorithms  {', '.join(ALGORITHMS)}\n"
             f"datasets    {', '.join(DATASETS)}, FILE.npz, FOLDER\n"
             f"networks    {', '.join(models.NETWORKS)}\n"
-            f"partitions  {', '.join(PARTITIONS)}\n"
+            f"partitions  {', '.join(PARTITIONS)}, FILE.npz\n"
             f"papers      {', '.join(PAPERS)}")
 
 
@@ -310,6 +314,12 @@ def shared_by(methods, given):
     paper_data = PAPERS[given["paper"]]["data"] if given.get("paper") else {}
     found = merged(asdict(Images()) | asdict(Training()), paper_data, given)
     found = {name: value for name, value in found.items() if name not in NETWORKS}
+    if is_split_file(found["partition"]):
+        rows = readers.split(found["partition"])
+        if "clients" not in given:
+            found["clients"] = sum(name.startswith("client_") for name in rows)
+        if found["split_seed"] is None:                      # of what the file does not have
+            found["split_seed"] = 0
     uses = {method.algorithm.public for method in methods} - {"none"}
     if found["public"] is None and uses and "public" not in given:       # not --public none
         found["public"] = default_public(found, uses)
@@ -335,6 +345,11 @@ def default_public(found, uses):
     return foreign_sets.get(found["dataset"], held_out)
 
 
+def is_split_file(partition):
+    """True if --partition is a file of row numbers, not a rule."""
+    return partition.lower().endswith(".npz")
+
+
 def is_foreign(public):
     """True if the public images come from another data set than the clients' images."""
     return public is not None and public not in HELD_OUT
@@ -348,6 +363,9 @@ def check(command, given):
     for table in (Images, Training, Program):
         check_values(table, {**command.shared, **command.program}, flag_of)
     shared, public = command.shared, command.shared["public"]
+    if shared["partition"] not in PARTITIONS and not is_split_file(shared["partition"]):
+        raise ValueError(f"--partition {shared['partition']}: choose from {', '.join(PARTITIONS)}, "
+                         "or a .npz file")
     served = ("none", "unlabeled", "joint") if shared["joint"] else ("none", "unlabeled")
     for method in command.methods:
         algorithm = method.algorithm

@@ -832,9 +832,20 @@ TABLE["data/readers.py", "data"] = [
      "PIL's upper 8 bits of 16"),
     ("max(image.tag_v2.get(258, [1])) > «8→16»",
      "a_tiff_file_of_which_pil_does_not_say_what_it_is_is_refused", "the same, of TIFF files")]
+TABLE["experiment/build.py", "build"] = [
+    ('if shared["split_seed"] is None else «shared["split_seed"]→seed»',
+     "one_seed_of_the_split_is_one_split_for_all_seeds", "each seed has its own split"),
+    ("if «(counts > 1).any()→False»:", "a_file_that_is_no_split_of_the_images_is_refused",
+     "a public image is a client's, too"),
+    ("content = repr([(name, «rows[name].tolist()→len(rows[name])») for",
+     "runs::a_run_goes_on_with_its_split_alone", "other images of the same number go unnoticed"),
+    ('kept.get("«test→tests»", np.arange', "a_file_of_row_numbers_says_who_has_which_images",
+     "the test images of a kept split are not read")]
 TABLE["experiment/keep.py", "your_own"] = [
     ('check_range("prepare: the tensor", «pixels→pixels * 0»)',
-     "a_loaded_model_predicts_as_in_the_run", "floats of 0..255 are predicted")]
+     "a_loaded_model_predicts_as_in_the_run", "floats of 0..255 are predicted"),
+    ('state.get("undistilled", [])«→[-1:]» for member in',
+     "a_loaded_ensemble_predicts_as_in_the_run", "the ensemble has the last round's models alone")]
 TABLE["data/load.py", "data"] = [
     ("float(numbers.max()) < «end→np.inf»)", "npz_mistakes_are_one_line_with_file_and_array",
      "a label of 10^11 needs a table of so many classes")]
@@ -903,6 +914,9 @@ TABLE["benchmarks/claims.py", "claims"] = [
     ("return {*order[:«min(failed, default=n)→n - len(failed)»]}",
      "holm_stops_at_the_first_that_is_not_small_enough", "Holm's steps do not stop")]
 TABLE["experiment/report.py", "report"] = [
+    ("counts = task.test.labels«[split.test]→».bincount()",
+     "command_line::a_run_tells_the_accuracy_of_a_constant_answer",
+     "the share of all test images, not of the run's"),
     ("final = mean_and_deviation([«record.rows[-1].get(key) for record in of_seeds→"
      "of_rounds[-1] for of_rounds in values»])",
      "a_last_round_without_a_value_is_a_dash_in_the_summary",

@@ -48,7 +48,7 @@ def built(seed=0, **changes):
     datasets = build.load_datasets(flags)
     build.check(command, datasets, torch.device("cpu"))
     fed = build.make_federation(command.shared, datasets, seed, torch.device("cpu"))
-    return build.seen_by(method, fed, flags), datasets, build.split(flags, datasets.task, seed)
+    return build.seen_by(method, fed, flags), datasets, build.split(flags, datasets, seed)
 
 
 def classes_of(part):
@@ -60,7 +60,8 @@ def classes_of(part):
 # ---------------------------------------------------------------------------------------- labels
 @pytest.mark.parametrize("joint, first", [(True, 4), (False, 0)])
 def test_joint_labels_of_the_task_come_after_the_public_classes(joint, first):
-    fed, *_ = built(public="foreign", joint=joint, validation=0.2)
+    fed, datasets, _ = built(public="foreign", joint=joint, validation=0.2)
+    assert datasets.images["classes"] == [f"public {j}" for j in range(first)] + [*"0123456"]
     assert (fed.num_public_classes, fed.num_classes) == (first, first + 7)
     assert fed.client_model(0)(fed.test.images[:2]).shape == (2, first + 7)
     for part in (*fed.private, fed.test, fed.validation):
@@ -220,7 +221,7 @@ def test_validation_images_by_writer_are_of_writers_that_no_client_has(kind, cli
     flags = FLAGS | {"partition": kind, "clients": clients, "validation": 0.1}
     letters = load_dataset("glyphs-letters")
     for seed in range(3):
-        split = build.split(flags, letters, seed)
+        split = build.split(flags, build.Datasets(letters, None, {}, {}), seed)
         owners = [np.unique(letters.writers[rows]) for rows in [*split.clients, split.validation]]
         for rows, own in zip([*split.clients, split.validation], owners):
             assert np.array_equal(rows, np.flatnonzero(np.isin(letters.writers, own)))
@@ -246,6 +247,81 @@ def test_few_per_class_takes_that_many_private_samples_of_each_class():
     _, datasets, split = built(partition="few_per_class", public="half", per_class=1)
     for part in split.clients:
         assert datasets.task.train.labels[part].bincount().tolist() == [1] * 7
+
+
+# --------------------------------------------------------------------------------- a split to keep
+def written(tmp_path, **arrays):
+    """{flags} of a file with these arrays, as the command line sets them."""
+    np.savez(tmp_path / "own.npz", **arrays)
+    clients = sum(name.startswith("client_") for name in arrays)
+    return {"partition": str(tmp_path / "own.npz"), "clients": clients, "split_seed": 0}
+
+
+def test_a_file_of_row_numbers_says_who_has_which_images(tmp_path):
+    """In any order, and for every seed."""
+    flags = written(tmp_path, client_0=[50, 3], client_1=np.uint8([7]), public=[2, 1],
+                    validation=[9], test=[4, 0], public_test=[5, 27])
+    for seed in (0, 1):
+        fed, *_ = built(seed, public="half", validation=0.1, **flags)
+        parts = [*fed.private, fed.public, fed.validation, fed.test, fed.public_test]
+        rows = [[3, 50], [7], [1, 2], [9], [0, 4], [5, 27]]
+        for part, data, own in zip(parts, [TOY.train] * 4 + [TOY.test] * 2, rows, strict=True):
+            assert part.labels.tolist() == data.labels[own].tolist()
+            assert torch.equal(part.images, normalize(data.images[own], *statistics(
+                TOY.train.images)))
+
+
+def test_what_a_file_does_not_have_is_as_without_it(tmp_path):
+    """All test images, or those that the seed of the split draws; other images stay unused."""
+    flags = written(tmp_path, client_0=[50, 3], client_1=[7], public=[2, 1], validation=[9])
+    whole, some = (built(3, test_size=size, **flags)[0] for size in (None, 14))
+    assert whole.public is whole.validation is whole.public_test is None
+    assert [len(fed.test.labels) for fed in (whole, some)] == [28, 14]
+    assert torch.equal(some.test.images, built(0, test_size=14)[0].test.images)
+    assert len(built(public="foreign", **flags)[0].public.images) == 4 * 6
+
+
+def test_one_seed_of_the_split_is_one_split_for_all_seeds():
+    """All that decides the data; initial weights differ."""
+    flags = dict(train_size=70, test_size=14, public="half", public_size=9, validation=0.1)
+    one, *others = (built(seed, split_seed=5, **flags)[0] for seed in (5, 0, 1))
+    alone, _, _ = built(5, **flags)
+    for fed in (alone, *others):
+        for name in ("test", "public", "public_test", "validation"):
+            assert torch.equal(getattr(fed, name).images, getattr(one, name).images), name
+        assert all(torch.equal(a.images, b.images) for a, b in zip(fed.private, one.private))
+    weights = [next(fed.client_model(0).parameters()) for fed in (one, *others)]
+    assert not torch.equal(weights[0], weights[1]) and [fed.seed for fed in others] == [0, 1]
+    foreign = [built(seed, split_seed=5, public="foreign", public_size=9)[0] for seed in (5, 0)]
+    assert torch.equal(*(fed.public.images for fed in foreign))
+
+
+@pytest.mark.parametrize("words, arrays, flags", [
+    ("has the arrays client_1; expected client_0, ", {"client_1": [1]}, {}),
+    ("has the arrays client_0, client_2; ", {"client_0": [1], "client_2": [2]}, {}),
+    ("has the arrays client_0, x; ", {"client_0": [1], "x": [2]}, {}),
+    ("has the arrays public; ", {"public": [1]}, {}),
+    ("has public_test, but no test", {"client_0": [1], "public_test": [2]}, {}),
+    (r"client_0 has shape \[1\] and type float64; ", {"client_0": [1.]}, {}),
+    (r"client_0 has shape \[1, 1\] ", {"client_0": [[1]]}, {}),
+    (r"client_0 has shape \[0\] ", {"client_0": np.zeros(0, int)}, {}),
+    ("rows from 1 to 84; the training images of toy are 0 to 83", {"client_0": [84, 1]}, {}),
+    ("rows from -1 to -1; ", {"client_0": [-1]}, {}),
+    ("rows from 28 to 28; the test images of toy are 0 to 27", {"client_0": [1], "test": [28]}, {}),
+    ("has training image 4 twice", {"client_0": [1, 4], "public": [4]}, {}),
+    ("has training image 4 twice", {"client_0": [4, 4]}, {}),
+    ("has test image 2 twice", {"client_0": [1], "test": [2], "public_test": [2]}, {}),
+    ("has 2 training images, more than --train-size 1", {"client_0": [1, 4]}, {"train_size": 1}),
+    ("another number of clients than --clients 2", {"client_0": [1]}, {"clients": 2}),
+    ("another number of clients than --clients 1", {"client_0": [1], "client_1": [2]},
+     {"clients": 1}),
+    ("--public fifth: .*own.npz has no array public", {"client_0": [1]}, {"public": "fifth"}),
+    ("--validation 0.1: .*own.npz has no array validation", {"client_0": [1]},
+     {"validation": 0.1}),
+    ("is a split of other images, mine: not of --dataset toy, 84 training",
+     {"client_0": [1], "dataset": "mine"}, {})])
+def test_a_file_that_is_no_split_of_the_images_is_refused(tmp_path, words, arrays, flags):
+    refused(words, built, **written(tmp_path, **arrays) | flags)
 
 
 # -------------------------------------------------------------------------------------- networks

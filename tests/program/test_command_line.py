@@ -24,6 +24,7 @@ import fedkd_minimal
 import models
 from algorithms import ALGORITHMS, fedavg, fedsdd
 from algorithms.ranges import check_values
+from data import readers
 from data.load import DATASETS
 from experiment import processes
 from experiment.presets import PAPERS
@@ -94,6 +95,8 @@ REFUSED = """
 --algo fedavg --device meta           | meta
 --algo fedavg --seeds 0,0             | --seeds
 --algo fedavg --partition few_per_class --per-class 100 | 600 samples | 2000 | per_class 100
+--algo fedavg --partition dirichle    | --partition dirichle: choose from iid, dirichlet, | .npz
+--algo fedavg --partition nowhere.npz | nowhere.npz: cannot be read
 --algo fedsdd --public nowhere        | nowhere
 --algo fedgems --paper fedgems        | --paper | fedgems-homogeneous
 --algo scaffold --paper fedgkt        | fedgkt | scaffold | fedavg
@@ -134,7 +137,7 @@ EDGES = [   # numbers that are refused, numbers that are allowed, the flags
      "generator_steps energy_rounds "
      "transfer_public_batch_size transfer_batch_size per_class public_size attackers"),
     ("-1 2.5 two", "0 7", "rounds warmup_rounds samples transfer_public_epochs "
-                          "transfer_local_epochs public_epochs classes seeds generated"),
+                          "transfer_local_epochs public_epochs classes seeds generated split_seed"),
     ("0 -1 nan inf two", "1e-9 7", "lr server_lr global_lr generator_lr max_grad_norm temperature "
                                    "concentration latencies alpha generated_weight_decay"),
     ("-1 nan inf", "0 7.5", "weight_decay kernel_l2 min_delta mu consensus_weights attack_scale "
@@ -401,10 +404,23 @@ def test_several_runs_have_a_folder_each_and_a_mean_with_standard_deviation(fini
 
 
 def test_describe_says_that_other_seeds_divide_the_images_otherwise(capsys, npz):
-    for seeds, told in (("7", False), ("7,8", True)):
-        main(["--algo", "fedavg", "--dataset", npz, *TINY, "--seeds", seeds, "--describe"])
+    for seeds, told in (("7", False), ("7,8", True), ("7,8 --split-seed 7", False)):
+        main(["--algo", "fedavg", "--dataset", npz, *TINY, "--describe", "--seeds",
+              *seeds.split()])
         [line] = [x for x in capsys.readouterr().out.splitlines() if "samples of each" in x]
         assert "seed 7" in line and ("other seeds" in line) == told
+
+
+def test_describe_keeps_the_split_alone(npz, tmp_path):
+    """The rows of all images that somebody has."""
+    main(["--algo", "fedsdd", "--dataset", npz, *TINY, "--K", "2", "--seeds", "3,5", "--describe",
+          "--validation", "0.1", "--out", str(tmp_path / "out")])
+    assert contents(tmp_path / "out").keys() == {"split-seed3.npz", "split-seed5.npz"}
+    found = readers.split(tmp_path / "out" / "split-seed3.npz")
+    assert str(found.pop("dataset")).startswith("96 training and 40 test images")
+    assert found.pop("test").tolist() == [*range(40)]
+    assert found.keys() == {*(f"client_{i}" for i in range(4)), "public", "validation"}
+    assert sorted(np.concatenate([*found.values()])) == [*range(96)]
 
 
 def test_describe_prints_the_samples_of_each_class_and_client(capsys, npz):
@@ -448,7 +464,21 @@ def test_the_names_of_chosen_classes_are_printed(tmp_path, capsys):
         for i in range(20):
             Image.fromarray(np.full((8, 8), 12 * i, np.uint8)).save(folder / f"{i}.png")
     main(["--algo", "fedavg", "--dataset", str(tmp_path), *TINY, "--classes", "0,2", "--describe"])
-    assert "classes: 8, 10" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "classes: 8, 10" in printed
+    assert "\ntest images: 40; the answer 8 to all of them has an accuracy of 0.5000\n" in printed
+
+
+@pytest.mark.parametrize("flags, text", [
+    ("", "40; the answer 0 to all of them has an accuracy of 0.7000"),
+    ("--public half", "20 (private half); the answer 0 to all of them has an accuracy of 0.7000"),
+    ("--test-size 4", "4; the answer 0 to all of them has an accuracy of 0.7500")])
+def test_a_run_tells_the_accuracy_of_a_constant_answer(npz, tmp_path, capsys, flags, text):
+    """28 of 40 test images are of class 0; of four of them three."""
+    path, labels = str(tmp_path / "x.npz"), np.array([0] * 28 + [1, 2] * 6)
+    np.savez(path, **dict(np.load(npz)) | {"y_test": labels})
+    main(["--algo", "fedavg", "--dataset", path, *TINY, "--describe", *flags.split()])
+    assert f"\ntest images: {text}\n" in capsys.readouterr().out
 
 
 def test_an_attack_is_printed_and_changes_the_numbers(capsys, npz, tmp_path):

@@ -70,6 +70,15 @@ def test_what_a_command_sets(line):
             for name, _ in map(str.split, expected)] == expected
 
 
+def test_a_split_in_a_file_has_its_clients_and_one_seed(tmp_path):
+    np.savez(tmp_path / "own.npz", client_0=[0], client_1=[3], test=[1])
+    command = f"--algo fedavg --paper fedsdd --partition {tmp_path}/own.npz"
+    for flags, clients, seed in [("", 2, 0), (" --split-seed 3", 2, 3), (" --clients 4", 4, 0)]:
+        found, _ = configured(command + flags)
+        assert (found["clients"], found["split_seed"]) == (clients, seed)
+    assert configured("--algo fedavg")[0]["split_seed"] is None
+
+
 @pytest.mark.parametrize("command, share", [
     ("feddf", 0.1), ("fedavg,feddf", 0.1), ("feddf --no-drop-worst", 0.1),
     ("feddf --patience none", 0.1), ("feddf --no-drop-worst --patience none", None),

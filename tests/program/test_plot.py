@@ -4,6 +4,7 @@ import json
 import re
 import runpy
 import sys
+import time
 from statistics import stdev
 
 import pytest
@@ -191,6 +192,17 @@ def test_a_picture_names_each_line_and_whose_accuracy_it_is(tmp_path):
     assert all(name in picture for name in (">a (n = 2)<", ">b (n = 3)<", "mean of n seeds"))
 
 
+def test_the_same_curves_are_the_same_bytes_on_another_day(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    write(tmp_path, "a", A)
+    for suffix in ("svg", "pdf", "png"):
+        for day in range(2):
+            monkeypatch.setattr(time, "time", lambda: 10**9 + 10**6 * day)
+            plot.main([str(tmp_path), "--out", f"{tmp_path}/{day}.{suffix}"])
+        one, other = (tmp_path / f"{day}.{suffix}" for day in range(2))
+        assert one.read_bytes() == other.read_bytes(), suffix
+
+
 def test_a_curve_has_the_mean_and_interval_of_each_round(tmp_path):
     write(tmp_path, "b", B)
     [runs] = plot.read_runs([tmp_path]).values()
@@ -291,6 +303,33 @@ def test_a_label_is_the_folder_of_the_run_behind_the_one_above_it_where_there_ar
     assert labels("x", "z") == ["R1", "R4", "x/fedavg", "x/fedsdd:R=1"]
     (tmp_path / "z" / "R4" / "fedsdd-seed7").rename(tmp_path / "x" / "mine-seed7")
     assert labels("x") == ["fedavg", "fedsdd:R=1", "mine"]
+
+
+@pytest.mark.parametrize("suffix, table", [
+    ("md", ["| final accuracy, % | accuracy of | mean ± 95% | minus a_1 accuracy (server) | last "
+            "round | seed 0 |", "| --- | --- | ---: | ---: | ---: | ---: |",
+            "| a_1 | server | 30.00 | reference | 1 | 30.00 |",
+            "| b:R=1\\|2 | server | 10.00 | -20.00 | 1 | 10.00 |"]),
+    ("tex", [r"\begin{tabular}{llrrrr}", r"\hline",
+             r"final accuracy, \% & accuracy of & mean $\pm$ 95\% & minus a\_1 accuracy (server) & "
+             r"last round & seed 0 \\", r"\hline",
+             r"a\_1 & server & 30.00 & reference & 1 & 30.00 \\",
+             r"b:R=1|2 & server & 10.00 & $-$20.00 & 1 & 10.00 \\", r"\hline", r"\end{tabular}"])])
+def test_a_table_is_written_as_markdown_or_latex(tmp_path, capsys, suffix, table):
+    """The cells of the printed one; of LaTeX what is no table is a comment."""
+    write(tmp_path, "a_1", {0: [.5, .3]})
+    write(tmp_path, "b:R=1|2", {0: [.5, .1]})
+    write(tmp_path, "c", {0: [.5]})
+    assert printed(capsys, tmp_path, "--out", tmp_path / f"x.{suffix}") == ""
+    lines = (tmp_path / f"x.{suffix}").read_text().splitlines()
+    mark = "% " * (suffix == "tex")
+    assert lines[:2] == [mark + plot.CAPTION, ""]
+    number = len(table) - 2 * (suffix == "tex")              # c's row comes behind b's
+    assert lines[2:2 + number] == table[:number]
+    assert lines[2 + number].startswith(("| c |", "c & server & 50.00 & - & 0 "))
+    assert lines[3 + number:3 + len(table)] == table[number:]
+    assert lines[-1].startswith(f"{mark}no difference: c minus a_1 accuracy: 0 rounds, not 1; ")
+    assert sum(line.startswith(("| best", "best")) for line in lines) == 1
 
 
 def error_line(capsys, *argv):

@@ -332,7 +332,8 @@ def test_an_algorithm_joins_with_data_that_it_would_not_choose(npz, tmp_path, ca
     argv = [*command("fedavg", npz), "--public", "none", "--validation", "none"]
     main([*argv, "--out", str(tmp_path)])
     main([*argv, "--algo", "fedavg,fedbe", "--out", str(tmp_path)])
-    assert {path.name for path in tmp_path.iterdir()} == {"fedavg-seed0", "fedbe-seed0"}
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {
+        "fedavg-seed0", "fedbe-seed0"}
     refused(capsys, [*argv, "--algo", "fedsdd", "--out", tmp_path], "fedsdd needs public images")
 
 
@@ -347,6 +348,47 @@ def test_a_data_set_is_known_by_its_content_wherever_its_file_is(
     shutil.copy(npz, tmp_path / "moved.npz")
     main(command("fedavg", str(tmp_path / "moved.npz"), "--out", stopped))
     assert bytes_of(stopped) == expected["fedavg"]
+
+
+def test_a_kept_split_gives_the_runs_bytes_again(npz, tmp_path):
+    """Of a run whose seed is 3, and for each seed of another command the same split."""
+    flags = ["--rounds", 1, "--public", "half", "--test-size", 20, "--seeds"]
+    main(command("fedgems", npz, *flags, 3, "--out", tmp_path / "a"))
+    split = tmp_path / "a" / "split-seed3.npz"
+    for name, more in ("b", ["--partition", split]), ("c", ["--split-seed", 3]):
+        main(command("fedgems", npz, *flags, "3,4", *more, "--out", tmp_path / name))
+        [kept] = (tmp_path / name).glob("split-seed*.npz")       # of all seeds
+        assert kept.read_bytes() == split.read_bytes()
+        one, other = (bytes_of(tmp_path / name / f"fedgems-seed{seed}") for seed in (3, 4))
+        assert one == bytes_of(tmp_path / "a") != other
+
+
+def test_a_run_goes_on_with_its_split_alone(npz, tmp_path, capsys):
+    """It is known by its content, wherever its file is; the file in the folder stays."""
+    def argv(file):
+        return command("fedavg", npz, "--partition", file, "--out", tmp_path, "--test-size", 9)
+
+    def write(file, **rows):
+        parts = np.array_split(np.arange(60), 6)
+        own = {f"client_{i}": part for i, part in enumerate(parts)}
+        own |= {"public": np.arange(60, 70), "validation": np.arange(70, 80)}
+        np.savez(file, **own | rows)
+
+    own, moved, other = (tmp_path / f"{name}.npz" for name in ("split-seed0", "moved", "other"))
+    write(own)
+    before = own.read_bytes()
+    stopped_after(1, argv(own))
+    write(moved)
+    write(other, client_0=np.arange(9), client_1=np.arange(9, 20))       # one image moves
+    refused(capsys, argv(other), "holds a run with partition 6 clients, checksum ",
+            f"add --partition {own}, or")
+    refused(capsys, command("fedavg", npz, "--out", tmp_path, "--test-size", 9),
+            f"add --split-seed 0 --partition {own}, or")
+    assert own.read_bytes() == before
+    main(argv(moved))
+    assert len(kept(tmp_path / "fedavg-seed0")) == ROUNDS + 1
+    write(moved, public=np.arange(61, 71), validation=[60, *range(71, 80)])      # as many
+    refused(capsys, argv(moved), "holds a run with partition", ": choose another --out")
 
 
 def test_a_run_from_another_machine_goes_on_and_says_so(stopped, npz, expected, capsys):

@@ -53,7 +53,7 @@ def test_killed_before_any_single_write_a_run_goes_on_with_the_same_bytes(short,
         main([*short[0], "--out", str(tmp_path / str(step))])
         assert bytes_of(tmp_path / str(step)) == short[1], step
         step += 1
-    assert step == 3 * 3         # checkpoint, metrics, timing of rounds 0 to 2
+    assert step == 1 + 3 * 3     # the split; checkpoint, metrics, timing of rounds 0 to 2
 
 
 def test_killed_while_its_folder_is_made_a_run_begins_again(short, tmp_path):
@@ -138,7 +138,7 @@ def test_after_a_write_that_fails_every_finished_round_is_kept(short, tmp_path, 
 
     def written(path, content):
         write(path, content[:1000])
-        if next(writes) == 3:                                # the checkpoint of round 1
+        if next(writes) == 1 + 3:                            # the checkpoint of round 1
             raise OSError(errno.ENOSPC, "no space")
         write(path, content)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:

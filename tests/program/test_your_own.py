@@ -1,4 +1,5 @@
 """YOUR_OWN.md: its algorithm, its library program, its prediction of a folder, as printed there."""
+import contextlib
 import dataclasses
 import functools
 import importlib.util
@@ -15,6 +16,7 @@ from PIL import Image
 from test_command_line import configured
 from toys import same
 
+import algorithms
 from algorithms import ALGORITHMS
 from data.load import load_dataset
 from experiment import keep
@@ -32,6 +34,7 @@ def fedavgm(monkeypatch, tmp_path):
     spec = importlib.util.spec_from_file_location("fedavgm", tmp_path / "fedavgm.py")
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "fedavgm", module)
+    monkeypatch.setattr(algorithms, "fedavgm", module, raising=False)
     spec.loader.exec_module(module)
     monkeypatch.setitem(ALGORITHMS, "fedavgm", module.ALGORITHM)
     return module
@@ -49,6 +52,25 @@ def test_a_sibling_has_the_settings_of_the_one_it_is_like(fedavgm, flags):
     own = methods["fedavgm"].hyperparameters
     assert own.pop("server_momentum") == 0.5 and own == methods["fedavg"].hyperparameters
     assert federation == configured("--algo fedavg" + flags)[0]
+
+
+def test_the_pages_test_of_an_equation_notices_a_mistake(fedavgm, monkeypatch):
+    test = {}
+    exec(BLOCKS["equation"], test)
+    for wrong in (False, True):
+        if wrong:
+            exec(BLOCKS["algorithm"].replace("cfg.server_momentum * v +", "v +"), vars(fedavgm))
+        with (pytest.raises(AssertionError) if wrong else contextlib.nullcontext(),
+              monkeypatch.context() as patch):
+            test["test_the_server_adds_a_share_of_its_last_step"](patch)
+
+
+def test_the_pages_split_is_that_of_a_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    exec(BLOCKS["split"], {})
+    main("--algo fedavg,fedsdd:K=1 --partition split.npz --describe".split())
+    printed = capsys.readouterr().out
+    assert "2 clients with 2000 samples (rows of the file); public images: 1000 of the" in printed
 
 
 def test_without_momentum_the_pages_algorithm_is_fedavg(fedavgm):
@@ -114,6 +136,21 @@ def test_the_models_of_every_algorithm_are_found_in_its_state(algo):
         count = ("server" in state) + sum(
             len(found) if isinstance(found, list) else 1 for found in models.values())
         assert {*found} - own == {f"server {k}" if k else "server" for k in range(count)}
+
+
+@pytest.mark.parametrize("algo, networks", [("fedsdd", "mlp"), ("fedsdd-ablations", "mlp,cnn")])
+def test_a_loaded_ensemble_predicts_as_in_the_run(algo, networks, npz, tmp_path):
+    """The K = 2 models of each network of the last two rounds; some predict other classes."""
+    [run] = main(f"--algo {algo} --R 2 --K 2 --model {networks} --dataset {npz} --clients 4 "
+                 "--partition iid --participation 1 --rounds 3 --threads 1 --local-epochs 1 "
+                 f"--distill-steps 2 --out {tmp_path}".split())
+    test, (model, prepare, _) = load_dataset(npz).test, keep.load_model(run.folder, "ensemble")
+    images, members = prepare(test.images), len(networks.split(",")) * 2 * 2
+    logits = torch.stack([member(images) for member in model.members[-members // 2:]])
+    assert evaluation.accuracy(model(images), test.labels) == run.rows[-1]["ensemble_accuracy"]
+    assert evaluation.disagreement(logits) == run.rows[-1]["disagreement"] > 0
+    assert len(model.members) == members and not model.training
+    torch.testing.assert_close(model(images), sum(m(images) for m in model.members) / members)
 
 
 @pytest.mark.parametrize("algo, key", [("fedsdd --K 2", "accuracy"), ("fedgkt", "accuracy"),
