@@ -10,8 +10,6 @@ from typing import Literal
 
 import torch
 
-from federation.averaging import shapes_of
-
 
 def prepared(model, amp=False):
     """The network as algorithms call it: model(images) gives float32 logits [B, C].
@@ -100,18 +98,19 @@ def loaded(model, weights):
 
     raises    ValueError: they are of another network
     """
-    own, given = shapes_of(model.state_dict()), shapes_of(weights)
-    for name in own | given:
-        if own.get(name) != given.get(name):
-            raise ValueError(f"these weights are of another network: {name} has shape "
-                             f"{given.get(name, 'none')}, not {own.get(name, 'none')}")
-    model.load_state_dict(weights)
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        words = " ".join(str(error).split())
+        raise ValueError(f"these weights are of another network: {words:.200}") from None
     return model
 
 
 def snapshot(model, optimizer=None):
     """A model and its optimizer as they are kept between rounds: a dict of state_dicts."""
-    return {"model": copy.deepcopy(model.state_dict()),
+    weights = {name: w.clone() if isinstance(w, torch.Tensor) else copy.deepcopy(w)
+               for name, w in model.state_dict().items()}
+    return {"model": weights,
             "optimizer": None if optimizer is None else copy.deepcopy(optimizer.state_dict())}
 
 

@@ -53,11 +53,10 @@ VERDICTS = {    # what: (old, new, verdict)
 
 
 def start_told(npz, folder):
-    """The process of `told` (conftest.py): a sample, and a mistake of each kind."""
+    """The process of `told` (conftest.py): a mistake of each kind."""
     odd = [("algorithms/fedsdd.py", old, new, HAND, what)
            for what, (old, new, _) in VERDICTS.items()]
     script = f"""import break_it
-print('status', break_it.main(['--every', '24']))
 break_it.MUTANTS = [break_it.Mutant(*fields) for fields in {odd!r}]
 print('status', break_it.main([]))"""
     return subprocess.Popen([sys.executable, "-c", script], cwd=ROOT / "tests",
@@ -66,26 +65,18 @@ print('status', break_it.main([]))"""
 
 @pytest.fixture(scope="module")
 def told(background):
-    """[(exit status, lines)] of the sample and of the odd ones."""
+    """(exit status, lines) of the odd ones."""
     if not hasattr(os, "fork"):
         pytest.skip("needs os.fork")
     out, errors = background["told"][1].communicate(timeout=600)
-    *parts, rest = re.split(r"^status (\d)\n", out, flags=re.M)
-    assert len(parts) == 4 and not rest, out + errors
-    return [(int(status), lines.splitlines()) for lines, status in zip(parts[::2], parts[1::2])]
-
-
-def test_every_twenty_fourth_mistake_is_caught(told):
-    status, (*lines, summary) = told[0]
-    number = len(MUTANTS[::24])
-    assert len(lines) == number and all(line.endswith("  caught") for line in lines)
-    assert summary.startswith(f"tried {number}, caught {number}, survived 0, broken 0, ")
-    assert status == 0
+    *lines, last = out.splitlines()
+    assert re.fullmatch(r"status \d", last), out + errors
+    return int(last[-1]), lines
 
 
 def test_only_an_assertion_that_fails_is_called_caught(told):
     """A docstring survives; what ends in an error of another kind is broken."""
-    status, (*lines, summary) = told[1]
+    status, (*lines, summary) = told
     for line in lines:
         [what] = [what for what in VERDICTS if f"  {what}  " in line]
         assert line.split("  ")[-1] == VERDICTS[what][2]
