@@ -1,18 +1,11 @@
 """One thread: the networks of the tests are so small that a second one only waits. Processes that
 work for long are started before the first test."""
-import gc
-
 import numpy as np
 import pytest
 import torch
 from toys import arrays
 
 torch.set_num_threads(1)
-
-
-def pytest_collection_finish():
-    """What the imported modules have made is never garbage: it is not searched again."""
-    gc.freeze()
 
 
 @pytest.fixture(scope="session")

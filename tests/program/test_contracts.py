@@ -126,6 +126,16 @@ def recorded(algo):
     return kept(ALGORITHMS[algo].run, algo)
 
 
+def start(algo):
+    """The state at the start of the same run."""
+    return recorded(algo).rounds[0][1]
+
+
+def untrained(algo):
+    """The same, but None for FedMD, whose clients train before it."""
+    return None if algo == "fedmd" else start(algo)
+
+
 def whole(algo):
     """[(metrics, state)] of the same run."""
     return [(metrics, state) for metrics, state, _ in recorded(algo).rounds]
@@ -163,22 +173,21 @@ def test_local_steps_are_counted_over_passes(algo):
 def test_the_order_of_the_clients_does_not_matter(algo, monkeypatch):
     """Nor what was drawn before: the same seed gives the same metrics and states, bit for bit. The
     rounds go on from the state at the start, through a file."""
-    start, *rounds = whole(algo)
+    first, *rounds = whole(algo)
     monkeypatch.setattr(parallel, "own_share", lambda ids: ids[::-1])
     torch.rand(3)
-    assert same(run(algo, rounds=0), [start])
-    assert same(run(algo, state=through_a_file(start[1])), rounds)
+    assert same(run(algo, rounds=0), [first])
+    assert same(run(algo, state=through_a_file(first[1])), rounds)
 
 
 @every_algorithm
 def test_another_seed_trains_otherwise(algo):
     """Also from the same start: in one round every network that changes, changes otherwise."""
-    start = whole(algo)[0][1]
     sizes = (5, 6, 7, 8, 9, 5)
-    ends = [run(algo, toy(algo, sizes=sizes, seed=seed), start, rounds=1, participation=1.0)[-1][1]
-            for seed in (0, 1)]
+    ends = [run(algo, toy(algo, sizes=sizes, seed=seed), start(algo), rounds=1,
+                participation=1.0)[-1][1] for seed in (0, 1)]
     before, *after = ([*models_in({key: x for key, x in state.items() if key != "undistilled"})]
-                      for state in (start, *ends))
+                      for state in (start(algo), *ends))
     trained = [(a, b) for old, a, b in zip(before, *after, strict=True) if not same(old, a)]
     assert trained and not any(same(a, b) for a, b in trained)
 
@@ -307,7 +316,7 @@ def without_client(state, i):
 def test_a_client_whose_numbers_are_not_finite_is_left_out(algo):
     fed = toy(algo)
     fed.private[2].images[0, 0, 0, 0] = math.inf
-    for metrics, state in run(algo, fed, participation=1.0, latencies=(1.0,) * 6):
+    for metrics, state in run(algo, fed, untrained(algo), participation=1.0, latencies=(1.0,) * 6):
         assert keep.dumps(metrics)
         if "bad_uploads" in metrics and state["round"]:
             assert metrics["bad_uploads"] == 1 and sound(models_in(without_client(state, 2)))
@@ -318,8 +327,8 @@ def test_when_every_client_is_spoilt_the_run_goes_on(algo):
     fed = toy(algo)
     for private in fed.private:
         private.images[0, 0, 0, 0] = math.nan
-    _, *rounds = run(algo, fed, participation=1.0, latencies=(1.0,) * 6)
-    assert len(rounds) == 2 and all(keep.dumps(metrics) for metrics, _ in rounds)
+    rounds = run(algo, fed, untrained(algo), participation=1.0, latencies=(1.0,) * 6)[-2:]
+    assert rounds[-1][1]["round"] == 2 and all(keep.dumps(metrics) for metrics, _ in rounds)
     if "bad_uploads" in rounds[0][0]:
         assert [metrics["bad_uploads"] for metrics, _ in rounds] == [6, 6]
         assert all(sound(models_in({"server": state.get("server", {})})) for _, state in rounds)
@@ -332,7 +341,8 @@ def test_augmentation_is_for_what_is_trained_on_alone(algo):
     """FedGKT's edges also predict on it: their feature maps are what its server is trained on.
     FedNTD's teacher sees what its student sees."""
     Net.seen.clear()
-    run(algo, toy(algo, augment=lambda images, rng: images + 100), rounds=1)
+    fed = toy(algo, augment=lambda images, rng: images + 100)
+    run(algo, fed, untrained(algo), rounds=1)
     given = {(training, largest > 50) for training, largest in Net.seen}
     extracted = {(False, True)} if algo in ("fedgkt", "fedgkt-async", "fedntd") else set()
     assert given == {(True, True), (False, False)} | extracted
@@ -342,7 +352,7 @@ def test_augmentation_is_for_what_is_trained_on_alone(algo):
 def test_amp_reaches_training_and_prediction(algo):
     for amp, dtype in [(True, torch.bfloat16), (False, torch.float32)]:
         Net.types.clear()
-        run(algo, toy(algo, amp=amp), rounds=1)
+        run(algo, toy(algo, amp=amp), start(algo), rounds=1)
         assert {(True, dtype), (False, dtype)} <= set(Net.types)
         assert {own for training, own in Net.types if training} == {dtype}
 
@@ -409,7 +419,7 @@ def test_optimizer_and_decay_reach_all_networks(algo):
 
 # ----------------------------------------------------------------------------------- under attack
 
-def attacked(algo, forged, **changes):
+def attacked(algo, forged, state, **changes):
     """The rounds of a run in which all clients have one network and all but the last are malicious,
     and what the attack was handed: [(client, upload, benign, rows)]."""
     handed = []
@@ -417,7 +427,7 @@ def attacked(algo, forged, **changes):
     def forge(i, upload, benign, rows):
         handed.append((i, upload, benign, rows))
         return forged(upload)
-    return run(algo, toy(algo, network=Net), participation=1.0,
+    return run(algo, toy(algo, network=Net), state, participation=1.0,
                attack=Attack([0, 1, 2, 3, 4], forge), **changes), handed
 
 
@@ -427,16 +437,16 @@ def test_an_attack_sees_every_round_and_what_it_returns_arrives(algo):
     counted, and left out. FedGKT's uploads come twice: as feature maps, then as logits."""
     if not takes(algo, "attack"):
         return
-    clean = run(algo, toy(algo, network=Net), participation=1.0)
-    rounds, handed = attacked(algo, lambda upload: upload)
+    (_, first), *clean = run(algo, toy(algo, network=Net), participation=1.0)
+    rounds, handed = attacked(algo, lambda upload: upload, first)
     parts = 2 if algo == "fedgkt" else 1
     assert same(rounds, clean) and [i for i, *_ in handed] == [0, 1, 2, 3, 4] * parts * 2
     for _, upload, benign, rows in handed:              # each place of an upload has its number
         assert len(set(rows.tolist())) == len(upload) and len(benign) > 0
     for value, bad in [(0.0, 0), (math.nan, 5)]:
-        rounds, _ = attacked(algo, lambda upload: upload * 0 + value, rounds=1)
-        assert rounds[1][0]["bad_uploads"] == bad
-        assert not same(rounds[1][1], clean[1][1]) and sound(models_in(rounds[1][1]))
+        [(metrics, state)], _ = attacked(algo, lambda upload: upload * 0 + value, first, rounds=1)
+        assert metrics["bad_uploads"] == bad
+        assert not same(state, clean[0][1]) and sound(models_in(state))
 
 
 # ---------------------------------------------------------------------------------- new algorithms
