@@ -340,9 +340,9 @@ def test_when_every_client_is_spoilt_the_run_goes_on(algo):
 def test_augmentation_is_for_what_is_trained_on_alone(algo):
     """FedGKT's edges also predict on it: their feature maps are what its server is trained on.
     FedNTD's teacher sees what its student sees."""
+    fed, state = toy(algo, augment=lambda images, rng: images + 100), untrained(algo)
     Net.seen.clear()
-    fed = toy(algo, augment=lambda images, rng: images + 100)
-    run(algo, fed, untrained(algo), rounds=1)
+    run(algo, fed, state, rounds=1)
     given = {(training, largest > 50) for training, largest in Net.seen}
     extracted = {(False, True)} if algo in ("fedgkt", "fedgkt-async", "fedntd") else set()
     assert given == {(True, True), (False, False)} | extracted
@@ -350,9 +350,10 @@ def test_augmentation_is_for_what_is_trained_on_alone(algo):
 
 @every_algorithm
 def test_amp_reaches_training_and_prediction(algo):
+    state = start(algo)
     for amp, dtype in [(True, torch.bfloat16), (False, torch.float32)]:
         Net.types.clear()
-        run(algo, toy(algo, amp=amp), start(algo), rounds=1)
+        run(algo, toy(algo, amp=amp), state, rounds=1)
         assert {(True, dtype), (False, dtype)} <= set(Net.types)
         assert {own for training, own in Net.types if training} == {dtype}
 
