@@ -58,7 +58,7 @@ def has_lazy_layers(model):
 
 def share_layers(*models):
     """True if two networks have memory of parameters, or modules with buffers, in common."""
-    one, other = ({id(model), *(w.data_ptr() for w in model.parameters() if w.numel() > 0),
+    one, other = ({id(model), *(w.data_ptr() for w in model.parameters() if w.data_ptr()),
                    *(id(module) for module in model.modules() if module._buffers)}
                   for model in models)
     return bool(one & other)
