@@ -83,9 +83,11 @@ def test_fedgems_table_4_is_whole_rounds_up_and_down(algo):
     """25,000 public samples, a thousand times those of this round; each client is sent its own
     copy. No algorithm needs to say which samples it means, as it means all."""
     fed = labeled(sizes=(1,) * 16, num_classes=10, num_public=25)
-    fedmds = {"subset_size": None, "early_stopping": False, "transfer_public_epochs": 0,
-              "transfer_local_epochs": 0}
-    metrics, _ = last(ALGORITHMS[algo].run(fed, rounds=1, **fedmds if algo == "fedmd" else {}))
+    settings = {"subset_size": None, "early_stopping": False, "transfer_public_epochs": 0,
+                "transfer_local_epochs": 0, "local_epochs": 1, "public_epochs": 1,
+                "server_epochs": 1}
+    settings = {name: settings[name] for name in settings.keys() & ALGORITHMS[algo].config_fields}
+    metrics, _ = last(ALGORITHMS[algo].run(fed, rounds=1, **settings))
     up, down, indices = (metrics[f"bytes_{way}"] for way in ("up", "down", "down_indices"))
     assert up == down == 4 * 25 * 10 * 16 and indices == 0
     assert {n: round(n * 1000 * (up + down) / MB, 2) for n in TABLE_4[algo]} == TABLE_4[algo]
