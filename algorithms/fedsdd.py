@@ -249,7 +249,7 @@ def check(fed, cfg, attack):
     if cfg.K > active:
         raise ValueError(f"fedsdd: K = {cfg.K} global models need as many active clients, but "
                          f"participation {cfg.participation:g} of {len(fed.private)} clients is "
-                         f"{active}: K = {active} or a larger participation fits")
+                         f"{active}: K is at most {active}")
 
 
 ALGORITHM = Algorithm(

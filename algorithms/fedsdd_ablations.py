@@ -332,7 +332,7 @@ def check(fed, cfg, attack):
     active = min(count_active(len(ids), cfg.participation) for ids in networks.values())
     if cfg.K > active:
         raise ValueError(f"{name}: K = {cfg.K} global models of a network need as many active "
-                         f"clients, but it has {active}: K = {active} or more participation fits")
+                         f"clients, but it has {active}: K is at most {active}")
     if attack and len(networks) > 1:         # it needs the mean of all clients' models
         raise ValueError(f"{name}: an attack on weights needs one network for all clients")
     if attack and cfg.local == "scaffold":

@@ -151,7 +151,10 @@ def compare(folder, then, now):
         differ.sort(key=lambda name: name in then["fingerprints"])   # --classes changes them, too
         flags = [flag_with(name, typed_then.get(name)) for name in differ
                  if typed_then.get(name) != typed_now.get(name)]
-        advice = f"add {' '.join(flags)}, or " if flags else ""
+        # Whoever needs public or validation images cannot do without them.
+        needed = [name for name in ("public", "validation") if name in differ]
+        can_join = flags and all(typed_then.get(name) is not None for name in needed)
+        advice = f"add {' '.join(flags)}, or " if can_join else ""
         name = differ[0]
         raise ValueError(f"{folder} holds a run with {name} {text_of(known_then.get(name))}, not "
                          f"{text_of(known_now.get(name))}: {advice}choose another --out")

@@ -143,6 +143,10 @@ def read(argv, about=""):
     if not algorithms:
         raise ValueError(f"--algo is missing; there are {', '.join(ALGORITHMS)}")
     if unknown:
+        flag = unknown[0].split("=")[0]
+        if any(flag == flag_of(name) for other in ALGORITHMS.values()
+               for name in other.config_fields):
+            raise ValueError(f"{','.join(algorithms)} has no {flag}, as other algorithms have")
         flags = [flag_of(field.name) for table in tables for field in fields(table)]
         raise ValueError(f"unknown {' '.join(unknown)}{suggestion(unknown[0], flags)}; --algo "
                          f"{','.join(algorithms)} --help lists the flags")

@@ -15,6 +15,8 @@ TABLE["algorithms/fedsdd.py", "distillation"] = [     # other files have the sam
      "the_loss_of_huge_logits_is_exact[fedsdd]", "softmax underflows", "FedBE's code"),
     ("return temperature«**2→ * 2.0» * (log_p", "distillation_is_t_squared_times_mean_kl[fedsdd]",
      "twice the temperature", "flearn"),
+    ("return temperature«**2→» * (log_p", "distillation_is_t_squared_times_mean_kl[fedsdd]",
+     "the factor T for T²"),
     ("(log_p - log_q)«.masked_fill(log_p.exp() == 0, 0)→»",
      "a_class_of_probability_0_adds_0_to_the_kl[q0-fedsdd]", "0 times infinity is nan"),
     ("log_ratio).sum(-1).«mean→sum»()", "distillation_is_t_squared_times_mean_kl[fedsdd]",

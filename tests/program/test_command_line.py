@@ -82,11 +82,11 @@ REFUSED = """
 --algo fedavg --seed 1                | unknown --seed 1, perhaps --seeds
 --algo fedavg --epochs 1              | unknown --epochs 1, perhaps --local-epochs
 --algo fedavg,fedavg                  | --algo
---algo fedavg --R 3                   | --R
+--algo fedavg --R 3                   | fedavg has no --R
 --algo fedsdd:seeds=3                 | fedsdd:seeds=3
 --algo fedsdd:R=x                     | --R
---algo fedsdd TINY                    | K = 4 | participation 0.4 of 4 clients is 2: K = 2 or
---algo fedsdd-ablations TINY          | K = 4 | but it has 2: K = 2 or more participation fits
+--algo fedsdd TINY                    | K = 4 | participation 0.4 of 4 clients is 2: K is at most 2
+--algo fedsdd-ablations TINY          | K = 4 | but it has 2: K is at most 2
 --algo feddf --temperature none       | --temperature | none
 --algo fedavg --model cnn,resnet21    | resnet21 | resnet20
 --algo fedavg,fedsdd --model cnn,mlp  | fedavg | cnn, mlp

@@ -335,6 +335,8 @@ def test_an_algorithm_joins_with_data_that_it_would_not_choose(npz, tmp_path, ca
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {
         "fedavg-seed0", "fedbe-seed0"}
     refused(capsys, [*argv, "--algo", "fedsdd", "--out", tmp_path], "fedsdd needs public images")
+    joins = [*argv, "--algo", "fedsdd", "--public", "fifth", "--out", tmp_path]
+    assert "add" not in refused(capsys, joins, "public none, not fifth: choose another --out")
 
 
 @pytest.mark.parametrize("key", ["x_train", "y_test"])
