@@ -1,6 +1,6 @@
 """Federated learning by knowledge distillation: from flags to log lines, metrics and checkpoints.
 
-    python fedkd_minimal.py --algo fedsdd --K 4 --R 2            embedded data, a minute at most
+    python fedkd_minimal.py --algo fedsdd --K 4 --R 2            embedded data, half a minute or one
     python fedkd_minimal.py --algo fedavg,fedsdd --seeds 0,1,2   side by side, with mean and std
     python fedkd_minimal.py --algo fedsdd:R=1,fedsdd:R=4         each with its own hyperparameters
     python fedkd_minimal.py --algo fedsdd --dataset cifar10 --paper fedsdd --out runs/fedsdd

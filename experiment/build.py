@@ -200,7 +200,7 @@ def make_federation(shared, datasets, seed, device):
     train, test = (part._replace(labels=part.labels + first_label)
                    for part in (task.train, task.test))
     # The rows of a file may have public and validation images that this command does not use.
-    public, public_test = None, None
+    public, public_test, validation = None, None, None
     if foreign is not None:
         every = np.arange(len(foreign.train.images))
         public = normalized(foreign.train, some_of(every, shared["public_size"],
@@ -211,12 +211,13 @@ def make_federation(shared, datasets, seed, device):
         public = normalized(train, rows.public)
     if shared["public"] == "half":
         public_test = normalized(test, rows.public_test)
+    if shared["validation"] is not None:
+        validation = normalized(train, rows.validation)
     return Federation(
         private=[normalized(train, part) for part in rows.clients],
         test=normalized(test, rows.test), num_classes=num_classes, num_public_classes=first_label,
         client_model=None, architecture=[], seed=seed, device=device, public=public,
-        public_test=public_test,
-        validation=shared["validation"] and normalized(train, rows.validation),
+        public_test=public_test, validation=validation,
         amp=shared["amp"], **({"augment": crop_and_flip} if shared["augment"] else {}))
 
 
@@ -267,7 +268,8 @@ def rounds_of(method, fed, shared, state=None):
 def check(command, datasets, device):
     """Raises ValueError if a partition, a network or an algorithm does not fit the data.
 
-    Federations are alike for all seeds: for the algorithms one will do.
+    For the algorithms the first seed's federation will do: with another seed clients have other
+    images, but there are as many clients, of the same networks.
     """
     with seeded(0, "can the networks take such images"):
         for name in dict.fromkeys(name for method in command.methods

@@ -146,7 +146,7 @@ def read(argv, about=""):
         flag = unknown[0].split("=")[0]
         if any(flag == flag_of(name) for other in ALGORITHMS.values()
                for name in other.config_fields):
-            raise ValueError(f"{','.join(algorithms)} has no {flag}, as other algorithms have")
+            raise ValueError(f"{','.join(algorithms)} has no {flag}; others have")
         flags = [flag_of(field.name) for table in tables for field in fields(table)]
         raise ValueError(f"unknown {' '.join(unknown)}{suggestion(unknown[0], flags)}; --algo "
                          f"{','.join(algorithms)} --help lists the flags")
