@@ -5,7 +5,7 @@
     python benchmarks/claims.py --draw     draws the pictures, too (needs matplotlib)
 
 A row of claims.csv: what is claimed of the row's metric minus the base's (greater, lower, level,
-not lower, by `margin` points instead of 1); both as FILE/LABEL of docs/results/FILE.csv.gz; the
+not lower, by `margin` points instead of 1); both as FILE/LABEL of docs/results/FILE.csv; the
 paper's two figures and the number of their table (of two tables: the row's, the base's), with the
 paper's name if it is not the method's; first: x, if the row is in the table at the top.
 """
@@ -36,7 +36,7 @@ COLORS = {"holds": "#0072B2", "open": "#999999", "does not hold": "#D55E00"}   #
 
 @cache
 def curves(file):
-    return plot.read_runs([CURVES / f"{file}.csv.gz"])
+    return plot.read_runs([CURVES / f"{file}.csv"])
 
 
 def accuracies(run, metric):

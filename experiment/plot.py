@@ -9,7 +9,8 @@
     python -m experiment.plot runs/a --out table.md            the tables as Markdown; LaTeX: .tex
     python -m experiment.plot runs/a --out curves.png --x MB   accuracy by MB (needs matplotlib);
                                                                also .pdf and .svg
-    python -m experiment.plot runs/a --out curves.csv.gz       all metrics; the file is a RUN, too
+    python -m experiment.plot runs/a --out curves.csv          all metrics; settings in curves.json;
+                                                               the .csv is a RUN, too
 
 A RUN is a folder that --out of fedkd_minimal.py made, or a folder above it. The runs
 DIR/ALGO-seedN have the label ALGO. Where several folders DIR hold runs, it is DIR/ALGO, or DIR if
@@ -20,8 +21,6 @@ Of two labels, differences are taken only after the same rounds, of accuracies o
 """
 import argparse
 import csv
-import gzip
-import io
 import json
 import re
 import signal
@@ -33,7 +32,7 @@ from statistics import mean, stdev
 
 # `curves` are {label: [the run of each seed]}. A run is {HEAD..., "rows", "rounds"}: a row has the
 # metrics of a round, the first of round 0, and MB, the payload up and down so far.
-HEAD = ("algo", "seed", "scores", "settings", "data", "environment")
+HEAD = ("algo", "scores", "settings", "data", "environment")
 CAPTION = "minus ...: the mean difference, paired by seed; +- half of its 95% interval"
 AXES = {"round": "round", "MB": "MB up and down, summed"}
 SHARES = ("disagreement", "pool", "nobody_right",      # of 1, as accuracies are
@@ -95,30 +94,37 @@ def read_run(path):
 
 
 def read_csv(path):
-    """[(None, label, run)] of a file of `write_csv`; the older ones do not tell the data."""
-    data = path.read_bytes()
-    first, *lines = (gzip.decompress(data) if path.suffix == ".gz" else data).decode().splitlines()
-    runs = {(label, run["seed"]): {"data": {}, **run, "rows": []}
-            for label, run in json.loads(first.removeprefix("# "))}
-    for row in csv.DictReader(lines):
+    """[(None, label, run)] of the two files of `write_csv`."""
+    groups = json.loads(path.with_suffix(".json").read_text())
+    runs = {(group["label"], seed): {"seed": seed, **{name: group[name] for name in HEAD}, "rows": []}
+            for group in groups for seed in group["seeds"]}
+    for row in csv.DictReader(path.read_text().splitlines()):
         run = runs[row.pop("label"), int(row.pop("seed"))]
         run["rows"].append({key: json.loads(text) for key, text in row.items() if text})
     return [(None, label, run) for (label, _), run in runs.items()]
 
 
 def write_csv(curves, path):
-    """Writes every metric of each round; the first line is what else `read_csv` needs of a run."""
-    runs = [(label, run) for label, runs in curves.items() for run in runs]
-    heads = [(label, {name: run[name] for name in HEAD}) for label, run in runs]
-    rows = [{"label": label, "seed": run["seed"]}
-            | {key: f"{x:.6g}" if isinstance(x, float) else x for key, x in row.items()}
-            for label, run in runs for row in run["rows"]]
-    keys = list(dict.fromkeys(key for row in rows for key in row))
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerows([keys, *([row.get(key) for key in keys] for row in rows)])
-    data = f"# {json.dumps(heads)}\n{text.getvalue()}".encode()
-    path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+    """Writes every metric of each round, and what else `read_csv` needs beside it, as .json.
+
+    path    ends in .csv
+    """
+    groups, rows = [], []
+    for label, runs in curves.items():
+        for run in runs:
+            head = {"label": label, **{name: run[name] for name in HEAD}}
+            if not groups or head != {name: groups[-1][name] for name in head}:
+                groups.append(head | {"seeds": []})      # the seeds that differ in nothing else
+            groups[-1]["seeds"].append(run["seed"])
+            rows += [{"label": label, "seed": run["seed"]}
+                     | {key: f"{x:.6g}" if isinstance(x, float) else x for key, x in row.items()}
+                     for row in run["rows"]]
+    with path.open("w", newline="") as file:
+        table = csv.DictWriter(file, dict.fromkeys(key for row in rows for key in row),
+                               lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows)
+    path.with_suffix(".json").write_text(json.dumps(groups, indent=1) + "\n")
 
 
 def read_runs(paths, rounds=inf):
@@ -137,7 +143,7 @@ def read_runs(paths, rounds=inf):
         inside = []
         for file in files:
             try:
-                inside += read_csv(file) if file.suffix in (".csv", ".gz") else read_run(file)
+                inside += read_csv(file) if file.suffix == ".csv" else read_run(file)
             except (OSError, EOFError, LookupError, TypeError, ValueError) as error:
                 raise ValueError(f"{file} is damaged, or --out did not make it ({error})") from None
         found += sorted(inside, key=lambda one: one[2].get("begun", 0))
@@ -461,7 +467,7 @@ def main(argv=None):
     parser.add_argument("--rounds", type=int, default=inf, help="leave out the rounds after this")
     parser.add_argument("--last", type=int, default=1, help="also average the last LAST rounds")
     parser.add_argument("--out", type=Path, help="a picture: .png, .svg, .pdf; the "
-                        "tables: .md, .tex; all metrics: .csv, .csv.gz. Prints no tables")
+                        "tables: .md, .tex; all metrics: .csv. Prints no tables")
     parser.add_argument("--x", choices=AXES, default="round", help="x axis of a picture")
     parser.add_argument("--any-data", action="store_true",
                         help="labels may differ in their images, clients and rounds")
@@ -486,7 +492,7 @@ def main(argv=None):
             every = [run["data"] for runs in curves.values() for run in runs if run["data"]]
             refuse_different(", ".join(curves), every, "--any-data compares them")
         forms = {".md": as_markdown, ".tex": as_latex}
-        if args.out and ".csv" in args.out.suffixes:
+        if args.out and args.out.suffix == ".csv":
             write_csv(curves, args.out)
             return
         if args.out and args.out.suffix not in forms:

@@ -6,7 +6,7 @@
 # Seeds are 10 to 14, of the methods in $headline 10 to 19; settings were tried on seeds 0 to 2.
 # SEEDS="10 11" measures two of them, METHODS="R4 none" two methods, so that several cores can
 # work side by side. Curves are kept with
-#     python -m experiment.plot runs/claims/PART --out docs/results/PART.csv.gz
+#     python -m experiment.plot runs/claims/PART --out docs/results/PART.csv
 # which refuses methods that were run on different data, and benchmarks/claims.py makes the tables from them.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."

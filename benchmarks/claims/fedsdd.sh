@@ -23,27 +23,55 @@ source "$(dirname "$0")/common.sh"
 file=$1
 shift
 headline="fedsdd/fedavg fedsdd/R4 fedsdd-hetero/fedavg fedsdd-hetero/R4 fedsdd-readme/both"
-headline+=" fedsdd-readme-all/fedavg"
+headline+=" $(echo fedsdd-readme/{fedprox,scaffold,feddf,fedbe,last,none,all,R4,R1})"
+headline+=" fedsdd-readme-all/fedavg fedsdd-letters/both"
 cifar="--dataset $file --train-size 10000 --model cnn --clients 20 --partition dirichlet_equal"
-cifar+=" --public fifth --participation 0.4 --batch-size 32 --lr 0.1"
-server="--server-batch-size 128 --server-lr 0.0125"
+cifar+=" --participation 0.4 --batch-size 32"
 feddf="--no-drop-worst --patience none --server-optimizer sgd --no-cosine --max-grad-norm none"
-feddf+=" --temperature 4"
-for part in ${*:-fedsdd fedsdd-hetero fedsdd-readme fedsdd-readme-all}; do
+feddf+=" --temperature 4 --server-batch-size 128 --server-lr 0.0125"
+
+others() {  # others PART R FLAG ...: what FedSDD of R rounds is compared with, but for FedAvg
+    run "$1/fedprox" fedprox $data
+    run "$1/scaffold" scaffold $data
+    run "$1/feddf" feddf $data $steps $feddf
+    run "$1/fedbe" fedbe --distill $data $steps
+    run "$1/last" fedsdd-ablations --students none --K 1 --R "$2" $data
+    run "$1/none" fedsdd-ablations --students none --K 4 --R "$2" $data $steps
+    run "$1/all" fedsdd-ablations --students all --K 4 --R "$2" $data $steps
+    run "$1/R1" fedsdd --K 4 --R 1 $data $steps
+}
+for part in ${*:-fedsdd fedsdd-all fedsdd-rates fedsdd-hetero fedsdd-hetero-all fedsdd-hetero-rates
+                 fedsdd-readme fedsdd-readme-all fedsdd-letters fedsdd-letters-hetero}; do
     case $part in
-    fedsdd) data="$cifar --alpha 1.0 --rounds 60 --local-epochs 10" steps="--distill-steps 300" ;;
-    fedsdd-hetero) data="$cifar --alpha 0.1 --rounds 100 --local-epochs 2"
-                   steps="--distill-steps 60" ;;
-    fedsdd-readme) run "$part/both" fedavg,fedsdd --K 4 --R 2; continue ;;
-    fedsdd-readme-all) run "$part/fedavg" fedavg; continue ;;
+    fedsdd-hetero*) data="$cifar --alpha 0.1 --rounds 100 --local-epochs 2"
+                    steps="--distill-steps 60" ;;
+    fedsdd-readme | fedsdd-letters*) data="" steps="" ;;
+    fedsdd*) data="$cifar --alpha 1.0 --rounds 60 --local-epochs 10" steps="--distill-steps 300" ;;
     esac
-    run "$part/fedavg" fedavg $data
-    run "$part/R4" fedsdd --K 4 --R 4 $data $steps $server
-    run "$part/none" fedsdd-ablations --students none --K 4 --R 4 $data $steps $server
-    if [ "$part" = fedsdd ]; then
-        run "$part/all" fedsdd-ablations --students all --K 4 --R 4 $data $steps $server
-        run "$part/feddf" feddf $data $steps $server $feddf
-    else
-        run "$part/R1" fedsdd --K 4 --R 1 $data $steps $server
-    fi
+    case $part in
+    fedsdd-readme) run "$part/both" fedavg,fedsdd --K 4 --R 2
+                   run "$part/R4" fedsdd --K 4 --R 4
+                   data="--public fifth"
+                   others "$part" 2 ;;
+    fedsdd-readme-all) run "$part/fedavg" fedavg ;;
+    fedsdd-letters) run "$part/both" fedavg,fedsdd --K 4 --R 2 --public glyphs-letters ;;
+    fedsdd-letters-hetero)
+        for R in 1 4; do
+            run "$part/R$R" fedsdd --K 4 --R $R --public glyphs-letters --alpha 0.1
+        done
+        run "$part/fedavg" fedavg --public glyphs-letters --alpha 0.1 ;;
+    *-all) run "$part/fedavg" fedavg $data --lr 0.1 ;;
+    *-rates)
+        data+=" --public fifth"
+        for lr in 0.05 0.1 0.2; do
+            run "$part/fedavg-$lr" fedavg $data --lr $lr
+            run "$part/R4-$lr" fedsdd --K 4 --R 4 $data $steps --lr $lr \
+                --server-lr "$(python -c "print($lr / 8)")"
+        done ;;
+    *)
+        data+=" --public fifth --lr 0.1"
+        run "$part/fedavg" fedavg $data
+        run "$part/R4" fedsdd --K 4 --R 4 $data $steps
+        others "$part" 4 ;;
+    esac
 done
