@@ -141,40 +141,47 @@ def renewed(text):
 
 
 def draw(path):
-    """Draws all claims, a row each; needs matplotlib."""
+    """Draws all claims, each above its settings, as wide as a telephone; needs matplotlib."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9.375, 0.134 * len(CLAIMS)))
-    ax = figure.add_axes((0.54, 0.035, 0.45, 0.92))
-    before = ""
-    for y, claim in enumerate(CLAIMS):
+    lines = []                                           # a claim's name alone, then its settings
+    for claim in CLAIMS:
+        if not lines or claim["claim"] != lines[-1]["claim"]:
+            lines.append({"claim": claim["claim"]})
+        lines.append(claim)
+    figure = Figure(figsize=(390 / 96, 0.16 * len(lines) + 1))
+    ax = figure.add_axes((0.47, 0.5 / figure.get_figheight(),
+                          0.51, 1 - 1 / figure.get_figheight()))
+    for y, claim in enumerate(lines):
+        if "setting" not in claim:
+            ax.axhline(y - 0.5, -0.91, color="0.85", linewidth=0.5, clip_on=False)
+            ax.text(-0.91, y, claim["claim"], fontsize=7, fontweight="bold", va="center",
+                    transform=ax.get_yaxis_transform(),
+                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})
+            continue
         points = differences(claim)
-        if claim["claim"] != before:
-            ax.axhline(y - 0.5, -1.2, color="0.85", linewidth=0.5, clip_on=False)
-        for x, words in ((-1.2, claim["claim"] * (claim["claim"] != before)),
-                         (-0.42, claim["setting"])):
-            ax.text(x, y, words, fontsize=7, va="center", transform=ax.get_yaxis_transform())
+        ax.text(-0.89, y, claim["setting"], fontsize=7, va="center",
+                transform=ax.get_yaxis_transform())
         color, middle, width = COLORS[verdict(claim, points)], mean(points), plot.half_width(points)
         ax.plot([middle - width, middle + width], [y, y], color=color, linewidth=1.5, alpha=0.6)
         ax.plot(points, [y] * len(points), "o", color=color, markersize=2, alpha=0.6)
-        ax.plot(middle, y, "o", color=color, markersize=4.5)
+        ax.plot(middle, y, "o", color=color, markersize=4)
         if claim["paper_row"]:
             ax.plot(papers_difference(claim), y, "v", color="black", fillstyle="none", markersize=4)
-        before = claim["claim"]
     ax.axvline(0, color="black", linewidth=0.8)
     ax.set_xscale("symlog", linthresh=1, linscale=0.8)   # as far from 0 to 1 as from 1 to 6
-    ticks = [-50, -20, -10, -5, -2, -1, 0, 1, 2, 5, 10, 20, 50]
+    ticks = [-50, -10, -3, -1, 0, 1, 3, 10, 50]
     ax.set_xticks(ticks, [f"{x:+d}" if x else "0" for x in ticks], fontsize=7)
     ax.set_xticks([], minor=True)
     ax.grid(axis="x", color="0.9", linewidth=0.6)
-    ax.tick_params(top=True, labeltop=True)
-    ax.set(xlim=(-70, 70), ylim=(len(CLAIMS) - 0.4, -0.6), yticks=[])
-    ax.set_xlabel("points of accuracy: mean, 95% interval, seeds; logarithmic beyond 1", fontsize=7)
+    ax.tick_params(top=True, labeltop=True, length=2)
+    ax.set(xlim=(-70, 70), ylim=(len(lines) - 0.4, -0.6), yticks=[])
+    ax.set_xlabel("points: mean, 95% interval, seeds;\nlogarithmic beyond 1", fontsize=7)
     for name, color in COLORS.items():
-        ax.plot([], [], "o", color=color, label=name)
-    ax.plot([], [], "v", color="black", fillstyle="none", label="the paper")
-    figure.legend(loc="upper left", ncols=4, frameon=False, fontsize=8)
+        ax.plot([], [], "o", color=color, markersize=4, label=name)
+    ax.plot([], [], "v", color="black", fillstyle="none", markersize=4, label="the paper")
+    figure.legend(loc="upper left", ncols=4, frameon=False, fontsize=7, columnspacing=1)
     with rc_context({"svg.hashsalt": "claims", "svg.fonttype": "none"}):
         figure.savefig(path, metadata={"Date": None, "Description": "".join(tables())})
 

@@ -29,8 +29,8 @@ file=$1
 shift
 headline=$(echo fedgems{,-hetero}/{control,fedgem,fedgems})
 fedmd="--public-batch-size 32 --subset-size none --kernel-l2 0 --optimizer amsgrad"
-fedmd+=" --weight-decay 1e-4 --no-early-stopping --transfer-public-epochs 0"
-fedmd+=" --transfer-local-epochs 0"
+fedmd+=" --weight-decay 1e-4 --no-early-stopping"
+no_transfer="--transfer-public-epochs 0 --transfer-local-epochs 0"
 server="--server-model cnn_large --server-batch-size 32"
 cifar="--dataset $file --train-size 10000 --clients 8 --public half --public-size 1500"
 cifar+=" --rounds 20 --local-epochs 1 --batch-size 32 --lr 0.001"
@@ -38,7 +38,7 @@ digits="--model cnn --clients 16 --partition dirichlet_balanced --alpha 0.5 --pu
 digits+=" --public-size 1000 --rounds 10 --local-epochs 5 --batch-size 32"
 
 logits() {  # logits PART SUFFIX FLAG ...: the methods whose clients learn from each other's logits
-    run "$1/fedmd$2" fedmd "${@:3}" $fedmd
+    run "$1/fedmd$2" fedmd "${@:3}" $fedmd $no_transfer
     run "$1/cronus$2" cronus "${@:3}"
     run "$1/dsfl$2" dsfl "${@:3}" $server
     run "$1/fedgem$2" fedgem "${@:3}" $server --epsilon 0.1
@@ -46,8 +46,8 @@ logits() {  # logits PART SUFFIX FLAG ...: the methods whose clients learn from 
 }
 for part in ${*:-fedgems fedgems-hetero fedgems-networks attacks}; do
     case $part in
-    fedgems) data="$cifar --model cnn --partition iid" ;;
-    fedgems-hetero) data="$cifar --model cnn --partition dirichlet_balanced --alpha 0.1" ;;
+    fedgems) data="$cifar --model cnn --partition iid" epsilon=0.75 ;;
+    fedgems-hetero) data="$cifar --model cnn --partition dirichlet_balanced --alpha 0.1" epsilon=0.1 ;;
     fedgems-networks) data="$cifar --model cnn,mini2,mini5,mlp"
                       data+=" --partition dirichlet_balanced --alpha 0.5" ;;
     esac
@@ -55,9 +55,8 @@ for part in ${*:-fedgems fedgems-hetero fedgems-networks attacks}; do
     fedgems | fedgems-hetero)
         run "$part/control" fedgem $data $server --epsilon 1
         for algo in fedgem fedgems; do run "$part/$algo" "$algo" $data $server --epsilon 0.1; done
-        if [ "$part" = fedgems ]; then continue; fi
         for name in no-self-training no-self-distillation no-ensemble-distillation; do
-            run "$part/$name" fedgems-ablations $data $server --epsilon 0.1 "--$name"
+            run "$part/$name" fedgems-ablations $data $server --epsilon $epsilon "--$name"
         done ;;
     fedgems-networks)
         run "$part/control" fedgem $data $server --epsilon 1
@@ -68,4 +67,15 @@ for part in ${*:-fedgems fedgems-hetero fedgems-networks attacks}; do
         logits "$part" -ofom $digits --attack ofom
         logits "$part" -lie $digits --attack lie --attack-z 1.5 ;;
     esac
+    case $part in
+    fedgems | fedgems-networks)
+        for algo in fedgem fedgems; do
+            run "$part/$algo-0.75" "$algo" $data $server --epsilon 0.75
+        done
+        run "$part/fedmd-labeled" fedmd $data $fedmd ;;
+    esac
+    if [ "$part" = fedgems ]; then
+        run "$part/cronus" cronus $data
+        run "$part/dsfl" dsfl $data $server
+    fi
 done

@@ -19,22 +19,42 @@
 source "$(dirname "$0")/common.sh"
 file=$1
 shift
-cifar="--dataset $file --train-size 5000 --clients 8 --augment --rounds 8 --batch-size 32"
-cifar+=" --lr 0.001 --local-epochs 5"
+cifar="--dataset $file --train-size 5000 --clients 8 --augment --batch-size 32 --local-epochs 5"
 edges="--model gkt_edge_small --server-model gkt_server_small --server-epochs 2"
 edges+=" --server-batch-size 32"
-for part in ${*:-fedgkt fedgkt-noniid}; do
+latencies=1,1.01,1.02,1.03,1.04,1.05,1.06,1.07
+for part in ${*:-fedgkt fedgkt-noniid fedgkt-order fedgkt-order-noniid fedgkt-rates}; do
     case $part in
-    fedgkt) data="$cifar --partition iid" ;;
-    fedgkt-noniid) data="$cifar --partition dirichlet_balanced --alpha 0.5" ;;
+    *-noniid | *-rates) data="$cifar --partition dirichlet_balanced --alpha 0.5" ;;
+    *) data="$cifar --partition iid" ;;
     esac
+    case $part in
+    fedgkt-order*) data+=" --rounds 20" ;;
+    *) data+=" --rounds 8" ;;
+    esac
+    full="--model gkt_full_small --participation 1 --optimizer amsgrad --weight-decay 1e-4"
     gkt="$data $edges --no-server-distill"
-    run "$part/fedavg" fedavg $data --model gkt_full_small --participation 1 \
-        --optimizer amsgrad --weight-decay 1e-4
-    run "$part/fedgkt" fedgkt $gkt --server-order mixed
-    run "$part/none" fedgkt $gkt --server-order mixed --no-client-distill
-    if [ "$part" = fedgkt-noniid ]; then continue; fi
-    run "$part/both" fedgkt $data $edges --server-order mixed
-    run "$part/ordered" fedgkt $gkt
-    run "$part/async" fedgkt-async $gkt --latencies 1,1.01,1.02,1.03,1.04,1.05,1.06,1.07
+    if [ "$part" = fedgkt-rates ]; then
+        for lr in 0.0003 0.001 0.003; do
+            run "$part/fedavg-$lr" fedavg $data $full --lr $lr
+            run "$part/fedgkt-$lr" fedgkt $gkt --lr $lr --server-lr $lr
+        done
+        continue
+    fi
+    run "$part/fedavg" fedavg $data $full --lr 0.001
+    case $part in
+    fedgkt-order*)
+        run "$part/fedgkt" fedgkt $gkt --lr 0.001
+        run "$part/none" fedgkt $gkt --no-client-distill --lr 0.001
+        run "$part/both" fedgkt $data $edges --lr 0.001
+        run "$part/mixed" fedgkt $gkt --server-order mixed --lr 0.001
+        run "$part/async" fedgkt-async $gkt --latencies $latencies --lr 0.001 ;;
+    *)
+        run "$part/fedgkt" fedgkt $gkt --server-order mixed --lr 0.001
+        run "$part/none" fedgkt $gkt --server-order mixed --no-client-distill --lr 0.001
+        if [ "$part" = fedgkt-noniid ]; then continue; fi
+        run "$part/both" fedgkt $data $edges --server-order mixed --lr 0.001
+        run "$part/ordered" fedgkt $gkt --lr 0.001
+        run "$part/async" fedgkt-async $gkt --latencies $latencies --lr 0.001 ;;
+    esac
 done
