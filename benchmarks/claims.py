@@ -101,7 +101,11 @@ def papers_difference(claim):
 
 
 def tables():
-    """The Markdown of both tables, the rows at the top and the others; no spaces around cells."""
+    """The Markdown of both tables, the rows at the top and the others; no spaces around cells.
+
+    A claim is a row of its own, above those of its settings: on a telephone verdict and difference
+    are then on the screen.
+    """
     parts, found, before = {"x": [], "": []}, Counter(), {}
     all_points = [differences(claim) for claim in CLAIMS]
     survived = survivors([p_value(*pair) for pair in zip(CLAIMS, all_points)])
@@ -109,18 +113,19 @@ def tables():
         judged, part = verdict(claim, points), claim["first"]
         found[judged] += 1
         paper = papers_difference(claim)
+        if claim["claim"] != before.get(part):
+            parts[part].append(f"|**{claim['claim']}**||||||")
         # With no-break spaces a difference and its interval stay on one line.
-        cells = ["" if claim["claim"] == before.get(part) else claim["claim"], claim["setting"],
+        cells = [claim["setting"],
                  (f"**{judged}**" if judged == "does not hold" else judged) + "†" * (i in survived),
-                 f"{mean(base for _, base in pairs(claim)):.1f}",
                  f"{mean(points):+.2f}\u00a0±\u00a0{plot.half_width(points):.2f}",
-                 str(len(points)),
+                 f"{mean(base for _, base in pairs(claim)):.1f}", str(len(points)),
                  "" if paper is None else f"*{paper:+.2f}*\u00a0({claim['paper_table']})"]
         parts[part].append(f"|{'|'.join(cells)}|")
         before[part] = claim["claim"]
     counts = ", ".join(f"{name} in {found[name]}" for name in COLORS)
     directed = sum(claim["claimed"] in ("greater", "lower") for claim in CLAIMS)
-    head = ["|claim|setting|verdict|b|a - b|seeds|the paper|", "|-|-|-|-|-|-|-|"]
+    head = ["|claim and setting|verdict|a - b|b|seeds|the paper|", "|-|-|-|-|-|-|"]
     return ["\n".join([*head, *parts["x"], ""]), "\n".join([
         f"{len(CLAIMS)} rows with those above: {counts}. If nothing differed, about "
         f"{directed / 20:.0f} of the {directed} intervals of a claim with > or < would exclude 0, "

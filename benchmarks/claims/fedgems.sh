@@ -4,16 +4,18 @@
 # FedMD's, DS-FL's and Cronus's? Does each part help? Who withstands poisoned logits?
 # Parts:
 #   fedgems            iid
-#   fedgems-hetero     alpha 0.1; no-...: FedGEMS without one part
+#   fedgems-hetero     alpha 0.1
 #   fedgems-networks   alpha 0.5, and clients with four different networks; 22 minutes on one core
 #                      for one seed
 #   attacks            16 clients, alpha 0.5, embedded data: METHOD-none, -paf, -ofom, -lie
-# Method control: epsilon 1, with which server and clients make the same steps with labels alone.
+# Methods: control: epsilon 1, with which server and clients make the same steps with labels alone.
+# ...-0.75: epsilon, the weight of the labels, is the paper's 0.75; of fedgem and fedgems alone it
+# is 0.1, which is ours. no-...: FedGEMS without one part; epsilon is 0.75 iid, 0.1 at alpha 0.1.
+# fedmd-labeled: with transfer learning, in which clients learn the public labels (Table 1).
 # usage: benchmarks/claims/fedgems.sh FILE.npz [PART ...]
 # FILE.npz: CIFAR-10, see common.sh; each seed draws 10,000 of its training images. Half of both
 # are public, 1,500 of the public training images are used; 8 clients; one epoch everywhere, as in
-# the paper's section 4.4, but two for DS-FL's server. Epsilon, the weight of the labels, is 0.1;
-# the paper's is 0.75, with which server and clients hardly learn from logits here.
+# the paper's section 4.4, but two for DS-FL's server.
 # attacks: 1,000 public images, 10 rounds of 5 local epochs. PAF and LIE have one attacker, OFOM
 # two. LIE has z = 1.5: the z of its formula hardly attacks with 1 of 16. FedMD has no transfer
 # phase, as in Table 13, and so no public labels. client_accuracy_distilled is measured after
@@ -27,7 +29,7 @@
 source "$(dirname "$0")/common.sh"
 file=$1
 shift
-headline=$(echo fedgems{,-hetero}/{control,fedgem,fedgems})
+headline=$(echo fedgems{,-hetero}/{control,fedgem,fedgems} fedgems/{fedgem,fedgems}-0.75)
 fedmd="--public-batch-size 32 --subset-size none --kernel-l2 0 --optimizer amsgrad"
 fedmd+=" --weight-decay 1e-4 --no-early-stopping"
 no_transfer="--transfer-public-epochs 0 --transfer-local-epochs 0"
@@ -44,10 +46,15 @@ logits() {  # logits PART SUFFIX FLAG ...: the methods whose clients learn from 
     run "$1/fedgem$2" fedgem "${@:3}" $server --epsilon 0.1
     run "$1/fedgems$2" fedgems "${@:3}" $server --epsilon 0.1
 }
+papers() {  # papers PART SUFFIX FLAG ...: FedGEM and FedGEMS with the paper's epsilon
+    run "$1/fedgem$2-0.75" fedgem "${@:3}" $server --epsilon 0.75
+    run "$1/fedgems$2-0.75" fedgems "${@:3}" $server --epsilon 0.75
+}
 for part in ${*:-fedgems fedgems-hetero fedgems-networks attacks}; do
     case $part in
     fedgems) data="$cifar --model cnn --partition iid" epsilon=0.75 ;;
-    fedgems-hetero) data="$cifar --model cnn --partition dirichlet_balanced --alpha 0.1" epsilon=0.1 ;;
+    fedgems-hetero) data="$cifar --model cnn --partition dirichlet_balanced --alpha 0.1"
+                    epsilon=0.1 ;;
     fedgems-networks) data="$cifar --model cnn,mini2,mini5,mlp"
                       data+=" --partition dirichlet_balanced --alpha 0.5" ;;
     esac
@@ -69,10 +76,13 @@ for part in ${*:-fedgems fedgems-hetero fedgems-networks attacks}; do
     esac
     case $part in
     fedgems | fedgems-networks)
-        for algo in fedgem fedgems; do
-            run "$part/$algo-0.75" "$algo" $data $server --epsilon 0.75
-        done
+        papers "$part" "" $data
         run "$part/fedmd-labeled" fedmd $data $fedmd ;;
+    attacks)
+        papers "$part" -none $digits
+        papers "$part" -paf $digits --attack paf
+        papers "$part" -ofom $digits --attack ofom
+        papers "$part" -lie $digits --attack lie --attack-z 1.5 ;;
     esac
     if [ "$part" = fedgems ]; then
         run "$part/cronus" cronus $data

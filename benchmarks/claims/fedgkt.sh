@@ -1,15 +1,19 @@
 #!/usr/bin/env bash
 # FedGKT, Tables 1 to 3: does it reach FedAvg of the full network? Do the server's logits help the
 # edges, the edges' logits the server? Is asynchronous level with synchronous?
-# Parts: fedgkt, iid; fedgkt-noniid, alpha 0.5.
+# Parts: fedgkt-order, iid, and fedgkt-order-noniid, alpha 0.5: 20 rounds in the paper's order, the
+# server's batches client after client, as in Algorithm 1.
 #   fedavg       of edge and server as one network, with as many local epochs as the edges
 #   fedgkt       as in Table 1: the edges learn from the server's logits, not the server from theirs
 #   none, both   nobody learns from logits; both sides do
-#   ordered      the server's batches client after client, as in Algorithm 1; fedgkt mixes them
-#   async        as ordered, but asynchronous; all clients are nearly as fast and do the same work
+#   mixed        the server's batches mix the clients: ours, not the paper's
+#   async        asynchronous; all clients are nearly as fast and do the same work
+# fedgkt and fedgkt-noniid: 8 rounds, mixed, but for `ordered` and `async`.
+# fedgkt-rates: alpha 0.5, 8 rounds, FedAvg and FedGKT with three rates each, to be run with
+# SEEDS="0 1 2".
 # usage: benchmarks/claims/fedgkt.sh FILE.npz [PART ...]
 # FILE.npz: CIFAR-10, see common.sh; each seed draws 5,000 of its training images.
-# Each upload is for two epochs of the server. On one core one seed takes 15 minutes.
+# Each upload is for two epochs of the server.
 # Tried on seed 0. Iid: FedAvg with 2 local epochs (45.7) and 5 (52.2; taken); 10,000 images, 16
 # clients, 2 local epochs (none 53, FedGKT 53). Alpha 0.5, FedAvg 46.3, FedGKT 39.7: six epochs of
 # the server 42.7; the clients' rate 0.0003 42.2, 0.0001 49.5 (five seeds do not confirm it),

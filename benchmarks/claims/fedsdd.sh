@@ -1,24 +1,28 @@
 #!/usr/bin/env bash
-# FedSDD, Tables 2, 5, 6: is its model above FedAvg's and above its undistilled self, its ensemble
-# above both? Is one distilled model better than all, a larger R better, FedDF below?
+# FedSDD, Tables 2, 5, 6: is its model above FedAvg's, FedProx's, SCAFFOLD's, FedDF's, FedBE's and
+# its undistilled self, its ensemble above both? Is one distilled model better than all, a larger R?
 # Parts:
-#   fedsdd          CIFAR-10, alpha 1.0; none: four models without distillation; all: four that are
-#                   all distilled; feddf: with FedSDD's optimizer, rate and temperature, as in
-#                   Table 10. On one core all takes 33 minutes for one seed, feddf 13
+#   fedsdd          CIFAR-10, alpha 1.0. On one core all takes 33 minutes for one seed, feddf 13
 #   fedsdd-hetero   alpha 0.1, where the paper's gain is largest. A model of FedSDD has a quarter of
 #                   FedAvg's clients in a round: FedAvg after 25 rounds and FedSDD after 100 have
-#                   made the same local training per model. 24 minutes
+#                   made the same local training per model. FedAvg takes 3 minutes for one seed
+#   ...-all         FedAvg alone: no public images, so that its clients hold these, too
+#   ...-rates       FedAvg and FedSDD, with three rates of the clients each, to be run with
+#                   SEEDS="0 1 2": they choose, and are no seeds of the tables
 #   fedsdd-readme   README's first command, alpha 0.5, embedded digits: FedAvg and FedSDD in one
 #                   command hold the same 240 private images a client. 2 minutes
-#   fedsdd-readme-all   FedAvg alone: no public images, so that a client holds 300. 30 seconds
+#   fedsdd-letters  the same with the embedded letters as public images: clients hold 300
+#   fedsdd-letters-hetero   the same, alpha 0.1
+# Methods: R4, R1: FedSDD with K = 4. none: four models without distillation. all: four that are
+# all distilled. last: FedAvg, and the ensemble of its last models, as many as R. feddf: with
+# FedSDD's optimizer, rate and temperature, as in Table 10. fedbe: with FedSDD's steps and rate.
 # usage: benchmarks/claims/fedsdd.sh FILE.npz [PART ...]
 # FILE.npz: CIFAR-10, see common.sh; each seed draws 10,000 of its training images. A fifth of the
 # training images is public, without labels, and no client has them, FedAvg's neither, but in
-# fedsdd-readme-all. The
-# server's rate is an eighth of the clients', as in the paper (0.8 and 0.1).
+# ...-all. The server's rate is an eighth of the clients', as in the paper (0.8 and 0.1).
 # Tried on seeds 0 and 1: a server's rate of 0.1 (the model is no better than FedAvg's). On seed 0,
 # alpha 0.1: 120 rounds (FedAvg 47.4, R = 4 52.1, ensemble 53.9); 1,000 public images, 40 steps
-# (R = 4 after 100 rounds 49.6, 52.0). No other rate of FedAvg.
+# (R = 4 after 100 rounds 49.6, 52.0).
 source "$(dirname "$0")/common.sh"
 file=$1
 shift

@@ -204,8 +204,8 @@ def test_the_rows_of_results_that_the_seminar_quotes_are_in_results():
     rows, claim = set(), ""
     for line in (ROOT / "docs" / "RESULTS.md").read_text().replace("\xa0", " ").splitlines():
         if line.startswith("|"):
-            first, setting, verdict, _, difference, *_ = line[1:].split("|") + [""] * 5
-            claim = first or claim
+            setting, verdict, difference, *_ = line[1:].split("|")
+            claim = claim if verdict else setting.strip("*")         # a claim, above its settings
             rows.add((claim, setting, verdict.rstrip("†"), difference))
     quoted = re.findall(r"^\| \d+ \| (.+?) \| (.+?) \| (.+?) \| (.+?) \|", SEMINAR, re.M)
     assert len(quoted) == 10 and {*quoted} <= rows
