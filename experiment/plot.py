@@ -96,8 +96,8 @@ def read_run(path):
 def read_csv(path):
     """[(None, label, run)] of the two files of `write_csv`."""
     groups = json.loads(path.with_suffix(".json").read_text())
-    runs = {(group["label"], seed): {name: group[name] for name in HEAD} | {"seed": seed, "rows": []}
-            for group in groups for seed in group["seeds"]}
+    runs = {(one["label"], seed): {"seed": seed, "rows": []} | {name: one[name] for name in HEAD}
+            for one in groups for seed in one["seeds"]}
     for row in csv.DictReader(path.read_text().splitlines()):
         run = runs[row.pop("label"), int(row.pop("seed"))]
         run["rows"].append({key: json.loads(text) for key, text in row.items() if text})
