@@ -333,6 +333,8 @@ def interval_text(values, form, num_seeds=0):
 def why_not(runs, key, others, other):
     """Why the difference of two labels' metrics is not shown; "" if it is."""
     rounds, images = runs[0]["rounds"], images_of(runs, key)
+    if not {run["seed"] for run in runs} & {run["seed"] for run in others}:
+        return "they have no seed in common"
     if rounds != others[0]["rounds"]:
         return (f"{rounds} rounds, not {others[0]['rounds']}; "
                 f"--rounds {min(rounds, others[0]['rounds'])} or --any-data subtracts")
@@ -366,8 +368,8 @@ def table_of(curves, key, name, measure, bases, last=1, any_data=False):
         cells = []
         for label, own in values.items():
             points = [own[seed] - theirs[seed] for seed in own if seed in theirs]
-            why = why_not(curves[label], key, curves[base], other) if points else ""
-            if why and not any_data:
+            why = why_not(curves[label], key, curves[base], other) if own and theirs else ""
+            if why and (not any_data or not points):
                 points = []
                 reasons.setdefault(f" minus {base} {other}: {why}", []).append(label)
             is_base = (label, key) == (base, other)
@@ -492,6 +494,8 @@ def main(argv=None):
             every = [run["data"] for runs in curves.values() for run in runs if run["data"]]
             refuse_different(", ".join(curves), every, "--any-data compares them")
         forms = {".md": as_markdown, ".tex": as_latex}
+        if args.out and args.out.suffix not in (".csv", *forms, ".png", ".svg", ".pdf"):
+            raise ValueError(f"--out {args.out}: a name ends in .png, .svg, .pdf, .md, .tex, .csv")
         if args.out and args.out.suffix == ".csv":
             write_csv(curves, args.out)
             return

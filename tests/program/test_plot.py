@@ -361,6 +361,14 @@ def test_labels_on_different_data_are_compared_only_if_asked(tmp_path, capsys):
     assert "same dataset" in error_line(capsys, tmp_path / "x.csv")
 
 
+def test_labels_without_a_seed_in_common_have_a_line_why(tmp_path, capsys):
+    write(tmp_path, "a", {0: [0.1, 0.2]})
+    write(tmp_path, "b", {1: [0.1, 0.3]})
+    for flags in ([], ["--any-data"]):
+        assert printed(capsys, tmp_path, *flags).endswith(
+            "\nno difference: b minus a accuracy: they have no seed in common\n")
+
+
 def test_no_run_hides_another(tmp_path, capsys):
     """Two runs of one label and seed: one in a folder, the other in a file."""
     write(tmp_path / "x", "fedavg", A)
@@ -378,7 +386,7 @@ def test_no_run_hides_another(tmp_path, capsys):
     ("--last 0", ROW, "--last 0"), ("--rounds -1", ROW, "no run has accuracy"),
     ("", "", "finished round"), ("", ROW[:9], "a-seed0/metrics.jsonl is damaged"),
     ("--x week", ROW, "invalid choice"), ("--out x.png", ROW, "matplotlib"),
-    ("--out no/x.csv", ROW, "no/x.csv")])
+    ("--out no/x.csv", ROW, "no/x.csv"), ("--out x.txt", ROW, "ends in .png, .svg, .pdf, .md")])
 def test_bad_input_ends_in_one_line(tmp_path, monkeypatch, capsys, flags, rows, words):
     write(tmp_path, "a", {0: [0.1]})
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
