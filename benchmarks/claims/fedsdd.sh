@@ -7,8 +7,7 @@
 #                   FedAvg's clients in a round: FedAvg after 25 rounds and FedSDD after 100 have
 #                   made the same local training per model. FedAvg takes 3 minutes for one seed
 #   ...-all         FedAvg alone: no public images, so that its clients hold these, too
-#   ...-rates       FedAvg and FedSDD, with three rates of the clients each, to be run with
-#                   SEEDS="0 1 2": they choose, and are no seeds of the tables
+#   ...-rates       FedAvg with three rates, to be run with SEEDS="0 1 2": no seeds of the tables
 #   fedsdd-readme   README's first command, alpha 0.5, embedded digits: FedAvg and FedSDD in one
 #                   command hold the same 240 private images a client. 2 minutes
 #   fedsdd-letters  the same with the embedded letters as public images: clients hold 300
@@ -35,51 +34,54 @@ cifar+=" --participation 0.4 --batch-size 32"
 feddf="--no-drop-worst --patience none --server-optimizer sgd --no-cosine --max-grad-norm none"
 feddf+=" --temperature 4 --server-batch-size 128 --server-lr 0.0125"
 
-others() {  # others PART R FLAG ...: what FedSDD of R rounds is compared with, but for FedAvg
-    run "$1/fedprox" fedprox $data
-    run "$1/scaffold" scaffold $data
-    run "$1/feddf" feddf $data $steps $feddf
-    run "$1/fedbe" fedbe --distill $data $steps
-    run "$1/last" fedsdd-ablations --students none --K 1 --R "$2" $data
-    run "$1/none" fedsdd-ablations --students none --K 4 --R "$2" $data $steps
-    run "$1/all" fedsdd-ablations --students all --K 4 --R "$2" $data $steps
-    run "$1/R1" fedsdd --K 4 --R 1 $data $steps
-}
-for part in ${*:-fedsdd fedsdd-all fedsdd-rates fedsdd-hetero fedsdd-hetero-all fedsdd-hetero-rates
+for part in ${*:-fedsdd fedsdd-hetero fedsdd-hetero-all fedsdd-hetero-rates
                  fedsdd-readme fedsdd-readme-all fedsdd-letters fedsdd-letters-hetero}; do
     case $part in
-    fedsdd-hetero*) data="$cifar --alpha 0.1 --rounds 100 --local-epochs 2"
-                    steps="--distill-steps 60" ;;
-    fedsdd-readme | fedsdd-letters*) data="" steps="" ;;
-    fedsdd*) data="$cifar --alpha 1.0 --rounds 60 --local-epochs 10" steps="--distill-steps 300" ;;
+    fedsdd) data="$cifar --alpha 1.0 --rounds 60 --local-epochs 10 --public fifth --lr 0.1"
+            steps="--distill-steps 300" R=4 ;;
+    fedsdd-hetero) data="$cifar --alpha 0.1 --rounds 100 --local-epochs 2 --public fifth --lr 0.1"
+                   steps="--distill-steps 60" R=4 ;;
+    fedsdd-readme) data="--public fifth" steps="" R=2 ;;
+    fedsdd-letters*) data="--public glyphs-letters" steps="" ;;
     esac
     case $part in
-    fedsdd-readme) run "$part/both" fedavg,fedsdd --K 4 --R 2
-                   run "$part/R4" fedsdd --K 4 --R 4
-                   data="--public fifth"
-                   others "$part" 2 ;;
-    fedsdd-readme-all) run "$part/fedavg" fedavg ;;
-    fedsdd-letters) run "$part/both" fedavg,fedsdd --K 4 --R 2 --public glyphs-letters ;;
-    fedsdd-letters-hetero)
-        for R in 1 4; do
-            run "$part/R$R" fedsdd --K 4 --R $R --public glyphs-letters --alpha 0.1
-        done
-        run "$part/fedavg" fedavg --public glyphs-letters --alpha 0.1 ;;
-    *-all) run "$part/fedavg" fedavg $data --lr 0.1 ;;
-    *-rates)
-        data+=" --public fifth"
-        for lr in 0.05 0.1 0.2; do
-            run "$part/fedavg-$lr" fedavg $data --lr $lr
-            run "$part/R4-$lr" fedsdd --K 4 --R 4 $data $steps --lr $lr \
-                --server-lr "$(python -c "print($lr / 8)")"
-        done ;;
-    *)
-        data+=" --public fifth --lr 0.1"
+    fedsdd | fedsdd-hetero)
         run "$part/fedavg" fedavg $data
-        run "$part/R4" fedsdd --K 4 --R 4 $data $steps
-        others "$part" 4
-        if [ "$part" = fedsdd-hetero ]; then
-            run "$part/scaffold-half" scaffold $data --lr 0.05
-        fi ;;
+        run "$part/R4" fedsdd --K 4 --R 4 $data $steps ;;
+    fedsdd-hetero-all) run "$part/fedavg" fedavg $cifar --alpha 0.1 --rounds 100 \
+                           --local-epochs 2 --lr 0.1 ;;
+    fedsdd-hetero-rates)
+        for lr in 0.05 0.1 0.2; do
+            run "$part/fedavg-$lr" fedavg $cifar --alpha 0.1 --rounds 100 --local-epochs 2 \
+                --public fifth --lr $lr
+        done ;;
+    fedsdd-readme) run "$part/both" fedavg,fedsdd --K 4 --R 2
+                   run "$part/R4" fedsdd --K 4 --R 4 ;;
+    fedsdd-readme-all) run "$part/fedavg" fedavg ;;
+    fedsdd-letters) run "$part/both" fedavg,fedsdd --K 4 --R 2 $data ;;
+    fedsdd-letters-hetero)
+        run "$part/R1" fedsdd --K 4 --R 1 $data --alpha 0.1
+        run "$part/R4" fedsdd --K 4 --R 4 $data --alpha 0.1
+        run "$part/fedavg" fedavg $data --alpha 0.1 ;;
+    esac
+    case $part in
+    fedsdd | fedsdd-hetero | fedsdd-readme)
+        run "$part/none" fedsdd-ablations --students none --K 4 --R $R $data $steps
+        run "$part/feddf" feddf $data $steps $feddf ;;
+    esac
+    case $part in
+    fedsdd | fedsdd-readme)
+        run "$part/all" fedsdd-ablations --students all --K 4 --R $R $data $steps ;;
+    esac
+    case $part in
+    fedsdd-hetero | fedsdd-readme)
+        run "$part/R1" fedsdd --K 4 --R 1 $data $steps
+        run "$part/last" fedsdd-ablations --students none --K 1 --R $R $data
+        run "$part/fedprox" fedprox $data
+        run "$part/scaffold" scaffold $data ;;
+    esac
+    case $part in
+    fedsdd-hetero) run "$part/scaffold-half" scaffold $data --lr 0.05 ;;
+    fedsdd-readme) run "$part/fedbe" fedbe --distill $data ;;
     esac
 done
