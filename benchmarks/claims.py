@@ -125,12 +125,18 @@ def tables():
         before[part] = claim["claim"]
     counts = ", ".join(f"{name} in {found[name]}" for name in COLORS)
     directed = sum(claim["claimed"] in ("greater", "lower") for claim in CLAIMS)
+    kept = [run for path in CURVES.glob("*.csv") for runs in curves(path.stem).values()
+            for run in runs]
+    data, cpu = (sum(not x for x in found) for found in (
+        [run["data"] for run in kept], [run["environment"].get("cpu") for run in kept]))
     head = ["|claim and setting|verdict|a - b|b|seeds|the paper|", "|-|-|-|-|-|-|"]
     return ["\n".join([*head, *parts["x"], ""]), "\n".join([
         f"{len(CLAIMS)} rows with those above: {counts}. If nothing differed, about "
         f"{directed / 20:.0f} of the {directed} intervals of a claim with > or < would exclude 0, "
         f"by chance. †: of the {len(CLAIMS) - found['open']} that are not open the {len(survived)} "
-        f"which Holm's correction for {len(CLAIMS)} rows leaves.", "", *head, *parts[""], ""])]
+        f"which Holm's correction for {len(CLAIMS)} rows leaves. Of the {len(kept)} runs {data}, "
+        f"the older ones, kept no fingerprint of their data, {cpu} no kind of CPU.", "",
+        *head, *parts[""], ""])]
 
 
 def renewed(text):
