@@ -9,9 +9,8 @@
 #                      for one seed
 #   attacks            16 clients, alpha 0.5, embedded data: METHOD-none, -paf, -ofom, -lie
 # Methods: control: epsilon 1, with which server and clients make the same steps with labels alone.
-# ...-0.75: epsilon, the weight of the labels, is the paper's 0.75; of fedgem and fedgems alone it
-# is 0.1, which is ours. no-...: FedGEMS without one part; epsilon is 0.75 iid, 0.1 at alpha 0.1.
-# fedmd-labeled: with transfer learning, in which clients learn the public labels (Table 1).
+# ...-0.75: epsilon, the weight of the labels, is the paper's 0.75; elsewhere it is 0.1, which is
+# ours. no-...: FedGEMS without one part.
 # usage: benchmarks/claims/fedgems.sh FILE.npz [PART ...]
 # FILE.npz: CIFAR-10, see common.sh; each seed draws 10,000 of its training images. Half of both
 # are public, 1,500 of the public training images are used; 8 clients; one epoch everywhere, as in
@@ -29,10 +28,10 @@
 source "$(dirname "$0")/common.sh"
 file=$1
 shift
-headline=$(echo fedgems{,-hetero}/{control,fedgem,fedgems} fedgems/{fedgem,fedgems}-0.75)
+headline=$(echo fedgems{,-hetero}/{control,fedgem,fedgems})
 fedmd="--public-batch-size 32 --subset-size none --kernel-l2 0 --optimizer amsgrad"
-fedmd+=" --weight-decay 1e-4 --no-early-stopping"
-no_transfer="--transfer-public-epochs 0 --transfer-local-epochs 0"
+fedmd+=" --weight-decay 1e-4 --no-early-stopping --transfer-public-epochs 0"
+fedmd+=" --transfer-local-epochs 0"
 server="--server-model cnn_large --server-batch-size 32"
 cifar="--dataset $file --train-size 10000 --clients 8 --public half --public-size 1500"
 cifar+=" --rounds 20 --local-epochs 1 --batch-size 32 --lr 0.001"
@@ -40,21 +39,16 @@ digits="--model cnn --clients 16 --partition dirichlet_balanced --alpha 0.5 --pu
 digits+=" --public-size 1000 --rounds 10 --local-epochs 5 --batch-size 32"
 
 logits() {  # logits PART SUFFIX FLAG ...: the methods whose clients learn from each other's logits
-    run "$1/fedmd$2" fedmd "${@:3}" $fedmd $no_transfer
+    run "$1/fedmd$2" fedmd "${@:3}" $fedmd
     run "$1/cronus$2" cronus "${@:3}"
     run "$1/dsfl$2" dsfl "${@:3}" $server
     run "$1/fedgem$2" fedgem "${@:3}" $server --epsilon 0.1
     run "$1/fedgems$2" fedgems "${@:3}" $server --epsilon 0.1
 }
-papers() {  # papers PART SUFFIX FLAG ...: FedGEM and FedGEMS with the paper's epsilon
-    run "$1/fedgem$2-0.75" fedgem "${@:3}" $server --epsilon 0.75
-    run "$1/fedgems$2-0.75" fedgems "${@:3}" $server --epsilon 0.75
-}
 for part in ${*:-fedgems fedgems-hetero fedgems-networks attacks}; do
     case $part in
-    fedgems) data="$cifar --model cnn --partition iid" epsilon=0.75 ;;
-    fedgems-hetero) data="$cifar --model cnn --partition dirichlet_balanced --alpha 0.1"
-                    epsilon=0.1 ;;
+    fedgems) data="$cifar --model cnn --partition iid" ;;
+    fedgems-hetero) data="$cifar --model cnn --partition dirichlet_balanced --alpha 0.1" ;;
     fedgems-networks) data="$cifar --model cnn,mini2,mini5,mlp"
                       data+=" --partition dirichlet_balanced --alpha 0.5" ;;
     esac
@@ -62,8 +56,14 @@ for part in ${*:-fedgems fedgems-hetero fedgems-networks attacks}; do
     fedgems | fedgems-hetero)
         run "$part/control" fedgem $data $server --epsilon 1
         for algo in fedgem fedgems; do run "$part/$algo" "$algo" $data $server --epsilon 0.1; done
+        if [ "$part" = fedgems ]; then
+            for algo in fedgem fedgems; do
+                run "$part/$algo-0.75" "$algo" $data $server --epsilon 0.75
+            done
+            continue
+        fi
         for name in no-self-training no-self-distillation no-ensemble-distillation; do
-            run "$part/$name" fedgems-ablations $data $server --epsilon $epsilon "--$name"
+            run "$part/$name" fedgems-ablations $data $server --epsilon 0.1 "--$name"
         done ;;
     fedgems-networks)
         run "$part/control" fedgem $data $server --epsilon 1
@@ -74,18 +74,4 @@ for part in ${*:-fedgems fedgems-hetero fedgems-networks attacks}; do
         logits "$part" -ofom $digits --attack ofom
         logits "$part" -lie $digits --attack lie --attack-z 1.5 ;;
     esac
-    case $part in
-    fedgems | fedgems-networks)
-        papers "$part" "" $data
-        run "$part/fedmd-labeled" fedmd $data $fedmd ;;
-    attacks)
-        papers "$part" -none $digits
-        papers "$part" -paf $digits --attack paf
-        papers "$part" -ofom $digits --attack ofom
-        papers "$part" -lie $digits --attack lie --attack-z 1.5 ;;
-    esac
-    if [ "$part" = fedgems ]; then
-        run "$part/cronus" cronus $data
-        run "$part/dsfl" dsfl $data $server
-    fi
 done

@@ -5,8 +5,7 @@
 #   fedavg       of edge and server as one network, with as many local epochs as the edges
 #   fedgkt       as in Table 1: the edges learn from the server's logits, not the server from theirs
 #   none, both   nobody learns from logits; both sides do
-#   ordered      the server's batches client after client, as in Algorithm 1; fedgkt mixes them;
-#                ordered-none without logits
+#   ordered      the server's batches client after client, as in Algorithm 1; fedgkt mixes them
 #   async        as ordered, but asynchronous; all clients are nearly as fast and do the same work
 # usage: benchmarks/claims/fedgkt.sh FILE.npz [PART ...]
 # FILE.npz: CIFAR-10, see common.sh; each seed draws 5,000 of its training images.
@@ -35,7 +34,6 @@ for part in ${*:-fedgkt fedgkt-noniid}; do
     run "$part/fedgkt" fedgkt $gkt --server-order mixed
     run "$part/none" fedgkt $gkt --server-order mixed --no-client-distill
     run "$part/ordered" fedgkt $gkt
-    run "$part/ordered-none" fedgkt $gkt --no-client-distill
     if [ "$part" = fedgkt-noniid ]; then continue; fi
     run "$part/both" fedgkt $data $edges --server-order mixed
     run "$part/async" fedgkt-async $gkt --latencies 1,1.01,1.02,1.03,1.04,1.05,1.06,1.07

@@ -107,6 +107,19 @@ def test_every_figure_of_a_page_is_in_its_table_of_claims_or_in_a_file_that_it_l
     assert [x for x in figures if x not in kept] == []
 
 
+def test_the_removed_rows_are_as_many_as_the_page_says():
+    text, found = REMOVED.read_text(), {}
+    for heading, rows in re.findall(r"^## (.+)\n\n(?:.*\n\n)?((?:\|.*\n)+)", text, re.M):
+        found[heading] = rows.count("\n") - 2
+    judged = text.count("|not judged")
+    told = re.search(r"These (\d+) still have none: (\d+) did\s+not hold, (\d+) were open, "
+                     r"(\d+) could not be judged, (\d+) held", text)
+    counts = [found["Did not hold"], found["Open, or not judged"] - judged, judged, found["Held"]]
+    assert [*map(int, told.groups())] == [sum(counts), *counts]
+    assert f"[{sum(counts)} rows](results/removed.md)" in (DOCS / "RESULTS.md").read_text()
+    assert found["Measured again"] == 12 and "Twelve were measured again" in text
+
+
 def test_every_measured_picture_has_its_command():
     commands = "".join(path.read_text() for path in TABLES)
     drawn = set(re.findall(r" --out docs/pictures/(\S+)\.svg", commands))
