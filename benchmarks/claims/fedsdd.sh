@@ -13,8 +13,8 @@
 #   fedsdd-letters  the same with the embedded letters as public images: clients hold 300
 #   fedsdd-letters-hetero   the same, alpha 0.1
 # Methods: R4, R1: FedSDD with K = 4. none: four models without distillation. all: four that are
-# all distilled. last: FedAvg, and the ensemble of its last models, as many as R; last8,
-# last16: as many as K R. feddf: with FedSDD's optimizer, rate and temperature, as in Table 10.
+# all distilled. last: FedAvg, and the ensemble of its last models, as many as R; last8:
+# as many as K R. feddf: with FedSDD's optimizer, rate and temperature, as in Table 10.
 # fedbe: with FedSDD's steps and rate. ...-half: half the rate.
 # usage: benchmarks/claims/fedsdd.sh FILE.npz [PART ...]
 # FILE.npz: CIFAR-10, see common.sh; each seed draws 10,000 of its training images. A fifth of the
@@ -86,7 +86,6 @@ for part in ${*:-fedsdd fedsdd-hetero fedsdd-hetero-all fedsdd-hetero-rates
     esac
     case $part in
     fedsdd-hetero)
-        run "$part/last16" fedsdd-ablations --students none --K 1 --R 16 $data
         for algo in fedavg scaffold; do run "$part/$algo-half" "$algo" $data --lr 0.05; done ;;
     fedsdd-readme)
         run "$part/fedbe" fedbe --distill $data
