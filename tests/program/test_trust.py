@@ -102,7 +102,7 @@ def test_ctrl_c_ends_a_run_whose_second_process_is_stopped(npz, tmp_path):
         os.kill(int(children[1]), signal.SIGSTOP)
         os.kill(number, signal.SIGINT)
         start = time.monotonic()
-        assert status_of(number) == 130 and time.monotonic() - start < 2
+        assert status_of(number) == 130 and time.monotonic() - start < 20
         assert not any(Path(f"/proc/{own}").exists() for own in children)
 
 
@@ -114,7 +114,7 @@ def test_kill_9_of_one_process_ends_all(npz, tmp_path, who):
         children = Path(f"/proc/{number}/task/{number}/children").read_text().split()
         os.kill(number if who == "parent" else int(children[0]), signal.SIGKILL)
         assert status_of(number) == (-signal.SIGKILL if who == "parent" else 1)
-        end = time.monotonic() + 2
+        end = time.monotonic() + 20
         while any(Path(f"/proc/{own}").exists() for own in children):
             assert time.monotonic() < end
             time.sleep(0.05)
