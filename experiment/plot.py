@@ -144,7 +144,7 @@ def read_runs(paths, rounds=inf):
         for file in files:
             try:
                 inside += read_csv(file) if file.suffix == ".csv" else read_run(file)
-            except (OSError, EOFError, LookupError, TypeError, ValueError) as error:
+            except (OSError, LookupError, TypeError, ValueError) as error:
                 raise ValueError(f"{file} is damaged, or --out did not make it ({error})") from None
         found += sorted(inside, key=lambda one: one[2].get("begun", 0))
     inside = {}                                          # {DIR: its labels}

@@ -5,17 +5,18 @@
 #   fedsdd          CIFAR-10, alpha 1.0. On one core all takes 33 minutes for one seed, feddf 13
 #   fedsdd-hetero   alpha 0.1, where the paper's gain is largest. A model of FedSDD has a quarter of
 #                   FedAvg's clients in a round: FedAvg after 25 rounds and FedSDD after 100 have
-#                   made the same local training per model. FedAvg takes 3 minutes for one seed
+#                   made the same local training per model. FedAvg takes 3 minutes for one seed,
+#                   FedDF 8
 #   ...-all         FedAvg alone: no public images, so that its clients hold these, too
 #   ...-rates       FedAvg with three rates, to be run with SEEDS="0 1 2": no seeds of the tables
-#   fedsdd-readme   README's first command, alpha 0.5, embedded digits: FedAvg and FedSDD in one
-#                   command hold the same 240 private images a client. 2 minutes
+#   fedsdd-readme   README's first command, alpha 0.5, embedded digits, a method at a time: each has
+#                   the same 240 private images a client. 7 minutes for one seed
 #   fedsdd-letters  the same with the embedded letters as public images: clients hold 300
 #   fedsdd-letters-hetero   the same, alpha 0.1
 # Methods: R4, R1: FedSDD with K = 4. none: four models without distillation. all: four that are
-# all distilled. last: FedAvg, and the ensemble of its last models, as many as R; last8:
-# as many as K R. feddf: with FedSDD's optimizer, rate and temperature, as in Table 10.
-# fedbe: with FedSDD's steps and rate. ...-half: half the rate.
+# all distilled. last: FedAvg, and the ensemble of its last models, as many as R; last8: as many as
+# K R. feddf: with FedSDD's optimizer, rate and temperature, as in Table 10. fedbe: with FedSDD's
+# steps and rate. ...-half: half the rate.
 # usage: benchmarks/claims/fedsdd.sh FILE.npz [PART ...]
 # FILE.npz: CIFAR-10, see common.sh; each seed draws 10,000 of its training images. A fifth of the
 # training images is public, without labels, and no client has them, FedAvg's neither, but in
@@ -30,11 +31,13 @@
 source "$(dirname "$0")/common.sh"
 file=$1
 shift
-headline="fedsdd/fedavg fedsdd/R4 fedsdd-hetero/fedavg fedsdd-hetero/R4 fedsdd-readme/both"
-headline+=" $(echo fedsdd-readme/{fedprox,scaffold,feddf,fedbe,last,none,all,R4,R1})"
+headline="fedsdd/fedavg fedsdd/R4 fedsdd-hetero/fedavg fedsdd-hetero/R4"
+headline+=" $(echo fedsdd-readme/{fedavg,fedsdd,R4,R1,none,all,last,last8})"
+headline+=" $(echo fedsdd-readme/{fedprox,scaffold,feddf,fedbe})"
 headline+=" fedsdd-readme-all/fedavg fedsdd-letters/both"
 cifar="--dataset $file --train-size 10000 --model cnn --clients 20 --partition dirichlet_equal"
 cifar+=" --participation 0.4 --batch-size 32"
+hetero="$cifar --alpha 0.1 --rounds 100 --local-epochs 2"
 feddf="--no-drop-worst --patience none --server-optimizer sgd --no-cosine --max-grad-norm none"
 feddf+=" --temperature 4 --server-batch-size 128 --server-lr 0.0125"
 
@@ -43,8 +46,7 @@ for part in ${*:-fedsdd fedsdd-hetero fedsdd-hetero-all fedsdd-hetero-rates
     case $part in
     fedsdd) data="$cifar --alpha 1.0 --rounds 60 --local-epochs 10 --public fifth --lr 0.1"
             steps="--distill-steps 300" R=4 ;;
-    fedsdd-hetero) data="$cifar --alpha 0.1 --rounds 100 --local-epochs 2 --public fifth --lr 0.1"
-                   steps="--distill-steps 60" R=4 ;;
+    fedsdd-hetero) data="$hetero --public fifth --lr 0.1" steps="--distill-steps 60" R=4 ;;
     fedsdd-readme) data="--public fifth" steps="" R=2 ;;
     fedsdd-letters*) data="--public glyphs-letters" steps="" ;;
     esac
@@ -52,15 +54,15 @@ for part in ${*:-fedsdd fedsdd-hetero fedsdd-hetero-all fedsdd-hetero-rates
     fedsdd | fedsdd-hetero)
         run "$part/fedavg" fedavg $data
         run "$part/R4" fedsdd --K 4 --R 4 $data $steps ;;
-    fedsdd-hetero-all) run "$part/fedavg" fedavg $cifar --alpha 0.1 --rounds 100 \
-                           --local-epochs 2 --lr 0.1 ;;
+    fedsdd-hetero-all) run "$part/fedavg" fedavg $hetero --lr 0.1 ;;
     fedsdd-hetero-rates)
         for lr in 0.05 0.1 0.2; do
-            run "$part/fedavg-$lr" fedavg $cifar --alpha 0.1 --rounds 100 --local-epochs 2 \
-                --public fifth --lr $lr
+            run "$part/fedavg-$lr" fedavg $hetero --public fifth --lr $lr
         done ;;
-    fedsdd-readme) run "$part/both" fedavg,fedsdd --K 4 --R 2
-                   run "$part/R4" fedsdd --K 4 --R 4 ;;
+    fedsdd-readme)
+        run "$part/fedavg" fedavg $data
+        run "$part/fedsdd" fedsdd --K 4 --R 2 $data
+        run "$part/R4" fedsdd --K 4 --R 4 $data ;;
     fedsdd-readme-all) run "$part/fedavg" fedavg ;;
     fedsdd-letters) run "$part/both" fedavg,fedsdd --K 4 --R 2 $data ;;
     fedsdd-letters-hetero)
