@@ -29,7 +29,7 @@ from experiment import plot
 REPOSITORY = Path(__file__).parents[1]
 RESULTS, CURVES = REPOSITORY / "docs" / "RESULTS.md", REPOSITORY / "docs" / "results"
 CLAIMS = list(csv.DictReader((Path(__file__).parent / "claims.csv").open()))
-TABLE = re.compile("(?<=<!-- claims.py -->\n).*?(?=<!-- end -->)", re.S)     # two in RESULTS.md
+TABLE = re.compile("(?<=<!-- claims.py -->\n).*?(?=<!-- end -->)", re.S)   # three in RESULTS.md
 OUTPUT = re.compile(r"^\$ python -m experiment\.plot (.*)\n((?:(?!\$ ).*\n)*)", re.M)
 COLORS = {"holds": "#0072B2", "open": "#999999", "does not hold": "#D55E00"}   # Okabe and Ito's
 
@@ -39,24 +39,24 @@ def curves(file):
     return plot.read_runs([CURVES / f"{file}.csv"])
 
 
-def accuracies(run, metric):
-    """{seed: mean of the last tenth of the rounds, five at least, in percent} of "FILE/LABEL"."""
+def accuracies(run, metric, last=None):
+    """{seed: mean of the `last` rounds, in percent} of "FILE/LABEL"; None: a tenth, five at least.
+    """
     file, label = run.split("/")
     runs = curves(file)[label]
-    last = max(5, runs[0]["rounds"] // 10)
-    return plot.values_of(runs, metric, plot.mean_of_last(last))
+    return plot.values_of(runs, metric, plot.mean_of_last(last or max(5, runs[0]["rounds"] // 10)))
 
 
-def pairs(claim):
+def pairs(claim, last=None):
     """[(the row's accuracy, the base's)] of the seeds that both have, in percent."""
-    ours = accuracies(claim["row"], claim["metric"])
-    base = accuracies(claim["base"], claim["base_metric"])
+    ours = accuracies(claim["row"], claim["metric"], last)
+    base = accuracies(claim["base"], claim["base_metric"], last)
     return [(ours[seed], base[seed]) for seed in ours if seed in base]
 
 
-def differences(claim):
+def differences(claim, last=None):
     """[the row's accuracy minus the base's, in points] of each seed."""
-    return [ours - base for ours, base in pairs(claim)]
+    return [ours - base for ours, base in pairs(claim, last)]
 
 
 def bounds(claim):
@@ -101,12 +101,12 @@ def papers_difference(claim):
 
 
 def tables():
-    """The Markdown of both tables, the rows at the top and the others; no spaces around cells.
+    """The Markdown of three tables: rows at the top, the others, verdicts by the last round alone.
 
-    A claim is a row of its own, above those of its settings: on a telephone verdict and difference
+    There are no spaces around cells. A claim is a row of its own, above those of its settings: on a telephone verdict and difference
     are then on the screen.
     """
-    parts, found, before = {"x": [], "": []}, Counter(), {}
+    parts, found, before, changed = {"x": [], "": []}, Counter(), {}, []
     all_points = [differences(claim) for claim in CLAIMS]
     survived = survivors([p_value(*pair) for pair in zip(CLAIMS, all_points)])
     for i, (claim, points) in enumerate(zip(CLAIMS, all_points)):
@@ -115,14 +115,15 @@ def tables():
         paper = papers_difference(claim)
         if claim["claim"] != before.get(part):
             parts[part].append(f"|**{claim['claim']}**||||||")
-        # With no-break spaces a difference and its interval stay on one line.
-        cells = [claim["setting"],
-                 (f"**{judged}**" if judged == "does not hold" else judged) + "†" * (i in survived),
-                 f"{mean(points):+.2f}\u00a0±\u00a0{plot.half_width(points):.2f}",
+        cells = [claim["setting"], shown(judged) + "†" * (i in survived), interval(points),
                  f"{mean(base for _, base in pairs(claim)):.1f}", str(len(points)),
                  "" if paper is None else f"*{paper:+.2f}*\u00a0({claim['paper_table']})"]
         parts[part].append(f"|{'|'.join(cells)}|")
         before[part] = claim["claim"]
+        at_the_end = differences(claim, last=1)
+        if verdict(claim, at_the_end) != judged:
+            changed.append(f"|{claim['claim']}: {claim['setting']}|{shown(judged)}|"
+                           f"{shown(verdict(claim, at_the_end))}|{interval(at_the_end)}|")
     counts = ", ".join(f"{name} in {found[name]}" for name in COLORS)
     directed = sum(claim["claimed"] in ("greater", "lower") for claim in CLAIMS)
     kept = [run for path in CURVES.glob("*.csv") for runs in curves(path.stem).values()
@@ -136,7 +137,18 @@ def tables():
         f"by chance. †: of the {len(CLAIMS) - found['open']} that are not open the {len(survived)} "
         f"which Holm's correction for {len(CLAIMS)} rows leaves. Of the {len(kept)} runs {data}, "
         f"the older ones, kept no fingerprint of their data, {cpu} no kind of CPU.", "",
-        *head, *parts[""], ""])]
+        *head, *parts[""], ""]), "\n".join([
+            f"Of {len(CLAIMS)} rows {len(changed)} have another verdict then:", "",
+            "|claim and setting|by the rule|last round|a - b|", "|-|-|-|-|", *changed, ""])]
+
+
+def shown(judged):
+    return f"**{judged}**" if judged == "does not hold" else judged
+
+
+def interval(points):
+    """Mean and half of its interval; with no-break spaces they stay on one line."""
+    return f"{mean(points):+.2f}\u00a0±\u00a0{plot.half_width(points):.2f}"
 
 
 def renewed(text):

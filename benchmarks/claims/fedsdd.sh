@@ -37,15 +37,15 @@ headline+=" $(echo fedsdd-readme/{fedprox,scaffold,feddf,fedbe})"
 headline+=" fedsdd-readme-all/fedavg fedsdd-letters/both"
 cifar="--dataset $file --train-size 10000 --model cnn --clients 20 --partition dirichlet_equal"
 cifar+=" --participation 0.4 --batch-size 32"
+mild="$cifar --alpha 1.0 --rounds 60 --local-epochs 10"
 hetero="$cifar --alpha 0.1 --rounds 100 --local-epochs 2"
 feddf="--no-drop-worst --patience none --server-optimizer sgd --no-cosine --max-grad-norm none"
 feddf+=" --temperature 4 --server-batch-size 128 --server-lr 0.0125"
 
-for part in ${*:-fedsdd fedsdd-hetero fedsdd-hetero-all fedsdd-hetero-rates
+for part in ${*:-fedsdd fedsdd-all fedsdd-hetero fedsdd-hetero-all fedsdd-hetero-rates
                  fedsdd-readme fedsdd-readme-all fedsdd-letters fedsdd-letters-hetero}; do
     case $part in
-    fedsdd) data="$cifar --alpha 1.0 --rounds 60 --local-epochs 10 --public fifth --lr 0.1"
-            steps="--distill-steps 300" R=4 ;;
+    fedsdd) data="$mild --public fifth --lr 0.1" steps="--distill-steps 300" R=4 ;;
     fedsdd-hetero) data="$hetero --public fifth --lr 0.1" steps="--distill-steps 60" R=4 ;;
     fedsdd-readme) data="--public fifth" steps="" R=2 ;;
     fedsdd-letters*) data="--public glyphs-letters" steps="" ;;
@@ -54,6 +54,7 @@ for part in ${*:-fedsdd fedsdd-hetero fedsdd-hetero-all fedsdd-hetero-rates
     fedsdd | fedsdd-hetero)
         run "$part/fedavg" fedavg $data
         run "$part/R4" fedsdd --K 4 --R 4 $data $steps ;;
+    fedsdd-all) run "$part/fedavg" fedavg $mild --lr 0.1 ;;
     fedsdd-hetero-all) run "$part/fedavg" fedavg $hetero --lr 0.1 ;;
     fedsdd-hetero-rates)
         for lr in 0.05 0.1 0.2; do
@@ -80,7 +81,7 @@ for part in ${*:-fedsdd fedsdd-hetero fedsdd-hetero-all fedsdd-hetero-rates
         run "$part/all" fedsdd-ablations --students all --K 4 --R $R $data $steps ;;
     esac
     case $part in
-    fedsdd-hetero | fedsdd-readme)
+    fedsdd | fedsdd-hetero | fedsdd-readme)
         run "$part/R1" fedsdd --K 4 --R 1 $data $steps
         run "$part/last" fedsdd-ablations --students none --K 1 --R $R $data
         run "$part/fedprox" fedprox $data
