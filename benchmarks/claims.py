@@ -25,6 +25,7 @@ from statistics import mean, stdev
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from experiment import plot
+from experiment.curves import half_width, mean_of_last, read_runs, t_probability, values_of
 
 REPOSITORY = Path(__file__).parents[1]
 RESULTS, CURVES = REPOSITORY / "docs" / "RESULTS.md", REPOSITORY / "docs" / "results"
@@ -36,7 +37,7 @@ COLORS = {"holds": "#0072B2", "open": "#999999", "does not hold": "#D55E00"}   #
 
 @cache
 def curves(file):
-    return plot.read_runs([CURVES / f"{file}.csv"])
+    return read_runs([CURVES / f"{file}.csv"])
 
 
 def accuracies(run, metric, last=None):
@@ -44,7 +45,7 @@ def accuracies(run, metric, last=None):
     """
     file, label = run.split("/")
     runs = curves(file)[label]
-    return plot.values_of(runs, metric, plot.mean_of_last(last or max(5, runs[0]["rounds"] // 10)))
+    return values_of(runs, metric, mean_of_last(last or max(5, runs[0]["rounds"] // 10)))
 
 
 def pairs(claim, last=None):
@@ -68,7 +69,7 @@ def bounds(claim):
 
 def verdict(claim, points):
     """Where the 95% interval of the differences' mean lies: in the range of the claim, or not."""
-    width = plot.half_width(points)
+    width = half_width(points)
     low, high = mean(points) - width, mean(points) + width
     start, end = bounds(claim)
     if start < low and high < end:
@@ -83,7 +84,7 @@ def p_value(claim, points):
     """
     distance = min(abs(mean(points) - end) for end in bounds(claim))
     t = distance / (stdev(points) / sqrt(len(points)))
-    return 1 - plot.t_probability(t, len(points) - 1)
+    return 1 - t_probability(t, len(points) - 1)
 
 
 def survivors(p_values):
@@ -103,8 +104,8 @@ def papers_difference(claim):
 def tables():
     """The Markdown of three tables: rows at the top, the others, verdicts by the last round alone.
 
-    There are no spaces around cells. A claim is a row of its own, above those of its settings: on a telephone verdict and difference
-    are then on the screen.
+    There are no spaces around cells. A claim is a row of its own, above those of its settings: on
+    a telephone verdict and difference are then on the screen.
     """
     parts, found, before, changed = {"x": [], "": []}, Counter(), {}, []
     all_points = [differences(claim) for claim in CLAIMS]
@@ -148,7 +149,7 @@ def shown(judged):
 
 def interval(points):
     """Mean and half of its interval; with no-break spaces they stay on one line."""
-    return f"{mean(points):+.2f}\u00a0±\u00a0{plot.half_width(points):.2f}"
+    return f"{mean(points):+.2f}\u00a0±\u00a0{half_width(points):.2f}"
 
 
 def renewed(text):
@@ -186,7 +187,7 @@ def draw(path):
         points = differences(claim)
         ax.text(-0.89, y, claim["setting"], fontsize=7, va="center",
                 transform=ax.get_yaxis_transform())
-        color, middle, width = COLORS[verdict(claim, points)], mean(points), plot.half_width(points)
+        color, middle, width = COLORS[verdict(claim, points)], mean(points), half_width(points)
         ax.plot([middle - width, middle + width], [y, y], color=color, linewidth=1.5, alpha=0.6)
         ax.plot(points, [y] * len(points), "o", color=color, markersize=2, alpha=0.6)
         ax.plot(middle, y, "o", color=color, markersize=4)

@@ -36,7 +36,7 @@ class Record:
 
     method: Method
     seed: int
-    config: dict             # what its numbers depend on, and what `load_model` and plot.py need
+    config: dict             # what its numbers depend on, and what `load_model` and curves.py need
     folder: Path | None      # None: nothing is kept
     begun_with: str = ""     # what was another torch, device or number of threads at its start
     state: dict | None = None                        # after the last finished round

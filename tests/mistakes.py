@@ -889,27 +889,28 @@ TABLE["experiment/plateau.py", "plateau"] = [
      "a_rate_falls_after_more_than_patience_rounds_by_hand", "the rate falls a round early"),
     ("«plateau.load_state_dict(saved)→pass»", "a_run_goes_on_with_the_fallen_rate",
      "a run that goes on forgets the best")]
-TABLE["experiment/plot.py", "plot"] = [
+TABLE["experiment/curves.py", "plot"] = [
     ("known = [x for x in values«[-number:]→» if x is not None]«→[-number:]»",
      "a_round_without_a_value_is_a_dash_and_a_mean_says_of_how_many_rounds",
      "the last rounds are the last ones with a value"),
     ("return «values[-1]→[x for x in values if x is not None][-1]»",
      "a_round_without_a_value_is_a_dash_and_a_mean_says_of_how_many_rounds",
      "final is the last round with a value"),
-    ("and «images != images_of(others, other)→False»:",
-     "differences_are_of_accuracies_on_the_same_images_unless_asked",
-     "a server on the public half minus clients on the private one"),
     ('is_own = «"own classes" in text or →»name.endswith',
      "own_classes_are_not_compared_with_all", "own classes minus all classes"),
-    ('if «rounds != others[0]["rounds"]→False»:',
-     "differences_are_of_the_same_rounds_unless_asked", "minus another number of rounds"),
-    ("«if not args.any_data→if not (args.any_data or args.out)»:",
-     "labels_on_different_data_are_compared_only_if_asked", "methods of different data are kept"),
     ("return «t_quantile(n - 1)→2.045»", "t_is_that_of_the_tables_of_statistics",
      "t of 30 values for any number of values"),
     ('found += «sorted(inside, key=lambda one: one[2].get("begun", 0))→inside»',
      "the_reference_is_the_first_of_the_command_and_stays_when_another_joins",
      "the reference is the first of the alphabet")]
+TABLE["experiment/plot.py", "plot"] = [
+    ("and «images != images_of(others, other)→False»:",
+     "differences_are_of_accuracies_on_the_same_images_unless_asked",
+     "a server on the public half minus clients on the private one"),
+    ('if «rounds != others[0]["rounds"]→False»:',
+     "differences_are_of_the_same_rounds_unless_asked", "minus another number of rounds"),
+    ("«if not args.any_data→if not (args.any_data or args.out)»:",
+     "labels_on_different_data_are_compared_only_if_asked", "methods of different data are kept")]
 TABLE["benchmarks/claims.py", "claims"] = [
     ("if p_values[order[i]] >= 0.05 / «(n - i)→n»]",
      "holm_stops_at_the_first_that_is_not_small_enough", "Bonferroni's correction"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import claims
-from experiment import plot
+from experiment.curves import half_width, write_csv
 
 DOCS = Path(__file__).parents[2] / "docs"
 FOLDER = DOCS.parent / "benchmarks" / "claims"
@@ -48,7 +48,7 @@ def test_a_file_of_results_has_what_its_commands_print(path, monkeypatch):
 def test_verdicts_follow_the_rule_of_the_page(claimed, middle, width, found):
     """Two seeds on both sides of the mean: the deviation is t / sqrt(2) times smaller."""
     points = [middle - width / 12.7062047, middle + width / 12.7062047]
-    assert plot.half_width(points) == pytest.approx(width)
+    assert half_width(points) == pytest.approx(width)
     assert claims.verdict(CLAIM | {"claimed": claimed}, points) == found
 
 
@@ -86,7 +86,7 @@ def test_differences_are_of_the_last_tenth_of_the_rounds_paired_by_seed(
                 for t in range(rounds + 1)]
         head = {"algo": "a", "scores": {}, "settings": {}, "data": {}, "environment": {}}
         return head | {"seed": seed, "rows": rows}
-    plot.write_csv({"a": [run(10, 61), run(11, 59), run(12, 60)],
+    write_csv({"a": [run(10, 61), run(11, 59), run(12, 60)],
                     "b": [run(11, 20), run(10, 10)]}, tmp_path / "x.csv")
     monkeypatch.setattr(claims, "CURVES", tmp_path)
     claims.curves.cache_clear()

@@ -11,6 +11,7 @@ import pytest
 
 from algorithms import ALGORITHMS
 from experiment import plot
+from experiment.curves import by_round, clients_metric, half_width, read_runs, t_quantile
 
 A = {0: [0.1, 0.5, 0.4], 1: [0.1, 0.3, 0.6]}             # {seed: accuracy of each round}
 B = {0: [0.1, 0.6, 0.7], 1: [0.1, 0.2, 0.5], 2: [0.1, 0.2, 0.1]}
@@ -84,10 +85,10 @@ def test_t_is_that_of_the_tables_of_statistics():
     """With all digits that are printed; of any number of values."""
     table = {1: 12.7062047, 2: 4.3026527, 3: 3.1824463, 4: 2.7764451, 5: 2.5705818, 9: 2.2621572,
              29: 2.0452296, 30: 2.0422725, 120: 1.9799304, 1000: 1.9623391}
-    assert {n: round(plot.t_quantile(n), 7) for n in table} == table
-    assert plot.half_width([1.0]) is None
+    assert {n: round(t_quantile(n), 7) for n in table} == table
+    assert half_width([1.0]) is None
     values = [*range(121)]
-    assert plot.half_width(values) == pytest.approx(1.9799304 * stdev(values) / 11)
+    assert half_width(values) == pytest.approx(1.9799304 * stdev(values) / 11)
 
 
 def test_a_round_without_a_value_is_a_dash_and_a_mean_says_of_how_many_rounds(tmp_path, capsys):
@@ -155,8 +156,8 @@ def test_the_reference_is_the_first_of_the_command_and_stays_when_another_joins(
     write(tmp_path, "fedavg", {0: [.1], 1: [.1]}, ended=2)
     write(tmp_path, "a-later-one", {0: [.1]}, ended=3)
     assert "minus fedsdd accuracy" in printed(capsys, tmp_path)
-    assert [*plot.read_runs([tmp_path])] == ["fedsdd", "fedavg", "a-later-one"]
-    assert [*plot.read_runs([tmp_path / "fedavg-seed0", tmp_path / "fedsdd-seed0"])] == [
+    assert [*read_runs([tmp_path])] == ["fedsdd", "fedavg", "a-later-one"]
+    assert [*read_runs([tmp_path / "fedavg-seed0", tmp_path / "fedsdd-seed0"])] == [
         "fedavg", "fedsdd"]                              # as the words of this command
 
 
@@ -205,7 +206,7 @@ def test_the_same_curves_are_the_same_bytes_on_another_day(tmp_path, monkeypatch
 
 def test_a_curve_has_the_mean_and_interval_of_each_round(tmp_path):
     write(tmp_path, "b", B)
-    [runs] = plot.read_runs([tmp_path]).values()
+    [runs] = read_runs([tmp_path]).values()
     points = plot.curve(runs, "accuracy", "round")
     assert [x for x, *_ in points] == [0, 1, 2]
     assert points[2][1:] == pytest.approx((1.3 / 3, half(.7, .5, .1)))
@@ -249,8 +250,8 @@ def test_comu_by_hand(tmp_path):
         write(folder, "a", {0: [0]}, scores=scores)
         (folder / "a-seed0" / "metrics.jsonl").write_text("".join(
             json.dumps({"round": t} | row) + "\n" for t, row in enumerate(rows)))
-        [[run]] = plot.read_runs([folder]).values()
-        values = plot.by_round(run, f"ComU@{x}")
+        [[run]] = read_runs([folder]).values()
+        values = by_round(run, f"ComU@{x}")
         assert len(values) == len(rows) and values[:-1] == [None] * 3
         return [MB * 2**20 for MB in values if MB is not None]
 
@@ -266,7 +267,7 @@ def test_comu_by_hand(tmp_path):
     ("client_accuracy_distilled", "fedgem fedgems"), ("client_accuracy", "feddf standalone"),
     ("accuracy", "fedmd dsfl cronus fd fml fedkd fedgkt centralized fedavg fedsdd")])
 def test_the_clients_metric_is_that_at_the_end_of_the_round(metric, algos):
-    assert {plot.clients_metric(ALGORITHMS[algo].scores) for algo in algos.split()} == {metric}
+    assert {clients_metric(ALGORITHMS[algo].scores) for algo in algos.split()} == {metric}
 
 
 def test_the_key_clients_shows_their_accuracy_under_the_name_that_each_algorithm_has(
@@ -293,7 +294,7 @@ def test_comu_is_missing_where_the_accuracy_is_not_reached(tmp_path, capsys):
 
 def test_a_label_is_the_folder_of_the_run_behind_the_one_above_it_where_there_are_several(tmp_path):
     def labels(*folders):
-        return sorted(plot.read_runs([tmp_path / x for x in folders]))
+        return sorted(read_runs([tmp_path / x for x in folders]))
     write(tmp_path / "x", "fedavg", A)
     write(tmp_path / "x", "fedsdd:R=1", A)
     assert labels("x") == labels("x/fedavg-seed0", "x/fedsdd-R=1-seed0") == ["fedavg", "fedsdd:R=1"]
@@ -376,7 +377,7 @@ def test_no_run_hides_another(tmp_path, capsys):
     words = "fedavg has two runs with one seed, [0, "
     assert words in error_line(capsys, tmp_path / "x", tmp_path / "x.csv")
     write(tmp_path / "y", "fedavg", {2: B[2]})           # another seed is one more
-    [runs] = plot.read_runs([tmp_path / "x.csv", tmp_path / "y"]).values()
+    [runs] = read_runs([tmp_path / "x.csv", tmp_path / "y"]).values()
     assert [run["seed"] for run in runs] == [0, 1, 2]
 
 
