@@ -116,15 +116,17 @@ def tables():
         paper = papers_difference(claim)
         if claim["claim"] != before.get(part):
             parts[part].append(f"|**{claim['claim']}**||||||")
-        cells = [claim["setting"], shown(judged) + "†" * (i in survived), interval(points),
+        at_the_end = differences(claim, last=1)
+        marks = "†" * (i in survived) + "‡" * (verdict(claim, at_the_end) != judged)
+        cells = [claim["setting"], shown(judged, points) + marks, interval(points),
                  f"{mean(base for _, base in pairs(claim)):.1f}", str(len(points)),
                  "" if paper is None else f"*{paper:+.2f}*\u00a0({claim['paper_table']})"]
         parts[part].append(f"|{'|'.join(cells)}|")
         before[part] = claim["claim"]
-        at_the_end = differences(claim, last=1)
-        if verdict(claim, at_the_end) != judged:
-            changed.append(f"|{claim['claim']}: {claim['setting']}|{shown(judged)}|"
-                           f"{shown(verdict(claim, at_the_end))}|{interval(at_the_end)}|")
+        if "‡" in marks:
+            changed.append(f"|{claim['claim']}: {claim['setting']}|{shown(judged, points)}|"
+                           f"{shown(verdict(claim, at_the_end), at_the_end)}|"
+                           f"{interval(at_the_end)}|")
     counts = ", ".join(f"{name} in {found[name]}" for name in COLORS)
     directed = sum(claim["claimed"] in ("greater", "lower") for claim in CLAIMS)
     kept = [run for path in CURVES.glob("*.csv") for runs in curves(path.stem).values()
@@ -143,7 +145,10 @@ def tables():
             "|claim and setting|by the rule|last round|a - b|", "|-|-|-|-|", *changed, ""])]
 
 
-def shown(judged):
+def shown(judged, points):
+    """A verdict as a cell; of an open one whether the interval lies within a point of 0."""
+    if judged == "open" and abs(mean(points)) + half_width(points) < 1:
+        return "open, within 1"
     return f"**{judged}**" if judged == "does not hold" else judged
 
 
