@@ -9,6 +9,10 @@
 #                   FedDF 8
 #   ...-all         FedAvg alone: no public images, so that its clients hold these, too
 #   ...-rates       FedAvg with three rates, to be run with SEEDS="0 1 2": no seeds of the tables
+#   fedsdd-hetero-again   a confirmation, fixed before it was run: alpha 0.1 with seeds 20 to 24 and
+#                   2,000 other test images (cifar10_npz.py --test-per-class 200 --test-skip 200).
+#                   Its rows: R4's model and its ensemble minus FedAvg, which is the model of last,
+#                   and minus FedAvg's last four models together
 #   fedsdd-readme   README's first command, alpha 0.5, embedded digits, a method at a time: each has
 #                   the same 240 private images a client. 7 minutes for one seed
 #   fedsdd-letters  the same with the embedded letters as public images: clients hold 300
@@ -46,12 +50,13 @@ hetero="$cifar --alpha 0.1 --rounds 100 --local-epochs 2"
 feddf="--no-drop-worst --patience none --server-optimizer sgd --no-cosine --max-grad-norm none"
 feddf+=" --temperature 4 --server-batch-size 128 --server-lr 0.0125"
 
-for part in ${*:-fedsdd fedsdd-all fedsdd-hetero fedsdd-hetero-all fedsdd-hetero-rates
+for part in ${*:-fedsdd fedsdd-all fedsdd-hetero fedsdd-hetero-all fedsdd-hetero-rates fedsdd-hetero-again
                  fedsdd-readme fedsdd-readme-all fedsdd-letters fedsdd-letters-hetero
                  fedsdd-writers fedsdd-writers-all}; do
     case $part in
     fedsdd) data="$mild --public fifth --lr 0.1" steps="--distill-steps 300" R=4 ;;
-    fedsdd-hetero) data="$hetero --public fifth --lr 0.1" steps="--distill-steps 60" R=4 ;;
+    fedsdd-hetero | fedsdd-hetero-again)
+                   data="$hetero --public fifth --lr 0.1" steps="--distill-steps 60" R=4 ;;
     fedsdd-readme) data="--public fifth" steps="" R=2 ;;
     fedsdd-writers*) mkdir -p runs
                      python benchmarks/digits_npz.py runs/writers.npz
@@ -64,6 +69,10 @@ for part in ${*:-fedsdd fedsdd-all fedsdd-hetero fedsdd-hetero-all fedsdd-hetero
         run "$part/fedavg" fedavg $data
         run "$part/R4" fedsdd --K 4 --R 4 $data $steps ;;
     fedsdd-all) run "$part/fedavg" fedavg $mild --lr 0.1 ;;
+    fedsdd-hetero-again)
+        SEEDS=${SEEDS:-$(echo {20..24})} run "$part/last" fedsdd-ablations --students none \
+            --K 1 --R $R $data
+        SEEDS=${SEEDS:-$(echo {20..24})} run "$part/R4" fedsdd --K 4 --R 4 $data $steps ;;
     fedsdd-hetero-all) run "$part/fedavg" fedavg $hetero --lr 0.1 ;;
     fedsdd-hetero-rates)
         for lr in 0.05 0.1 0.2; do
