@@ -3,6 +3,7 @@
 # in runs/claims/PART/METHOD/ALGO-seedN; started again, a script goes on where it was cut.
 # CIFAR-10 is a file with all 50,000 training images, of which each seed draws its own:
 #     python benchmarks/cifar10_npz.py downloads cifar10.npz --test-per-class 200
+# The kept curves are of a copy of these images that had been stored as JPEG: their figures differ.
 # Seeds are 10 to 14, of the methods in $headline 10 to 19; settings were tried on seeds 0 to 2.
 # SEEDS="10 11" measures two of them, METHODS="R4 none" two methods, so that several cores can
 # work side by side. Curves are kept with
