@@ -2,14 +2,14 @@
 # FedGKT, Tables 1 to 3: does it reach FedAvg of the full network? Do the server's logits help the
 # edges, the edges' logits the server? Is asynchronous level with synchronous?
 # Parts: fedgkt, iid; fedgkt-noniid, alpha 0.5: edges make 5 passes a round, the server 2; 8 rounds.
-#   fedgkt-table10, fedgkt-table10-noniid: in Algorithm 1's order with passes a round in Table 10's
-#   proportions, an edge 1, the server 5 (iid) or 10, FedAvg 5 (the paper 1; 20 or 40; 20); 20 rounds
+#   fedgkt-20, fedgkt-20-noniid: 20 rounds in Algorithm 1's order, where an edge makes 1 pass, the
+#   server 5 (iid) or 10, FedAvg 5 (in Table 10: 1; 20 or 40; 20)
 # Methods:
 #   fedavg       of edge and server as one network, with as many local epochs as the edges
 #   fedgkt       as in Table 1: the edges learn from the server's logits, not the server from theirs
 #   none, both   nobody learns from logits; both sides do
 #   ordered      the server's batches client after client, as in Algorithm 1; fedgkt mixes them, but
-#                in the parts of Table 10
+#                in the parts of 20 rounds
 #   async        as ordered, but asynchronous; all clients are nearly as fast and do the same work
 # usage: benchmarks/claims/fedgkt.sh FILE.npz [PART ...]
 # FILE.npz: CIFAR-10, see common.sh; each seed draws 5,000 of its training images.
@@ -28,13 +28,13 @@ file=$1
 shift
 cifar="--dataset $file --train-size 5000 --clients 8 --augment --lr 0.001"
 networks="--model gkt_edge_small --server-model gkt_server_small"
-for part in ${*:-fedgkt fedgkt-noniid fedgkt-table10 fedgkt-table10-noniid}; do
+for part in ${*:-fedgkt fedgkt-noniid fedgkt-20 fedgkt-20-noniid}; do
     case $part in
     *-noniid) data="$cifar --partition dirichlet_balanced --alpha 0.5" passes=10 ;;
     *) data="$cifar --partition iid" passes=5 ;;
     esac
     case $part in
-    fedgkt-table10*) data+=" --rounds 20"
+    fedgkt-20*) data+=" --rounds 20"
                      edges="$networks --local-epochs 1 --batch-size 64"
                      edges+=" --server-epochs $passes --server-batch-size 64" ;;
     *) data+=" --rounds 8"
@@ -43,7 +43,7 @@ for part in ${*:-fedgkt fedgkt-noniid fedgkt-table10 fedgkt-table10-noniid}; do
     gkt="$data $edges --no-server-distill"
     run "$part/fedavg" fedavg $data --local-epochs 5 --batch-size 32 --model gkt_full_small \
         --participation 1 --optimizer amsgrad --weight-decay 1e-4
-    case $part in fedgkt-table10*) run "$part/fedgkt" fedgkt $gkt; continue ;; esac
+    case $part in fedgkt-20*) run "$part/fedgkt" fedgkt $gkt; continue ;; esac
     run "$part/fedgkt" fedgkt $gkt --server-order mixed
     run "$part/none" fedgkt $gkt --server-order mixed --no-client-distill
     run "$part/ordered" fedgkt $gkt
