@@ -4,7 +4,8 @@
 # CIFAR-10 is a file with all 50,000 training images, of which each seed draws its own:
 #     python benchmarks/cifar10_npz.py downloads cifar10.npz --test-per-class 200
 # The kept curves are of a copy of these images that had been stored as JPEG: their figures differ.
-# Seeds are 10 to 14, of the methods in $headline 10 to 19; settings were tried on seeds 0 to 2.
+# Seeds are 10 to 14, of the methods in $headline 10 to 19, of a confirmation those in $fresh;
+# settings were tried on seeds 0 to 2.
 # SEEDS="10 11" measures two of them, METHODS="R4 none" two methods, so that several cores can
 # work side by side. Curves are kept with
 #     python -m experiment.plot runs/claims/PART --out docs/results/PART.csv
@@ -18,7 +19,7 @@ if [[ " $* " = *" --help "* ]]; then
 fi
 
 run() {     # run PART/METHOD ALGORITHM FLAG ...
-    local seeds="10 11 12 13 14"
+    local seeds=${fresh:-10 11 12 13 14}
     if [[ " ${headline:-} " = *" $1 "* ]]; then seeds+=" 15 16 17 18 19"; fi
     seeds=${SEEDS:-$seeds}
     if [[ " ${METHODS:-${1#*/}} " != *" ${1#*/} "* ]]; then return; fi

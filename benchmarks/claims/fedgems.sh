@@ -10,8 +10,7 @@
 #   attacks            16 clients, alpha 0.5, embedded data: METHOD-none, -paf, -ofom, -lie
 # Methods: control: epsilon 1, with which server and clients make the same steps with labels alone.
 # ...-0.75: epsilon, the weight of the labels, is the paper's 0.75; elsewhere it is 0.1, which is
-# ours. no-...: FedGEMS without one part. fedmd-labels: FedMD's transfer phase, 20 passes over the
-# labeled public images: as many as FedGEMS's clients make in 20 rounds.
+# ours. no-...: FedGEMS without one part.
 # usage: benchmarks/claims/fedgems.sh FILE.npz [PART ...]
 # FILE.npz: CIFAR-10, see common.sh; each seed draws 10,000 of its training images. Half of both
 # are public, 1,500 of the public training images are used; 8 clients; one epoch everywhere, as in
@@ -46,11 +45,6 @@ logits() {  # logits PART SUFFIX FLAG ...: the methods whose clients learn from 
     run "$1/fedgem$2" fedgem "${@:3}" $server --epsilon 0.1
     run "$1/fedgems$2" fedgems "${@:3}" $server --epsilon 0.1
 }
-papers_epsilon() {      # papers_epsilon PART FLAG ...
-    for algo in fedgem fedgems; do run "$1/$algo-0.75" "$algo" "${@:2}" $server --epsilon 0.75; done
-    run "$1/fedmd-labels" fedmd "${@:2}" $fedmd --transfer-public-epochs 20 \
-        --transfer-public-batch-size 32
-}
 for part in ${*:-fedgems fedgems-hetero fedgems-networks attacks}; do
     case $part in
     fedgems) data="$cifar --model cnn --partition iid" ;;
@@ -62,13 +56,17 @@ for part in ${*:-fedgems fedgems-hetero fedgems-networks attacks}; do
     fedgems | fedgems-hetero)
         run "$part/control" fedgem $data $server --epsilon 1
         for algo in fedgem fedgems; do run "$part/$algo" "$algo" $data $server --epsilon 0.1; done
-        if [ "$part" = fedgems ]; then papers_epsilon "$part" $data; continue; fi
+        if [ "$part" = fedgems ]; then
+            for algo in fedgem fedgems; do
+                run "$part/$algo-0.75" "$algo" $data $server --epsilon 0.75
+            done
+            continue
+        fi
         for name in no-self-training no-self-distillation no-ensemble-distillation; do
             run "$part/$name" fedgems-ablations $data $server --epsilon 0.1 "--$name"
         done ;;
     fedgems-networks)
         run "$part/control" fedgem $data $server --epsilon 1
-        papers_epsilon "$part" $data
         logits "$part" "" $data ;;
     attacks)
         logits "$part" -none $digits

@@ -19,8 +19,8 @@
 #   fedsdd-letters-hetero   the same, alpha 0.1
 #   fedsdd-writers  a confirmation, fixed before it was run: README's command on digits of 60 other
 #                   writers, and of 60 others for the test, seeds 20 to 29. Its rows: FedSDD's model
-#                   and its ensemble minus FedAvg, minus FedAvg with all images (fedsdd-writers-all),
-#                   minus FedAvg's last two models together
+#                   and its ensemble minus FedAvg, minus FedAvg with all images, which is
+#                   fedsdd-writers-all, and minus FedAvg's last two models together
 # Methods: R4, R1: FedSDD with K = 4. none: four models without distillation. all: four that are
 # all distilled. last: FedAvg, and the ensemble of its last models, as many as R; last8: as many as
 # K R. feddf: with FedSDD's optimizer, rate and temperature, as in Table 10. fedbe: with FedSDD's
@@ -50,18 +50,20 @@ hetero="$cifar --alpha 0.1 --rounds 100 --local-epochs 2"
 feddf="--no-drop-worst --patience none --server-optimizer sgd --no-cosine --max-grad-norm none"
 feddf+=" --temperature 4 --server-batch-size 128 --server-lr 0.0125"
 
-for part in ${*:-fedsdd fedsdd-all fedsdd-hetero fedsdd-hetero-all fedsdd-hetero-rates fedsdd-hetero-again
-                 fedsdd-readme fedsdd-readme-all fedsdd-letters fedsdd-letters-hetero
-                 fedsdd-writers fedsdd-writers-all}; do
+for part in ${*:-fedsdd fedsdd-all fedsdd-hetero fedsdd-hetero-all fedsdd-hetero-rates
+                 fedsdd-hetero-again fedsdd-readme fedsdd-readme-all fedsdd-letters
+                 fedsdd-letters-hetero fedsdd-writers fedsdd-writers-all}; do
+    fresh=""
     case $part in
     fedsdd) data="$mild --public fifth --lr 0.1" steps="--distill-steps 300" R=4 ;;
-    fedsdd-hetero | fedsdd-hetero-again)
-                   data="$hetero --public fifth --lr 0.1" steps="--distill-steps 60" R=4 ;;
+    fedsdd-hetero) data="$hetero --public fifth --lr 0.1" steps="--distill-steps 60" R=4 ;;
+    fedsdd-hetero-again) data="$hetero --public fifth --lr 0.1" steps="--distill-steps 60"
+                         fresh=$(echo {20..24}) ;;
     fedsdd-readme) data="--public fifth" steps="" R=2 ;;
     fedsdd-writers*) mkdir -p runs
                      python benchmarks/digits_npz.py runs/writers.npz
                      data="--dataset runs/writers.npz"
-                     SEEDS=${SEEDS:-$(echo {20..29})} ;;
+                     fresh=$(echo {20..29}) ;;
     fedsdd-letters*) data="--public glyphs-letters" steps="" ;;
     esac
     case $part in
@@ -70,9 +72,8 @@ for part in ${*:-fedsdd fedsdd-all fedsdd-hetero fedsdd-hetero-all fedsdd-hetero
         run "$part/R4" fedsdd --K 4 --R 4 $data $steps ;;
     fedsdd-all) run "$part/fedavg" fedavg $mild --lr 0.1 ;;
     fedsdd-hetero-again)
-        SEEDS=${SEEDS:-$(echo {20..24})} run "$part/last" fedsdd-ablations --students none \
-            --K 1 --R $R $data
-        SEEDS=${SEEDS:-$(echo {20..24})} run "$part/R4" fedsdd --K 4 --R 4 $data $steps ;;
+        run "$part/last" fedsdd-ablations --students none --K 1 --R 4 $data
+        run "$part/R4" fedsdd --K 4 --R 4 $data $steps ;;
     fedsdd-hetero-all) run "$part/fedavg" fedavg $hetero --lr 0.1 ;;
     fedsdd-hetero-rates)
         for lr in 0.05 0.1 0.2; do
@@ -97,16 +98,16 @@ for part in ${*:-fedsdd fedsdd-all fedsdd-hetero fedsdd-hetero-all fedsdd-hetero
     case $part in
     fedsdd | fedsdd-hetero | fedsdd-readme)
         run "$part/none" fedsdd-ablations --students none --K 4 --R $R $data $steps
-        run "$part/feddf" feddf $data $steps $feddf ;;
+        run "$part/feddf" feddf $data $steps $feddf
+        run "$part/last" fedsdd-ablations --students none --K 1 --R $R $data ;;
     esac
     case $part in
     fedsdd | fedsdd-readme)
         run "$part/all" fedsdd-ablations --students all --K 4 --R $R $data $steps ;;
     esac
     case $part in
-    fedsdd | fedsdd-hetero | fedsdd-readme)
+    fedsdd-hetero | fedsdd-readme)
         run "$part/R1" fedsdd --K 4 --R 1 $data $steps
-        run "$part/last" fedsdd-ablations --students none --K 1 --R $R $data
         run "$part/fedprox" fedprox $data
         run "$part/scaffold" scaffold $data ;;
     esac

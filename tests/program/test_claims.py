@@ -87,7 +87,7 @@ def test_differences_are_of_the_last_tenth_of_the_rounds_paired_by_seed(
         head = {"algo": "a", "scores": {}, "settings": {}, "data": {}, "environment": {}}
         return head | {"seed": seed, "rows": rows}
     write_csv({"a": [run(10, 61), run(11, 59), run(12, 60)],
-                    "b": [run(11, 20), run(10, 10)]}, tmp_path / "x.csv")
+               "b": [run(11, 20), run(10, 10)]}, tmp_path / "x.csv")
     monkeypatch.setattr(claims, "CURVES", tmp_path)
     claims.curves.cache_clear()
     assert claims.differences(CLAIM) == pytest.approx([61 - 10, 59 - 20])
