@@ -1,7 +1,8 @@
 """Kept runs: reading and writing them, their metrics by round, means over seeds.
 
-`curves` are {label: [the run of each seed]}. A run is {HEAD..., "seed", "rows", "rounds"}: a row
-has the metrics of a round, the first of round 0, and MB, the payload up and down so far.
+`curves` are {label: [the run of each seed]}. A run is {HEAD..., "seed", "begun", "rows", "rounds"}:
+a row has the metrics of a round, the first of round 0, and MB, the payload up and down so far;
+begun is when round 0 ended, as "2026-11-27T10:13:49Z", or "" if an older run does not tell it.
 """
 import csv
 import json
@@ -9,6 +10,7 @@ from functools import cache
 from math import atan, cos, inf, pi, sin, sqrt
 from pathlib import Path
 from statistics import mean, stdev
+from time import gmtime, strftime
 
 HEAD = ("algo", "scores", "settings", "data", "environment")
 SHARES = ("disagreement", "pool", "nobody_right",      # of 1, as accuracies are
@@ -59,9 +61,10 @@ def read_run(path):
     paths = ("dataset", "public", "data_root", "partition")
     settings |= {name: Path(settings[name]).name for name in paths if settings.get(name)}
     run = {name: config[name] for name in ("algo", "seed", "scores", "environment")}
-    timing = folder / "timing.jsonl"                     # older ones do not tell when a round ended
+    timing = folder / "timing.jsonl"
     lines = timing.read_text().splitlines() if timing.exists() else []
-    run["begun"] = json.loads(lines[0]).get("ended", 0) if lines else 0
+    ended = json.loads(lines[0]).get("ended") if lines else None
+    run["begun"] = strftime("%Y-%m-%dT%H:%M:%SZ", gmtime(ended)) if ended else ""
     label = folder.name.removesuffix(f"-seed{run['seed']}")
     if label == run["algo"].replace(":", "-"):           # it was not renamed
         label = run["algo"]
@@ -71,7 +74,8 @@ def read_run(path):
 def read_csv(path):
     """[(None, label, run)] of the two files of `write_csv`."""
     groups = json.loads(path.with_suffix(".json").read_text())
-    runs = {(one["label"], seed): {"seed": seed, "rows": []} | {name: one[name] for name in HEAD}
+    runs = {(one["label"], seed): {name: one[name] for name in HEAD}
+            | {"seed": seed, "begun": one.get("begun", {}).get(str(seed), ""), "rows": []}
             for one in groups for seed in one["seeds"]}
     for row in csv.DictReader(path.read_text().splitlines()):
         run = runs[row.pop("label"), int(row.pop("seed"))]
@@ -89,8 +93,10 @@ def write_csv(curves, path):
         for run in runs:
             head = {"label": label, **{name: run[name] for name in HEAD}}
             if not groups or head != {name: groups[-1][name] for name in head}:
-                groups.append(head | {"seeds": []})      # the seeds that differ in nothing else
+                groups.append(head | {"seeds": [], "begun": {}})   # seeds that differ in no more
             groups[-1]["seeds"].append(run["seed"])
+            if run["begun"]:
+                groups[-1]["begun"][run["seed"]] = run["begun"]
             rows += [{"label": label, "seed": run["seed"]}
                      | {key: f"{x:.6g}" if isinstance(x, float) else x for key, x in row.items()}
                      for row in run["rows"]]
@@ -121,7 +127,7 @@ def read_runs(paths, rounds=inf):
                 inside += read_csv(file) if file.suffix == ".csv" else read_run(file)
             except (OSError, LookupError, TypeError, ValueError) as error:
                 raise ValueError(f"{file} is damaged, or --out did not make it ({error})") from None
-        found += sorted(inside, key=lambda one: one[2].get("begun", 0))
+        found += sorted(inside, key=lambda one: one[2]["begun"])
     inside = {}                                          # {DIR: its labels}
     for folder, label, _ in found:
         inside.setdefault(folder, set()).add(label)

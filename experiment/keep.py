@@ -12,9 +12,11 @@ import io
 import json
 import math
 import os
+import subprocess
 import time
 import zipfile
 from dataclasses import dataclass, field, fields
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +40,7 @@ class Record:
     seed: int
     config: dict             # what its numbers depend on, and what `load_model` and curves.py need
     folder: Path | None      # None: nothing is kept
-    begun_with: str = ""     # what was another torch, device or number of threads at its start
+    begun_with: str = ""     # what was another at its start: commit, torch, device, ...
     state: dict | None = None                        # after the last finished round
     rows: list = field(default_factory=list)         # the metrics of each round so far
     timings: list = field(default_factory=list)      # and its seconds
@@ -80,10 +82,22 @@ def config_for(command, datasets, seed, method):
         "training": {flag.name: shared[flag.name] for flag in fields(Training)
                      if flag.name not in NETWORKS},
         "networks": method.networks, "hyperparameters": method.hyperparameters,
-        "environment": {"torch": torch.__version__, "device": command.program["device"],
+        "environment": {"commit": commit(), "torch": torch.__version__,
+                        "device": command.program["device"],
                         "cpu": torch.backends.cpu.get_cpu_capability(),      # "AVX2", "AVX512"
                         "threads": method.threads},
         "images": datasets.images, "scores": scores_of(method.algorithm, shared["public"])}))
+
+
+@cache
+def commit():
+    """The commit of this program, with "-dirty" if files were changed since; None if git has none.
+    """
+    command = ["git", "-C", Path(__file__).parent, "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
+    except OSError:                                          # no git here
+        return None
 
 
 def scores_of(algorithm, public):

@@ -121,7 +121,7 @@ def heading(record, attack):
         return
     say(title + ("" if done is None else f": after round {done}"))
     if record.begun_with:
-        say(f"begun with {record.begun_with}: the last digits may differ")
+        say(f"begun with {record.begun_with}: the numbers may differ")
     if attack is not None:
         say(f"malicious clients: {', '.join(map(str, attack.malicious))}")
     say("  ".join(["  round", *columns_of(record), "  MB up", "MB down", "seconds", "  left"]))

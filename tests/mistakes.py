@@ -900,7 +900,7 @@ TABLE["experiment/curves.py", "plot"] = [
      "own_classes_are_not_compared_with_all", "own classes minus all classes"),
     ("return «t_quantile(n - 1)→2.045»", "t_is_that_of_the_tables_of_statistics",
      "t of 30 values for any number of values"),
-    ('found += «sorted(inside, key=lambda one: one[2].get("begun", 0))→inside»',
+    ('found += «sorted(inside, key=lambda one: one[2]["begun"])→inside»',
      "the_reference_is_the_first_of_the_command_and_stays_when_another_joins",
      "the reference is the first of the alphabet")]
 TABLE["experiment/plot.py", "plot"] = [

@@ -5,7 +5,7 @@
 # Parts:
 #   fedgems            iid
 #   fedgems-hetero     alpha 0.1
-#   fedgems-networks   alpha 0.5, and clients with four different networks; 22 minutes on one core
+#   fedgems-networks   alpha 0.5, and clients with four different networks; 30 minutes on one core
 #                      for one seed
 #   attacks            16 clients, alpha 0.5, embedded data: METHOD-none, -paf, -ofom, -lie
 # Methods: control: epsilon 1, with which server and clients make the same steps with labels alone.
@@ -53,15 +53,16 @@ for part in ${*:-fedgems fedgems-hetero fedgems-networks attacks}; do
                       data+=" --partition dirichlet_balanced --alpha 0.5" ;;
     esac
     case $part in
+    fedgems | fedgems-networks)
+        for algo in fedgem fedgems; do
+            run "$part/$algo-0.75" "$algo" $data $server --epsilon 0.75
+        done ;;
+    esac
+    case $part in
     fedgems | fedgems-hetero)
         run "$part/control" fedgem $data $server --epsilon 1
         for algo in fedgem fedgems; do run "$part/$algo" "$algo" $data $server --epsilon 0.1; done
-        if [ "$part" = fedgems ]; then
-            for algo in fedgem fedgems; do
-                run "$part/$algo-0.75" "$algo" $data $server --epsilon 0.75
-            done
-            continue
-        fi
+        if [ "$part" = fedgems ]; then continue; fi
         for name in no-self-training no-self-distillation no-ensemble-distillation; do
             run "$part/$name" fedgems-ablations $data $server --epsilon 0.1 "--$name"
         done ;;

@@ -2,13 +2,15 @@
 # FedSDD, Tables 2, 5, 6: is its model above FedAvg's, FedProx's, SCAFFOLD's, FedDF's, FedBE's and
 # its undistilled self, its ensemble above both? Is one distilled model better than all, a larger R?
 # Parts:
-#   fedsdd          CIFAR-10, alpha 1.0. On one core all takes 33 minutes for one seed, feddf 13
+#   fedsdd          CIFAR-10, alpha 1.0. On one core all takes 33 minutes for one seed, feddf 13,
+#                   fedprox and scaffold 8
 #   fedsdd-hetero   alpha 0.1, where the paper's gain is largest. A model of FedSDD has a quarter of
 #                   FedAvg's clients in a round: FedAvg after 25 rounds and FedSDD after 100 have
 #                   made the same local training per model. FedAvg takes 3 minutes for one seed,
 #                   FedDF 8
 #   ...-all         FedAvg alone: no public images, so that its clients hold these, too
-#   ...-rates       FedAvg with three rates, to be run with SEEDS="0 1 2": no seeds of the tables
+#   ...-rates       FedAvg and FedSDD with three rates of the clients, to be run with SEEDS="0 1 2":
+#                   no seeds of the tables
 #   fedsdd-hetero-again   a confirmation, fixed before it was run: alpha 0.1 with seeds 20 to 24 and
 #                   2,000 other test images (cifar10_npz.py --test-per-class 200 --test-skip 200).
 #                   Its rows: R4's model and its ensemble minus FedAvg, which is the model of last,
@@ -23,8 +25,9 @@
 #                   fedsdd-writers-all, and minus FedAvg's last two models together
 # Methods: R4, R1: FedSDD with K = 4. none: four models without distillation. all: four that are
 # all distilled. last: FedAvg, and the ensemble of its last models, as many as R; last8: as many as
-# K R. feddf: with FedSDD's optimizer, rate and temperature, as in Table 10. fedbe: with FedSDD's
-# steps and rate. ...-half: half the rate.
+# K R. last16-half: FedAvg's last 16 at half the rate, as many models as FedSDD's ensemble has, at
+# FedAvg's better rate. feddf: with FedSDD's optimizer, rate and temperature, as in Table 10. fedbe:
+# with FedSDD's steps and rate. ...-half: half the rate.
 # usage: benchmarks/claims/fedsdd.sh FILE.npz [PART ...]
 # FILE.npz: CIFAR-10, see common.sh; each seed draws 10,000 of its training images. A fifth of the
 # training images is public, without labels, and no client has them, FedAvg's neither, but in
@@ -78,6 +81,8 @@ for part in ${*:-fedsdd fedsdd-all fedsdd-hetero fedsdd-hetero-all fedsdd-hetero
     fedsdd-hetero-rates)
         for lr in 0.05 0.1 0.2; do
             run "$part/fedavg-$lr" fedavg $hetero --public fifth --lr $lr
+            run "$part/R4-$lr" fedsdd --K 4 --R 4 $hetero --public fifth --lr $lr \
+                --distill-steps 60
         done ;;
     fedsdd-readme)
         run "$part/fedavg" fedavg $data
@@ -106,14 +111,17 @@ for part in ${*:-fedsdd fedsdd-all fedsdd-hetero fedsdd-hetero-all fedsdd-hetero
         run "$part/all" fedsdd-ablations --students all --K 4 --R $R $data $steps ;;
     esac
     case $part in
-    fedsdd-hetero | fedsdd-readme)
-        run "$part/R1" fedsdd --K 4 --R 1 $data $steps
+    fedsdd-hetero | fedsdd-readme) run "$part/R1" fedsdd --K 4 --R 1 $data $steps ;;
+    esac
+    case $part in
+    fedsdd | fedsdd-hetero | fedsdd-readme)
         run "$part/fedprox" fedprox $data
         run "$part/scaffold" scaffold $data ;;
     esac
     case $part in
     fedsdd-hetero)
-        for algo in fedavg scaffold; do run "$part/$algo-half" "$algo" $data --lr 0.05; done ;;
+        for algo in fedavg scaffold; do run "$part/$algo-half" "$algo" $data --lr 0.05; done
+        run "$part/last16-half" fedsdd-ablations --students none --K 1 --R 16 $data --lr 0.05 ;;
     fedsdd-readme)
         run "$part/fedbe" fedbe --distill $data
         run "$part/last8" fedsdd-ablations --students none --K 1 --R 8 $data ;;

@@ -85,7 +85,7 @@ def test_differences_are_of_the_last_tenth_of_the_rounds_paired_by_seed(
         rows = [{"round": t, "MB": t, "accuracy": points / 100 * (t > rounds - last)}
                 for t in range(rounds + 1)]
         head = {"algo": "a", "scores": {}, "settings": {}, "data": {}, "environment": {}}
-        return head | {"seed": seed, "rows": rows}
+        return head | {"seed": seed, "begun": "", "rows": rows}
     write_csv({"a": [run(10, 61), run(11, 59), run(12, 60)],
                "b": [run(11, 20), run(10, 10)]}, tmp_path / "x.csv")
     monkeypatch.setattr(claims, "CURVES", tmp_path)

@@ -405,6 +405,33 @@ def test_a_run_from_another_machine_goes_on_and_says_so(stopped, npz, expected, 
     assert bytes_of(stopped) == expected["fedavg"] and json.loads(path.read_text()) == config
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_config_names_the_commit_of_the_program_and_whether_files_were_changed(
+        stopped, tmp_path, monkeypatch):
+    def git(*words):
+        return subprocess.run(["git", "-C", tmp_path, "-c", "user.name=a", "-c", "user.email=a@a",
+                               *words], check=True, capture_output=True, text=True).stdout.strip()
+    def commit():
+        keep.commit.cache_clear()
+        return keep.commit()
+    assert "commit" in json.loads((stopped / "fedavg-seed0" / "config.json").read_text())[
+        "environment"]
+    program = tmp_path / "experiment" / "keep.py"
+    program.parent.mkdir()
+    program.write_text("1")
+    monkeypatch.setattr(keep, "__file__", str(program))
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert commit() is None
+    for words in ["init"], ["add", "."], ["commit", "-m", "x"]:
+        git(*words)
+    assert commit() == git("rev-parse", "--short", "HEAD")
+    program.write_text("2")
+    assert commit() == git("rev-parse", "--short", "HEAD") + "-dirty"
+    monkeypatch.setenv("PATH", "")
+    assert commit() is None
+    keep.commit.cache_clear()
+
+
 def test_two_at_once_with_one_folder_write_the_bytes_of_one(stopped, npz):
     argv = command("fedavg", npz, "--rounds", "9", "--out")
     main([*argv, str(shutil.copytree(stopped, stopped.parent / "alone"))])
