@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # FedSDD, Tables 2, 5, 6: is its model above FedAvg's, FedProx's, SCAFFOLD's, FedDF's, FedBE's and
-# its undistilled self, its ensemble above both? Is one distilled model better than all, a larger R?
+# its undistilled self, its ensemble above both, and above an ensemble of clients? Is one distilled
+# model better than all, a larger R?
 # Parts:
 #   fedsdd          CIFAR-10, alpha 1.0. On one core all takes 33 minutes for one seed, feddf 13,
 #                   fedprox and scaffold 8
@@ -26,8 +27,10 @@
 # Methods: R4, R1: FedSDD with K = 4. none: four models without distillation. all: four that are
 # all distilled. last: FedAvg, and the ensemble of its last models, as many as R; last8: as many as
 # K R. last16-half: FedAvg's last 16 at half the rate, as many models as FedSDD's ensemble has, at
-# FedAvg's better rate. feddf: with FedSDD's optimizer, rate and temperature, as in Table 10. fedbe:
-# with FedSDD's steps and rate. ...-half: half the rate.
+# FedAvg's better rate. Table 5, without distillation: clients1, clients4: the ensemble of a round's
+# clients, K = 1 and 4; bayes: FedBE's, by the Dirichlet distribution. feddf: with FedSDD's
+# optimizer, rate and temperature, as in Table 10. fedbe: with FedSDD's steps and rate. ...-half:
+# half the rate.
 # usage: benchmarks/claims/fedsdd.sh FILE.npz [PART ...]
 # FILE.npz: CIFAR-10, see common.sh; each seed draws 10,000 of its training images. A fifth of the
 # training images is public, without labels, and no client has them, FedAvg's neither, but in
@@ -121,7 +124,11 @@ for part in ${*:-fedsdd fedsdd-all fedsdd-hetero fedsdd-hetero-all fedsdd-hetero
     case $part in
     fedsdd-hetero)
         for algo in fedavg scaffold; do run "$part/$algo-half" "$algo" $data --lr 0.05; done
-        run "$part/last16-half" fedsdd-ablations --students none --K 1 --R 16 $data --lr 0.05 ;;
+        run "$part/last16-half" fedsdd-ablations --students none --K 1 --R 16 $data --lr 0.05
+        for K in 1 4; do
+            run "$part/clients$K" fedsdd-ablations --students none --ensemble clients --K $K $data
+        done
+        run "$part/bayes" fedbe --posterior dirichlet $data ;;
     fedsdd-readme)
         run "$part/fedbe" fedbe --distill $data
         run "$part/last8" fedsdd-ablations --students none --K 1 --R 8 $data ;;
