@@ -30,7 +30,7 @@ from experiment.curves import half_width, mean_of_last, read_runs, t_probability
 REPOSITORY = Path(__file__).parents[1]
 RESULTS, CURVES = REPOSITORY / "docs" / "RESULTS.md", REPOSITORY / "docs" / "results"
 CLAIMS = list(csv.DictReader((Path(__file__).parent / "claims.csv").open()))
-TABLE = re.compile("(?<=<!-- claims.py -->\n).*?(?=<!-- end -->)", re.S)   # three in RESULTS.md
+TABLE = re.compile("(?<=<!-- claims.py -->\n).*?(?=<!-- end -->)", re.S)   # two in RESULTS.md
 OUTPUT = re.compile(r"^\$ python -m experiment\.plot (.*)\n((?:(?!\$ ).*\n)*)", re.M)
 COLORS = {"holds": "#0072B2", "open": "#999999", "does not hold": "#D55E00"}   # Okabe and Ito's
 
@@ -102,47 +102,46 @@ def papers_difference(claim):
 
 
 def tables():
-    """The Markdown of three tables: rows at the top, the others, verdicts by the last round alone.
+    """The Markdown of two tables: the rows at the top of the page, all others.
 
     There are no spaces around cells. A claim is a row of its own, above those of its settings: on
     a telephone verdict and difference are then on the screen.
     """
-    parts, found, before, changed = {"x": [], "": []}, Counter(), {}, []
+    parts, found, before, num_changed = {"x": [], "": []}, Counter(), {}, 0
     all_points = [differences(claim) for claim in CLAIMS]
     survived = survivors([p_value(*pair) for pair in zip(CLAIMS, all_points)])
     for i, (claim, points) in enumerate(zip(CLAIMS, all_points)):
         judged, part = verdict(claim, points), claim["first"]
         found[judged] += 1
+        at_the_end = differences(claim, last=1)
+        changed = verdict(claim, at_the_end) != judged
+        num_changed += changed
         paper = papers_difference(claim)
         if claim["claim"] != before.get(part):
-            parts[part].append(f"|**{claim['claim']}**||||||")
-        at_the_end = differences(claim, last=1)
-        marks = "†" * (i in survived) + "‡" * (verdict(claim, at_the_end) != judged)
-        cells = [claim["setting"], shown(judged, points) + marks, interval(points),
-                 f"{mean(base for _, base in pairs(claim)):.1f}", str(len(points)),
-                 "" if paper is None else f"*{paper:+.2f}*\u00a0({claim['paper_table']})"]
+            parts[part].append(f"|**{claim['claim']}**||||||||")
+        cells = [claim["setting"], shown(judged, points) + "†" * (i in survived) + "‡" * changed,
+                 interval(points), *(f"{mean(side):.1f}" for side in zip(*pairs(claim))),
+                 str(len(points)),
+                 "" if paper is None else f"*{paper:+.2f}*\u00a0({claim['paper_table']})",
+                 f"{verdict(claim, at_the_end)}: {interval(at_the_end)}" if changed else ""]
         parts[part].append(f"|{'|'.join(cells)}|")
         before[part] = claim["claim"]
-        if "‡" in marks:
-            changed.append(f"|{claim['claim']}: {claim['setting']}|{shown(judged, points)}|"
-                           f"{shown(verdict(claim, at_the_end), at_the_end)}|"
-                           f"{interval(at_the_end)}|")
     counts = ", ".join(f"{name} in {found[name]}" for name in COLORS)
     directed = sum(claim["claimed"] in ("greater", "lower") for claim in CLAIMS)
     kept = [run for path in CURVES.glob("*.csv") for runs in curves(path.stem).values()
             for run in runs]
     data, cpu = (sum(not x for x in found) for found in (
         [run["data"] for run in kept], [run["environment"].get("cpu") for run in kept]))
-    head = ["|claim and setting|verdict|a - b|b|seeds|the paper|", "|-|-|-|-|-|-|"]
+    head = ["|claim and setting|verdict|a - b|a|b|seeds|the paper|‡ by the last round|",
+            "|-|-|-|-|-|-|-|-|"]
     return ["\n".join([*head, *parts["x"], ""]), "\n".join([
-        f"{len(CLAIMS)} rows with those above: {counts}. If nothing differed, about "
-        f"{directed / 20:.0f} of the {directed} intervals of a claim with > or < would exclude 0, "
-        f"by chance. †: of the {len(CLAIMS) - found['open']} that are not open the {len(survived)} "
-        f"which Holm's correction for {len(CLAIMS)} rows leaves. Of the {len(kept)} runs {data}, "
-        f"the older ones, kept no fingerprint of their data, {cpu} no kind of CPU.", "",
-        *head, *parts[""], ""]), "\n".join([
-            f"Of {len(CLAIMS)} rows {len(changed)} have another verdict then:", "",
-            "|claim and setting|by the rule|last round|a - b|", "|-|-|-|-|", *changed, ""])]
+        f"{len(CLAIMS)} rows with those above: {counts}; by the last round alone {num_changed} "
+        f"have another verdict. If nothing differed, about {directed / 20:.0f} of the {directed} "
+        f"intervals of a claim with > or < would exclude 0, by chance. †: of the "
+        f"{len(CLAIMS) - found['open']} that are not open the {len(survived)} which Holm's "
+        f"correction for {len(CLAIMS)} rows leaves. Of the {len(kept)} runs {data}, the older "
+        f"ones, kept no fingerprint of their data, {cpu} no kind of CPU.", "",
+        *head, *parts[""], ""])]
 
 
 def shown(judged, points):
