@@ -41,7 +41,8 @@
 # FedAvg: alpha 0.1 +1.4, +2.0; with public letters, in four settings, -2.6 to -0.3, -2.0 to +0.9;
 # alpha 0.3 +0.1, +0.8, with public letters +0.4, +1.4. So digits are public. SCAFFOLD diverged at
 # alpha 0.1 with three of the seeds 10 to 14, so scaffold-half has half the rate; no other was
-# tried. FedAvg's rates: part fedsdd-hetero-rates. No other rate of FedSDD's clients.
+# tried. FedAvg and FedSDD each had three rates of the clients, 0.05, 0.1, 0.2: part
+# fedsdd-hetero-rates. 0.05 is best for both; with 0.2 both diverged (FedSDD on seed 0, alone run).
 source "$(dirname "$0")/common.sh"
 file=$1
 shift
@@ -124,6 +125,7 @@ for part in ${*:-fedsdd fedsdd-all fedsdd-hetero fedsdd-hetero-all fedsdd-hetero
     case $part in
     fedsdd-hetero)
         for algo in fedavg scaffold; do run "$part/$algo-half" "$algo" $data --lr 0.05; done
+        run "$part/R4-half" fedsdd --K 4 --R 4 $data $steps --lr 0.05
         run "$part/last16-half" fedsdd-ablations --students none --K 1 --R 16 $data --lr 0.05
         for K in 1 4; do
             run "$part/clients$K" fedsdd-ablations --students none --ensemble clients --K $K $data
