@@ -2,6 +2,7 @@
 
     python -m experiment.plot runs/a                           last and best accuracy of each label
     python -m experiment.plot runs/a --base fedavg,fedprox     minus those of both, by seed
+    python -m experiment.plot runs/a --labels fedavg,feddf     these labels alone, in this order
     python -m experiment.plot runs/a --rounds 30 --last 10     the mean of rounds 21 to 30, too
     python -m experiment.plot runs/a --key clients             the clients' mean accuracy
     python -m experiment.plot runs/a --key server              the server's, on the clients' images
@@ -231,6 +232,7 @@ def main(argv=None):
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="folders and files")
     parser.add_argument("--key", default="accuracy", help="metrics, separated by commas")
+    parser.add_argument("--labels", help="which, separated by commas (default: all)")
     parser.add_argument("--base", help="labels to subtract, with commas (default: the first)")
     parser.add_argument("--rounds", type=int, default=inf, help="leave out the rounds after this")
     parser.add_argument("--last", type=int, default=1, help="also average the last LAST rounds")
@@ -244,15 +246,18 @@ def main(argv=None):
     keys = args.key.split(",")
     try:
         curves = read_runs(args.runs, args.rounds)
-        bases = args.base.split(",") if args.base else [*curves][:1]
+        labels = args.labels.split(",") if args.labels else [*curves]
+        bases = args.base.split(",") if args.base else labels[:1]
+        for flag, named in ("--labels", labels), ("--base", bases):
+            for label in {*named} - {*curves}:
+                raise ValueError(f"{flag} {label}: the labels are {', '.join(curves)}")
+            curves = {label: curves[label] for label in labels}
         known = {key for runs in curves.values() for run in runs for row in run["rows"]
                  for key in row}
         for key in keys:
             if key not in known | {"clients", "server"} and not key.startswith("ComU@"):
                 raise ValueError(f"no run has {key}, but clients, server, "
                                  f"{', '.join(sorted(known))}, ComU@0.5")
-        for base in {*bases} - {*curves}:
-            raise ValueError(f"--base {base}: the labels are {', '.join(curves)}")
         for label, runs in curves.items():
             if not 1 <= args.last <= max(1, runs[0]["rounds"]):
                 raise ValueError(f"--last {args.last}: {label} has {runs[0]['rounds']} rounds")

@@ -161,6 +161,15 @@ def test_the_reference_is_the_first_of_the_command_and_stays_when_another_joins(
         "fedavg", "fedsdd"]                              # as the words of this command
 
 
+def test_labels_are_those_that_are_named_in_their_order(tmp_path, capsys):
+    for name in "abc":
+        write(tmp_path, name, A)
+    table = printed(capsys, tmp_path, "--labels", "c,a")
+    assert "minus c accuracy" in table and "\na server" in table and "\nb server" not in table
+    assert "--base b: the labels are c, a" in error_line(
+        capsys, tmp_path, "--labels", "c,a", "--base", "b")
+
+
 def test_a_label_that_the_terminal_does_not_have_is_printed(tmp_path, monkeypatch):
     write(tmp_path, "α", A)
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
@@ -392,7 +401,8 @@ def test_no_run_hides_another(tmp_path, capsys):
 
 @pytest.mark.parametrize("flags, rows, words", [
     ("--key acc", ROW, "no run has acc, but clients, server, MB, accuracy, loss"),
-    ("--base a,c", ROW, "the labels are"), ("--last 2", ROW, "has 0 rounds"),
+    ("--base a,c", ROW, "--base c: the labels are a"), ("--last 2", ROW, "has 0 rounds"),
+    ("--labels a,c", ROW, "--labels c: the labels are a"),
     ("--last 0", ROW, "--last 0"), ("--rounds -1", ROW, "no run has accuracy"),
     ("", "", "finished round"), ("", ROW[:9], "a-seed0/metrics.jsonl is damaged"),
     ("--x week", ROW, "invalid choice"), ("--out x.png", ROW, "matplotlib"),
