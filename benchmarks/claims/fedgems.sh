@@ -7,7 +7,8 @@
 #   fedgems-hetero     alpha 0.1
 #   fedgems-networks   alpha 0.5, and clients with four different networks; 34 minutes on one core
 #                      for one seed
-#   attacks            16 clients, alpha 0.5, embedded data: METHOD-none, -paf, -ofom, -lie
+#   attacks            16 clients, alpha 0.5, embedded data: METHOD-none, -paf, -ofom, -lie. No
+#                      attack reaches control, which has no logits
 # Methods: control: epsilon 1, with which server and clients make the same steps with labels alone.
 # ...-0.75: epsilon, the weight of the labels, is the paper's 0.75; elsewhere it is 0.1, which is
 # ours. no-...: FedGEMS without one part. fedmd: without transfer learning, and so without public
@@ -73,6 +74,7 @@ for part in ${*:-fedgems fedgems-hetero fedgems-networks attacks}; do
             --transfer-public-batch-size 32
         logits "$part" "" $data ;;
     attacks)
+        run "$part/control" fedgem $digits $server --epsilon 1
         logits "$part" -none $digits
         logits "$part" -paf $digits --attack paf
         logits "$part" -ofom $digits --attack ofom
