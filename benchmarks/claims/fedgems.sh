@@ -5,14 +5,14 @@
 # Parts:
 #   fedgems            iid
 #   fedgems-hetero     alpha 0.1
-#   fedgems-networks   alpha 0.5, and clients with four different networks; 34 minutes on one core
+#   fedgems-networks   alpha 0.5, and clients with four different networks; 30 minutes on one core
 #                      for one seed
 #   attacks            16 clients, alpha 0.5, embedded data: METHOD-none, -paf, -ofom, -lie. No
 #                      attack reaches control, which has no logits
 # Methods: control: epsilon 1, with which server and clients make the same steps with labels alone.
 # ...-0.75: epsilon, the weight of the labels, is the paper's 0.75; elsewhere it is 0.1, which is
 # ours. no-...: FedGEMS without one part. fedmd: without transfer learning, and so without public
-# labels; fedmd-labels: first 20 passes over the labeled public images, as in FedMD's own code.
+# labels.
 # usage: benchmarks/claims/fedgems.sh FILE.npz [PART ...]
 # FILE.npz: CIFAR-10, see common.sh; each seed draws 10,000 of its training images. Half of both
 # are public, 1,500 of the public training images are used; 8 clients; one epoch everywhere, as in
@@ -70,8 +70,6 @@ for part in ${*:-fedgems fedgems-hetero fedgems-networks attacks}; do
         done ;;
     fedgems-networks)
         run "$part/control" fedgem $data $server --epsilon 1
-        run "$part/fedmd-labels" fedmd $data $fedmd --transfer-public-epochs 20 \
-            --transfer-public-batch-size 32
         logits "$part" "" $data ;;
     attacks)
         run "$part/control" fedgem $digits $server --epsilon 1

@@ -4,7 +4,7 @@
 # model better than all, a larger R?
 # Parts:
 #   fedsdd          CIFAR-10, alpha 1.0. On one core all takes 33 minutes for one seed, feddf 13,
-#                   fedprox and scaffold 8
+#                   scaffold 6
 #   fedsdd-hetero   alpha 0.1, where the paper's gain is largest. A model of FedSDD has a quarter of
 #                   FedAvg's clients in a round: FedAvg after 25 rounds and FedSDD after 100 have
 #                   made the same local training per model. FedAvg takes 3 minutes for one seed,
@@ -28,9 +28,8 @@
 # all distilled. last: FedAvg, and the ensemble of its last models, as many as R; last8: as many as
 # K R. last16-half: FedAvg's last 16 at half the rate, as many models as FedSDD's ensemble has, at
 # FedAvg's better rate. Table 5, without distillation: clients1, clients4: the ensemble of a round's
-# clients, K = 1 and 4; bayes: FedBE's, by the Dirichlet distribution. feddf: with FedSDD's
-# optimizer, rate and temperature, as in Table 10. fedbe: with FedSDD's steps and rate. ...-half:
-# half the clients' rate, the server's stays.
+# clients, K = 1 and 4. feddf: with FedSDD's optimizer, rate and temperature, as in Table 10. fedbe:
+# with FedSDD's steps and rate. ...-half: half the clients' rate, the server's stays.
 # usage: benchmarks/claims/fedsdd.sh FILE.npz [PART ...]
 # FILE.npz: CIFAR-10, see common.sh; each seed draws 10,000 of its training images. A fifth of the
 # training images is public, without labels, and no client has them, FedAvg's neither, but in
@@ -118,12 +117,12 @@ for part in ${*:-fedsdd fedsdd-all fedsdd-hetero fedsdd-hetero-all fedsdd-hetero
         run "$part/all" fedsdd-ablations --students all --K 4 --R $R $data $steps ;;
     esac
     case $part in
-    fedsdd-hetero | fedsdd-readme) run "$part/R1" fedsdd --K 4 --R 1 $data $steps ;;
+    fedsdd-hetero | fedsdd-readme)
+        run "$part/R1" fedsdd --K 4 --R 1 $data $steps
+        run "$part/fedprox" fedprox $data ;;
     esac
     case $part in
-    fedsdd | fedsdd-hetero | fedsdd-readme)
-        run "$part/fedprox" fedprox $data
-        run "$part/scaffold" scaffold $data ;;
+    fedsdd | fedsdd-hetero | fedsdd-readme) run "$part/scaffold" scaffold $data ;;
     esac
     case $part in
     fedsdd-hetero)
@@ -132,8 +131,7 @@ for part in ${*:-fedsdd fedsdd-all fedsdd-hetero fedsdd-hetero-all fedsdd-hetero
         run "$part/last16-half" fedsdd-ablations --students none --K 1 --R 16 $data --lr 0.05
         for K in 1 4; do
             run "$part/clients$K" fedsdd-ablations --students none --ensemble clients --K $K $data
-        done
-        run "$part/bayes" fedbe --posterior dirichlet $data ;;
+        done ;;
     fedsdd-readme)
         run "$part/fedbe" fedbe --distill $data
         run "$part/last8" fedsdd-ablations --students none --K 1 --R 8 $data ;;
