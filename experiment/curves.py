@@ -2,15 +2,15 @@
 
 `curves` are {label: [the run of each seed]}. A run is {HEAD..., "seed", "begun", "rows", "rounds"}:
 a row has the metrics of a round, the first of round 0, and MB, the payload up and down so far;
-begun is when round 0 ended, as "2026-11-27T10:13:49Z", or "" if an older run does not tell it.
+begun is when round 0 ended, as "2026-11-27T10:13:49.250000+00:00", or "" of an older run.
 """
 import csv
 import json
+from datetime import datetime, timezone
 from functools import cache
 from math import atan, cos, inf, pi, sin, sqrt
 from pathlib import Path
 from statistics import mean, stdev
-from time import gmtime, strftime
 
 HEAD = ("algo", "scores", "settings", "data", "environment")
 SHARES = ("disagreement", "pool", "nobody_right",      # of 1, as accuracies are
@@ -64,7 +64,7 @@ def read_run(path):
     timing = folder / "timing.jsonl"
     lines = timing.read_text().splitlines() if timing.exists() else []
     ended = json.loads(lines[0]).get("ended") if lines else None
-    run["begun"] = strftime("%Y-%m-%dT%H:%M:%SZ", gmtime(ended)) if ended else ""
+    run["begun"] = datetime.fromtimestamp(ended, timezone.utc).isoformat() if ended else ""
     label = folder.name.removesuffix(f"-seed{run['seed']}")
     if label == run["algo"].replace(":", "-"):           # it was not renamed
         label = run["algo"]

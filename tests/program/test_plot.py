@@ -245,12 +245,13 @@ def test_a_csv_of_all_metrics_is_read_like_the_runs_themselves(tmp_path, capsys)
 
 
 def test_a_csv_keeps_when_each_run_began(tmp_path):
-    write(tmp_path / "runs", "a", {0: A[0]}, ended=1e9)
+    write(tmp_path / "runs", "a", {0: A[0]}, ended=1e9 + .25)
     write(tmp_path / "runs", "a", {1: A[1]})             # an older run does not tell
     for path, out in ("runs", "x.csv"), ("x.csv", "y.csv"):
         plot.main([f"{tmp_path}/{path}", "--out", f"{tmp_path}/{out}"])
         [group] = json.loads((tmp_path / out).with_suffix(".json").read_text())
-        assert group["begun"] == {"0": "2001-09-09T01:46:40Z"} and group["seeds"] == [0, 1]
+        assert group["begun"] == {"0": "2001-09-09T01:46:40.250000+00:00"}
+        assert group["seeds"] == [0, 1]
 
 
 def test_comu_by_hand(tmp_path):
