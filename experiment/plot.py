@@ -247,17 +247,18 @@ def main(argv=None):
     try:
         curves = read_runs(args.runs, args.rounds)
         labels = args.labels.split(",") if args.labels else [*curves]
+        for label in {*labels} - {*curves}:
+            raise ValueError(f"--labels {label}: the labels are {', '.join(curves)}")
+        curves = {label: curves[label] for label in labels}
         bases = args.base.split(",") if args.base else labels[:1]
-        for flag, named in ("--labels", labels), ("--base", bases):
-            for label in {*named} - {*curves}:
-                raise ValueError(f"{flag} {label}: the labels are {', '.join(curves)}")
-            curves = {label: curves[label] for label in labels}
         known = {key for runs in curves.values() for run in runs for row in run["rows"]
                  for key in row}
         for key in keys:
             if key not in known | {"clients", "server"} and not key.startswith("ComU@"):
                 raise ValueError(f"no run has {key}, but clients, server, "
                                  f"{', '.join(sorted(known))}, ComU@0.5")
+        for base in {*bases} - {*curves}:
+            raise ValueError(f"--base {base}: the labels are {', '.join(curves)}")
         for label, runs in curves.items():
             if not 1 <= args.last <= max(1, runs[0]["rounds"]):
                 raise ValueError(f"--last {args.last}: {label} has {runs[0]['rounds']} rounds")
