@@ -12,7 +12,7 @@
 # Methods: control: epsilon 1, with which server and clients make the same steps with labels alone.
 # ...-0.75: epsilon, the weight of the labels, is the paper's 0.75; elsewhere it is 0.1, which is
 # ours. no-...: FedGEMS without one part. fedmd: without transfer learning, and so without public
-# labels.
+# labels; fedmd-labels: its clients first make 20 passes over the public images with their labels.
 # usage: benchmarks/claims/fedgems.sh FILE.npz [PART ...]
 # FILE.npz: CIFAR-10, see common.sh; each seed draws 10,000 of its training images. Half of both
 # are public, 1,500 of the public training images are used; 8 clients; one epoch everywhere, as in
@@ -70,7 +70,9 @@ for part in ${*:-fedgems fedgems-hetero fedgems-networks attacks}; do
         done ;;
     fedgems-networks)
         run "$part/control" fedgem $data $server --epsilon 1
-        logits "$part" "" $data ;;
+        logits "$part" "" $data
+        run "$part/fedmd-labels" fedmd $data $fedmd --transfer-public-epochs 20 \
+            --transfer-public-batch-size 32 ;;
     attacks)
         run "$part/control" fedgem $digits $server --epsilon 1
         logits "$part" -none $digits

@@ -15,7 +15,8 @@
 #   fedsdd-hetero-again   a confirmation, fixed before it was run: alpha 0.1 with seeds 20 to 24 and
 #                   2,000 other test images (cifar10_npz.py --test-per-class 200 --test-skip 200).
 #                   Its rows: R4's model and its ensemble minus FedAvg, which is the model of last,
-#                   and minus FedAvg's last four models together
+#                   and minus FedAvg's last four models together; the same at half the rate (R4-half,
+#                   last16-half), the better one of both, minus FedAvg and minus its last 16
 #   fedsdd-readme   README's first command, alpha 0.5, embedded digits, a method at a time: each has
 #                   the same 240 private images a client. 7 minutes for one seed
 #   fedsdd-letters  the same with the embedded letters as public images: clients hold 300
@@ -28,7 +29,7 @@
 # all distilled. last: FedAvg, and the ensemble of its last models, as many as R; last8: as many as
 # K R. last16-half: FedAvg's last 16 at half the rate, as many models as FedSDD's ensemble has, at
 # FedAvg's better rate. Table 5, without distillation: clients1, clients4: the ensemble of a round's
-# clients, K = 1 and 4. feddf: with FedSDD's optimizer, rate and temperature, as in Table 10. fedbe:
+# clients, K = 1 and 4; bayes: FedBE's, sampled by the Dirichlet distribution. feddf: with FedSDD's optimizer, rate and temperature, as in Table 10. fedbe:
 # with FedSDD's steps and rate. ...-half: half the clients' rate, the server's stays.
 # usage: benchmarks/claims/fedsdd.sh FILE.npz [PART ...]
 # FILE.npz: CIFAR-10, see common.sh; each seed draws 10,000 of its training images. A fifth of the
@@ -80,7 +81,9 @@ for part in ${*:-fedsdd fedsdd-all fedsdd-hetero fedsdd-hetero-all fedsdd-hetero
     fedsdd-all) run "$part/fedavg" fedavg $mild --lr 0.1 ;;
     fedsdd-hetero-again)
         run "$part/last" fedsdd-ablations --students none --K 1 --R 4 $data
-        run "$part/R4" fedsdd --K 4 --R 4 $data $steps ;;
+        run "$part/R4" fedsdd --K 4 --R 4 $data $steps
+        run "$part/last16-half" fedsdd-ablations --students none --K 1 --R 16 $data --lr 0.05
+        run "$part/R4-half" fedsdd --K 4 --R 4 $data $steps --lr 0.05 ;;
     fedsdd-hetero-all)
         run "$part/fedavg" fedavg $hetero --lr 0.1
         run "$part/fedavg-half" fedavg $hetero --lr 0.05 ;;
@@ -117,21 +120,23 @@ for part in ${*:-fedsdd fedsdd-all fedsdd-hetero fedsdd-hetero-all fedsdd-hetero
         run "$part/all" fedsdd-ablations --students all --K 4 --R $R $data $steps ;;
     esac
     case $part in
-    fedsdd-hetero | fedsdd-readme)
-        run "$part/R1" fedsdd --K 4 --R 1 $data $steps
-        run "$part/fedprox" fedprox $data ;;
+    fedsdd-hetero | fedsdd-readme) run "$part/R1" fedsdd --K 4 --R 1 $data $steps ;;
     esac
     case $part in
-    fedsdd | fedsdd-hetero | fedsdd-readme) run "$part/scaffold" scaffold $data ;;
+    fedsdd | fedsdd-hetero | fedsdd-readme)
+        run "$part/fedprox" fedprox $data
+        run "$part/scaffold" scaffold $data ;;
     esac
     case $part in
+    fedsdd) run "$part/scaffold-half" scaffold $data --lr 0.05 ;;
     fedsdd-hetero)
         for algo in fedavg scaffold; do run "$part/$algo-half" "$algo" $data --lr 0.05; done
         run "$part/R4-half" fedsdd --K 4 --R 4 $data $steps --lr 0.05
         run "$part/last16-half" fedsdd-ablations --students none --K 1 --R 16 $data --lr 0.05
         for K in 1 4; do
             run "$part/clients$K" fedsdd-ablations --students none --ensemble clients --K $K $data
-        done ;;
+        done
+        run "$part/bayes" fedbe --posterior dirichlet $data ;;
     fedsdd-readme)
         run "$part/fedbe" fedbe --distill $data
         run "$part/last8" fedsdd-ablations --students none --K 1 --R 8 $data ;;
