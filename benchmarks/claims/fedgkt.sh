@@ -4,8 +4,8 @@
 # Parts:
 #   fedgkt              iid, 8 rounds. In a round an edge makes five passes, the server two
 #   fedgkt-noniid       the same, alpha 0.5
-#   fedgkt-20           iid, 20 rounds in Algorithm 1's order. In a round an edge makes one pass, the
-#                       server ten (Table 10: 1 and 20, FedAvg 20)
+#   fedgkt-20           iid, 20 rounds in Algorithm 1's order. In a round an edge makes one pass,
+#                       the server ten (Table 10: 1 and 20, FedAvg 20)
 #   fedgkt-20-noniid    the same, alpha 0.5 (Table 10: 1 and 40)
 # Methods:
 #   fedavg       of edge and server as one network; five local epochs

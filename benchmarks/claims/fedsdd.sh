@@ -15,8 +15,8 @@
 #   fedsdd-hetero-again   a confirmation, fixed before it was run: alpha 0.1 with seeds 20 to 24 and
 #                   2,000 other test images (cifar10_npz.py --test-per-class 200 --test-skip 200).
 #                   Its rows: R4's model and its ensemble minus FedAvg, which is the model of last,
-#                   and minus FedAvg's last four models together; the same at half the rate (R4-half,
-#                   last16-half), the better one of both, minus FedAvg and minus its last 16
+#                   and minus FedAvg's last four models together. At half the rate, which is better
+#                   for both: R4-half minus FedAvg, the model of last16-half, and minus its last 16
 #   fedsdd-readme   README's first command, alpha 0.5, embedded digits, a method at a time: each has
 #                   the same 240 private images a client. 7 minutes for one seed
 #   fedsdd-letters  the same with the embedded letters as public images: clients hold 300
@@ -28,9 +28,10 @@
 # Methods: R4, R1: FedSDD with K = 4. none: four models without distillation. all: four that are
 # all distilled. last: FedAvg, and the ensemble of its last models, as many as R; last8: as many as
 # K R. last16-half: FedAvg's last 16 at half the rate, as many models as FedSDD's ensemble has, at
-# FedAvg's better rate. Table 5, without distillation: clients1, clients4: the ensemble of a round's
-# clients, K = 1 and 4; bayes: FedBE's, sampled by the Dirichlet distribution. feddf: with FedSDD's optimizer, rate and temperature, as in Table 10. fedbe:
-# with FedSDD's steps and rate. ...-half: half the clients' rate, the server's stays.
+# FedAvg's better rate. Table 5, without distillation: clients1, clients4: the ensemble of a
+# round's clients, K = 1 and 4; bayes: FedBE's, sampled by the Dirichlet distribution. feddf: with
+# FedSDD's optimizer, rate and temperature, as in Table 10. fedbe: with FedSDD's steps and rate.
+# ...-half: half the clients' rate, the server's stays.
 # usage: benchmarks/claims/fedsdd.sh FILE.npz [PART ...]
 # FILE.npz: CIFAR-10, see common.sh; each seed draws 10,000 of its training images. A fifth of the
 # training images is public, without labels, and no client has them, FedAvg's neither, but in
