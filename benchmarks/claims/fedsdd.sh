@@ -13,7 +13,7 @@
 #   ...-rates       FedAvg and FedSDD with three rates of the clients, to be run with SEEDS="0 1 2":
 #                   no seeds of the tables
 #   fedsdd-hetero-again   a confirmation, fixed before it was run: alpha 0.1 with seeds 20 to 24 and
-#                   2,000 other test images (cifar10_npz.py --test-per-class 200 --test-skip 200).
+#                   2,000 other test images (cifar10_jpeg_npz.py with --test-skip 200).
 #                   Its rows: R4's model and its ensemble minus FedAvg, which is the model of last,
 #                   and minus FedAvg's last four models together. At half the rate, which is better
 #                   for both: R4-half minus FedAvg, the model of last16-half, and minus its last 16
