@@ -13,6 +13,7 @@
 # ...-0.75: epsilon, the weight of the labels, is the paper's 0.75; elsewhere it is 0.1, which is
 # ours. no-...: FedGEMS without one part. fedmd: without transfer learning, and so without public
 # labels; fedmd-labels: its clients first make 20 passes over the public images with their labels.
+# standalone: every network has its own images alone, the server the public ones, 20 epochs.
 # usage: benchmarks/claims/fedgems.sh FILE.npz [PART ...]
 # FILE.npz: CIFAR-10, see common.sh; each seed draws 10,000 of its training images. Half of both
 # are public, 1,500 of the public training images are used; 8 clients; one epoch everywhere, as in
@@ -40,10 +41,13 @@ cifar+=" --rounds 20 --local-epochs 1 --batch-size 32 --lr 0.001"
 digits="--model cnn --clients 16 --partition dirichlet_balanced --alpha 0.5 --public half"
 digits+=" --public-size 1000 --rounds 10 --local-epochs 5 --batch-size 32"
 
-logits() {  # logits PART SUFFIX FLAG ...: the methods whose clients learn from each other's logits
+others() {  # others PART SUFFIX FLAG ...
     run "$1/fedmd$2" fedmd "${@:3}" $fedmd
     run "$1/cronus$2" cronus "${@:3}"
     run "$1/dsfl$2" dsfl "${@:3}" $server
+}
+logits() {  # logits PART SUFFIX FLAG ...: the methods whose clients learn from each other's logits
+    others "$@"
     run "$1/fedgem$2" fedgem "${@:3}" $server --epsilon 0.1
     run "$1/fedgems$2" fedgems "${@:3}" $server --epsilon 0.1
 }
@@ -58,14 +62,18 @@ for part in ${*:-fedgems fedgems-hetero fedgems-networks attacks}; do
     fedgems | fedgems-networks)
         for algo in fedgem fedgems; do
             run "$part/$algo-0.75" "$algo" $data $server --epsilon 0.75
-        done ;;
+        done
+        run "$part/standalone" standalone $data ;;
     esac
     case $part in
     fedgems | fedgems-hetero)
         run "$part/control" fedgem $data $server --epsilon 1
         for algo in fedgem fedgems; do run "$part/$algo" "$algo" $data $server --epsilon 0.1; done
         suffix="" epsilon=0.1
-        if [ "$part" = fedgems ]; then suffix=-0.75 epsilon=0.75; fi
+        if [ "$part" = fedgems ]; then
+            suffix=-0.75 epsilon=0.75
+            others "$part" "" $data
+        fi
         for name in no-self-training no-self-distillation no-ensemble-distillation; do
             run "$part/$name$suffix" fedgems-ablations $data $server --epsilon $epsilon "--$name"
         done ;;
