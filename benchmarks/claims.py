@@ -7,7 +7,8 @@
 A row of claims.csv: what is claimed of the row's metric minus the base's (greater, lower, level,
 not lower, by `margin` points instead of 1); both as FILE/LABEL of docs/results/FILE.csv; the
 paper's two figures and the number of their table (of two tables: the row's, the base's), with the
-paper's name if it is not the method's; first: x, if the row is in the table at the top.
+paper's name if it is not the method's; first: x, if the row is in the table at the top; fixed: the
+commit that wrote the row down before its runs began.
 """
 import argparse
 import contextlib
@@ -42,9 +43,11 @@ def curves(file):
 
 def accuracies(run, metric, last=None):
     """{seed: mean of the `last` rounds, in percent} of "FILE/LABEL"; None: a tenth, five at least.
+
+    "FILE+FILE/LABEL": the seeds of both.
     """
-    file, label = run.split("/")
-    runs = curves(file)[label]
+    files, label = run.split("/")
+    runs = [run for file in files.split("+") for run in curves(file)[label]]
     return values_of(runs, metric, mean_of_last(last or max(5, runs[0]["rounds"] // 10)))
 
 
@@ -119,7 +122,8 @@ def tables():
         paper = papers_difference(claim)
         if claim["claim"] != before.get(part):
             parts[part].append(f"|**{claim['claim']}**||||||||")
-        cells = [claim["setting"], shown(judged, points) + "†" * (i in survived) + "‡" * changed,
+        cells = [claim["setting"], shown(judged, points) + "†" * (i in survived) + "‡" * changed
+                 + "§" * bool(claim["fixed"]),
                  interval(points), *(f"{mean(side):.1f}" for side in zip(*pairs(claim))),
                  str(len(points)),
                  "" if paper is None else f"*{paper:+.2f}*\u00a0({claim['paper_table']})",

@@ -206,7 +206,7 @@ def test_the_rows_of_results_that_the_seminar_quotes_are_in_results():
         if line.startswith("|"):
             setting, verdict, difference, *_ = line[1:].split("|")
             claim = claim if verdict else setting.strip("*")         # a claim, above its settings
-            rows.add((claim, setting, verdict.rstrip("†‡"), difference))
+            rows.add((claim, setting, verdict.rstrip("†‡§"), difference))
     quoted = re.findall(r"^\| \d+ \| (.+?) \| (.+?) \| (.+?) \| (.+?) \|", SEMINAR, re.M)
     assert len(quoted) == 10 and {*quoted} <= rows
 
