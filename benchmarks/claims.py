@@ -31,7 +31,7 @@ from experiment.curves import half_width, mean_of_last, read_runs, t_probability
 REPOSITORY = Path(__file__).parents[1]
 RESULTS, CURVES = REPOSITORY / "docs" / "RESULTS.md", REPOSITORY / "docs" / "results"
 CLAIMS = list(csv.DictReader((Path(__file__).parent / "claims.csv").open()))
-TABLE = re.compile("(?<=<!-- claims.py -->\n).*?(?=<!-- end -->)", re.S)   # two in RESULTS.md
+TABLE = re.compile("(?<=<!-- claims.py -->\n).*?(?=<!-- end -->)", re.S)   # three in RESULTS.md
 OUTPUT = re.compile(r"^\$ python -m experiment\.plot (.*)\n((?:(?!\$ ).*\n)*)", re.M)
 COLORS = {"holds": "#0072B2", "open": "#999999", "does not hold": "#D55E00"}   # Okabe and Ito's
 
@@ -105,7 +105,7 @@ def papers_difference(claim):
 
 
 def tables():
-    """The Markdown of two tables: the rows at the top of the page, all others.
+    """The Markdown of two tables, the rows at the top of the page and all others, and a sentence.
 
     There are no spaces around cells. A claim is a row of its own, above those of its settings: on
     a telephone verdict and difference are then on the screen.
@@ -132,20 +132,29 @@ def tables():
         before[part] = claim["claim"]
     counts = ", ".join(f"{name} in {found[name]}" for name in COLORS)
     directed = sum(claim["claimed"] in ("greater", "lower") for claim in CLAIMS)
-    kept = [run for path in CURVES.glob("*.csv") for runs in curves(path.stem).values()
-            for run in runs]
-    data, cpu = (sum(not x for x in found) for found in (
-        [run["data"] for run in kept], [run["environment"].get("cpu") for run in kept]))
+    papers = [(papers_difference(claim), mean(points)) for claim, points in zip(CLAIMS, all_points)
+              if claim["paper_row"]]
+    same_sign = sum(paper * ours > 0 for paper, ours in papers)
     head = ["|claim and setting|verdict|a - b|a|b|seeds|the paper|‡ by the last round|",
             "|-|-|-|-|-|-|-|-|"]
     return ["\n".join([*head, *parts["x"], ""]), "\n".join([
         f"{len(CLAIMS)} rows with those above: {counts}; by the last round alone {num_changed} "
-        f"have another verdict. If nothing differed, about {directed / 20:.0f} of the {directed} "
-        f"intervals of a claim with > or < would exclude 0, by chance. †: of the "
+        f"have another verdict. Of {len(papers)} rows beside a figure of a paper {same_sign} have "
+        f"its sign, decided or not. If nothing differed, about {directed / 20:.0f} of the "
+        f"{directed} intervals of a claim with > or < would exclude 0, by chance. †: of the "
         f"{len(CLAIMS) - found['open']} that are not open the {len(survived)} which Holm's "
-        f"correction for {len(CLAIMS)} rows leaves. Of the {len(kept)} runs {data}, the older "
-        f"ones, kept no fingerprint of their data, {cpu} no kind of CPU.", "",
-        *head, *parts[""], ""])]
+        f"correction for {len(CLAIMS)} rows leaves.", "",
+        *head, *parts[""], ""]), provenance()]
+
+
+def provenance():
+    """How many of the kept runs tell their data and their CPU."""
+    kept = [run for path in CURVES.glob("*.csv") for runs in curves(path.stem).values()
+            for run in runs]
+    data, cpu = (sum(not x for x in found) for found in (
+        [run["data"] for run in kept], [run["environment"].get("cpu") for run in kept]))
+    return (f"Of the {len(kept)} runs {data}, the older ones, kept no fingerprint of their data, "
+            f"{cpu} no kind of CPU.\n")
 
 
 def shown(judged, points):

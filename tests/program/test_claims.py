@@ -117,7 +117,7 @@ def test_the_removed_rows_are_as_many_as_the_page_says():
     counts = [found["Did not hold"], found["Open, or not judged"] - judged, judged, found["Held"]]
     assert [*map(int, told.groups())] == [sum(counts), *counts]
     page = " ".join((DOCS / "RESULTS.md").read_text().split())
-    assert f"[{sum(counts)} rows](results/removed.md)" in page
+    assert f"[{sum(counts)} older rows](results/removed.md)" in page
     assert f"no successor: {counts[3]} held, {counts[0]} did not" in page
     assert found["Measured again"] == 15 and "Fifteen were measured again" in text
 
