@@ -141,3 +141,15 @@ def test_help_is_the_head_of_a_script_and_starts_no_run(path):
     shown = subprocess.run([path, "--help"], capture_output=True, text=True, check=True).stdout
     head = re.match(r"#!.*\n((?:#.*\n)+)", path.read_text())[1]
     assert shown == re.sub("^# ?", "", head, flags=re.M)
+
+
+def test_the_order_of_the_jpeg_files_has_each_file_of_a_class_once():
+    numbers = [*map(int, (DOCS.parent / "benchmarks" / "cifar10_jpeg.txt").read_text().split())]
+    assert sorted(numbers[:5000]) == [*range(5000)] and sorted(numbers[5000:]) == [*range(1000)]
+
+
+def test_seeds_of_two_files_are_pooled():
+    one, other = "fedsdd-hetero/R4-half", "fedsdd-hetero-again/R4-half"
+    both = claims.accuracies("fedsdd-hetero+fedsdd-hetero-again/R4-half", "accuracy")
+    assert both == claims.accuracies(one, "accuracy") | claims.accuracies(other, "accuracy")
+    assert len(both) == 10
