@@ -69,13 +69,12 @@ for part in ${*:-fedgems fedgems-hetero fedgems-networks attacks}; do
     fedgems | fedgems-hetero)
         run "$part/control" fedgem $data $server --epsilon 1
         for algo in fedgem fedgems; do run "$part/$algo" "$algo" $data $server --epsilon 0.1; done
-        suffix="" epsilon=0.1
         if [ "$part" = fedgems ]; then
-            suffix=-0.75 epsilon=0.75
             others "$part" "" $data
+            continue
         fi
         for name in no-self-training no-self-distillation no-ensemble-distillation; do
-            run "$part/$name$suffix" fedgems-ablations $data $server --epsilon $epsilon "--$name"
+            run "$part/$name" fedgems-ablations $data $server --epsilon 0.1 "--$name"
         done ;;
     fedgems-networks)
         run "$part/control" fedgem $data $server --epsilon 1
