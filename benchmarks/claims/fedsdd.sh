@@ -29,8 +29,9 @@
 # all distilled. last: FedAvg, and the ensemble of its last models, as many as R; last8: as many as
 # K R. last16-half: FedAvg's last 16 at half the rate, as many models as FedSDD's ensemble has, at
 # FedAvg's better rate. Table 5, without distillation: clients1, clients4: the ensemble of a
-# round's clients, K = 1 and 4. feddf: with FedSDD's optimizer, rate and temperature, as in Table
-# 10. fedbe: with FedSDD's steps and rate. ...-half: half the clients' rate, the server's stays.
+# round's clients, K = 1 and 4; bayes: FedBE's, sampled by the Dirichlet distribution. feddf: with
+# FedSDD's optimizer, rate and temperature, as in Table 10. fedbe: with FedSDD's steps and rate.
+# ...-half: half the clients' rate, the server's stays.
 # usage: benchmarks/claims/fedsdd.sh FILE.npz [PART ...]
 # FILE.npz: CIFAR-10, see common.sh; each seed draws 10,000 of its training images. A fifth of the
 # training images is public, without labels, and no client has them, FedAvg's neither, but in
@@ -134,7 +135,8 @@ for part in ${*:-fedsdd fedsdd-all fedsdd-hetero fedsdd-hetero-all fedsdd-hetero
         run "$part/last16-half" fedsdd-ablations --students none --K 1 --R 16 $data --lr 0.05
         for K in 1 4; do
             run "$part/clients$K" fedsdd-ablations --students none --ensemble clients --K $K $data
-        done ;;
+        done
+        run "$part/bayes" fedbe --posterior dirichlet $data ;;
     fedsdd-readme)
         run "$part/fedbe" fedbe --distill $data
         run "$part/last8" fedsdd-ablations --students none --K 1 --R 8 $data ;;
