@@ -26,7 +26,7 @@ args = parser.parse_args()
 order = Path(__file__).with_name("cifar10_jpeg.txt").read_text().split()
 arrays = {}
 for part, numbers in [("train", order[:5000]), ("test", order[5000:][args.test_skip:][:200])]:
-    # the order of the classes in both files of the kept curves
+    # The second file of the kept curves has its test images class by class, all else as read.
     classes = CLASSES if part == "test" and args.test_skip else READ
     paths = [args.root / part / name / f"{number}.jpg" for name in classes for number in numbers]
     arrays[f"x_{part}"] = np.stack([np.asarray(pil_loader(path)) for path in paths])

@@ -8,7 +8,7 @@ A row of claims.csv: what is claimed of the row's metric minus the base's (great
 not lower, by `margin` points instead of 1); both as FILE/LABEL of docs/results/FILE.csv; the
 paper's two figures and the number of their table (of two tables: the row's, the base's), with the
 paper's name if it is not the method's; first: x, if the row is in the table at the top; fixed: the
-commit that wrote the row down before its runs began.
+commit that wrote the row down before the last of its runs began.
 """
 import argparse
 import contextlib

@@ -38,8 +38,8 @@ for part in ${*:-fedgkt fedgkt-noniid fedgkt-20 fedgkt-20-noniid}; do
     esac
     case $part in
     fedgkt-20*) data+=" --rounds 20"
-                      edges="$networks --local-epochs 1 --batch-size 64"
-                      edges+=" --server-epochs 10 --server-batch-size 64" ;;
+                edges="$networks --local-epochs 1 --batch-size 64"
+                edges+=" --server-epochs 10 --server-batch-size 64" ;;
     *) data+=" --rounds 8"
        edges="$networks --local-epochs 5 --batch-size 32"
        edges+=" --server-epochs 2 --server-batch-size 32" ;;
