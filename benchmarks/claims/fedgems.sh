@@ -7,8 +7,8 @@
 #   fedgems-hetero     alpha 0.1
 #   fedgems-networks   alpha 0.5, and clients with four different networks; 30 minutes on one core
 #                      for one seed
-#   attacks            16 clients, alpha 0.5, embedded data: METHOD-none, -paf, -ofom, -lie. No
-#                      attack reaches control, which has no logits
+#   attacks            16 clients, alpha 0.5, embedded data: METHOD-none, -paf, -ofom, -lie, also
+#                      METHOD-0.75-none. No attack reaches control, which has no logits
 # Methods: control: epsilon 1, with which server and clients make the same steps with labels alone.
 # ...-0.75: epsilon, the weight of the labels, is the paper's 0.75; elsewhere it is 0.1, which is
 # ours. no-...: FedGEMS without one part. fedmd: without transfer learning, and so without public
@@ -48,8 +48,15 @@ others() {  # others PART SUFFIX FLAG ...
 }
 logits() {  # logits PART SUFFIX FLAG ...: the methods whose clients learn from each other's logits
     others "$@"
-    run "$1/fedgem$2" fedgem "${@:3}" $server --epsilon 0.1
-    run "$1/fedgems$2" fedgems "${@:3}" $server --epsilon 0.1
+    for algo in fedgem fedgems; do
+        run "$1/$algo$2" "$algo" "${@:3}" $server --epsilon 0.1
+        run "$1/$algo-0.75$2" "$algo" "${@:3}" $server --epsilon 0.75
+    done
+}
+parts() {   # parts PART SUFFIX FLAG ...: FedGEMS without each part
+    for name in no-self-training no-self-distillation no-ensemble-distillation; do
+        run "$1/$name$2" fedgems-ablations "${@:3}" $server "--$name"
+    done
 }
 for part in ${*:-fedgems fedgems-hetero fedgems-networks attacks}; do
     case $part in
@@ -60,32 +67,24 @@ for part in ${*:-fedgems fedgems-hetero fedgems-networks attacks}; do
     esac
     case $part in
     fedgems | fedgems-networks)
-        for algo in fedgem fedgems; do
-            run "$part/$algo-0.75" "$algo" $data $server --epsilon 0.75
-        done
-        run "$part/standalone" standalone $data ;;
-    esac
-    case $part in
-    fedgems | fedgems-hetero)
+        run "$part/control" fedgem $data $server --epsilon 1
+        run "$part/standalone" standalone $data
+        logits "$part" "" $data ;;
+    fedgems-hetero)
         run "$part/control" fedgem $data $server --epsilon 1
         for algo in fedgem fedgems; do run "$part/$algo" "$algo" $data $server --epsilon 0.1; done
-        if [ "$part" = fedgems ]; then
-            others "$part" "" $data
-            continue
-        fi
-        for name in no-self-training no-self-distillation no-ensemble-distillation; do
-            run "$part/$name" fedgems-ablations $data $server --epsilon 0.1 "--$name"
-        done ;;
-    fedgems-networks)
-        run "$part/control" fedgem $data $server --epsilon 1
-        logits "$part" "" $data
-        run "$part/fedmd-labels" fedmd $data $fedmd --transfer-public-epochs 20 \
-            --transfer-public-batch-size 32 ;;
+        parts "$part" "" $data --epsilon 0.1 ;;
     attacks)
         run "$part/control" fedgem $digits $server --epsilon 1
         logits "$part" -none $digits
         logits "$part" -paf $digits --attack paf
         logits "$part" -ofom $digits --attack ofom
         logits "$part" -lie $digits --attack lie --attack-z 1.5 ;;
+    esac
+    case $part in
+    fedgems) parts "$part" -0.75 $data --epsilon 0.75 ;;
+    fedgems-networks)
+        run "$part/fedmd-labels" fedmd $data $fedmd --transfer-public-epochs 20 \
+            --transfer-public-batch-size 32 ;;
     esac
 done

@@ -4,11 +4,11 @@
 # model better than all, a larger R?
 # Parts:
 #   fedsdd          CIFAR-10, alpha 1.0. On one core all takes 33 minutes for one seed, feddf 13,
-#                   scaffold 6
+#                   R1 8, scaffold 6
 #   fedsdd-hetero   alpha 0.1, where the paper's gain is largest. A model of FedSDD has a quarter of
 #                   FedAvg's clients in a round: FedAvg after 25 rounds and FedSDD after 100 have
 #                   made the same local training per model. FedAvg takes 3 minutes for one seed,
-#                   FedDF 8
+#                   FedDF 8, all 15
 #   ...-all         FedAvg alone: no public images, so that its clients hold these, too
 #   ...-rates       FedAvg and FedSDD with three rates of the clients, to be run with SEEDS="0 1 2":
 #                   no seeds of the tables
@@ -117,18 +117,14 @@ for part in ${*:-fedsdd fedsdd-all fedsdd-hetero fedsdd-hetero-all fedsdd-hetero
         run "$part/last" fedsdd-ablations --students none --K 1 --R $R $data ;;
     esac
     case $part in
-    fedsdd | fedsdd-readme)
-        run "$part/all" fedsdd-ablations --students all --K 4 --R $R $data $steps ;;
-    esac
-    case $part in
-    fedsdd-hetero | fedsdd-readme) run "$part/R1" fedsdd --K 4 --R 1 $data $steps ;;
-    esac
-    case $part in
     fedsdd | fedsdd-hetero | fedsdd-readme)
+        run "$part/all" fedsdd-ablations --students all --K 4 --R $R $data $steps
+        run "$part/R1" fedsdd --K 4 --R 1 $data $steps
         run "$part/fedprox" fedprox $data
         run "$part/scaffold" scaffold $data ;;
     esac
     case $part in
+    fedsdd) run "$part/scaffold-half" scaffold $data --lr 0.05 ;;
     fedsdd-hetero)
         for algo in fedavg scaffold; do run "$part/$algo-half" "$algo" $data --lr 0.05; done
         run "$part/R4-half" fedsdd --K 4 --R 4 $data $steps --lr 0.05
