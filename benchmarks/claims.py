@@ -1,4 +1,4 @@
-"""The papers' claims, judged by the curves in docs/results: tables and picture of RESULTS.md.
+"""The papers' claims, judged by the curves in docs/results: the tables of RESULTS.md and its pages.
 
     python benchmarks/claims.py            renews the tables, and the output below each "$ python -m
                                            experiment.plot ..." of docs/results/*.txt
@@ -7,8 +7,8 @@
 A row of claims.csv: what is claimed of the row's metric minus the base's (greater, lower, level,
 not lower, by `margin` points instead of 1); both as FILE/LABEL of docs/results/FILE.csv; the
 paper's two figures and the number of their table (of two tables: the row's, the base's), with the
-paper's name if it is not the method's; first: x, if the row is in the table at the top; fixed: the
-commit that wrote the row down before the last of its runs began.
+paper's name if it is not the method's; first: the row's words in the table of RESULTS.md, if it is
+there; fixed: the commit that wrote the row down before the runs of the row or of the base.
 """
 import argparse
 import contextlib
@@ -30,8 +30,10 @@ from experiment.curves import half_width, mean_of_last, read_runs, t_probability
 
 REPOSITORY = Path(__file__).parents[1]
 RESULTS, CURVES = REPOSITORY / "docs" / "RESULTS.md", REPOSITORY / "docs" / "results"
+PAGES = {"fedsdd": "FedSDD", "fedmd": "FedMD", "fedgems": "FedGEM and FedGEMS", "fedgkt": "FedGKT",
+         "without-public": "Without public images"}    # docs/results/*.md: the rows of each
 CLAIMS = list(csv.DictReader((Path(__file__).parent / "claims.csv").open()))
-TABLE = re.compile("(?<=<!-- claims.py -->\n).*?(?=<!-- end -->)", re.S)   # three in RESULTS.md
+TABLE = re.compile("(?<=<!-- claims.py -->\n).*?(?=<!-- end -->)", re.S)
 OUTPUT = re.compile(r"^\$ python -m experiment\.plot (.*)\n((?:(?!\$ ).*\n)*)", re.M)
 COLORS = {"holds": "#0072B2", "open": "#999999", "does not hold": "#D55E00"}   # Okabe and Ito's
 
@@ -104,47 +106,69 @@ def papers_difference(claim):
     return float(claim["paper_row"]) - float(claim["paper_base"]) if claim["paper_row"] else None
 
 
-def tables():
-    """The Markdown of two tables, the rows at the top of the page and all others, and a sentence.
+def page_of(claim):
+    """The page, and the script, of a row: those of the part that made it."""
+    part = claim["row"].split("/")[0]
+    part = {"attacks": "fedgems", "own-models": "without-public"}.get(part, part)
+    return next(page for page in PAGES if part.startswith(page))
 
-    There are no spaces around cells. A claim is a row of its own, above those of its settings: on
-    a telephone verdict and difference are then on the screen.
+
+def runs_of(claim):
+    """The parts of a script and their methods that are the row and the base, as a cell."""
+    (part, label), (other, base) = (claim[side].split("/") for side in ("row", "base"))
+    if part != other:
+        return f"`{part}` {label}, `{other}` {base}"
+    return f"`{part}` {label}" + f", {base}" * (label != base)
+
+
+def tables():
+    """{file: the Markdown that belongs between its marks}.
+
+    RESULTS.md has the rows with `first`, by page, a sentence that counts, and provenance; each page
+    has all of its rows. There are no spaces around cells, and what is compared stands alone above
+    its settings: on a telephone verdict and difference are then on the screen.
     """
-    parts, found, before, num_changed = {"x": [], "": []}, Counter(), {}, 0
+    head = "|verdict|a - b|the paper|seeds|a|b|runs of a, b|‡ by the last round|\n" + "|-" * 9 + "|"
+    first, of_page = ["|claim" + head], {page: ["|claim and setting" + head] for page in PAGES}
+    found, before, num_changed = Counter(), {}, 0
     all_points = [differences(claim) for claim in CLAIMS]
     survived = survivors([p_value(*pair) for pair in zip(CLAIMS, all_points)])
     for i, (claim, points) in enumerate(zip(CLAIMS, all_points)):
-        judged, part = verdict(claim, points), claim["first"]
+        judged, page = verdict(claim, points), page_of(claim)
         found[judged] += 1
         at_the_end = differences(claim, last=1)
         changed = verdict(claim, at_the_end) != judged
         num_changed += changed
         paper = papers_difference(claim)
-        if claim["claim"] != before.get(part):
-            parts[part].append(f"|**{claim['claim']}**||||||||")
-        cells = [claim["setting"], shown(judged, points) + "†" * (i in survived) + "‡" * changed
-                 + "§" * bool(claim["fixed"]),
-                 interval(points), *(f"{mean(side):.1f}" for side in zip(*pairs(claim))),
-                 str(len(points)),
+        cells = [shown(judged, points) + "†" * (i in survived) + "‡" * changed
+                 + "§" * bool(claim["fixed"]), interval(points),
                  "" if paper is None else f"*{paper:+.2f}*\u00a0({claim['paper_table']})",
+                 str(len(points)), *(f"{mean(side):.1f}" for side in zip(*pairs(claim))),
+                 runs_of(claim),
                  f"{verdict(claim, at_the_end)}: {interval(at_the_end)}" if changed else ""]
-        parts[part].append(f"|{'|'.join(cells)}|")
-        before[part] = claim["claim"]
+        if claim["first"]:
+            if before.get(RESULTS) != page:
+                first.append(f"|[**{PAGES[page]}**](results/{page}.md#all-rows){'|' * 9}")
+            before[RESULTS] = page
+            first.append(f"|{claim['first']}|{'|'.join(cells)}|")
+        if claim["claim"] != before.get(page):
+            of_page[page].append(f"|**{claim['claim']}**{'|' * 9}")
+        before[page] = claim["claim"]
+        of_page[page].append(f"|{claim['setting']}|{'|'.join(cells)}|")
     counts = ", ".join(f"{name} in {found[name]}" for name in COLORS)
     directed = sum(claim["claimed"] in ("greater", "lower") for claim in CLAIMS)
     papers = [(papers_difference(claim), mean(points)) for claim, points in zip(CLAIMS, all_points)
               if claim["paper_row"]]
     same_sign = sum(paper * ours > 0 for paper, ours in papers)
-    head = ["|claim and setting|verdict|a - b|a|b|seeds|the paper|‡ by the last round|",
-            "|-|-|-|-|-|-|-|-|"]
-    return ["\n".join([*head, *parts["x"], ""]), "\n".join([
-        f"{len(CLAIMS)} rows with those above: {counts}; by the last round alone {num_changed} "
-        f"have another verdict. Of {len(papers)} rows beside a figure of a paper {same_sign} have "
-        f"its sign, decided or not. If nothing differed, about {directed / 20:.0f} of the "
-        f"{directed} intervals of a claim with > or < would exclude 0, by chance. †: of the "
+    counted = (
+        f"{len(CLAIMS)} rows on all pages: {counts}; by the last round alone {num_changed} have "
+        f"another verdict. Of {len(papers)} rows beside a figure of a paper {same_sign} have its "
+        f"sign, decided or not. If nothing differed, about {directed / 20:.0f} of the {directed} "
+        f"intervals of a claim with > or < would exclude 0, by chance. †: of the "
         f"{len(CLAIMS) - found['open']} that are not open the {len(survived)} which Holm's "
-        f"correction for {len(CLAIMS)} rows leaves.", "",
-        *head, *parts[""], ""]), provenance()]
+        f"correction for {len(CLAIMS)} rows leaves.\n")
+    return {RESULTS: ["\n".join([*first, ""]), counted, provenance()],
+            **{CURVES / f"{page}.md": ["\n".join([*rows, ""])] for page, rows in of_page.items()}}
 
 
 def provenance():
@@ -153,8 +177,8 @@ def provenance():
             for run in runs]
     data, cpu = (sum(not x for x in found) for found in (
         [run["data"] for run in kept], [run["environment"].get("cpu") for run in kept]))
-    return (f"Of the {len(kept)} runs {data}, the older ones, kept no fingerprint of their data, "
-            f"{cpu} no kind of CPU.\n")
+    return (f"Of the {len(kept)} runs {data}, the older ones, kept no fingerprint of their data; "
+            f"{cpu} did not record their CPU.\n")
 
 
 def shown(judged, points):
@@ -224,7 +248,8 @@ def draw(path):
     ax.plot([], [], "v", color="black", fillstyle="none", markersize=4, label="the paper")
     figure.legend(loc="upper left", ncols=4, frameon=False, fontsize=7, columnspacing=1)
     with rc_context({"svg.hashsalt": "claims", "svg.fonttype": "none"}):
-        figure.savefig(path, metadata={"Date": None, "Description": "".join(tables())})
+        figure.savefig(path, metadata={
+            "Date": None, "Description": "".join(sum(tables().values(), []))})
 
 
 if __name__ == "__main__":
@@ -232,8 +257,9 @@ if __name__ == "__main__":
     parser.add_argument("--draw", action="store_true", help="draw the pictures, too")
     args = parser.parse_args()
     os.chdir(REPOSITORY)
-    found = iter(tables())
-    RESULTS.write_text(TABLE.sub(lambda _: next(found), RESULTS.read_text()))
+    for path, found in tables().items():
+        found = iter(found)
+        path.write_text(TABLE.sub(lambda _: next(found), path.read_text()))
     texts = {path: path.read_text() for path in CURVES.glob("*.txt")}
     for path, text in texts.items():
         path.write_text(renewed(text))

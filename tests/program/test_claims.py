@@ -20,14 +20,26 @@ CLAIM = {"row": "x/a", "base": "x/b", "metric": "accuracy", "base_metric": "accu
          "claimed": "greater", "margin": ""}
 
 
-def test_the_tables_of_results_are_of_the_curves_of_today():
+@pytest.mark.parametrize("path", claims.tables(), ids=lambda path: path.stem)
+def test_the_tables_of_results_are_of_the_curves_of_today(path):
     """Otherwise: python benchmarks/claims.py"""
-    assert claims.TABLE.findall((DOCS / "RESULTS.md").read_text()) == claims.tables()
+    assert claims.TABLE.findall(path.read_text()) == claims.tables()[path]
+
+
+def test_each_row_is_on_the_page_of_its_script_that_names_its_runs():
+    lines = [line for path, [table, *_] in claims.tables().items() if path != claims.RESULTS
+             for line in table.splitlines()[2:] if not line.startswith("|**")]
+    assert len(lines) == len(claims.CLAIMS)
+    for claim in claims.CLAIMS:
+        script = (FOLDER / f"{claims.page_of(claim)}.sh").read_text()
+        for part in re.findall(r"`([^`]+)`", claims.runs_of(claim)):
+            assert all(re.search(rf"(?<![\w-]){x}(?![\w-])", script) for x in part.split("+")), part
 
 
 def test_the_picture_is_drawn_from_the_curves_of_today():
     """Otherwise: python benchmarks/claims.py --draw. The picture carries the tables it shows."""
-    assert "".join(claims.tables()) in html.unescape((DOCS / "pictures" / "claims.svg").read_text())
+    shown = html.unescape((DOCS / "pictures" / "claims.svg").read_text())
+    assert "".join(sum(claims.tables().values(), [])) in shown
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
@@ -96,13 +108,15 @@ def test_differences_are_of_the_last_tenth_of_the_rounds_paired_by_seed(
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
 def test_every_figure_of_a_page_is_in_its_table_of_claims_or_in_a_file_that_it_links(page):
-    """All with two decimals but the papers' own, in italics; of removed rows in removed.md."""
+    """All with two decimals but the papers' own, in italics; a page's file is its tables alone."""
     [*table], text = claims.TABLE.findall(page.read_text()), claims.TABLE.sub("", page.read_text())
     ours = re.sub(r"\*[+-]?\d[^*\n]*\*", "", text)
     figures = re.findall(r"(?<![\w.])-?\d+\.\d\d\b(?: ± \d+\.\d\d\b)?", ours)
     files = [page.parent / name
              for name in re.findall(r"\(([\w/-]+\.txt|(?:results/)?removed\.md)\)", ours)]
-    kept = "".join([*table, *(path.read_text() for path in files)])
+    pages = [page.parent / name for name in re.findall(r"\((results/[\w-]+\.md)\)", ours)]
+    kept = "".join([*table, *(path.read_text() for path in files), *(
+        x for path in pages for x in claims.TABLE.findall(path.read_text()))])
     kept = re.sub(r"\s(?:\+-|±)\s+", " ± ", kept)
     assert [x for x in figures if x not in kept] == []
 
