@@ -21,6 +21,7 @@ import sys
 from collections import Counter
 from functools import cache
 from math import inf, sqrt
+from operator import itemgetter
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -206,50 +207,49 @@ def renewed(text):
 
 
 def draw(path):
-    """Draws all claims, each above its settings, as wide as a telephone; needs matplotlib."""
+    """Draws the rows of RESULTS.md below their words, as wide as a telephone; needs matplotlib."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    lines = []                                           # a claim's name alone, then its settings
-    for claim in CLAIMS:
-        if not lines or claim["claim"] != lines[-1]["claim"]:
-            lines.append({"claim": claim["claim"]})
+    lines = []                                           # a page's name alone, then its rows
+    for claim in filter(itemgetter("first"), CLAIMS):
+        if not lines or page_of(claim) != page_of(lines[-1]):
+            lines.append({"name": PAGES[page_of(claim)], "row": claim["row"]})
         lines.append(claim)
-    figure = Figure(figsize=(390 / 96, 0.16 * len(lines) + 1))
-    ax = figure.add_axes((0.47, 0.5 / figure.get_figheight(),
-                          0.51, 1 - 1 / figure.get_figheight()))
+    figure = Figure(figsize=(390 / 96, 0.3 * len(lines) + 1))
+    ax = figure.add_axes((0.02, 0.6 / figure.get_figheight(),
+                          0.96, 1 - 1.1 / figure.get_figheight()))
     for y, claim in enumerate(lines):
-        if "setting" not in claim:
-            ax.axhline(y - 0.5, -0.91, color="0.85", linewidth=0.5, clip_on=False)
-            ax.text(-0.91, y, claim["claim"], fontsize=7, fontweight="bold", va="center",
-                    transform=ax.get_yaxis_transform(),
-                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})
+        name = claim.get("name", "")
+        ax.text(0, y + 0.35 * bool(name), name or claim["first"], fontsize=7, va="center",
+                fontweight="bold" if name else None, transform=ax.get_yaxis_transform(),
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})
+        if name:
             continue
         points = differences(claim)
-        ax.text(-0.89, y, claim["setting"], fontsize=7, va="center",
-                transform=ax.get_yaxis_transform())
         color, middle, width = COLORS[verdict(claim, points)], mean(points), half_width(points)
-        ax.plot([middle - width, middle + width], [y, y], color=color, linewidth=1.5, alpha=0.6)
-        ax.plot(points, [y] * len(points), "o", color=color, markersize=2, alpha=0.6)
-        ax.plot(middle, y, "o", color=color, markersize=4)
+        at = y + 0.5
+        ax.plot([middle - width, middle + width], [at, at], color=color, linewidth=1.5, alpha=0.6)
+        ax.plot(points, [at] * len(points), "o", color=color, markersize=2, alpha=0.6)
+        ax.plot(middle, at, "o", color=color, markersize=4)
         if claim["paper_row"]:
-            ax.plot(papers_difference(claim), y, "v", color="black", fillstyle="none", markersize=4)
-    ax.axvline(0, color="black", linewidth=0.8)
+            ax.plot(papers_difference(claim), at, "v", color="black", fillstyle="none",
+                    markersize=4)
+    ax.axvline(0, color="black", linewidth=0.8, zorder=0)
     ax.set_xscale("symlog", linthresh=1, linscale=0.8)   # as far from 0 to 1 as from 1 to 6
     ticks = [-50, -10, -3, -1, 0, 1, 3, 10, 50]
     ax.set_xticks(ticks, [f"{x:+d}" if x else "0" for x in ticks], fontsize=7)
     ax.set_xticks([], minor=True)
     ax.grid(axis="x", color="0.9", linewidth=0.6)
     ax.tick_params(top=True, labeltop=True, length=2)
-    ax.set(xlim=(-70, 70), ylim=(len(lines) - 0.4, -0.6), yticks=[])
-    ax.set_xlabel("points: mean, 95% interval, seeds;\nlogarithmic beyond 1", fontsize=7)
+    ax.set(xlim=(-70, 70), ylim=(len(lines), -0.6), yticks=[])
+    ax.set_xlabel("points: mean, 95% interval, seeds; logarithmic beyond 1", fontsize=7)
     for name, color in COLORS.items():
         ax.plot([], [], "o", color=color, markersize=4, label=name)
     ax.plot([], [], "v", color="black", fillstyle="none", markersize=4, label="the paper")
     figure.legend(loc="upper left", ncols=4, frameon=False, fontsize=7, columnspacing=1)
     with rc_context({"svg.hashsalt": "claims", "svg.fonttype": "none"}):
-        figure.savefig(path, metadata={
-            "Date": None, "Description": "".join(sum(tables().values(), []))})
+        figure.savefig(path, metadata={"Date": None, "Description": tables()[RESULTS][0]})
 
 
 if __name__ == "__main__":
