@@ -51,7 +51,9 @@ models.
 students = none is Fed-ensemble (Shi et al., arXiv:2107.10663): its result is `ensemble_accuracy`.
 
 Accuracy is the main model's on the test images, after step 9, also where it is no student; with
-several networks the mean over the main models. `ensemble_accuracy` is the teacher's.
+several networks the mean over the main models. `ensemble_accuracy` is the teacher's. With students
+= none and ensemble = aggregated `averaged_accuracy` is that of one model, the mean of the main
+models of the last R rounds: with K = 1 of FedAvg's.
 
 Bad uploads: a client of which a number is nan, infinite, or 1e30 or more in magnitude is left out
 of its group's mean. A group with nobody left keeps the model that it started from, which then is
@@ -75,11 +77,13 @@ import torch
 from algorithms import Algorithm, configured, fedprox, fedsdd, scaffold
 from algorithms.fedsdd import average, distillation_loss, divide
 from algorithms.secure_sum import NUMBER_BYTES, average_of_masked, count_valid, masked_upload
-from federation import (FLOAT_BYTES, accuracy, active_clients, by_architecture, count_active,
-                        disagreement, loaded, mean_accuracy, minibatches, parallel_map, predict,
-                        random_numbers, received, server_threads, stream, weights_ledger)
+from federation import (FLOAT_BYTES, accuracy, active_clients, average_weights, by_architecture,
+                        count_active, disagreement, loaded, mean_accuracy, minibatches,
+                        parallel_map, predict, random_numbers, received, server_threads, stream,
+                        weights_ledger)
 
 # active_clients    {network: the clients of a round}, drawn at random without replacement
+# average_weights   the weighted mean of models of one network
 # by_architecture   {network: its clients}
 # disagreement      the share of images of which two models predict different classes, the mean
 #                   over all pairs
@@ -306,10 +310,20 @@ def evaluate(fed, cfg, state):
     ensemble = [member for earlier in state["undistilled"] for member in earlier]
     logits = predict_members(fed, ensemble, images)                              # [M R, N, C]
     num_public = 0 if cfg.students == "none" else len(fed.public.images)
+    if cfg.students == "none" and cfg.ensemble == "aggregated":
+        metrics["averaged_accuracy"] = mean_accuracy(
+            accuracy(logits, labels)
+            for logits in predict_members(fed, averages(cfg, state["undistilled"]), images))
     return {
         **metrics, "ensemble_accuracy": accuracy(logits.mean(0), labels),
         "disagreement": disagreement(logits[-len(state["undistilled"][-1]):]),   # of this round's
         "teacher_forwards": len(ensemble) * num_public}      # images, each by each member
+
+
+def averages(cfg, rounds):
+    """[(network, the mean of the main model's weights)] of `rounds`, lists of M members each."""
+    return [(members[0][0], average_weights([weights for _, weights in members], [1] * len(rounds)))
+            for members in [*zip(*rounds)][::cfg.K]]
 
 
 def traffic(fed, cfg, groups, uploads):

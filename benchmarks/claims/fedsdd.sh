@@ -26,10 +26,10 @@
 #                   and its ensemble minus FedAvg, minus FedAvg with all images, which is
 #                   fedsdd-writers-all, and minus FedAvg's last two models together
 # Methods: R4, R1: FedSDD with K = 4. none: four models without distillation. all: four that are
-# all distilled. last: FedAvg, and the ensemble of its last models, as many as R; last8: as many as
-# K R. last16-half: FedAvg's last 16 at half the rate, as many models as FedSDD's ensemble has, at
-# FedAvg's better rate. Table 5, without distillation: clients1, clients4: the ensemble of a
-# round's clients, K = 1 and 4; bayes: FedBE's, sampled by the Dirichlet distribution. feddf: with
+# all distilled. last: FedAvg, the ensemble of its last models, as many as R, and one model with the
+# mean of their weights (averaged_accuracy); last8, last16: as many as K R; last16-half: 16 at half
+# the rate, FedAvg's better one. Table 5, without distillation: clients1, clients4: the ensemble of
+# a round's clients, K = 1 and 4; bayes: FedBE's, sampled by the Dirichlet distribution. feddf: with
 # FedSDD's optimizer, rate and temperature, as in Table 10. fedbe: with FedSDD's steps and rate.
 # ...-half: half the clients' rate, the server's stays.
 # usage: benchmarks/claims/fedsdd.sh FILE.npz [PART ...]
@@ -124,7 +124,9 @@ for part in ${*:-fedsdd fedsdd-all fedsdd-hetero fedsdd-hetero-all fedsdd-hetero
         run "$part/scaffold" scaffold $data ;;
     esac
     case $part in
-    fedsdd) run "$part/scaffold-half" scaffold $data --lr 0.05 ;;
+    fedsdd)
+        run "$part/scaffold-half" scaffold $data --lr 0.05
+        run "$part/last16" fedsdd-ablations --students none --K 1 --R 16 $data ;;
     fedsdd-hetero)
         for algo in fedavg scaffold; do run "$part/$algo-half" "$algo" $data --lr 0.05; done
         run "$part/R4-half" fedsdd --K 4 --R 4 $data $steps --lr 0.05

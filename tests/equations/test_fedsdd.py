@@ -178,6 +178,19 @@ def test_ensemble_accuracy_is_of_K_models_of_each_of_the_last_R_rounds():
         assert metrics["disagreement"] == pytest.approx(disagreement(logits[-3:]))
 
 
+def test_averaged_accuracy_is_of_the_mean_of_the_main_models_weights_in_the_last_R_rounds():
+    fed, past, found = federation(), [], []
+    for metrics, state in fedsdd_ablations.run(fed, **QUICK, K=2, R=2, students="none"):
+        assert ("averaged_accuracy" in metrics) == (state["round"] > 0)
+        if state["round"]:
+            past = [*past, models_of(state)[0]][-2:]
+            mean = {name: sum(w[name] for w in past) / len(past) for name in past[0]}
+            logits = torch.tensor(slow_logits([*mean.values()], fed.test.images))
+            assert metrics["averaged_accuracy"] == accuracy(logits, fed.test.labels)
+            found.append(metrics["averaged_accuracy"] != metrics["accuracy"])
+    assert any(found)                                        # it is not the model of the round
+
+
 def test_warm_up_rounds_have_no_distillation():
     """But their models are in the ensembles of later rounds."""
     def states(**changes):
