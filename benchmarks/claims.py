@@ -160,14 +160,15 @@ def tables():
     directed = sum(claim["claimed"] in ("greater", "lower") for claim in CLAIMS)
     papers = [(papers_difference(claim), mean(points)) for claim, points in zip(CLAIMS, all_points)
               if claim["paper_row"]]
+    figures = {(claim["paper_row"], claim["paper_base"]) for claim in CLAIMS if claim["paper_row"]}
     same_sign = sum(paper * ours > 0 for paper, ours in papers)
     counted = (
         f"{len(CLAIMS)} rows on all pages: {counts}; by the last round alone {num_changed} have "
-        f"another verdict. Of {len(papers)} rows beside a figure of a paper {same_sign} have its "
-        f"sign, decided or not. If nothing differed, about {directed / 20:.0f} of the {directed} "
-        f"intervals of a claim with > or < would exclude 0, by chance. †: of the "
-        f"{len(CLAIMS) - found['open']} that are not open the {len(survived)} which Holm's "
-        f"correction for {len(CLAIMS)} rows leaves.\n")
+        f"another verdict. {len(papers)} rows stand beside one of {len(figures)} figures of the "
+        f"papers, {same_sign} with its sign, decided or not. If nothing differed, about "
+        f"{directed / 20:.0f} of the {directed} intervals of a claim with > or < would exclude 0, "
+        f"by chance. †: of the {len(CLAIMS) - found['open']} that are not open the "
+        f"{len(survived)} which Holm's correction for {len(CLAIMS)} rows leaves.\n")
     return {RESULTS: ["\n".join([*first, ""]), counted, provenance()],
             **{CURVES / f"{page}.md": ["\n".join([*rows, ""])] for page, rows in of_page.items()}}
 
