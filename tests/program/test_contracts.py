@@ -469,6 +469,8 @@ def test_the_page_of_metrics_has_every_key_and_no_other(npz, tmp_path, pytestcon
     main(f"--algo fedmd,fedmd-pooled --dataset {npz} --clients 4 --partition iid --rounds 1 "
          "--public glyphs --public-size 50 --transfer-public-epochs 1 --transfer-local-epochs 1 "
          f"--validation 0.2 --out {tmp_path}/joint".split())
+    main(f"--algo fedsdd-ablations --dataset {npz} --rounds 1 --public fifth --students none "
+         f"--out {tmp_path}/none".split())
     rows = [json.loads(line) for file in tmp_path.rglob("*.jsonl") for line in open(file)]
     rows += [row for algo in OF_PAPERS for row, _ in whole(algo)]
     found = {re.sub(r"\d$", "I", re.sub("Net|Wide", "NETWORK", key)) for row in rows for key in row}
