@@ -21,7 +21,6 @@ import sys
 from collections import Counter
 from functools import cache
 from math import inf, sqrt
-from operator import itemgetter
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -117,11 +116,10 @@ def page_of(claim):
 def runs_of(claim):
     """The parts of a script and their methods that are the row and the base, as a cell."""
     (part, label), (other, base) = (claim[side].split("/") for side in ("row", "base"))
-    if part != other:
-        return f"`{part}` {label}, `{other}` {base}"
-    return f"`{part}` {label}" + f", {base}" * (label != base)
+    return f"`{part}` {label}, {base}" if part == other else f"`{part}` {label}, `{other}` {base}"
 
 
+@cache
 def tables():
     """{file: the Markdown that belongs between its marks}.
 
@@ -212,10 +210,11 @@ def draw(path):
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    lines = []                                           # a page's name alone, then its rows
-    for claim in filter(itemgetter("first"), CLAIMS):
-        if not lines or page_of(claim) != page_of(lines[-1]):
-            lines.append({"name": PAGES[page_of(claim)], "row": claim["row"]})
+    lines, page = [], ""                                 # a page's name alone, then its rows
+    for claim in [claim for claim in CLAIMS if claim["first"]]:
+        if page_of(claim) != page:
+            page = page_of(claim)
+            lines.append({"name": PAGES[page]})
         lines.append(claim)
     figure = Figure(figsize=(390 / 96, 0.3 * len(lines) + 1))
     ax = figure.add_axes((0.02, 0.6 / figure.get_figheight(),

@@ -4,11 +4,11 @@
 # model better than all, a larger R?
 # Parts:
 #   fedsdd          CIFAR-10, alpha 1.0. On one core all takes 33 minutes for one seed, feddf 13,
-#                   R1 8, scaffold 6
+#                   R1 13, scaffold 6
 #   fedsdd-hetero   alpha 0.1, where the paper's gain is largest. A model of FedSDD has a quarter of
 #                   FedAvg's clients in a round: FedAvg after 25 rounds and FedSDD after 100 have
 #                   made the same local training per model. FedAvg takes 3 minutes for one seed,
-#                   FedDF 8, all 15
+#                   FedDF 8
 #   ...-all         FedAvg alone: no public images, so that its clients hold these, too
 #   ...-rates       FedAvg and FedSDD with three rates of the clients, to be run with SEEDS="0 1 2":
 #                   no seeds of the tables
