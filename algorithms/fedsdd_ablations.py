@@ -51,9 +51,10 @@ models.
 students = none is Fed-ensemble (Shi et al., arXiv:2107.10663): its result is `ensemble_accuracy`.
 
 Accuracy is the main model's on the test images, after step 9, also where it is no student; with
-several networks the mean over the main models. `ensemble_accuracy` is the teacher's. With students
-= none and ensemble = aggregated `averaged_accuracy` is that of one model, the mean of the main
-models of the last R rounds: with K = 1 of FedAvg's.
+several networks the mean over the main models. `ensemble_accuracy` is the teacher's.
+`averaged_accuracy` is that of one model, the mean of the main model's weights after step 9 of the
+last K R rounds: of as many models as the ensemble has. With K = 1 and students = none these are
+FedAvg's.
 
 Bad uploads: a client of which a number is nan, infinite, or 1e30 or more in magnitude is left out
 of its group's mean. A group with nobody left keeps the model that it started from, which then is
@@ -152,11 +153,11 @@ def run(fed, cfg, state=None, attack=None):
     if state is None:
         # Step 1: K global models of each network, of different random weights.
         models = [new_network(fed, name, m % cfg.K).state_dict() for m, name in enumerate(networks)]
-        state = {"round": 0, "global_models": by_network(networks, models), "undistilled": [],
+        state = {"round": 0, "global_models": by_network(networks, models), "undistilled": [], "main": [],
                  "controls": [start_control(fed, cfg, name) for name in networks]}
         yield evaluate(fed, cfg, state), state
     models = [weights for of_network in state["global_models"].values() for weights in of_network]
-    undistilled, controls = state["undistilled"], state["controls"]
+    undistilled, main, controls = state["undistilled"], state["main"], state["controls"]
 
     for t in range(state["round"] + 1, cfg.rounds + 1):
         # Step 3: the active clients of each network are divided into K groups.
@@ -184,9 +185,10 @@ def run(fed, cfg, state=None, attack=None):
         distilled = parallel_map(fed, students_of(cfg, t, len(w)), lambda m: distill(
             fed, cfg, t, m, networks[m], w[m], teacher))                     # departure 1
         models = [distilled.get(m, w[m]) for m in range(len(w))]
+        main = [*main, models[::cfg.K]][-cfg.K * cfg.R:]         # for averaged_accuracy
 
         state = {"round": t, "global_models": by_network(networks, models),
-                 "undistilled": undistilled, "controls": controls}
+                 "undistilled": undistilled, "main": main, "controls": controls}
         yield {**evaluate(fed, cfg, state), **traffic(fed, cfg, groups, uploads)}, state
 
 
@@ -309,21 +311,15 @@ def evaluate(fed, cfg, state):
         return metrics
     ensemble = [member for earlier in state["undistilled"] for member in earlier]
     logits = predict_members(fed, ensemble, images)                              # [M R, N, C]
+    averaged = [(name, average_weights(models, [1] * len(models)))
+                for name, models in zip(state["global_models"], zip(*state["main"]))]
     num_public = 0 if cfg.students == "none" else len(fed.public.images)
-    if cfg.students == "none" and cfg.ensemble == "aggregated":
-        metrics["averaged_accuracy"] = mean_accuracy(
-            accuracy(logits, labels)
-            for logits in predict_members(fed, averages(cfg, state["undistilled"]), images))
     return {
         **metrics, "ensemble_accuracy": accuracy(logits.mean(0), labels),
+        "averaged_accuracy": mean_accuracy(
+            accuracy(logits, labels) for logits in predict_members(fed, averaged, images)),
         "disagreement": disagreement(logits[-len(state["undistilled"][-1]):]),   # of this round's
         "teacher_forwards": len(ensemble) * num_public}      # images, each by each member
-
-
-def averages(cfg, rounds):
-    """[(network, the mean of the main model's weights)] of `rounds`, lists of M members each."""
-    return [(members[0][0], average_weights([weights for _, weights in members], [1] * len(rounds)))
-            for members in [*zip(*rounds)][::cfg.K]]
 
 
 def traffic(fed, cfg, groups, uploads):
