@@ -81,9 +81,9 @@ for part in ${*:-fedgems fedgems-hetero fedgems-networks attacks}; do
         logits "$part" -ofom $digits --attack ofom
         logits "$part" -lie $digits --attack lie --attack-z 1.5 ;;
     esac
+    if [ "$part" = fedgems ]; then parts "$part" -0.75 $data --epsilon 0.75; fi
     case $part in
-    fedgems) parts "$part" -0.75 $data --epsilon 0.75 ;;
-    fedgems-networks)
+    fedgems | fedgems-networks)
         run "$part/fedmd-labels" fedmd $data $fedmd --transfer-public-epochs 20 \
             --transfer-public-batch-size 32 ;;
     esac

@@ -31,6 +31,8 @@
 # the rate, FedAvg's better one. Table 5, without distillation: clients1, clients4: the ensemble of
 # a round's clients, K = 1 and 4; bayes: FedBE's, sampled by the Dirichlet distribution. feddf: with
 # FedSDD's optimizer, rate and temperature, as in Table 10. fedbe: with FedSDD's steps and rate.
+# averaged: fedsdd, averaged-half: R4-half, and one model with the mean of its main model's weights
+# in the last K R rounds, as last8 and last16-half have it of FedAvg's.
 # ...-half: half the clients' rate, the server's stays.
 # usage: benchmarks/claims/fedsdd.sh FILE.npz [PART ...]
 # FILE.npz: CIFAR-10, see common.sh; each seed draws 10,000 of its training images. A fifth of the
@@ -49,7 +51,7 @@ source "$(dirname "$0")/common.sh"
 file=$1
 shift
 headline="fedsdd/fedavg fedsdd/R4 fedsdd-hetero/fedavg fedsdd-hetero/R4"
-headline+=" $(echo fedsdd-readme/{fedavg,fedsdd,R4,R1,none,all,last,last8})"
+headline+=" $(echo fedsdd-readme/{fedavg,fedsdd,R4,R1,none,all,last,last8,averaged})"
 headline+=" $(echo fedsdd-readme/{fedprox,scaffold,feddf,fedbe})"
 headline+=" fedsdd-readme-all/fedavg fedsdd-letters/both"
 cifar="--dataset $file --train-size 10000 --model cnn --clients 20 --partition dirichlet_equal"
@@ -120,6 +122,7 @@ for part in ${*:-fedsdd fedsdd-all fedsdd-hetero fedsdd-hetero-all fedsdd-hetero
     fedsdd | fedsdd-hetero | fedsdd-readme)
         run "$part/all" fedsdd-ablations --students all --K 4 --R $R $data $steps
         run "$part/R1" fedsdd --K 4 --R 1 $data $steps
+        run "$part/fedbe" fedbe --distill $data $steps
         run "$part/fedprox" fedprox $data
         run "$part/scaffold" scaffold $data ;;
     esac
@@ -130,13 +133,14 @@ for part in ${*:-fedsdd fedsdd-all fedsdd-hetero fedsdd-hetero-all fedsdd-hetero
     fedsdd-hetero)
         for algo in fedavg scaffold; do run "$part/$algo-half" "$algo" $data --lr 0.05; done
         run "$part/R4-half" fedsdd --K 4 --R 4 $data $steps --lr 0.05
+        run "$part/averaged-half" fedsdd-ablations --K 4 --R 4 $data $steps --lr 0.05
         run "$part/last16-half" fedsdd-ablations --students none --K 1 --R 16 $data --lr 0.05
         for K in 1 4; do
             run "$part/clients$K" fedsdd-ablations --students none --ensemble clients --K $K $data
         done
         run "$part/bayes" fedbe --posterior dirichlet $data ;;
     fedsdd-readme)
-        run "$part/fedbe" fedbe --distill $data
+        run "$part/averaged" fedsdd-ablations --K 4 --R 2 $data
         run "$part/last8" fedsdd-ablations --students none --K 1 --R 8 $data ;;
     esac
 done
