@@ -155,18 +155,17 @@ def tables():
         before[page] = claim["claim"]
         of_page[page].append(f"|{claim['setting']}|{'|'.join(cells)}|")
     counts = ", ".join(f"{name} in {found[name]}" for name in COLORS)
-    directed = sum(claim["claimed"] in ("greater", "lower") for claim in CLAIMS)
-    papers = [(papers_difference(claim), mean(points)) for claim, points in zip(CLAIMS, all_points)
-              if claim["paper_row"]]
-    figures = {(claim["paper_row"], claim["paper_base"]) for claim in CLAIMS if claim["paper_row"]}
-    same_sign = sum(paper * ours > 0 for paper, ours in papers)
+    directed = [pair for pair in zip(CLAIMS, all_points) if pair[0]["claimed"] in (
+        "greater", "lower")]
+    decided = [papers_difference(claim) * mean(points) > 0 for claim, points in directed
+               if claim["paper_row"] and verdict(claim, points) != "open"]
     counted = (
         f"{len(CLAIMS)} rows on all pages: {counts}; by the last round alone {num_changed} have "
-        f"another verdict. {len(papers)} rows stand beside one of {len(figures)} figures of the "
-        f"papers, {same_sign} with its sign, decided or not. If nothing differed, about "
-        f"{directed / 20:.0f} of the {directed} intervals of a claim with > or < would exclude 0, "
-        f"by chance. †: of the {len(CLAIMS) - found['open']} that are not open the "
-        f"{len(survived)} which Holm's correction for {len(CLAIMS)} rows leaves.\n")
+        f"another verdict. {len(directed)} rows have > or <: if nothing differed, about "
+        f"{len(directed) / 20:.0f} of their intervals would exclude 0, by chance; "
+        f"{len(decided)} of them stand beside a figure of a paper and are not open, "
+        f"{sum(decided)} with its sign. †: of the {len(CLAIMS) - found['open']} rows that are not "
+        f"open the {len(survived)} which Holm's correction for {len(CLAIMS)} rows leaves.\n")
     return {RESULTS: ["\n".join([*first, ""]), counted, provenance()],
             **{CURVES / f"{page}.md": ["\n".join([*rows, ""])] for page, rows in of_page.items()}}
 
