@@ -153,8 +153,8 @@ def run(fed, cfg, state=None, attack=None):
     if state is None:
         # Step 1: K global models of each network, of different random weights.
         models = [new_network(fed, name, m % cfg.K).state_dict() for m, name in enumerate(networks)]
-        state = {"round": 0, "global_models": by_network(networks, models), "undistilled": [], "main": [],
-                 "controls": [start_control(fed, cfg, name) for name in networks]}
+        state = {"round": 0, "global_models": by_network(networks, models), "undistilled": [],
+                 "main": [], "controls": [start_control(fed, cfg, name) for name in networks]}
         yield evaluate(fed, cfg, state), state
     models = [weights for of_network in state["global_models"].values() for weights in of_network]
     undistilled, main, controls = state["undistilled"], state["main"], state["controls"]
