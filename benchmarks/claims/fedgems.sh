@@ -4,6 +4,7 @@
 # FedMD's, DS-FL's and Cronus's? Does each part help? Who withstands poisoned logits?
 # Parts:
 #   fedgems            iid
+#   fedgems-augment    iid, all training images cropped and flipped, the server's, too
 #   fedgems-hetero     alpha 0.1
 #   fedgems-networks   alpha 0.5, and clients with four different networks; 30 minutes on one core
 #                      for one seed
@@ -59,9 +60,10 @@ parts() {   # parts PART SUFFIX FLAG ...: FedGEMS without each part
         run "$1/$name$2" fedgems-ablations "${@:3}" $server "--$name"
     done
 }
-for part in ${*:-fedgems fedgems-hetero fedgems-networks attacks}; do
+for part in ${*:-fedgems fedgems-augment fedgems-hetero fedgems-networks attacks}; do
     case $part in
     fedgems) data="$cifar --model cnn --partition iid" ;;
+    fedgems-augment) data="$cifar --model cnn --partition iid --augment" ;;
     fedgems-hetero) data="$cifar --model cnn --partition dirichlet_balanced --alpha 0.1" ;;
     fedgems-networks) data="$cifar --model cnn,mini2,mini5,mlp"
                       data+=" --partition dirichlet_balanced --alpha 0.5" ;;
@@ -71,6 +73,7 @@ for part in ${*:-fedgems fedgems-hetero fedgems-networks attacks}; do
         run "$part/control" fedgem $data $server --epsilon 1
         run "$part/standalone" standalone $data
         logits "$part" "" $data ;;
+    fedgems-augment) run "$part/control" fedgem $data $server --epsilon 1 ;;
     fedgems-hetero)
         run "$part/control" fedgem $data $server --epsilon 1
         for algo in fedgem fedgems; do run "$part/$algo" "$algo" $data $server --epsilon 0.1; done
@@ -86,7 +89,14 @@ for part in ${*:-fedgems fedgems-hetero fedgems-networks attacks}; do
     case $part in
     fedgems | fedgems-networks)
         run "$part/fedmd-labels" fedmd $data $fedmd --transfer-public-epochs 20 \
-            --transfer-public-batch-size 32
+            --transfer-public-batch-size 32 ;;
+    fedgems-augment)
+        for algo in fedgem fedgems; do
+            run "$part/$algo" "$algo" $data $server --epsilon 0.1
+        done ;;
+    esac
+    case $part in
+    fedgems | fedgems-augment | fedgems-networks)
         for algo in fedgem fedgems; do
             run "$part/$algo-0.25" "$algo" $data $server --epsilon 0.25
         done ;;
