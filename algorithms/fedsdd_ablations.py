@@ -52,9 +52,10 @@ students = none is Fed-ensemble (Shi et al., arXiv:2107.10663): its result is `e
 
 Accuracy is the main model's on the test images, after step 9, also where it is no student; with
 several networks the mean over the main models. `ensemble_accuracy` is the teacher's.
-`averaged_accuracy` is that of one model, the mean of the main model's weights after step 9 of the
-last K R rounds: of as many models as the ensemble has. With K = 1 and students = none these are
-FedAvg's.
+`averaged_accuracy` is that of one model, the mean of the main model's weights at the end of the
+last K R rounds (at first fewer): with one network and ensemble = aggregated of as many models as
+the ensemble has. With K = 1 and students = none these are FedAvg's; with several networks it is the
+mean over them.
 
 Bad uploads: a client of which a number is nan, infinite, or 1e30 or more in magnitude is left out
 of its group's mean. A group with nobody left keeps the model that it started from, which then is
@@ -185,7 +186,7 @@ def run(fed, cfg, state=None, attack=None):
         distilled = parallel_map(fed, students_of(cfg, t, len(w)), lambda m: distill(
             fed, cfg, t, m, networks[m], w[m], teacher))                     # departure 1
         models = [distilled.get(m, w[m]) for m in range(len(w))]
-        main = [*main, models[::cfg.K]][-cfg.K * cfg.R:]         # for averaged_accuracy
+        main = [*main, models[::cfg.K]][-cfg.K * cfg.R:]     # for averaged_accuracy alone
 
         state = {"round": t, "global_models": by_network(networks, models),
                  "undistilled": undistilled, "main": main, "controls": controls}

@@ -7,7 +7,7 @@
 #   fedgems-augment    iid, all training images cropped and flipped, the server's, too
 #   fedgems-hetero     alpha 0.1
 #   fedgems-networks   alpha 0.5, and clients with four different networks; 30 minutes on one core
-#                      for one seed
+#                      for one seed, fedgem-0.25 another 4
 #   attacks            16 clients, alpha 0.5, embedded data: METHOD-none, -paf, -ofom, -lie, also
 #                      METHOD-0.75-none. No attack reaches control, which has no logits
 # Methods: control: epsilon 1, with which server and clients make the same steps with labels alone.
@@ -73,7 +73,10 @@ for part in ${*:-fedgems fedgems-augment fedgems-hetero fedgems-networks attacks
         run "$part/control" fedgem $data $server --epsilon 1
         run "$part/standalone" standalone $data
         logits "$part" "" $data ;;
-    fedgems-augment) run "$part/control" fedgem $data $server --epsilon 1 ;;
+    fedgems-augment)
+        run "$part/control" fedgem $data $server --epsilon 1
+        for algo in fedgem fedgems; do run "$part/$algo" "$algo" $data $server --epsilon 0.1; done
+        ;;
     fedgems-hetero)
         run "$part/control" fedgem $data $server --epsilon 1
         for algo in fedgem fedgems; do run "$part/$algo" "$algo" $data $server --epsilon 0.1; done
@@ -90,10 +93,6 @@ for part in ${*:-fedgems fedgems-augment fedgems-hetero fedgems-networks attacks
     fedgems | fedgems-networks)
         run "$part/fedmd-labels" fedmd $data $fedmd --transfer-public-epochs 20 \
             --transfer-public-batch-size 32 ;;
-    fedgems-augment)
-        for algo in fedgem fedgems; do
-            run "$part/$algo" "$algo" $data $server --epsilon 0.1
-        done ;;
     esac
     case $part in
     fedgems | fedgems-augment | fedgems-networks)

@@ -17,7 +17,7 @@
 #                same work
 # usage: benchmarks/claims/fedgkt.sh FILE.npz [PART ...]
 # FILE.npz: CIFAR-10, see common.sh; each seed draws 5,000 of its training images.
-# On one core one seed takes 15 minutes; fedavg and fedgkt of 20 rounds take 17, none 11.
+# On one core one seed takes 15 minutes; fedavg and fedgkt of 20 rounds take 17, none 11, both 10.
 # Tried on seed 0. Iid: FedAvg with 2 local epochs (45.7) and 5 (52.2; taken); 10,000 images, 16
 # clients, 2 local epochs (none 53, FedGKT 53). Alpha 0.5, FedAvg 46.3, its rate 0.003 45.4, 0.0003
 # 38.9; FedGKT, mixed, 39.7: six epochs of the server 42.7; the clients' rate 0.0003 42.2, 0.0001
