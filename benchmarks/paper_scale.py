@@ -4,8 +4,9 @@
 
 Networks, rounds, epochs and steps are those of --paper. Clients and server train one after the
 other; a sample that a network trains on counts three times as many multiply-adds as one that it
-predicts. The script measures how many multiply-adds a second each network makes here, in training
-and in prediction, and divides. benchmarks/paper_scale.sh makes the runs.
+predicts. The script measures how many samples a second each network trains on here, in batches of
+the paper's size, and predicts, and divides. On a GPU small batches wait for their kernels to start.
+benchmarks/paper_scale.sh makes the runs.
 """
 import argparse
 import sys
@@ -19,6 +20,7 @@ import torch.nn.functional as F
 import models
 from benchmarks.costs import network_cost
 from experiment.settings import read
+from federation.training import prediction_batch
 
 IMAGE, CLASSES, BATCHES = (3, 32, 32), 10, 5
 TRAINING = 50_000                                        # CIFAR-10's images, and CIFAR-100's
@@ -40,11 +42,12 @@ def settings_of(paper, algo):
 
 
 def samples_a_second(name, batch_size):
-    """{"train": ..., "predict": ...}: samples a second of a network, here."""
+    """Samples a second of a network, here: in training, if batch_size is None in prediction."""
     model = models.build(name, IMAGE, CLASSES).to(args.device, memory_format=torch.channels_last)
-    images = torch.randn(batch_size, *IMAGE, device=args.device)
+    size = batch_size or prediction_batch(torch.empty(0, device=args.device))
+    images = torch.randn(size, *IMAGE, device=args.device)
     images = images.contiguous(memory_format=torch.channels_last)
-    labels = torch.randint(CLASSES, (batch_size,), device=args.device)
+    labels = torch.randint(CLASSES, (size,), device=args.device)
 
     def train():
         with torch.autocast(args.device.type, torch.bfloat16, enabled=args.amp):
@@ -57,54 +60,55 @@ def samples_a_second(name, batch_size):
         with torch.no_grad(), torch.autocast(args.device.type, torch.bfloat16, enabled=args.amp):
             model.eval()(images).sum().item()
 
-    speed = {}
-    for work in (train, predict):
-        work()                                           # warm-up
-        start = time.perf_counter()
-        for _ in range(BATCHES):
-            work()
-        speed[work.__name__] = batch_size * BATCHES / (time.perf_counter() - start)
-    return speed
+    work = train if batch_size else predict
+    work()                                               # warm-up
+    start = time.perf_counter()
+    for _ in range(BATCHES):
+        work()
+    return size * BATCHES / (time.perf_counter() - start)
 
 
 def fedsdd_work(algo, s):
-    """[(network, "train" or "predict", samples of a round)] of FedSDD's Table 2."""
+    """[(network, batch size of training or None, samples of a round)] of FedSDD's Table 2."""
     active = round(20 * s["participation"])
-    work = [("resnet20", "train", active * TRAINING / 20 * s["local_epochs"])]
+    work = [("resnet20", s["batch_size"], active * TRAINING / 20 * s["local_epochs"])]
     if algo != "fedavg":
         teachers = s["K"] * s["R"] if "K" in s else active
-        work += [("resnet20", "predict", teachers * TRAINING),
-                 ("resnet20", "train", s["distill_steps"] * s["server_batch_size"])]
+        work += [("resnet20", None, teachers * TRAINING),
+                 ("resnet20", s["server_batch_size"], s["distill_steps"] * s["server_batch_size"])]
     return work
 
 
 def fedgems_work(algo, s):
     """The same of FedGEMS's Table 2, homogeneous: half of the images are public."""
     public, private = TRAINING / 2, 0.9 * TRAINING / 2   # a tenth of the private is for validation
-    return [("bottleneck11", "train", private * s["local_epochs"]),
-            ("bottleneck11", "train", 16 * public * s["public_epochs"]),
-            ("bottleneck11", "predict", 16 * public),
-            ("bottleneck56", "train", public * s["server_epochs"]),
-            ("bottleneck56", "predict", public)]
+    return [("bottleneck11", s["batch_size"], private * s["local_epochs"]),
+            ("bottleneck11", s["batch_size"], 16 * public * s["public_epochs"]),
+            ("bottleneck11", None, 16 * public),
+            ("bottleneck56", s["server_batch_size"], public * s["server_epochs"]),
+            ("bottleneck56", None, public)]
 
 
 adds = {name: network_cost(models.build(name, IMAGE, CLASSES), IMAGE)["multiply_adds"]
         for name in ("resnet20", "bottleneck11", "bottleneck56")}
-speeds = {name: samples_a_second(name, 256 if args.device.type == "cuda" else 64)
-          for name in adds}
-where = torch.cuda.get_device_name(args.device) if args.device.type == "cuda" else \
-    f"CPU, {args.threads} threads"
-print(f"torch {torch.__version__}, {where}, amp {args.amp}\n")
-print("network        multiply-adds of a sample   samples/s, training   samples/s, prediction")
-for name, speed in speeds.items():
-    print(f"{name:<14} {adds[name]:>25,} {speed['train']:>21.0f} {speed['predict']:>23.0f}")
-print("\nalgorithm   10^12 multiply-adds of a round   seconds   rounds   hours of a run")
+works = {}
 for paper, work_of, algos in (("fedsdd", fedsdd_work, ("fedavg", "feddf", "fedsdd")),
                               ("fedgems-homogeneous", fedgems_work, ("fedgem", "fedgems"))):
     for algo in algos:
         settings = settings_of(paper, algo)
-        work = work_of(algo, settings)
-        total = sum(adds[net] * n * (3 if kind == "train" else 1) for net, kind, n in work)
-        seconds = sum(n / speeds[net][kind] for net, kind, n in work)
-        print(f"{algo:<11} {total / 1e12:>30.1f} {seconds:>9.0f} {settings['rounds']:>8} "
-              f"{seconds * settings['rounds'] / 3600:>16.1f}")
+        works[algo] = settings["rounds"], work_of(algo, settings)
+speeds = {kind: samples_a_second(*kind)
+          for kind in sorted({item[:2] for _, work in works.values() for item in work}, key=str)}
+where = torch.cuda.get_device_name(args.device) if args.device.type == "cuda" else \
+    f"CPU, {args.threads} threads"
+print(f"torch {torch.__version__}, {where}, amp {args.amp}\n")
+print("network        multiply-adds of a sample   samples/s")
+for (name, batch_size), speed in speeds.items():
+    doing = f"training in batches of {batch_size}" if batch_size else "prediction"
+    print(f"{name:<14} {adds[name]:>25,} {speed:>11.0f}   {doing}")
+print("\nalgorithm   10^12 multiply-adds of a round   seconds   rounds   hours of a run")
+for algo, (rounds, work) in works.items():
+    total = sum(adds[net] * n * (3 if batch_size else 1) for net, batch_size, n in work)
+    seconds = sum(n / speeds[net, batch_size] for net, batch_size, n in work)
+    print(f"{algo:<11} {total / 1e12:>30.1f} {seconds:>9.0f} {rounds:>8} "
+          f"{seconds * rounds / 3600:>16.1f}")

@@ -1,11 +1,15 @@
-"""One thread: the networks of the tests are so small that a second one only waits. Processes that
-work for long are started before the first test."""
+"""One thread: the networks of the tests are so small that a second one only waits. No GPU: a
+process that has trained on one cannot fork another that trains, as some tests do; the test of GPUs
+starts a process of its own. Processes that work for long are started before the first test."""
+import os
+
 import numpy as np
 import pytest
 import torch
 from toys import arrays
 
 torch.set_num_threads(1)
+os.environ["CUDA_VISIBLE_DEVICES"] = ""                  # torch reads it when it first needs a GPU
 
 
 @pytest.fixture(scope="session")

@@ -154,6 +154,27 @@ def test_several_processes_give_the_same_bytes(algo, elsewhere, expected):
     assert bytes_of(elsewhere / "several" / kind / f"{algo}-seed0") == expected[algo]
 
 
+ON_GPU = """
+import json, sys
+from fedkd_minimal import main
+
+for argv in json.loads(sys.argv[1]):
+    main(argv, is_program=True)
+"""
+
+
+@pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="this machine has no NVIDIA GPU")
+def test_a_gpu_gives_the_same_bytes_twice(npz, tmp_path):
+    argvs = [command(algo, npz, "--device", "cuda", "--out", tmp_path / turn / algo)
+             for turn in ("once", "again") for algo in ALGORITHMS]
+    environment = {**os.environ}
+    del environment["CUDA_VISIBLE_DEVICES"]                  # conftest.py hides the GPUs
+    subprocess.run([sys.executable, "-c", ON_GPU, json.dumps(argvs)], cwd=ROOT, env=environment,
+                   check=True)
+    for algo in ALGORITHMS:
+        assert bytes_of(tmp_path / "once" / algo) == bytes_of(tmp_path / "again" / algo), algo
+
+
 @pytest.mark.parametrize("sent", [
     torch.ones(2, 3), torch.ones(()), torch.ones(2, dtype=torch.bfloat16), torch.ones(2, 3)[:0],
     torch.tensor([True])], ids=["matrix", "scalar", "bfloat16", "no rows", "mask"])
