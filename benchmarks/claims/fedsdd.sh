@@ -15,6 +15,9 @@
 #   ...-all         FedAvg alone: no public images, so that its clients hold these, too
 #   ...-rates       FedAvg and FedSDD with three rates of the clients, to be run with SEEDS="0 1 2":
 #                   no seeds of the tables
+#   fedsdd-hetero-augment   alpha 0.1, the clients' and the server's training images cropped and
+#                   flipped, as in the paper; the clients' rate is 0.05, the better one without it.
+#                   averaged-half and last16-half, which has FedAvg, too
 #   fedsdd-hetero-again   a confirmation, fixed before it was run: alpha 0.1 with seeds 20 to 24 and
 #                   2,000 other test images (cifar10_jpeg_npz.py with --test-skip 200).
 #                   Its rows: R4's model and its ensemble minus FedAvg, which is the model of last,
@@ -65,14 +68,16 @@ feddf="--no-drop-worst --patience none --server-optimizer sgd --no-cosine --max-
 feddf+=" --temperature 4 --server-batch-size 128 --server-lr 0.0125"
 
 for part in ${*:-fedsdd fedsdd-all fedsdd-short fedsdd-hetero fedsdd-hetero-all
-                 fedsdd-hetero-rates fedsdd-hetero-again fedsdd-readme fedsdd-readme-all
-                 fedsdd-letters fedsdd-letters-hetero fedsdd-writers fedsdd-writers-all}; do
+                 fedsdd-hetero-rates fedsdd-hetero-augment fedsdd-hetero-again fedsdd-readme
+                 fedsdd-readme-all fedsdd-letters fedsdd-letters-hetero fedsdd-writers
+                 fedsdd-writers-all}; do
     fresh=""
     case $part in
     fedsdd) data="$mild --public fifth --lr 0.1" steps="--distill-steps 300" R=4 ;;
     fedsdd-short) data="$mild --public fifth --lr 0.1 --rounds 30 --local-epochs 5"
                   steps="--distill-steps 150" ;;
     fedsdd-hetero) data="$hetero --public fifth --lr 0.1" steps="--distill-steps 60" R=4 ;;
+    fedsdd-hetero-augment) data="$hetero --public fifth --augment" steps="--distill-steps 60" ;;
     fedsdd-hetero-again) data="$hetero --public fifth --lr 0.1" steps="--distill-steps 60"
                          fresh=$(echo {20..24}) ;;
     fedsdd-readme) data="--public fifth" steps="" R=2 ;;
@@ -95,6 +100,9 @@ for part in ${*:-fedsdd fedsdd-all fedsdd-short fedsdd-hetero fedsdd-hetero-all
         run "$part/R4" fedsdd --K 4 --R 4 $data $steps
         run "$part/last16-half" fedsdd-ablations --students none --K 1 --R 16 $data --lr 0.05
         run "$part/R4-half" fedsdd --K 4 --R 4 $data $steps --lr 0.05 ;;
+    fedsdd-hetero-augment)
+        run "$part/averaged-half" fedsdd-ablations --K 4 --R 4 $data $steps --lr 0.05
+        run "$part/last16-half" fedsdd-ablations --students none --K 1 --R 16 $data --lr 0.05 ;;
     fedsdd-hetero-all)
         run "$part/fedavg" fedavg $hetero --lr 0.1
         run "$part/fedavg-half" fedavg $hetero --lr 0.05 ;;
