@@ -161,11 +161,11 @@ def tables():
                if claim["paper_row"] and verdict(claim, points) != "open"]
     counted = (
         f"{len(CLAIMS)} rows on all pages: {counts}; by the last round alone {num_changed} have "
-        f"another verdict. {len(directed)} rows have > or <: if nothing differed, about "
-        f"{len(directed) / 20:.0f} of their intervals would exclude 0, by chance; "
-        f"{len(decided)} of them stand beside a figure of a paper and are not open, "
-        f"{sum(decided)} with its sign. †: of the {len(CLAIMS) - found['open']} rows that are not "
-        f"open the {len(survived)} which Holm's correction for {len(CLAIMS)} rows leaves.\n")
+        f"another verdict. Of the {len(directed)} rows with > or < {len(decided)} are decided "
+        f"beside a figure of a paper, {sum(decided)} with its sign; if nothing differed, about "
+        f"{len(directed) / 20:.0f} of their intervals would exclude 0, by chance. †: of the "
+        f"{len(CLAIMS) - found['open']} rows that are not open the {len(survived)} which Holm's "
+        f"correction for {len(CLAIMS)} rows leaves.\n")
     return {RESULTS: ["\n".join([*first, ""]), counted, provenance()],
             **{CURVES / f"{page}.md": ["\n".join([*rows, ""])] for page, rows in of_page.items()}}
 
