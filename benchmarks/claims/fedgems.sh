@@ -75,8 +75,10 @@ for part in ${*:-fedgems fedgems-augment fedgems-hetero fedgems-networks attacks
         logits "$part" "" $data ;;
     fedgems-augment)
         run "$part/control" fedgem $data $server --epsilon 1
-        for algo in fedgem fedgems; do run "$part/$algo" "$algo" $data $server --epsilon 0.1; done
-        ;;
+        for algo in fedgem fedgems; do
+            run "$part/$algo" "$algo" $data $server --epsilon 0.1
+            run "$part/$algo-0.75" "$algo" $data $server --epsilon 0.75
+        done ;;
     fedgems-hetero)
         run "$part/control" fedgem $data $server --epsilon 1
         for algo in fedgem fedgems; do run "$part/$algo" "$algo" $data $server --epsilon 0.1; done

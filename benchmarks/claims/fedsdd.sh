@@ -6,8 +6,8 @@
 #   fedsdd          CIFAR-10, alpha 1.0. On one core all takes 33 minutes for one seed, feddf 13,
 #                   R1 13, scaffold 6
 #   fedsdd-short    alpha 1.0, half the rounds and half the epochs: a quarter of the training, as
-#                   FedAvg declines in the longer part. R4 and last16, which has FedAvg, too; a seed
-#                   takes 8 minutes
+#                   FedAvg declines in the longer part. R4, last16, which has FedAvg, too, and the
+#                   baselines; R4 and last16 take 8 minutes for a seed
 #   fedsdd-hetero   alpha 0.1, where the paper's gain is largest. A model of FedSDD has a quarter of
 #                   FedAvg's clients in a round: FedAvg after 25 rounds and FedSDD after 100 have
 #                   made the same local training per model. FedAvg takes 3 minutes for one seed,
@@ -94,7 +94,11 @@ for part in ${*:-fedsdd fedsdd-all fedsdd-short fedsdd-hetero fedsdd-hetero-all
     fedsdd-all) run "$part/fedavg" fedavg $mild --lr 0.1 ;;
     fedsdd-short)
         run "$part/R4" fedsdd --K 4 --R 4 $data $steps
-        run "$part/last16" fedsdd-ablations --students none --K 1 --R 16 $data ;;
+        run "$part/last16" fedsdd-ablations --students none --K 1 --R 16 $data
+        run "$part/scaffold" scaffold $data
+        run "$part/scaffold-half" scaffold $data --lr 0.05
+        run "$part/fedprox" fedprox $data
+        run "$part/feddf" feddf $data $steps $feddf ;;
     fedsdd-hetero-again)
         run "$part/last" fedsdd-ablations --students none --K 1 --R 4 $data
         run "$part/R4" fedsdd --K 4 --R 4 $data $steps
