@@ -157,15 +157,17 @@ def tables():
     counts = ", ".join(f"{name} in {found[name]}" for name in COLORS)
     directed = [pair for pair in zip(CLAIMS, all_points) if pair[0]["claimed"] in (
         "greater", "lower")]
-    decided = [papers_difference(claim) * mean(points) > 0 for claim, points in directed
-               if claim["paper_row"] and verdict(claim, points) != "open"]
+    beside = [(verdict(claim, points), papers_difference(claim) * mean(points) > 0)
+              for claim, points in directed if claim["paper_row"]]
+    decided = [same_sign for judged, same_sign in beside if judged != "open"]
     counted = (
         f"{len(CLAIMS)} rows on all pages: {counts}; by the last round alone {num_changed} have "
-        f"another verdict. Of the {len(directed)} rows with > or < {len(decided)} are decided "
-        f"beside a figure of a paper, {sum(decided)} with its sign; if nothing differed, about "
-        f"{len(directed) / 20:.0f} of their intervals would exclude 0, by chance. †: of the "
-        f"{len(CLAIMS) - found['open']} rows that are not open the {len(survived)} which Holm's "
-        f"correction for {len(CLAIMS)} rows leaves.\n")
+        f"another verdict. {len(directed)} rows have > or <: if nothing differed, about "
+        f"{len(directed) / 20:.0f} of their intervals would exclude 0, by chance. "
+        f"{len(beside)} of them stand beside a figure of a paper: {sum(decided)} have its sign, "
+        f"{len(decided) - sum(decided)} the other, {len(beside) - len(decided)} are open. †: of "
+        f"the {len(CLAIMS) - found['open']} rows that are not open the {len(survived)} which "
+        f"Holm's correction for {len(CLAIMS)} rows leaves.\n")
     return {RESULTS: ["\n".join([*first, ""]), counted, provenance()],
             **{CURVES / f"{page}.md": ["\n".join([*rows, ""])] for page, rows in of_page.items()}}
 
