@@ -13,7 +13,7 @@ without the pool.
         public; the server has a ResNet-56. Images are cropped and flipped. Both learning rates fall
         to a tenth after more than 10 rounds without a better accuracy of the server on 2,500
         validation images, on which nothing is trained. With --paper fedgems-heterogeneous clients
-        have seven different networks and unequal shares of the classes (Dirichlet, alpha 0.5).
+        have eight networks, two alike, and unequal shares of the classes (Dirichlet, alpha 0.5).
 
 Each client holds labeled images of its own. The server and all clients hold N labeled public
 images. All networks may differ. Clients and server send logits of the public images; neither

@@ -9,11 +9,11 @@ arXiv:2110.11027.
         a CNN twice as wide. It takes 40 seconds on two cores.
     python fedkd_minimal.py --algo fedgems --paper fedgems-homogeneous --dataset cifar10
         runs `PAPER`: 16 clients with a ResNet-11 hold 1,406 images each, iid; 25,000 images are
-        public; the server has a ResNet-56. Images are cropped and flipped. Both learning rates fall
-        to a tenth after more than 10 rounds without a better accuracy of the server on 2,500
-        validation images, on which nothing is trained: the program goes on with a lower cfg.lr and
-        cfg.server_lr (plateau.py). With --paper fedgems-heterogeneous clients have seven different
-        networks and unequal shares of the classes (Dirichlet, alpha 0.5).
+        public; the server has a ResNet-56. Images are cropped and flipped. After more than 10
+        rounds without a better accuracy of the server on 2,500 validation images, which nobody
+        trains on, the program divides both learning rates by ten (plateau.py). With --paper
+        fedgems-heterogeneous clients have eight networks, two of them alike as printed, and unequal
+        shares of the classes (Dirichlet, alpha 0.5).
 
 Each client holds labeled images of its own. The server and all clients hold N labeled public
 images. All networks may differ. Clients send logits of public images, the server sends logits and
@@ -25,12 +25,13 @@ network, which starts with random weights of its own, and one optimizer over all
 The server also keeps a pool: its logits of the public images that it has predicted correctly, of
 each image the newest. The pool starts empty, and nothing leaves it.
 
-A round, in which all clients take part; the numbers in brackets are lines of the paper's Algorithm
-1. CE is cross-entropy with the label, e is epsilon, and KL(teacher || student) is at temperature 1.
+A round, in which all clients take part; the numbers in brackets are lines of Algorithm 1 as arXiv's
+page has them (in the PDF of ICLR's submission they are 1 less from 14 on, 2 less from 29 on). CE is
+cross-entropy with the label, e is epsilon, and KL(teacher || student) is at temperature 1.
   1   Each client trains on its own images by CE.                                            [25-27]
   2   Each client predicts the public images that are not in the pool.                       [31-33]
-  3   The server trains on the public images. In each batch, before the step, it predicts     [4-14]
-      every image. The loss of an image is
+  3   The server trains on the public images. Before each step it predicts the images of the  [4-14]
+      batch. The loss of an image is
         CE                                     if the server is right,              Eq. (1)    [5-6]
         e CE + (1 - e) KL(pool || server)      else if the image is in the pool,    Eq. (2)    [8-9]
         e CE + (1 - e) KL(ensemble || server)  else if a client is right,           Eq. (5)  [10-12]
@@ -48,18 +49,18 @@ step 1 and client_accuracy_distilled after step 5. The server is tested on one h
 images and the clients on the other, as in the paper.
 
 Bad uploads: where a client's logits of an image are nan, infinite, or 1e30 or more in magnitude,
-the client counts as wrong on this image; its own training goes on. A nan on the server never enters
+the client counts as wrong on this image, and trains on as always. A nan on the server never enters
 the pool, but its server_logits would spoil all clients. A lie is not caught: the labels are public,
 so an attacker that answers them with great certainty has H near 0, and nearly all weight.
 
-Departures
-  1  Paper, Algorithm 1: private training ends the round. Here, as in section 3.2: it opens it.
+Departures; docs/DEPARTURES.md has smaller ones
+  1  Paper, Algorithm 1: private training ends the round. Here, as in section 3.2, it comes first.
   2  Paper, Eq. (4): it is open over which clients the softmax runs. Here: over those that are
      right, so that their weights sum to 1.
   3  Paper, text: epsilon weighs the distillation. Here, as in the equations: it weighs CE.
   4  Paper, line 7: logits of the last round enter the pool. Here: those that were just found right.
   5  Paper, line 15: server_logits are made inside the loop over batches. Here: after training.
-  6  Paper: silent where nobody is right. Here: CE.
+  6  Paper, Eq. (5): where nobody is right the ensemble is a sum over nobody. Here: CE alone.
   7  Paper: the server asks for a client's logits while it trains. Here: step 2 makes them all, as
      clients do not change meanwhile. The losses are the same, and traffic counts what is asked for.
   8  Paper: 1/H is unbounded. Here: H below 1e-6 counts as 1e-6.
@@ -99,13 +100,13 @@ class Config:
     batch_size: int = 64                # of a client
     server_batch_size: int = 64         # of the server
     lr: float = 1e-3                    # of a client
-    server_lr: float = 1e-3             # of the server; --lr-patience lowers both
+    server_lr: float = 1e-3             # of the server; --lr-patience lowers both between rounds
     optimizer: Optimizer = "amsgrad"    # of each client and of the server
     weight_decay: float = 1e-4          # L2 penalty of this optimizer
     epsilon: float = 0.75               # weight of CE where there is a teacher
 
 
-# Table 13; epsilon: section 4.1.
+# Table 13; epsilon: section 4.1, which has 400 rounds. Adam is FedGKT's, AMSGrad.
 # Clients, partition, networks, augmentation: experiment/presets.py.
 PAPER = dict(rounds=200, local_epochs=1, server_epochs=1, public_epochs=1, batch_size=256,
              server_batch_size=256, lr=1e-3, server_lr=1e-3, optimizer="amsgrad",

@@ -10,10 +10,10 @@ Edge", arXiv:2007.14513.
         It takes 75 seconds on two cores.
     python fedkd_minimal.py --algo fedgkt --paper fedgkt --dataset cifar10
         runs `PAPER`, iid: 16 clients, 2,812 or 2,813 images each, which are cropped and flipped. A
-        client's network is a convolution, whose feature maps are 16x32x32, two residual blocks and
-        a linear layer; the server's is the other 55 layers of a ResNet-56. `server_lr` falls to a
-        tenth after more than 10 rounds without a better `accuracy` on 5,000 validation images,
-        which no client holds: the program goes on with a lower cfg.server_lr (plateau.py).
+        client's network is a convolution, whose feature maps are 16x32x32, two bottlenecks of
+        three convolutions, and a linear layer; the server's is the other 55 layers of a ResNet-56.
+        After more than 10 rounds without a better `accuracy` on 5,000 validation images, which no
+        client holds, the program divides `server_lr` by ten (plateau.py).
 
 Clients hold labeled images of their own. There are no public images. A client's network is an
 extractor, which makes feature maps H of images, and a classifier, which makes logits of feature
@@ -29,12 +29,11 @@ A round; the numbers in brackets are lines of the paper's Algorithm 1:
   1   Each active client trains on its own images for E_c passes by CE + KD(Z_s, its logits), where
       Z_s are the server's logits of the same images; by CE alone if it has no Z_s.
                                                                       Eq. (7), (10)   [3-5, 19-22]
-  2   It predicts all its images, in the view of its next training (see below), and uploads their
-      feature maps H, logits Z_c and labels Y.
+  2   It predicts all its images and uploads their feature maps H, logits Z_c and labels Y.
                                                                       Eq. (3), (9)    [24-30]
   3   The server waits for all uploads, then trains on them for E_s passes, in each of which client
       comes after client, by CE + KD(Z_c, its logits).                Eq. (6), (8)    [6-10]
-  4   It predicts Z_s, its logits of all H that it has received.      Eq. (11)        [11-12]
+  4   It predicts Z_s, its logits of the H that it has trained on.    Eq. (11)        [11-12]
   5   Each of these clients receives the Z_s of its own images.                       [14-15]
 
 Between rounds the server keeps its model and its optimizer, and each client
@@ -44,9 +43,10 @@ Between rounds the server keeps its model and its optimizer, and each client
                         and after a bad one
 A client that is not active in a round keeps all four as they are.
 
-With --augment all images of a client are cropped and flipped at random before its first training,
-and anew after each of its trainings: this is its view. So its upload, the Z_s of this upload and
-its next training are of one view. Without --augment the view is the images as they are.
+With --augment a client has its images in a *view*: all are cropped and flipped once, at random. A
+new view is made before its first training and after each training; step 2 is of the new one. So an
+upload, its Z_s and the next training are of one view. Without --augment a view is the images as
+they are.
 
 Accuracy is on the test images as they are, after step 4: of a client's extractor with the server's
 network behind it, the mean over all clients. (To use the two after the last round, a client sends
@@ -58,7 +58,8 @@ leaves the client's upload out and sends it no Z_s. The client keeps what it has
 older Z_s, which would be of another view. If no upload is left, the server stays as it is. A nan
 that arises on the server is not caught: its Z_s would spoil all clients.
 
-Departures, 2 to 4 from the paper, 1 and 5 from the public code, which is the authors', in FedML
+Departures: 3 and 4 from the paper, in which 2 is a gap, 1 and 5 from the authors' public code, in
+FedML. docs/DEPARTURES.md has twelve smaller ones.
   1  Public code: keeps Z_s by the number of a batch, and shuffles a client's images anew before
      each pass, so that a batch meets the Z_s of other images. Here, as printed: of the same.
   2  Paper: silent about initial weights. Public code: clients start from layers that were trained
@@ -96,7 +97,8 @@ from federation import (Optimizer, accuracy, active_in, by_architecture, feature
 # received_samples         {client: upload}: after an attack, and without the bad uploads
 # restored                 a network and its optimizer, after a copy of a snapshot into both; the
 #                          rates are the ones given here
-# snapshot                 {"model": weights, "optimizer": its state, or None for a new one}
+# snapshot                 {"model": its weights, with BatchNorm's statistics, "optimizer": its
+#                          state, or None for a new one}
 # stream                   a generator for what is named
 
 
@@ -109,7 +111,7 @@ class Config:
     batch_size: int = 32                # of a client
     server_batch_size: int = 32
     lr: float = 1e-3                    # of a client, constant
-    server_lr: float = 1e-3             # constant; --lr-patience lowers it
+    server_lr: float = 1e-3             # constant, unless --lr-patience lowers it between rounds
     optimizer: Optimizer = "amsgrad"            # of each client, kept over the rounds
     server_optimizer: Optimizer = "amsgrad"     # kept over the rounds
     weight_decay: float = 1e-4          # L2 penalty of both
@@ -126,7 +128,9 @@ class Config:
 PAPER = dict(rounds=200, participation=1.0, local_epochs=1, server_epochs=20, batch_size=256,
              server_batch_size=256, lr=1e-3, server_lr=1e-3, optimizer="amsgrad",
              server_optimizer="amsgrad", weight_decay=1e-4, temperature=3.0,
-             server_distill=True, client_distill=True)      # Table 2, S<->E
+             server_distill=True, client_distill=True)
+# Both distill, as in Algorithm 1: S<->E of Table 2, 90.53. Table 1 has S->E, 92.97, where the
+# server trains by CE alone.
 
 
 @configured(Config)
@@ -187,7 +191,7 @@ def train_client(fed, cfg, i, client):
     server_logits = client["server_logits"] if cfg.client_distill else None      # [n, C] or None
     model, optimizer = restored(client, fed.client_model(i), cfg.optimizer, cfg.lr,
                                 cfg.weight_decay)
-    trainings = client["trainings"] + 1          # with this one, whose random numbers it names
+    trainings = client["trainings"] + 1          # this one, which names its random numbers
     model.train()
     with random_numbers(fed, "local", trainings, i) as rng:                  # order, dropout
         for rows in minibatches(images, cfg.batch_size, rng, cfg.local_epochs):
@@ -340,11 +344,11 @@ def evaluate(fed, state):
     def scores(i):
         """Accuracy with the server's network, alone, alone on the client's own classes."""
         edge = loaded(fed.client_model(i), state["clients"][i]["model"])
-        both = []
+        pairs = []
         for images in fed.test.images.split(CHUNK):      # not all feature maps at once
             features, edge_logits = predict_with_features(edge, images)
-            both.append((predict(server, features), edge_logits))
-        stacked, alone = (torch.cat(logits) for logits in zip(*both))            # [N, C]
+            pairs.append((predict(server, features), edge_logits))
+        stacked, alone = (torch.cat(logits) for logits in zip(*pairs))           # [N, C]
         return (accuracy(stacked, labels), accuracy(alone, labels),
                 own_accuracy(alone, labels, fed.private[i].labels))
 
