@@ -98,7 +98,8 @@ for part in ${*:-fedsdd fedsdd-all fedsdd-short fedsdd-hetero fedsdd-hetero-all
         run "$part/scaffold" scaffold $data
         run "$part/scaffold-half" scaffold $data --lr 0.05
         run "$part/fedprox" fedprox $data
-        run "$part/feddf" feddf $data $steps $feddf ;;
+        run "$part/feddf" feddf $data $steps $feddf
+        run "$part/fedbe" fedbe --distill $data $steps ;;
     fedsdd-hetero-again)
         run "$part/last" fedsdd-ablations --students none --K 1 --R 4 $data
         run "$part/R4" fedsdd --K 4 --R 4 $data $steps
@@ -142,9 +143,11 @@ for part in ${*:-fedsdd fedsdd-all fedsdd-short fedsdd-hetero fedsdd-hetero-all
     fedsdd | fedsdd-hetero | fedsdd-readme)
         run "$part/all" fedsdd-ablations --students all --K 4 --R $R $data $steps
         run "$part/R1" fedsdd --K 4 --R 1 $data $steps
-        run "$part/fedbe" fedbe --distill $data $steps
         run "$part/fedprox" fedprox $data
         run "$part/scaffold" scaffold $data ;;
+    esac
+    case $part in
+    fedsdd-hetero | fedsdd-readme) run "$part/fedbe" fedbe --distill $data $steps ;;
     esac
     case $part in
     fedsdd)
