@@ -99,7 +99,9 @@ for part in ${*:-fedsdd fedsdd-all fedsdd-short fedsdd-hetero fedsdd-hetero-all
         run "$part/scaffold-half" scaffold $data --lr 0.05
         run "$part/fedprox" fedprox $data
         run "$part/feddf" feddf $data $steps $feddf
-        run "$part/fedbe" fedbe --distill $data $steps ;;
+        run "$part/fedbe" fedbe --distill $data $steps
+        run "$part/R4-half" fedsdd --K 4 --R 4 $data $steps --lr 0.05
+        run "$part/last16-half" fedsdd-ablations --students none --K 1 --R 16 $data --lr 0.05 ;;
     fedsdd-hetero-again)
         run "$part/last" fedsdd-ablations --students none --K 1 --R 4 $data
         run "$part/R4" fedsdd --K 4 --R 4 $data $steps
