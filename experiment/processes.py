@@ -125,7 +125,7 @@ def device_of(name, is_program):
     if device.type == "cuda" and is_program:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = False    # doubles the kernels
+        torch.utils.deterministic.fill_uninitialized_memory = False  # True doubles the kernels
     return device
 
 
