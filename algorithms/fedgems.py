@@ -25,8 +25,8 @@ network, which starts with random weights of its own, and one optimizer over all
 The server also keeps a pool: its logits of the public images that it has predicted correctly, of
 each image the newest. The pool starts empty, and nothing leaves it.
 
-A round, in which all clients take part; the numbers in brackets are lines of Algorithm 1 as arXiv's
-page has them (in the PDF of ICLR's submission they are 1 less from 14 on, 2 less from 29 on). CE is
+A round, in which all clients take part; the numbers in brackets are lines of Algorithm 1 in arXiv's
+HTML (in the PDF of ICLR's submission they are 1 less from 14 on, 2 less from 29 on). CE is
 cross-entropy with the label, e is epsilon, and KL(teacher || student) is at temperature 1.
   1   Each client trains on its own images by CE.                                            [25-27]
   2   Each client predicts the public images that are not in the pool.                       [31-33]
@@ -106,7 +106,7 @@ class Config:
     epsilon: float = 0.75               # weight of CE where there is a teacher
 
 
-# Table 13; epsilon: section 4.1, which has 400 rounds. Adam is FedGKT's, AMSGrad.
+# Table 13; epsilon: section 4.1, which has 400 rounds. Its Adam is AMSGrad, as in FedGKT's code.
 # Clients, partition, networks, augmentation: experiment/presets.py.
 PAPER = dict(rounds=200, local_epochs=1, server_epochs=1, public_epochs=1, batch_size=256,
              server_batch_size=256, lr=1e-3, server_lr=1e-3, optimizer="amsgrad",

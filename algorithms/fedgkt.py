@@ -59,7 +59,7 @@ older Z_s, which would be of another view. If no upload is left, the server stay
 that arises on the server is not caught: its Z_s would spoil all clients.
 
 Departures: 3 and 4 from the paper, in which 2 is a gap, 1 and 5 from the authors' public code, in
-FedML. docs/DEPARTURES.md has twelve smaller ones.
+FedML. docs/DEPARTURES.md has smaller ones.
   1  Public code: keeps Z_s by the number of a batch, and shuffles a client's images anew before
      each pass, so that a batch meets the Z_s of other images. Here, as printed: of the same.
   2  Paper: silent about initial weights. Public code: clients start from layers that were trained

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 
 import models
 from benchmarks.costs import network_cost
+from experiment.processes import device_of
 from experiment.settings import read
 from federation.training import prediction_batch
 
@@ -26,11 +27,12 @@ IMAGE, CLASSES, BATCHES = (3, 32, 32), 10, 5
 TRAINING = 50_000                                        # CIFAR-10's images, and CIFAR-100's
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
+parser.add_argument("--device", default="cpu")
 parser.add_argument("--threads", type=int, default=1)
 parser.add_argument("--amp", action="store_true")
 args = parser.parse_args()
 torch.set_num_threads(args.threads)
+args.device = device_of(args.device, is_program=True)     # deterministic on a GPU, as in a run
 
 
 def settings_of(paper, algo):
