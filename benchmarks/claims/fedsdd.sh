@@ -40,7 +40,8 @@
 # FedSDD's optimizer, rate and temperature, as in Table 10. fedbe: with FedSDD's steps and rate.
 # averaged: fedsdd, averaged-half: R4-half, and one model with the mean of its main model's weights
 # in the last K R rounds, as last8 and last16-half have it of FedAvg's.
-# ...-half: half the clients' rate, the server's stays.
+# scaffold16: SCAFFOLD, with the ensemble of its last 16 models, and their mean. ...-half, -quarter:
+# half of the clients' rate, a quarter; the server's stays.
 # usage: benchmarks/claims/fedsdd.sh FILE.npz [PART ...]
 # FILE.npz: CIFAR-10, see common.sh; each seed draws 10,000 of its training images. A fifth of the
 # training images is public, without labels, and no client has them, FedAvg's neither, but in
@@ -61,7 +62,7 @@ headline="fedsdd/fedavg fedsdd/R4 fedsdd-hetero/fedavg fedsdd-hetero/R4"
 headline+=" $(echo fedsdd-readme/{fedavg,fedsdd,R4,R1,none,all,last,last8,averaged})"
 headline+=" $(echo fedsdd-readme/{fedprox,scaffold,feddf,fedbe})"
 headline+=" fedsdd-readme-all/fedavg fedsdd-letters/both"
-headline+=" $(echo fedsdd-short/{R4,last16,R4-half,last16-half,scaffold-half})"
+headline+=" $(echo fedsdd-short/{R4,last16,R4-half,last16-half,scaffold{,16}-half})"
 cifar="--dataset $file --train-size 10000 --model cnn --clients 20 --partition dirichlet_equal"
 cifar+=" --participation 0.4 --batch-size 32"
 mild="$cifar --alpha 1.0 --rounds 60 --local-epochs 10"
@@ -69,6 +70,13 @@ hetero="$cifar --alpha 0.1 --rounds 100 --local-epochs 2"
 feddf="--no-drop-worst --patience none --server-optimizer sgd --no-cosine --max-grad-norm none"
 feddf+=" --temperature 4 --server-batch-size 128 --server-lr 0.0125"
 
+lower_rates() {     # SCAFFOLD's last 16 models, and a quarter of the rate
+    last16="fedsdd-ablations --students none --K 1 --R 16 $data"
+    run "$part/scaffold16-half" $last16 --local scaffold --lr 0.05
+    run "$part/scaffold16-quarter" $last16 --local scaffold --lr 0.025
+    run "$part/last16-quarter" $last16 --lr 0.025
+    run "$part/R4-quarter" fedsdd --K 4 --R 4 $data $steps --lr 0.025
+}
 for part in ${*:-fedsdd fedsdd-all fedsdd-short fedsdd-hetero fedsdd-hetero-all
                  fedsdd-hetero-rates fedsdd-hetero-augment fedsdd-hetero-again fedsdd-readme
                  fedsdd-readme-all fedsdd-letters fedsdd-letters-hetero fedsdd-writers
@@ -103,7 +111,8 @@ for part in ${*:-fedsdd fedsdd-all fedsdd-short fedsdd-hetero fedsdd-hetero-all
         run "$part/feddf" feddf $data $steps $feddf
         run "$part/fedbe" fedbe --distill $data $steps
         run "$part/R4-half" fedsdd --K 4 --R 4 $data $steps --lr 0.05
-        run "$part/last16-half" fedsdd-ablations --students none --K 1 --R 16 $data --lr 0.05 ;;
+        run "$part/last16-half" fedsdd-ablations --students none --K 1 --R 16 $data --lr 0.05
+        lower_rates ;;
     fedsdd-hetero-again)
         run "$part/last" fedsdd-ablations --students none --K 1 --R 4 $data
         run "$part/R4" fedsdd --K 4 --R 4 $data $steps
@@ -156,12 +165,14 @@ for part in ${*:-fedsdd fedsdd-all fedsdd-short fedsdd-hetero fedsdd-hetero-all
     case $part in
     fedsdd)
         run "$part/scaffold-half" scaffold $data --lr 0.05
-        run "$part/last16" fedsdd-ablations --students none --K 1 --R 16 $data ;;
+        run "$part/last16" fedsdd-ablations --students none --K 1 --R 16 $data
+        run "$part/last16-half" fedsdd-ablations --students none --K 1 --R 16 $data --lr 0.05 ;;
     fedsdd-hetero)
         for algo in fedavg scaffold; do run "$part/$algo-half" "$algo" $data --lr 0.05; done
         run "$part/R4-half" fedsdd --K 4 --R 4 $data $steps --lr 0.05
         run "$part/averaged-half" fedsdd-ablations --K 4 --R 4 $data $steps --lr 0.05
         run "$part/last16-half" fedsdd-ablations --students none --K 1 --R 16 $data --lr 0.05
+        lower_rates
         for K in 1 4; do
             run "$part/clients$K" fedsdd-ablations --students none --ensemble clients --K $K $data
         done

@@ -33,7 +33,9 @@ for part in ${*:-without-public own-models}; do
     own-models)
         data="--alpha 0.1 --rounds 20 --local-epochs 5 --batch-size 32 --optimizer momentum"
         data+=" --weight-decay 0 --model cnn_large,mlp --server-model cnn"
-        for algo in local fml fedproto fedkd fd; do run "$part/$algo" "$algo" $data --lr 0.01; done
-        for algo in local fml fedkd; do run "$part/$algo-0.03" "$algo" $data --lr 0.03; done ;;
+        for algo in local fml fedproto fedkd fd; do
+            run "$part/$algo" "$algo" $data --lr 0.01
+            run "$part/$algo-0.03" "$algo" $data --lr 0.03
+        done ;;
     esac
 done
