@@ -123,7 +123,7 @@ def runs_of(claim):
 def tables():
     """{file: the Markdown that belongs between its marks}.
 
-    RESULTS.md has the rows with `first`, by page, a sentence that counts, and provenance; each page
+    RESULTS.md has a sentence that counts, the rows with `first`, by page, and provenance; each page
     has all of its rows. There are no spaces around cells, and what is compared stands alone above
     its settings: on a telephone verdict and difference are then on the screen.
     """
@@ -168,7 +168,7 @@ def tables():
         f"{len(decided) - sum(decided)} the other, {len(beside) - len(decided)} are open. †: of "
         f"the {len(CLAIMS) - found['open']} rows that are not open the {len(survived)} which "
         f"Holm's correction for {len(CLAIMS)} rows leaves.\n")
-    return {RESULTS: ["\n".join([*first, ""]), counted, provenance()],
+    return {RESULTS: [counted, "\n".join([*first, ""]), provenance()],
             **{CURVES / f"{page}.md": ["\n".join([*rows, ""])] for page, rows in of_page.items()}}
 
 
@@ -250,7 +250,7 @@ def draw(path):
     ax.plot([], [], "v", color="black", fillstyle="none", markersize=4, label="the paper")
     figure.legend(loc="upper left", ncols=4, frameon=False, fontsize=7, columnspacing=1)
     with rc_context({"svg.hashsalt": "claims", "svg.fonttype": "none"}):
-        figure.savefig(path, metadata={"Date": None, "Description": tables()[RESULTS][0]})
+        figure.savefig(path, metadata={"Date": None, "Description": tables()[RESULTS][1]})
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from pages import (
     tree,
 )
 
+from algorithms import ALGORITHMS
 from experiment.settings import read
 
 README = (ROOT / "README.md").read_text()
@@ -182,6 +183,16 @@ def test_the_differences_in_the_readme_are_in_the_tables_of_results():
     """Model and ensemble minus FedAvg, on the same images and with all, and its last models."""
     found = re.findall(r"[+-]\d\.\d\d ± \d\.\d\d", README)
     assert len(found) == 14 and [x for x in found if f"|{x}|" not in ROWS] == []
+
+
+def test_the_readme_says_which_networks_and_public_images_an_algorithm_takes():
+    rows = re.findall(r"^\| (\[`.+?\)) \| .+? \| (one|any) \| .+ \| (.+?) \|$", README, re.M)
+    names = [(re.findall("`(.+?)`", files), *cells) for files, *cells in rows]
+    assert sum(len(of_row) for of_row, *_ in names) == 19
+    for of_row, networks, public in names:
+        for algorithm in map(ALGORITHMS.get, of_row):
+            assert networks == ("any" if algorithm.mixed_networks else "one")
+            assert public == {"joint": "labeled"}.get(algorithm.public, algorithm.public)
 
 
 def test_the_readme_shows_what_its_first_command_prints(capsys):
