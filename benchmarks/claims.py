@@ -53,16 +53,17 @@ def accuracies(run, metric, last=None):
     return values_of(runs, metric, mean_of_last(last or max(5, runs[0]["rounds"] // 10)))
 
 
-def pairs(claim, last=None):
-    """[(the row's accuracy, the base's)] of the seeds that both have, in percent."""
+def pairs(claim, last=None, seeds=range(100)):
+    """[(the row's accuracy, the base's)] of the seeds that both have, of these alone, in percent.
+    """
     ours = accuracies(claim["row"], claim["metric"], last)
     base = accuracies(claim["base"], claim["base_metric"], last)
-    return [(ours[seed], base[seed]) for seed in ours if seed in base]
+    return [(ours[seed], base[seed]) for seed in ours if seed in base and seed in seeds]
 
 
-def differences(claim, last=None):
+def differences(claim, last=None, seeds=range(100)):
     """[the row's accuracy minus the base's, in points] of each seed."""
-    return [ours - base for ours, base in pairs(claim, last)]
+    return [ours - base for ours, base in pairs(claim, last, seeds)]
 
 
 def bounds(claim):
@@ -127,8 +128,9 @@ def tables():
     has all of its rows. There are no spaces around cells, and what is compared stands alone above
     its settings: on a telephone verdict and difference are then on the screen.
     """
-    head = "|verdict|a - b|the paper|seeds|a|b|runs of a, b|‡ by the last round|\n" + "|-" * 9 + "|"
-    first, of_page = ["|claim" + head], {page: ["|claim and setting" + head] for page in PAGES}
+    head = "|verdict|a - b|the paper|seeds|a|b|‡ by the last round|"
+    first = [f"|claim{head}", "|-" * 8 + "|"]
+    of_page = {page: [f"|claim and setting{head}runs of a, b|", "|-" * 9 + "|"] for page in PAGES}
     found, before, num_changed = Counter(), {}, 0
     all_points = [differences(claim) for claim in CLAIMS]
     survived = survivors([p_value(*pair) for pair in zip(CLAIMS, all_points)])
@@ -143,17 +145,16 @@ def tables():
                  + "§" * bool(claim["fixed"]), interval(points),
                  "" if paper is None else f"*{paper:+.2f}*\u00a0({claim['paper_table']})",
                  str(len(points)), *(f"{mean(side):.1f}" for side in zip(*pairs(claim))),
-                 runs_of(claim),
                  f"{verdict(claim, at_the_end)}: {interval(at_the_end)}" if changed else ""]
         if claim["first"]:
             if before.get(RESULTS) != page:
-                first.append(f"|[**{PAGES[page]}**](results/{page}.md#all-rows){'|' * 9}")
+                first.append(f"|[**{PAGES[page]}**](results/{page}.md#all-rows){'|' * 8}")
             before[RESULTS] = page
             first.append(f"|{claim['first']}|{'|'.join(cells)}|")
         if claim["claim"] != before.get(page):
             of_page[page].append(f"|**{claim['claim']}**{'|' * 9}")
         before[page] = claim["claim"]
-        of_page[page].append(f"|{claim['setting']}|{'|'.join(cells)}|")
+        of_page[page].append(f"|{claim['setting']}|{'|'.join(cells)}|{runs_of(claim)}|")
     counts = ", ".join(f"{name} in {found[name]}" for name in COLORS)
     directed = [pair for pair in zip(CLAIMS, all_points) if pair[0]["claimed"] in (
         "greater", "lower")]
@@ -168,8 +169,23 @@ def tables():
         f"{len(decided) - sum(decided)} the other, {len(beside) - len(decided)} are open. †: of "
         f"the {len(CLAIMS) - found['open']} rows that are not open the {len(survived)} which "
         f"Holm's correction for {len(CLAIMS)} rows leaves.\n")
-    return {RESULTS: [counted, "\n".join([*first, ""]), provenance()],
+    return {RESULTS: [counted, "\n".join([*first, ""]), second_fives(), provenance()],
             **{CURVES / f"{page}.md": ["\n".join([*rows, ""])] for page, rows in of_page.items()}}
+
+
+def second_fives():
+    """What seeds 15 to 19 say alone, of the rows that have 10 to 19."""
+    ten = [claim for claim in CLAIMS if len(differences(claim, seeds=range(15, 20))) == 5]
+    judged = [[verdict(claim, differences(claim, seeds=range(*ends)))
+               for ends in [(10, 15), (15, 20), (10, 20)]] for claim in ten]
+    decided = [second for first, second, _ in judged if first != "open"]
+    same = sum(first == second != "open" for first, second, _ in judged)
+    later = sum(first == "open" != both for first, _, both in judged)
+    return (
+        f"{len(ten)} rows have seeds 10 to 19. {len(decided)} of them are decided with 10 to 14: "
+        f"15 to 19 alone decide {same} in the same way, leave {decided.count('open')} open, and "
+        f"decide {len(decided) - same - decided.count('open')} otherwise. {len(ten) - len(decided)}"
+        f" are open with 10 to 14: {later} of these are decided with all ten.\n")
 
 
 def provenance():
