@@ -7,8 +7,8 @@
 #                   R1 13, scaffold 6
 #   fedsdd-short    alpha 1.0, half the rounds and half the epochs: a quarter of the training, as
 #                   FedAvg declines in the longer part. R4, last16, which has FedAvg, too, and the
-#                   baselines. On one core R4 and feddf take 5 minutes for a seed, last16 3,
-#                   scaffold and fedprox 2
+#                   baselines. On one core R4, feddf and fedbe take 3 to 5 minutes for a seed,
+#                   last16 1.5 to 3, scaffold and fedprox 1 to 2
 #   fedsdd-hetero   alpha 0.1, where the paper's gain is largest. A model of FedSDD has a quarter of
 #                   FedAvg's clients in a round: FedAvg after 25 rounds and FedSDD after 100 have
 #                   made the same local training per model. FedAvg takes 3 minutes for one seed,
