@@ -54,15 +54,14 @@ def accuracies(run, metric, last=None):
 
 
 def pairs(claim, last=None, seeds=range(100)):
-    """[(the row's accuracy, the base's)] of the seeds that both have, of these alone, in percent.
-    """
+    """[(the row's accuracy, the base's)] of those of the `seeds` that both have, in percent."""
     ours = accuracies(claim["row"], claim["metric"], last)
     base = accuracies(claim["base"], claim["base_metric"], last)
     return [(ours[seed], base[seed]) for seed in ours if seed in base and seed in seeds]
 
 
 def differences(claim, last=None, seeds=range(100)):
-    """[the row's accuracy minus the base's, in points] of each seed."""
+    """[the row's accuracy minus the base's, in points] of each of these."""
     return [ours - base for ours, base in pairs(claim, last, seeds)]
 
 
