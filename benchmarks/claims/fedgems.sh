@@ -36,6 +36,9 @@ shift
 headline=$(echo fedgems{,-hetero}/{control,fedgem,fedgems})
 headline+=" $(echo fedgems/fedgem{,s}-{0.25,0.75})"
 headline+=" $(echo fedgems-networks/{control,fedgem{,s}-{0.25,0.75}})"
+headline+=" $(echo fedgems{,-networks}/{fedmd{,-labels},cronus,dsfl})"
+headline+=" $(echo attacks/{cronus,dsfl}-{none,paf,ofom,lie})"
+headline+=" $(echo fedgems-augment/{control,fedgem{,s}{,-0.25,-0.75}})"
 fedmd="--public-batch-size 32 --subset-size none --kernel-l2 0 --optimizer amsgrad"
 fedmd+=" --weight-decay 1e-4 --no-early-stopping --transfer-public-epochs 0"
 fedmd+=" --transfer-local-epochs 0"

@@ -63,6 +63,7 @@ headline+=" $(echo fedsdd-readme/{fedavg,fedsdd,R4,R1,none,all,last,last8,averag
 headline+=" $(echo fedsdd-readme/{fedprox,scaffold,feddf,fedbe})"
 headline+=" fedsdd-readme-all/fedavg fedsdd-letters/both"
 headline+=" $(echo fedsdd-short/{R4,last16,R4-half,last16-half,scaffold{,16}-half})"
+headline+=" $(echo fedsdd-hetero/{R4,last16,scaffold16}-half)"
 cifar="--dataset $file --train-size 10000 --model cnn --clients 20 --partition dirichlet_equal"
 cifar+=" --participation 0.4 --batch-size 32"
 mild="$cifar --alpha 1.0 --rounds 60 --local-epochs 10"
