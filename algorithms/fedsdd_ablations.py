@@ -358,5 +358,6 @@ def check(fed, cfg, attack):
 
 
 ALGORITHM = Algorithm(
-    "fedsdd-ablations", run, scores=fedsdd.ALGORITHM.scores, paper=PAPER, public="unlabeled",
+    "fedsdd-ablations", run, paper=PAPER, public="unlabeled",
+    scores={**fedsdd.ALGORITHM.scores, "averaged_accuracy": "averaged"},
     mixed_networks=True, check_settings=check, columns=fedsdd.ALGORITHM.columns)

@@ -165,9 +165,8 @@ def tables():
         f"another verdict. {len(directed)} rows have > or <: if nothing differed, about "
         f"{len(directed) / 20:.0f} of their intervals would exclude 0, by chance. "
         f"{len(beside)} of them stand beside a figure of a paper: {sum(decided)} have its sign, "
-        f"{len(decided) - sum(decided)} the other, {len(beside) - len(decided)} are open. †: of "
-        f"the {len(CLAIMS) - found['open']} rows that are not open the {len(survived)} which "
-        f"Holm's correction for {len(CLAIMS)} rows leaves.\n")
+        f"{len(decided) - sum(decided)} the other, {len(beside) - len(decided)} are open. "
+        f"{len(survived)} verdicts survive Holm's correction for all {len(CLAIMS)} rows (†).\n")
     return {RESULTS: [counted, "\n".join([*first, ""]), second_fives(), provenance()],
             **{CURVES / f"{page}.md": ["\n".join([*rows, ""])] for page, rows in of_page.items()}}
 
