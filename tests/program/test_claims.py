@@ -182,4 +182,4 @@ def test_seeds_of_two_files_are_pooled():
     one, other = "fedsdd-hetero/R4-half", "fedsdd-hetero-again/R4-half"
     both = claims.accuracies("fedsdd-hetero+fedsdd-hetero-again/R4-half", "accuracy")
     assert both == claims.accuracies(one, "accuracy") | claims.accuracies(other, "accuracy")
-    assert len(both) == 10
+    assert len(both) == 15
