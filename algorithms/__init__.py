@@ -15,7 +15,7 @@ from federation import output_shape
 class Algorithm:
     """An algorithm: its `run`, what it needs, and what the program prints of it.
 
-    Where a need depends on settings, it exists if one of them is neither False nor None.
+    Where a need depends on settings, it exists if one of them is neither False, None nor "none".
     """
 
     name: str                # on the command line
@@ -143,8 +143,9 @@ class State(dict):
 
 
 def is_given(names, settings):
-    """True if one of these settings is neither False nor None: 0 is given."""
-    return any(settings[name] is not None and settings[name] is not False for name in names)
+    """True if one of these settings is neither False, None nor "none": 0 is given."""
+    return any(settings[name] is not False and settings[name] not in (None, "none")
+               for name in names)
 
 
 def configured(Config):

@@ -14,6 +14,8 @@ of `Config` and one network it is fedsdd.py, number for number.
         cropped and flipped.
     python fedkd_minimal.py --algo fedsdd-ablations --model cnn,mlp --K 2
         runs `Config` with two networks: clients 0, 2, 4, ... have a CNN, the others an MLP.
+    python fedkd_minimal.py --algo fedsdd-ablations --students none --K 1 --R 16 --public none
+        is FedAvg, with the ensemble of its last 16 models, and the mean of their weights.
 
 Clients hold labeled images of their own; between rounds they keep nothing, but for SCAFFOLD's
 controls. The server holds N public images without labels. Training: train mode, images cropped and
@@ -358,6 +360,6 @@ def check(fed, cfg, attack):
 
 
 ALGORITHM = Algorithm(
-    "fedsdd-ablations", run, paper=PAPER, public="unlabeled",
+    "fedsdd-ablations", run, paper=PAPER, public="unlabeled", public_for=("students",),
     scores={**fedsdd.ALGORITHM.scores, "averaged_accuracy": "averaged"},
     mixed_networks=True, check_settings=check, columns=fedsdd.ALGORITHM.columns)

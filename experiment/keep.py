@@ -28,6 +28,7 @@ from data.images import adapt, check_range, normalize, to_float
 from experiment import build
 from experiment.processes import fail, from_first, is_first
 from experiment.settings import NETWORKS, Images, Method, Training, flag_with, text_of
+from federation import average_weights
 
 FILES = ("config.json", "checkpoint.pt", "metrics.jsonl", "timing.jsonl")
 
@@ -120,7 +121,11 @@ def find(record):
     files = [record.folder / name for name in FILES]
     if not any(path.exists() and path.stat().st_size for path in files):
         return
-    before, now = config_of(record.folder)["environment"], record.config["environment"]
+    then = config_of(record.folder)
+    if (then["algo"], then.get("seed")) != (record.config["algo"], record.seed):     # renamed
+        raise ValueError(f"{record.folder} holds a run of {then['algo']}, seed {then.get('seed')}: "
+                         "choose another --out")
+    before, now = then["environment"], record.config["environment"]
     record.begun_with = ", ".join(f"{name} {text_of(value)}" for name, value in before.items()
                                   if value != now[name])
     record.config["environment"] = before
@@ -290,8 +295,9 @@ def load_model(folder, name=None):
         logits = model(prepare(images))        # images [n, c, h, w]: bytes, or floats in [0, 1]
 
     name      "server", of several models "server", "server 1", ..., "client 0", "client 1", ...,
-              of FedSDD "ensemble": after the run's last finished round; None: the first of these
-              that it has
+              of FedSDD "ensemble", of fedsdd-ablations "averaged", too, of several networks
+              "averaged", "averaged 1", ...: after the run's last finished round; None: the first
+              of these that it has
     raises    ValueError if the run has no such model
     logits[:, j] is of the class names[j]. With a joint layer (FedMD) the public classes come first,
     as "public 0", "public 1", ..., then those of the task.
@@ -303,6 +309,7 @@ def load_model(folder, name=None):
     found = networks_in(state, ALGORITHMS[config["algo"].split(":")[0]], config["networks"])
     if ensemble := ensemble_in(state, config["networks"]):
         found["ensemble"] = ensemble
+    found |= averaged_in(state)
     name = name or next(iter(found))
     if name not in found:
         raise ValueError(f"{folder} has no model {name!r}; it has {', '.join(found)}")
@@ -351,6 +358,13 @@ def networks_in(state, algorithm, networks):
     if algorithm.server == "features":
         return {name: pair + found["server"] for name, pair in clients.items()}
     return found | clients
+
+
+def averaged_in(state):
+    """{name: [(network, state_dict)]} of fedsdd-ablations: the models of `averaged_accuracy`."""
+    last = zip(state.get("global_models", []), zip(*state.get("main", [])))
+    averages = [(network, average_weights(models, [1] * len(models))) for network, models in last]
+    return {f"averaged {k}" if k else "averaged": [pair] for k, pair in enumerate(averages)}
 
 
 def ensemble_in(state, networks):

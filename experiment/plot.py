@@ -35,12 +35,13 @@ from experiment.curves import (best, by_round, final, half_width, images_of, is_
 CAPTION = "minus ...: the mean difference, paired by seed; +- half of its 95% interval"
 AXES = {"round": "round", "MB": "MB up and down, summed"}
 COLORS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#999999")
+STYLES = ("-", "--", ":", "-.")
 
 
 def curve(runs, key, axis, last=1):
     """[(x, mean, half width or None)] of each round in which all runs have the metric.
 
-    last    each point is the mean of so many rounds up to it
+    last    each point is the mean of so many rounds up to it, at first of fewer
     """
     points, of_runs = [], [by_round(run, key) for run in runs]
     for t in range(len(runs[0]["rows"])):
@@ -67,7 +68,7 @@ def draw(curves, keys, axis, last, path):
     ax = figure.subplots()
     for i, ((label, key), owner) in enumerate(zip(lines, owners)):
         x, middle, width = np.array(curve(curves[label], key, axis, last), float).T
-        color, style = COLORS[i % len(COLORS)], "-" if i < len(COLORS) else "--"
+        color, style = COLORS[i % len(COLORS)], STYLES[i // len(COLORS) % len(STYLES)]
         name = label if same else f"{label}: {owner}"
         name += f" (n = {len(curves[label])})" * (len(counts) > 1)
         ax.plot(x, middle, style, color=color, label=name)
@@ -76,7 +77,7 @@ def draw(curves, keys, axis, last, path):
     seeds = f"{counts[0]} seeds" if len(counts) == 1 else "n seeds"
     title = "one seed" if counts == [1] else f"mean of {seeds} and its 95% interval"
     ax.set(xlabel=AXES[axis], ylabel=" of ".join(described),
-           title=title + f"; each point: mean of {last} rounds" * (last > 1))
+           title=title + f"; each point: mean of up to {last} rounds" * (last > 1))
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.grid(color="0.9")
     if all(is_share(key) for key in keys):
@@ -140,7 +141,8 @@ def table_of(curves, key, name, measure, bases, last=1, any_data=False):
                 points = []
                 reasons.setdefault(f" minus {base} {other}: {why}", []).append(label)
             is_base = (label, key) == (base, other)
-            cells.append("reference" if is_base else interval_text(points, "+" + form))
+            cells.append("reference" if is_base else
+                         interval_text(points, "+" + form, len(curves[label])))
         columns[f"minus {base} {other}" + f" ({owner})" * owned] = cells
     columns["last round"] = [str(runs[0]["rounds"]) for runs in curves.values()]
     for seed in sorted({run["seed"] for runs in curves.values() for run in runs}):

@@ -55,8 +55,9 @@ class Images:
     joint: bool | None = None             # one output layer for public classes and task (FedMD's
     #                                       default, if the public images are another data set)
     public_size: int | None = None        # at most this many public images
-    validation: float | None = None       # share of the training images that the server holds for
-    #                                       validation (default: 0.1 if an algorithm needs them)
+    validation: float | None = None       # share of the training images, but the public ones, that
+    #                                       the server holds for validation (default: 0.1 if an
+    #                                       algorithm needs them)
 
 
 @dataclass
@@ -383,8 +384,8 @@ def check(command, given):
                              f"--public half or fifth, not {public}")
         if shared["attack"] and not algorithm.can_be_attacked:
             others = ", ".join(name for name, x in ALGORITHMS.items() if x.can_be_attacked)
-            raise ValueError(f"--attack: {method.label} has no uploads to poison; these algorithms "
-                             f"have: {others}")
+            raise ValueError(f"--attack: {method.label} takes none; these algorithms do: "
+                             f"{others}")
         if given.get("lr_patience") is not None and not algorithm.plateau:
             others = ", ".join(name for name, x in ALGORITHMS.items() if x.plateau)
             raise ValueError(f"--lr-patience: {method.label} keeps its learning rates; they may "

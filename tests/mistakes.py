@@ -282,7 +282,7 @@ TABLE["algorithms/feddf.py", "feddf"] = [
     ("            if «→not »cfg.cosine:", "the_papers_student_against_a_slow_adam",
      "the rate does not fall")]
 TABLE["algorithms/__init__.py", "feddf"] = [
-    ("return «any→all»(settings[name] is not None and",
+    ("return «any→all»(settings[name] is not False and",
      "either_use_of_validation_images_needs_them[drop_worst-True]",
      "only both uses together need validation images"),
     ("needs_validation(vars(cfg)) and «fed.validation is None→False»",

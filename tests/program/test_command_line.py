@@ -189,9 +189,12 @@ def test_an_error_is_one_line_of_the_first_process_alone(capsys, monkeypatch):
     argv = ["--algo", "fedavg", "--dataset", "no\nset"]
     refused(capsys, argv, "no set")
     monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(SystemExit) as stop:
         main(argv)
     assert stop.value.code == 2 and capsys.readouterr() == ("", "")
+    monkeypatch.delenv("WORLD_SIZE")                     # RANK alone says nothing
+    refused(capsys, argv, "no set")
 
 
 def out_of_gpu_memory():
@@ -207,6 +210,7 @@ def test_missing_memory_is_one_line_that_names_what_to_make_smaller(capsys, monk
     [line] = capsys.readouterr().err.splitlines()
     assert stop.value.code == 1 and "not enough memory: make --batch-size " in line
     monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises((RuntimeError, MemoryError)), processes.stops_are_told():
         fill()
     assert capsys.readouterr() == ("", "")

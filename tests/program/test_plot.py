@@ -58,12 +58,14 @@ def test_the_table_has_the_mean_and_its_interval_in_the_last_round(table):
     assert "minus a accuracy (server) minus b accuracy (server) last round seed 0 seed 1" in table
     x = f"10.00 +- {half(70 - 40, 50 - 60):.2f}"
     assert f"\na server 50.00 +- {half(40, 60):.2f} reference -{x} 2 40.00 60.00 -\n" in table
-    assert f"\nb server {130 / 3:.2f} +- {half(70, 50, 10):.2f} +{x} reference 2 70.00 " in table
+    b = f"\nb server {130 / 3:.2f} +- {half(70, 50, 10):.2f} +{x} (n = 2) reference 2 70.00 "
+    assert b in table
     assert "\nb 1234 +- 0 - reference 2 1234 1234 1234\n" in table       # no percent
 
 
 def test_differences_are_paired_by_seed(table):
-    row = r"\nb server \S+ .* (\+\S+ \+- \S+) reference 2 \S+ \S+ \S+\n"
+    """b has three seeds, a two."""
+    row = r"\nb server \S+ .* (\+\S+ \+- \S+) \(n = 2\) reference 2 \S+ \S+ \S+\n"
     mean, final, best = re.findall(row, table)
     assert mean == f"+5.00 +- {half(65 - 45, 35 - 45):.2f}"
     assert final == f"+10.00 +- {half(70 - 40, 50 - 60):.2f}"

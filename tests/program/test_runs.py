@@ -348,6 +348,15 @@ def test_a_refusal_says_what_to_type_to_join_the_folder(stopped, npz, capsys):
         main([*argv, *advice.split()])
 
 
+def test_a_renamed_folder_is_not_taken_for_another_run(stopped, npz, capsys):
+    """Its config.json says whose it is: of other settings, or of another seed."""
+    shutil.copytree(stopped / "fedavg-seed0", stopped / "fedavg-seed1")
+    (stopped / "fedavg-seed0").rename(stopped / "fedavg-lr=0.5-seed0")
+    for more in "--algo fedavg:lr=0.5", "--seeds 1":
+        refused(capsys, [*command("fedavg", npz, "--out", stopped), *more.split()],
+                "holds a run of fedavg, seed 0: choose another --out")
+
+
 def test_an_algorithm_joins_with_data_that_it_would_not_choose(npz, tmp_path, capsys):
     """FedAvg alone has neither public nor validation images; FedBE needs none to predict."""
     argv = [*command("fedavg", npz), "--public", "none", "--validation", "none"]
@@ -356,6 +365,9 @@ def test_an_algorithm_joins_with_data_that_it_would_not_choose(npz, tmp_path, ca
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {
         "fedavg-seed0", "fedbe-seed0"}
     refused(capsys, [*argv, "--algo", "fedsdd", "--out", tmp_path], "fedsdd needs public images")
+    alone = ["--algo", "fedsdd-ablations", "--K", "1", "--students"]
+    main([*argv, *alone, "none", "--out", str(tmp_path)])
+    refused(capsys, [*argv, *alone, "main", "--out", tmp_path], "needs public images")
     joins = [*argv, "--algo", "fedsdd", "--public", "fifth", "--out", tmp_path]
     assert "add" not in refused(capsys, joins, "public none, not fifth: choose another --out")
 

@@ -151,6 +151,10 @@ def test_a_loaded_ensemble_predicts_as_in_the_run(algo, networks, npz, tmp_path)
     assert evaluation.disagreement(logits) == run.rows[-1]["disagreement"] > 0
     assert len(model.members) == members and not model.training
     torch.testing.assert_close(model(images), sum(m(images) for m in model.members) / members)
+    if algo == "fedsdd-ablations":
+        averaged = [keep.load_model(run.folder, name)[0] for name in ("averaged", "averaged 1")]
+        accuracies = [evaluation.accuracy(m(images), test.labels) for m in averaged]
+        assert sum(accuracies) / 2 == pytest.approx(run.rows[-1]["averaged_accuracy"], abs=1e-6)
 
 
 @pytest.mark.parametrize("algo, key", [("fedsdd --K 2", "accuracy"), ("fedgkt", "accuracy"),
