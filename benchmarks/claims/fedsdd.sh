@@ -17,7 +17,7 @@
 #   ...-rates       FedAvg and FedSDD with three rates of the clients, to be run with SEEDS="0 1 2":
 #                   no seeds of the tables
 #   fedsdd-hetero-augment   alpha 0.1, the clients' and the server's training images cropped and
-#                   flipped, as in the paper; the clients' rate is 0.05, the better one without it.
+#                   flipped, as with --paper; the clients' rate is 0.05, the better one without it.
 #                   averaged-half and last16-half, which has FedAvg, too
 #   fedsdd-hetero-again   a confirmation, fixed before it was run: alpha 0.1 with seeds 20 to 24 and
 #                   2,000 other test images (cifar10_jpeg_npz.py with --test-skip 200).
@@ -40,8 +40,9 @@
 # FedSDD's optimizer, rate and temperature, as in Table 10. fedbe: with FedSDD's steps and rate.
 # averaged: fedsdd, averaged-half: R4-half, and one model with the mean of its main model's weights
 # in the last K R rounds, as last8 and last16-half have it of FedAvg's.
-# scaffold16: SCAFFOLD, with the ensemble of its last 16 models, and their mean. ...-half, -quarter:
-# half of the clients' rate, a quarter; the server's stays.
+# scaffold16: SCAFFOLD, with the ensemble of its last 16 models, and their mean. R4-scaffold: R4
+# whose clients train as SCAFFOLD's (Table 4, with R = 1). ...-half, -quarter: half of the clients'
+# rate, a quarter; the server's stays.
 # usage: benchmarks/claims/fedsdd.sh FILE.npz [PART ...]
 # FILE.npz: CIFAR-10, see common.sh; each seed draws 10,000 of its training images. A fifth of the
 # training images is public, without labels, and no client has them, FedAvg's neither, but in
@@ -111,6 +112,8 @@ for part in ${*:-fedsdd fedsdd-all fedsdd-short fedsdd-hetero fedsdd-hetero-all
         run "$part/fedprox" fedprox $data
         run "$part/feddf" feddf $data $steps $feddf
         run "$part/fedbe" fedbe --distill $data $steps
+        run "$part/R4-scaffold-half" fedsdd-ablations --local scaffold --K 4 --R 4 $data $steps \
+            --lr 0.05
         run "$part/R4-half" fedsdd --K 4 --R 4 $data $steps --lr 0.05
         run "$part/last16-half" fedsdd-ablations --students none --K 1 --R 16 $data --lr 0.05
         lower_rates ;;
