@@ -13,7 +13,7 @@
 # six of ten clients still answered with digits.
 source "$(dirname "$0")/common.sh"
 headline=$(echo fedmd-{iid,writer}/{fedmd,alone})
-headline+=" $(echo fedmd-{iid,writer}-pooled/pooled)"
+headline+=" fedmd-iid-pooled/pooled"
 data="--dataset glyphs-letters --classes 0,1,2,3,4,5 --public glyphs --clients 10"
 data+=" --model $(echo mini{0..9} | tr ' ' ,) --transfer-public-epochs 5 --no-early-stopping"
 rounds="--rounds 12 --transfer-local-epochs 50 --transfer-batch-size 5 --batch-size 5"

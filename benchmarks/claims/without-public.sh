@@ -21,7 +21,7 @@
 source "$(dirname "$0")/common.sh"
 mnist=$1
 shift
-headline=$(echo own-models/{local,fml,fedproto,fedkd,fd}{,-0.03})
+headline=$(echo own-models/{local,fml,fedkd}{,-0.03})
 for part in ${*:-without-public own-models}; do
     case $part in
     without-public)

@@ -1,6 +1,8 @@
 """RESULTS.md and the pages of results say what the curves in docs/results say."""
 import html
+import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -16,6 +18,8 @@ REMOVED = DOCS / "results" / "removed.md"          # figures of commit 33af17e^
 PAGES = [DOCS / "RESULTS.md", *sorted({*DOCS.glob("results/*.md")} - {REMOVED})]
 TABLES = [path for path in sorted(DOCS.glob("results/*.txt")) if "\n$ python" in path.read_text()]
 DRAWN_BY_HAND = {"overview", "rounds", "without_public"}
+NOT_RUN = {("fedsdd", "last16-half"), ("fedsdd-hetero-augment", "averaged-half"),
+           ("fedsdd-hetero-augment", "last16-half")}         # removed.md says so
 CLAIM = {"row": "x/a", "base": "x/b", "metric": "accuracy", "base_metric": "accuracy",
          "claimed": "greater", "margin": ""}
 
@@ -164,6 +168,32 @@ def test_every_file_of_curves_is_of_a_part_of_a_script():
     parts = re.findall(r"for part in \$\{\*:-([^}]*)\}", text)
     files = {path.name.removesuffix(".csv") for path in DOCS.glob("results/*.csv")}
     assert files and files <= set(" ".join(parts).split())
+
+
+def planned(path, folder):
+    """{(part, method): its seeds} of a script, by a `python` that only prints its arguments."""
+    shutil.copytree(path.parent, folder / "benchmarks" / "claims", dirs_exist_ok=True)
+    (folder / "python").write_text("#!/bin/sh\necho \"$@\"\n")
+    (folder / "python").chmod(0o755)
+    run = [folder / "benchmarks" / "claims" / path.name, *["data.npz"] * (path.stem != "fedmd")]
+    printed = subprocess.run(run, capture_output=True, text=True, check=True, env={
+        "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}).stdout
+    found = re.findall(r"--seeds (\S+) .*--out runs/claims/(\S+)/(\S+)", printed)
+    return {(part, method): {*map(int, seeds.split(","))} for seeds, part, method in found}
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_has_the_seeds_that_are_kept(path, tmp_path):
+    """Only what removed.md says is written down and has not been run is not there."""
+    found = planned(path, tmp_path)
+    if path.stem == "fedsdd":                            # one run of two algorithms
+        both = found.pop(("fedsdd-letters", "both"))
+        found |= {("fedsdd-letters", algo): both for algo in ("fedavg", "fedsdd")}
+    kept = {(part, label): {run["seed"] for run in runs} for part in {part for part, _ in found}
+            if (DOCS / "results" / f"{part}.csv").exists()
+            for label, runs in claims.curves(part).items() if part != "fedsdd-hetero-rates"}
+    assert kept == {run: seeds for run, seeds in found.items()
+                    if run not in NOT_RUN and run[0] != "fedsdd-hetero-rates"}
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
