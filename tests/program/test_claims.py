@@ -208,6 +208,16 @@ def test_the_order_of_the_jpeg_files_has_each_file_of_a_class_once():
     assert sorted(numbers[:5000]) == [*range(5000)] and sorted(numbers[5000:]) == [*range(1000)]
 
 
+def test_a_row_has_all_seeds_that_both_of_its_runs_have():
+    """Runs of different age may have an accuracy under different names."""
+    def seeds(run):
+        files, label = run.split("/")
+        return {run["seed"] for file in files.split("+") for run in claims.curves(file)[label]}
+
+    for claim in claims.CLAIMS:
+        assert len(claims.pairs(claim)) == len(seeds(claim["row"]) & seeds(claim["base"])), claim
+
+
 def test_seeds_of_two_files_are_pooled():
     one, other = "fedsdd-hetero/R4-half", "fedsdd-hetero-again/R4-half"
     both = claims.accuracies("fedsdd-hetero+fedsdd-hetero-again/R4-half", "accuracy")
