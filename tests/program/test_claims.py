@@ -172,7 +172,7 @@ def test_every_file_of_curves_is_of_a_part_of_a_script():
 
 def planned(path, folder):
     """{(part, method): its seeds} of a script, by a `python` that only prints its arguments."""
-    shutil.copytree(path.parent, folder / "benchmarks" / "claims", dirs_exist_ok=True)
+    shutil.copytree(path.parent, folder / "benchmarks" / "claims")
     (folder / "python").write_text("#!/bin/sh\necho \"$@\"\n")
     (folder / "python").chmod(0o755)
     run = [folder / "benchmarks" / "claims" / path.name, *["data.npz"] * (path.stem != "fedmd")]
