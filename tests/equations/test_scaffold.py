@@ -115,18 +115,6 @@ def test_the_control_of_a_network_counts_that_networks_clients():
     assert control["clients"].keys() == {2}, "client 0, whose upload is bad, keeps its control"
 
 
-def test_fedsdd_with_scaffolds_local_training_is_scaffold_where_it_has_one_global_model():
-    """Table 4 with K = 1, without students: three rounds, in which clients come again."""
-    fed = federation()
-    both = [last(run(fed, rounds=3, participation=0.5, **LOCAL, **more))[1] for run, more in (
-        (scaffold.run, {}),
-        (fedsdd_ablations.run, {"local": "scaffold", "K": 1, "students": "none"}))]
-    server, controls = both[0]["server"], both[1]["controls"][0]
-    [[model]] = both[1]["global_models"].values()
-    assert same(model, server["model"]) and same(controls["server"], server["control"])
-    assert same(controls["clients"], both[0]["client_controls"])
-
-
 def test_controls_hold_parameters_only():
     """BatchNorm's buffers are averaged by samples, as in FedAvg. No upload holds a graph."""
     fed, cfg = federation(sizes=(5, 3), network=with_batchnorm), scaffold.Config(**LOCAL)
