@@ -16,14 +16,16 @@
 #   ...-all         FedAvg alone: no public images, so that its clients hold these, too
 #   ...-rates       FedAvg and FedSDD with three rates of the clients, to be run with SEEDS="0 1 2":
 #                   no seeds of the tables
-#   fedsdd-hetero-augment   alpha 0.1, the clients' and the server's training images cropped and
-#                   flipped, as with --paper; the clients' rate is 0.05, the better one without it.
-#                   averaged-half and last16-half, which has FedAvg, too
 #   fedsdd-hetero-again   a confirmation, fixed before it was run: alpha 0.1 with seeds 20 to 24 and
 #                   2,000 other test images (cifar10_jpeg_npz.py with --test-skip 200).
 #                   Its rows: R4's model and its ensemble minus FedAvg, which is the model of last,
 #                   and minus FedAvg's last four models together. At half the rate, which is better
 #                   for both: R4-half minus FedAvg, the model of last16-half, and minus its last 16
+#   fedsdd-hetero-augment   the same seeds and test images, fixed before it was run: alpha 0.1, the
+#                   clients' and the server's training images cropped and flipped, as with --paper;
+#                   the clients' rate is 0.05, the better one without it. averaged-half,
+#                   last16-half and scaffold16-half, which have FedAvg and SCAFFOLD, too. On one
+#                   core one seed takes 15 minutes
 #   fedsdd-readme   README's first command, alpha 0.5, embedded digits, a method at a time: each has
 #                   the same 240 private images a client. 7 minutes for one seed
 #   fedsdd-letters  the same with the embedded letters as public images: clients hold 300
@@ -80,7 +82,7 @@ lower_rates() {     # SCAFFOLD's last 16 models, and a quarter of the rate
     run "$part/R4-quarter" fedsdd --K 4 --R 4 $data $steps --lr 0.025
 }
 for part in ${*:-fedsdd fedsdd-all fedsdd-short fedsdd-hetero fedsdd-hetero-all
-                 fedsdd-hetero-rates fedsdd-hetero-augment fedsdd-hetero-again fedsdd-readme
+                 fedsdd-hetero-rates fedsdd-hetero-again fedsdd-hetero-augment fedsdd-readme
                  fedsdd-readme-all fedsdd-letters fedsdd-letters-hetero fedsdd-writers
                  fedsdd-writers-all}; do
     fresh=""
@@ -89,7 +91,8 @@ for part in ${*:-fedsdd fedsdd-all fedsdd-short fedsdd-hetero fedsdd-hetero-all
     fedsdd-short) data="$mild --public fifth --lr 0.1 --rounds 30 --local-epochs 5"
                   steps="--distill-steps 150" ;;
     fedsdd-hetero) data="$hetero --public fifth --lr 0.1" steps="--distill-steps 60" R=4 ;;
-    fedsdd-hetero-augment) data="$hetero --public fifth --augment" steps="--distill-steps 60" ;;
+    fedsdd-hetero-augment) data="$hetero --public fifth --augment" steps="--distill-steps 60"
+                           fresh=$(echo {20..24}) ;;
     fedsdd-hetero-again) data="$hetero --public fifth --lr 0.1" steps="--distill-steps 60"
                          fresh=$(echo {20..24}) ;;
     fedsdd-readme) data="--public fifth" steps="" R=2 ;;
@@ -124,7 +127,9 @@ for part in ${*:-fedsdd fedsdd-all fedsdd-short fedsdd-hetero fedsdd-hetero-all
         run "$part/R4-half" fedsdd --K 4 --R 4 $data $steps --lr 0.05 ;;
     fedsdd-hetero-augment)
         run "$part/averaged-half" fedsdd-ablations --K 4 --R 4 $data $steps --lr 0.05
-        run "$part/last16-half" fedsdd-ablations --students none --K 1 --R 16 $data --lr 0.05 ;;
+        run "$part/last16-half" fedsdd-ablations --students none --K 1 --R 16 $data --lr 0.05
+        run "$part/scaffold16-half" fedsdd-ablations --students none --K 1 --R 16 $data \
+            --local scaffold --lr 0.05 ;;
     fedsdd-hetero-all)
         run "$part/fedavg" fedavg $hetero --lr 0.1
         run "$part/fedavg-half" fedavg $hetero --lr 0.05 ;;
