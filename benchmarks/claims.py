@@ -177,7 +177,7 @@ def second_fives():
     judged = [[verdict(claim, differences(claim, seeds=range(*ends)))
                for ends in [(10, 15), (15, 20), (10, 20)]] for claim in ten]
     decided = [(first, second, both) for first, second, both in judged if first != "open"]
-    other = [(second, both) for first, second, both in judged if first == "open" != both]
+    later = [second for first, second, both in judged if first == "open" != both]
     same = sum(first == second for first, second, _ in decided)
     left = sum(second == "open" for _, second, _ in decided)
     lost = sum(both == "open" for *_, both in decided)
@@ -185,8 +185,8 @@ def second_fives():
         f"{len(ten)} rows have seeds 10 to 19. {len(decided)} of them are decided with 10 to 14: "
         f"15 to 19 alone decide {same} in the same way, leave {left} open, and decide "
         f"{len(decided) - same - left} otherwise; with all ten {lost} of these are open. "
-        f"{len(ten) - len(decided)} are open with 10 to 14: {len(other)} of them are decided with "
-        f"all ten, {sum(second == 'open' for second, _ in other)} by neither half alone. No "
+        f"{len(ten) - len(decided)} are open with 10 to 14: {len(later)} of them are decided with "
+        f"all ten, {later.count('open')} by neither half alone. No "
         "interval is corrected for the second look.\n")
 
 

@@ -23,9 +23,9 @@
 #                   for both: R4-half minus FedAvg, the model of last16-half, and minus its last 16
 #   fedsdd-hetero-augment   the same seeds and test images, fixed before it was run: alpha 0.1, the
 #                   clients' and the server's training images cropped and flipped, as with --paper;
-#                   the clients' rate is 0.05, the better one without it. averaged-half,
-#                   last16-half and scaffold16-half, which have FedAvg and SCAFFOLD, too. On one
-#                   core one seed takes 15 minutes
+#                   the clients' rate is 0.05, the better one without it. averaged-half, last16-half
+#                   and scaffold16-half, which have FedAvg and SCAFFOLD, too. On one core
+#                   averaged-half takes 13 minutes for one seed, last16-half 6.5
 #   fedsdd-readme   README's first command, alpha 0.5, embedded digits, a method at a time: each has
 #                   the same 240 private images a client. 7 minutes for one seed
 #   fedsdd-letters  the same with the embedded letters as public images: clients hold 300
