@@ -19,9 +19,10 @@ and Table 13, and from the idea of the filter.
 
 Clients hold labeled images of their own; they and the server hold N public images without labels.
 Networks may differ; the server has none. Training: train mode, images cropped and flipped with
---augment, the mean loss of a batch. Prediction: eval mode, no gradient, images as they are. CE is
-cross-entropy with the label; q are the probabilities, the softmax of the logits, of the model that
-is trained.
+--augment, the mean loss of a batch. Prediction: eval mode, no gradient, images as they are, but for
+public ones: with --augment each is cropped and flipped once in a round, for all who predict or
+learn it. CE is cross-entropy with the label; q are the probabilities, the softmax of the logits, of
+the model that is trained.
 
 The algorithm; the numbers are ours:
   1   start with M clients' networks of different random weights
@@ -65,14 +66,16 @@ import torch.nn.functional as F
 
 from algorithms import Algorithm, configured
 from federation import (Optimizer, distillation_metrics, loaded, logits_ledger, minibatches,
-                        on_server, parallel_map, predict, random_numbers, received_logits, restored,
-                        snapshot, usable)
+                        on_server, parallel_map, predict, public_view, random_numbers,
+                        received_logits, restored, snapshot, usable)
 
 # loaded            a network, after a copy of some weights into it
 # minibatches       row numbers of batches, reshuffled in each pass; the last one may be smaller
 # on_server         one process computes the function, and sends the result to all
 # parallel_map      {i: fn(i) for i in ids}, by several processes
 # predict           logits, in eval mode, without gradient; then the mode is as before
+# public_view       the public samples of a round; with --augment each image is cropped and
+#                   flipped once, for all who predict or learn it
 # random_numbers    a generator for what is named; it also seeds torch, for dropout
 # received_logits   [M, N, C] of {client: [N, C]}, after an attack; nothing is left out
 # restored          a network and its optimizer, after a copy of a snapshot into both; None: a new
@@ -123,7 +126,8 @@ def run(fed, cfg, state=None, attack=None):
         trained = parallel_map(fed, ids, lambda i: train_client(fed, cfg, t, i, clients[i]))
 
         # Step 4: they send their probabilities of all public images.
-        uploads = parallel_map(fed, ids, lambda i: predict_client(fed, i, trained[i]))
+        images = public_view(fed, t).images                                  # [N, c, h, w]
+        uploads = parallel_map(fed, ids, lambda i: predict_client(fed, i, trained[i], images))
         client_probs = usable(received_logits(uploads, all_rows, attack))    # [m, N, C]
 
         # Step 5-6: they train towards the robust mean, if there is an upload.
@@ -131,7 +135,7 @@ def run(fed, cfg, state=None, attack=None):
         if len(client_probs) > 0:
             target_probs = aggregate(fed, cfg, client_probs)                 # y, [N, C]
             clients = parallel_map(fed, ids, lambda i: distill_client(
-                fed, cfg, t, i, trained[i], target_probs))
+                fed, cfg, t, i, trained[i], images, target_probs))
 
         state = {"round": t, "clients": clients}
         yield {**evaluate(fed, state, trained), "bad_uploads": len(ids) - len(client_probs),
@@ -158,10 +162,10 @@ def train_client(fed, cfg, t, i, client):
     return snapshot(model, optimizer)
 
 
-def predict_client(fed, i, client):
-    """Step 4: client i's probabilities p_i, [N, C], of all public images."""
+def predict_client(fed, i, client, images):
+    """Step 4: client i's probabilities p_i, [N, C], of all public images [N, c, h, w]."""
     model = loaded(fed.client_model(i), client["model"])
-    return predict(model, fed.public.images).softmax(-1)
+    return predict(model, images).softmax(-1)
 
 
 @on_server
@@ -209,15 +213,14 @@ def mean_of_kept(probs, kept):
     return torch.where(kept[..., None], probs, 0.0).sum(0) / kept.sum(0)[:, None]
 
 
-def distill_client(fed, cfg, t, i, client, target_probs):
+def distill_client(fed, cfg, t, i, client, images, target_probs):
     """Step 6: client i after training on the public images, towards target_probs [N, C]."""
-    images = fed.public.images
     model, optimizer = restored(client, fed.client_model(i), cfg.optimizer, cfg.lr,
                                 cfg.weight_decay)
     model.train()
     with random_numbers(fed, "public", t, i) as rng:
         for rows in minibatches(images, cfg.batch_size, rng, cfg.public_epochs):
-            logits = model(fed.augment(images[rows], rng))                       # [B, C]
+            logits = model(images[rows])                                         # [B, C]
             loss = soft_cross_entropy(logits, target_probs[rows]).mean()
             optimizer.zero_grad()
             loss.backward()

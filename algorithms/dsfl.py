@@ -18,9 +18,10 @@ from FedGEMS, section 2 and Table 13, and from public code (AIJack, Flower).
 
 Clients hold labeled images of their own. The server and all clients hold N public images without
 labels. All networks may differ. Training: train mode, images cropped and flipped with --augment,
-the mean loss of a batch. Prediction: eval mode, no gradient, images as they are. CE is
-cross-entropy with the label; q are the probabilities, the softmax of the logits, of the model that
-is trained.
+the mean loss of a batch. Prediction: eval mode, no gradient, images as they are, but for public
+ones: with --augment each is cropped and flipped once in a round, for all who predict or learn it.
+CE is cross-entropy with the label; q are the probabilities, the softmax of the logits, of the model
+that is trained.
 
 The algorithm; the numbers are ours:
   1   start with a server's network and M clients' networks, each of random weights of its own
@@ -60,14 +61,16 @@ import torch.nn.functional as F
 
 from algorithms import Algorithm, configured
 from federation import (Optimizer, distillation_metrics, loaded, logits_ledger, minibatches,
-                        on_server, parallel_map, predict, random_numbers, received_logits, restored,
-                        server_metrics, snapshot, usable)
+                        on_server, parallel_map, predict, public_view, random_numbers,
+                        received_logits, restored, server_metrics, snapshot, usable)
 
 # loaded            a network, after a copy of some weights into it
 # minibatches       row numbers of batches, reshuffled in each pass; the last one may be smaller
 # on_server         one process computes the function, and sends the result to all
 # parallel_map      {i: fn(i) for i in ids}, by several processes
 # predict           logits, in eval mode, without gradient; then the mode is as before
+# public_view       the public samples of a round; with --augment each image is cropped and
+#                   flipped once, for all who predict or learn it
 # random_numbers    a generator for what is named; it also seeds torch, for dropout
 # received_logits   [M, N, C] of {client: [N, C]}, after an attack; nothing is left out
 # restored          a network and its optimizer, after a copy of a snapshot into both; None: a new
@@ -124,7 +127,8 @@ def run(fed, cfg, state=None, attack=None):
         trained = parallel_map(fed, ids, lambda i: train_client(fed, cfg, t, i, clients[i]))
 
         # Step 4: they send their probabilities of all public images.
-        uploads = parallel_map(fed, ids, lambda i: predict_client(fed, i, trained[i]))
+        images = public_view(fed, t).images                                  # [N, c, h, w]
+        uploads = parallel_map(fed, ids, lambda i: predict_client(fed, i, trained[i], images))
         client_probs = usable(received_logits(uploads, all_rows, attack))    # [m, N, C]
 
         # Step 5-7: server and clients train towards their mean, if there is an upload.
@@ -134,9 +138,9 @@ def run(fed, cfg, state=None, attack=None):
                 target_probs = entropy_reduction(client_probs, cfg.temperature)      # y, [N, C]
             else:
                 target_probs = client_probs.mean(0)
-            server = train_server(fed, cfg, t, server, target_probs)
+            server = train_server(fed, cfg, t, server, images, target_probs)
             clients = parallel_map(fed, ids, lambda i: distill_client(
-                fed, cfg, t, i, trained[i], target_probs))
+                fed, cfg, t, i, trained[i], images, target_probs))
 
         state = {"round": t, "clients": clients, "server": server}
         yield {**evaluate(fed, state, trained), "bad_uploads": len(ids) - len(client_probs),
@@ -163,10 +167,10 @@ def train_client(fed, cfg, t, i, client):
     return snapshot(model, optimizer)
 
 
-def predict_client(fed, i, client):
-    """Step 4: client i's probabilities p_i, [N, C], of all public images."""
+def predict_client(fed, i, client, images):
+    """Step 4: client i's probabilities p_i, [N, C], of all public images [N, c, h, w]."""
     model = loaded(fed.client_model(i), client["model"])
-    return predict(model, fed.public.images).softmax(-1)
+    return predict(model, images).softmax(-1)
 
 
 def entropy_reduction(client_probs, temperature=0.1):
@@ -181,15 +185,14 @@ def entropy_reduction(client_probs, temperature=0.1):
 
 
 @on_server
-def train_server(fed, cfg, t, server, target_probs):
+def train_server(fed, cfg, t, server, images, target_probs):
     """Step 6: the server after training on the public images, towards target_probs [N, C]."""
-    images = fed.public.images
     model, optimizer = restored(server, fed.server_model(), cfg.optimizer, cfg.server_lr,
                                 cfg.weight_decay)
     model.train()
     with random_numbers(fed, "server", t) as rng:
         for rows in minibatches(images, cfg.server_batch_size, rng, cfg.server_epochs):
-            logits = model(fed.augment(images[rows], rng))                       # [B, C]
+            logits = model(images[rows])                                         # [B, C]
             loss = soft_cross_entropy(logits, target_probs[rows]).mean()
             optimizer.zero_grad()
             loss.backward()
@@ -197,15 +200,14 @@ def train_server(fed, cfg, t, server, target_probs):
     return snapshot(model, optimizer)
 
 
-def distill_client(fed, cfg, t, i, client, target_probs):
+def distill_client(fed, cfg, t, i, client, images, target_probs):
     """Step 7: client i after training on the public images, towards target_probs [N, C]."""
-    images = fed.public.images
     model, optimizer = restored(client, fed.client_model(i), cfg.optimizer, cfg.lr,
                                 cfg.weight_decay)
     model.train()
     with random_numbers(fed, "public", t, i) as rng:
         for rows in minibatches(images, cfg.batch_size, rng, cfg.public_epochs):
-            logits = model(fed.augment(images[rows], rng))                       # [B, C]
+            logits = model(images[rows])                                         # [B, C]
             loss = soft_cross_entropy(logits, target_probs[rows]).mean()
             optimizer.zero_grad()
             loss.backward()

@@ -17,7 +17,8 @@ Clients hold labeled images of their own; between rounds they keep nothing. With
 server holds N public images without labels. An active client is sent the global model, and sends
 back its weights and its number of images; logits never travel. Training: train mode, images cropped
 and flipped with --augment, the mean loss of a batch. Prediction: eval mode, no gradient, images as
-they are.
+they are, but for public ones: with --augment each is cropped and flipped once in a round, for all
+who predict or learn it.
 
 The algorithm; the numbers are ours. p_i is client i's share of the active clients' images:
   1   start with a global model of random weights
@@ -69,8 +70,8 @@ import torch.nn.functional as F
 
 from algorithms import Algorithm, configured
 from federation import (accuracy, active_in, average_weights, disagreement, loaded, minibatches,
-                        on_server, parallel_map, predict_models, random_numbers, received, stream,
-                        weights_ledger)
+                        on_server, parallel_map, predict_models, public_view, random_numbers,
+                        received, stream, weights_ledger)
 
 # active_in         the clients of a round, drawn at random without replacement
 # average_weights   the weighted mean of every entry of models, BatchNorm's statistics too; the
@@ -82,6 +83,8 @@ from federation import (accuracy, active_in, average_weights, disagreement, load
 # on_server         one process computes the function, and sends the result to all
 # parallel_map      {i: fn(i) for i in ids}, by several processes
 # predict_models    logits [models, images, C], in eval mode, without gradient and augmentation
+# public_view       the public samples of a round; with --augment each image is cropped and
+#                   flipped once, for all who predict or learn it
 # random_numbers    a generator for what is named; it also seeds torch, for dropout
 # received          {client: weights}, without the bad uploads
 # stream            a generator for what is named
@@ -144,8 +147,9 @@ def run(fed, cfg, state=None):
 
         # Step 11-13: the mean model trains on what the ensemble predicts.
         if cfg.distill and uploads:
-            member_logits = predict_models(fed, ensemble, fed.public.images)     # [E, N, C]
-            weights = train_server(fed, cfg, t, weights, sharpened_teacher(member_logits))
+            images = public_view(fed, t).images                              # [N, c, h, w]
+            teacher = sharpened_teacher(predict_models(fed, ensemble, images))   # [N, C]
+            weights = train_server(fed, cfg, t, weights, images, teacher)
 
         state = {"round": t, "server": {"model": weights}}
         yield {**evaluate(fed, state), **measure(fed, cfg, active, uploads, ensemble)}, state
@@ -230,18 +234,18 @@ def sharpened_teacher(member_logits):
 
 
 @on_server
-def train_server(fed, cfg, t, weights, teacher):
+def train_server(fed, cfg, t, weights, images, teacher):
     """The mean model starts from its weights; returns them after SGD on the public images.
 
-    teacher    logits [N, C], of images without augmentation
+    images     the public ones of this round [N, c, h, w]
+    teacher    logits of them [N, C]
     """
-    images = fed.public.images
     model = loaded(fed.global_model(), weights)
     optimizer = torch.optim.SGD(model.parameters(), lr=cfg.server_lr)
     model.train()
     with random_numbers(fed, "distil", t) as rng:
         for rows in minibatches(images, cfg.server_batch_size, rng, steps=cfg.distill_steps):
-            logits = model(fed.augment(images[rows], rng))                       # [B, C]
+            logits = model(images[rows])                                         # [B, C]
             loss = kl_divergence(teacher[rows], logits)                          # step 13
             optimizer.zero_grad()
             loss.backward()

@@ -18,7 +18,8 @@ public images without labels, and labeled validation images of the task, for dro
 patience. Clients may have different networks: then each network has a global model. An active
 client is sent its network's global model, and sends back its weights and its number of images;
 logits never travel. Training: train mode, images cropped and flipped with --augment, the mean loss
-of a batch. Prediction: eval mode, no gradient, images as they are.
+of a batch. Prediction: eval mode, no gradient, images as they are, but for public ones: with
+--augment each is cropped and flipped once in a round, for all who predict or learn it.
 
 The algorithm; the numbers are ours. C is the number of classes:
   1   start with a global model of random weights for each network
@@ -59,8 +60,8 @@ Departures
   4  Public code: all models have the same weight in the mean. Here: numbers of images. In the
      code's partition all clients have equally many.
   5  Public code: BatchNorm's running statistics are the last client's. Here: their mean.
-  6  Public code: the teacher predicts the cropped and flipped images that the student sees. Here:
-     each image once, as it is.
+  6  Public code: crops and flips public images anew in each batch, for teacher and student. Here:
+     once in a round.
   7  Public code: no factor temperature², at its temperature of 1. Here: temperature².
   8  Public code: the last student is checked only if `check_every` divides `distill_steps`. Here:
      always.
@@ -74,8 +75,8 @@ import torch.nn.functional as F
 from algorithms import Algorithm, configured
 from federation import (OPTIMIZERS, Optimizer, accuracy, active_clients, average_weights,
                         by_architecture, disagreement, loaded, mean_accuracy, minibatches,
-                        parallel_map, predict, random_numbers, received, server_threads,
-                        weights_ledger)
+                        parallel_map, predict, public_view, random_numbers, received,
+                        server_threads, weights_ledger)
 
 # active_clients    {network: the clients of a round that have it}: of each network's clients the
 #                   same share, drawn at random without replacement
@@ -87,6 +88,8 @@ from federation import (OPTIMIZERS, Optimizer, accuracy, active_clients, average
 # minibatches       row numbers of batches, reshuffled in each pass; the last one may be smaller
 # parallel_map      {i: fn(i) for i in ids}, by several processes
 # predict           logits in eval mode, without gradient and augmentation; it restores the mode
+# public_view       the public samples of a round; with --augment each image is cropped and
+#                   flipped once, for all who predict or learn it
 # random_numbers    a generator for what is named; it also seeds torch, for dropout
 # received          {client: weights}: after an attack, and without the bad uploads
 # server_threads    a process computes with all CPU threads that the server may have
@@ -162,10 +165,11 @@ def run(fed, cfg, state=None, attack=None):
         # Step 9-11: the students train on the mean of the logits of all kept clients.
         models, steps = students, {}
         if kept:
-            client_logits = predict_clients(fed, kept, fed.public.images)    # departure 6
+            images = public_view(fed, t).images                              # departure 6
+            client_logits = predict_clients(fed, kept, images)
             teacher = client_logits.mean(0)                                  # [M, N, C] -> [N, C]
             distilled = parallel_map(fed, students, lambda name: distill(
-                fed, cfg, t, name, students[name], teacher))
+                fed, cfg, t, name, students[name], images, teacher))
             models = {name: weights for name, (weights, _) in distilled.items()}
             steps = {name: number for name, (_, number) in distilled.items()}
 
@@ -238,13 +242,14 @@ def predict_clients(fed, uploads, images):
     return torch.stack([*logits.values()])
 
 
-def distill(fed, cfg, t, name, weights, teacher):
+def distill(fed, cfg, t, name, weights, images, teacher):
     """(weights of the student of this network after distillation, number of its steps).  Step 10-11
 
     weights    those that it starts from
-    teacher    logits [N, C], of the public images without augmentation
+    images     the public ones of this round [N, c, h, w]
+    teacher    logits of them [N, C]
     """
-    images, validation = fed.public.images, fed.validation
+    validation = fed.validation
     model = loaded(new_model(fed, name), weights)
     optimizer = OPTIMIZERS[cfg.server_optimizer](model.parameters(), lr=cfg.server_lr)
     annealing = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, cfg.distill_steps)
@@ -254,7 +259,7 @@ def distill(fed, cfg, t, name, weights, teacher):
     with server_threads(fed), random_numbers(fed, "distil", t, first_client) as rng:
         for step, rows in enumerate(minibatches(images, cfg.server_batch_size, rng,
                                                 steps=cfg.distill_steps), start=1):
-            logits = model(fed.augment(images[rows], rng))                       # [B, C]
+            logits = model(images[rows])                                         # [B, C]
             loss = distillation_loss(teacher[rows], logits, cfg.temperature)
             optimizer.zero_grad()
             loss.backward()

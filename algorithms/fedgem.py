@@ -20,8 +20,10 @@ images. All networks may differ. Clients and server send logits of the public im
 weights nor a client's own images are ever sent.
 
 Training: train mode, images cropped and flipped with --augment, the mean loss of a batch.
-Prediction: eval mode, no gradient, images as they are. Each client and the server keep their
-network, which starts with random weights of its own, and one optimizer over all steps and rounds.
+Prediction: eval mode, no gradient, images as they are, but for public ones: with --augment each is
+cropped and flipped once in a round, for all who predict or learn it. Each client and the server
+keep their network, which starts with random weights of its own, and one optimizer over all steps
+and rounds.
 
 A round, in which all clients take part; the numbers are ours. CE is cross-entropy with the label,
 e is epsilon, and KL(teacher || student) is at temperature 1.
@@ -53,14 +55,16 @@ import torch.nn.functional as F
 
 from algorithms import Algorithm, configured
 from federation import (Optimizer, distillation_metrics, loaded, logits_ledger, minibatches,
-                        on_server, parallel_map, predict, random_numbers, received_logits,
-                        restored, server_metrics, snapshot, usable)
+                        on_server, parallel_map, predict, public_view, random_numbers,
+                        received_logits, restored, server_metrics, snapshot, usable)
 
 # loaded            a network, after a copy of a state_dict into it
 # minibatches       row numbers of batches, reshuffled in each pass; the last one may be smaller
 # on_server         one process computes the function for all
 # parallel_map      {i: fn(i) for i in ids}, by several processes
 # predict           logits in eval mode, without gradient and augmentation; it restores the mode
+# public_view       the public samples of a round; with --augment each image is cropped and
+#                   flipped once, for all who predict or learn it
 # random_numbers    a generator for what is named; it also seeds torch, for dropout
 # received_logits   [M, N, C] of {client: [N, C]}, after an attack; nothing is left out
 # restored          a network and its optimizer, after a copy of a snapshot into both; learning rate
@@ -117,19 +121,21 @@ def run(fed, cfg, state=None, attack=None):
         trained = parallel_map(fed, ids, lambda i: train_client(fed, cfg, t, i, clients[i]))
 
         # Step 2: each client predicts all public images.
-        uploads = parallel_map(fed, ids, lambda i: predict_client(fed, i, trained[i]))
+        public = public_view(fed, t)
+        uploads = parallel_map(fed, ids, lambda i: predict_client(fed, i, trained[i], public))
         client_logits = usable(received_logits(uploads, public_rows, attack))    # [m, N, C]
 
         # Step 3: the server trains on the public images.                         departure 1
         ensemble = client_logits.mean(0) if len(client_logits) else None     # [N, C]
-        server = train_server(fed, cfg, t, server, ensemble)
+        server = train_server(fed, cfg, t, server, public, ensemble)
 
         # Step 4: the server predicts all public images.
-        server_logits = predict_server(fed, server)                          # [N, C]
+        server_logits = predict_server(fed, server, public)                  # [N, C]
 
         # Step 5: each client trains on them, with server_logits as the teacher.
         clients = parallel_map(
-            fed, ids, lambda i: distill_client(fed, cfg, t, i, trained[i], server_logits))
+            fed, ids,
+            lambda i: distill_client(fed, cfg, t, i, trained[i], public, server_logits))
 
         state = {"round": t, "server": server, "clients": clients}
         yield {**evaluate(fed, state, trained), **measure(fed, client_logits)}, state
@@ -151,24 +157,25 @@ def train_client(fed, cfg, t, i, client):
     return snapshot(model, optimizer)
 
 
-def predict_client(fed, i, client):
+def predict_client(fed, i, client, public):
     """Step 2: client i's logits [N, C] of all public images."""
-    return predict(loaded(fed.client_model(i), client["model"]), fed.public.images)
+    return predict(loaded(fed.client_model(i), client["model"]), public.images)
 
 
 @on_server
-def train_server(fed, cfg, t, server, ensemble):
+def train_server(fed, cfg, t, server, public, ensemble):
     """Step 3: the server's snapshot after training on all public images.
 
+    public      those of this round: images [N, c, h, w], labels [N]
     ensemble    the teacher's logits [N, C]; None: there is no teacher
     """
-    images, labels = fed.public
+    images, labels = public
     model, optimizer = restored(server, fed.server_model(), cfg.optimizer, cfg.server_lr,
                                 cfg.weight_decay)
     model.train()
     with random_numbers(fed, "server", t) as rng:
         for rows in minibatches(images, cfg.server_batch_size, rng, cfg.server_epochs):
-            logits = model(fed.augment(images[rows], rng))                       # [B, C]
+            logits = model(images[rows])                                         # [B, C]
             if ensemble is None:
                 loss = F.cross_entropy(logits, labels[rows])
             else:
@@ -195,23 +202,24 @@ def distillation(logits, labels, teacher, epsilon):
 
 
 @on_server
-def predict_server(fed, server):
+def predict_server(fed, server, public):
     """Step 4: the server's logits [N, C] of all public images."""
-    return predict(loaded(fed.server_model(), server["model"]), fed.public.images)
+    return predict(loaded(fed.server_model(), server["model"]), public.images)
 
 
-def distill_client(fed, cfg, t, i, client, server_logits):
+def distill_client(fed, cfg, t, i, client, public, server_logits):
     """Step 5: the snapshot of client i after training on the public images.
 
+    public           those of this round: images [N, c, h, w], labels [N]
     server_logits    [N, C]: the teacher's
     """
-    images, labels = fed.public
+    images, labels = public
     model, optimizer = restored(client, fed.client_model(i), cfg.optimizer, cfg.lr,
                                 cfg.weight_decay)
     model.train()
     with random_numbers(fed, "public", t, i) as rng:
         for rows in minibatches(images, cfg.batch_size, rng, cfg.public_epochs):
-            logits = model(fed.augment(images[rows], rng))                       # [B, C]
+            logits = model(images[rows])                                         # [B, C]
             loss = distillation(logits, labels[rows], server_logits[rows],
                                 cfg.epsilon).mean()                              # Eq. (6)
             optimizer.zero_grad()

@@ -20,10 +20,12 @@ images. All networks may differ. Clients send logits of public images, the serve
 the numbers of the images that it asks for; neither weights nor a client's own images are ever sent.
 
 Training: train mode, images cropped and flipped with --augment, the mean loss of a batch.
-Prediction: eval mode, no gradient, images as they are. Each client and the server keep their
-network, which starts with random weights of its own, and one optimizer over all steps and rounds.
-The server also keeps a pool: its logits of the public images that it has predicted correctly, of
-each image the newest. The pool starts empty, and nothing leaves it.
+Prediction: eval mode, no gradient, images as they are, but for public ones: with --augment each is
+cropped and flipped once in a round, for all who predict or learn it. Each client and the server
+keep their network, which starts with random weights of its own, and one optimizer over all steps
+and rounds. The server also keeps a pool: its logits of the public images that it has predicted
+correctly, of each image the newest, with --augment of that round's crop. The pool starts empty, and
+nothing leaves it.
 
 A round, in which all clients take part; the numbers in brackets are lines of Algorithm 1 in arXiv's
 HTML (in the PDF of ICLR's submission they are 1 less from 14 on, 2 less from 29 on). CE is
@@ -72,7 +74,7 @@ import torch.nn.functional as F
 
 from algorithms import Algorithm, configured
 from federation import (Optimizer, distillation_metrics, is_usable, loaded, logits_ledger,
-                        minibatches, on_server, parallel_map, predict, random_numbers,
+                        minibatches, on_server, parallel_map, predict, public_view, random_numbers,
                         received_logits, restored, server_metrics, share, snapshot)
 
 # distillation_metrics
@@ -83,6 +85,8 @@ from federation import (Optimizer, distillation_metrics, is_usable, loaded, logi
 # on_server         one process computes the function for all
 # parallel_map      {i: fn(i) for i in ids}, by several processes
 # predict           logits in eval mode, without gradient and augmentation; it restores the mode
+# public_view       the public samples of a round; with --augment each image is cropped and
+#                   flipped once, for all who predict or learn it
 # random_numbers    a generator for what is named; it also seeds torch, for dropout
 # received_logits   [M, n, C] of {client: [n, C]}, after an attack; nothing is left out
 # restored          a network and its optimizer, after a copy of a snapshot into both; learning rate
@@ -140,8 +144,10 @@ def run(fed, cfg, state=None, attack=None):
         trained = parallel_map(fed, ids, lambda i: train_client(fed, cfg, t, i, clients[i]))
 
         # Step 2: each client predicts the n public images that are not in the pool.  departure 7
+        public = public_view(fed, t)
         unpooled = torch.nonzero(~pool["mask"])[:, 0]            # [n], row numbers; n may be 0
-        uploads = parallel_map(fed, ids, lambda i: predict_client(fed, i, trained[i], unpooled))
+        uploads = parallel_map(fed, ids, lambda i: predict_client(
+            fed, i, trained[i], public.images[unpooled]))
         client_logits = received_logits(uploads, unpooled, attack)           # [M, n, C]
 
         # Step 3: the server trains on all N public images. Images that are in the pool, or on
@@ -152,14 +158,16 @@ def run(fed, cfg, state=None, attack=None):
         ensemble[unpooled] = fuse(client_logits, weights)                    # [n, C]
         has_ensemble = torch.zeros_like(pool["mask"])                        # bool [N]
         has_ensemble[unpooled] = reliable.any(0)                             # bool [n]
-        server, pool, cases, asked = train_server(fed, cfg, t, server, pool, ensemble, has_ensemble)
+        server, pool, cases, asked = train_server(
+            fed, cfg, t, server, pool, public, ensemble, has_ensemble)
 
         # Step 4: the server predicts all public images.                          departure 5
-        server_logits = predict_server(fed, server)                          # [N, C]
+        server_logits = predict_server(fed, server, public)                  # [N, C]
 
         # Step 5: each client trains on them, with server_logits as the teacher.
         clients = parallel_map(
-            fed, ids, lambda i: distill_client(fed, cfg, t, i, trained[i], server_logits))
+            fed, ids,
+            lambda i: distill_client(fed, cfg, t, i, trained[i], public, server_logits))
 
         state = {"round": t, "server": server, "pool": pool, "clients": clients}
         yield {**evaluate(fed, state, trained),
@@ -182,9 +190,9 @@ def train_client(fed, cfg, t, i, client):
     return snapshot(model, optimizer)
 
 
-def predict_client(fed, i, client, rows):
-    """Step 2: client i's logits [n, C] of the public images in these rows [n]."""
-    return predict(loaded(fed.client_model(i), client["model"]), fed.public.images[rows])
+def predict_client(fed, i, client, images):
+    """Step 2: client i's logits [n, C] of images [n, c, h, w]."""
+    return predict(loaded(fed.client_model(i), client["model"]), images)
 
 
 def is_right(logits, labels):
@@ -241,14 +249,15 @@ def fuse(client_logits, weights):
 
 
 @on_server
-def train_server(fed, cfg, t, server, pool, ensemble, has_ensemble):
+def train_server(fed, cfg, t, server, pool, public, ensemble, has_ensemble):
     """Step 3: the server's snapshot and its pool after training; for the metrics `cases`, `asked`.
 
+    public                    those of this round: images [N, c, h, w], labels [N]
     ensemble, has_ensemble    [N, C], bool [N]
     cases                     bool [4, N]: in which case each image was in the last epoch
     asked                     bool [N]: clients were asked for their logits of it, in any epoch
     """
-    images, labels = fed.public
+    images, labels = public
     model, optimizer = restored(server, fed.server_model(), cfg.optimizer, cfg.server_lr,
                                 cfg.weight_decay)
     pool = {name: tensor.clone() for name, tensor in pool.items()}
@@ -257,7 +266,7 @@ def train_server(fed, cfg, t, server, pool, ensemble, has_ensemble):
     model.train()
     with random_numbers(fed, "server", t) as rng:
         for rows in minibatches(images, cfg.server_batch_size, rng, cfg.server_epochs):
-            # Before the step, the server predicts the batch: in eval mode, without augmentation.
+            # Before the step, the server predicts the batch, in eval mode.
             predicted = predict(model, images[rows])                             # [B, C]
             right = is_right(predicted, labels[rows])                            # bool [B]
             in_pool = pool["mask"][rows]                                         # bool [B]
@@ -273,7 +282,7 @@ def train_server(fed, cfg, t, server, pool, ensemble, has_ensemble):
             has_teacher = self_distillation | ensemble_distillation              # bool [B]
             teacher = torch.where(self_distillation[:, None], pool["logits"][rows], ensemble[rows])
 
-            logits = model(fed.augment(images[rows], rng))                       # [B, C]
+            logits = model(images[rows])                                         # [B, C]
             loss = server_loss(logits, labels[rows], teacher, has_teacher, cfg.epsilon)
             optimizer.zero_grad()
             loss.backward()
@@ -315,23 +324,24 @@ def distillation(logits, labels, teacher, epsilon):
 
 
 @on_server
-def predict_server(fed, server):
+def predict_server(fed, server, public):
     """Step 4: the server's logits [N, C] of all public images."""
-    return predict(loaded(fed.server_model(), server["model"]), fed.public.images)
+    return predict(loaded(fed.server_model(), server["model"]), public.images)
 
 
-def distill_client(fed, cfg, t, i, client, server_logits):
+def distill_client(fed, cfg, t, i, client, public, server_logits):
     """Step 5: the snapshot of client i after training on the public images.
 
+    public           those of this round: images [N, c, h, w], labels [N]
     server_logits    [N, C]: the teacher's
     """
-    images, labels = fed.public
+    images, labels = public
     model, optimizer = restored(client, fed.client_model(i), cfg.optimizer, cfg.lr,
                                 cfg.weight_decay)
     model.train()
     with random_numbers(fed, "public", t, i) as rng:
         for rows in minibatches(images, cfg.batch_size, rng, cfg.public_epochs):
-            logits = model(fed.augment(images[rows], rng))                       # [B, C]
+            logits = model(images[rows])                                         # [B, C]
             loss = distillation(logits, labels[rows], server_logits[rows],
                                 cfg.epsilon).mean()                              # Eq. (6)
             optimizer.zero_grad()

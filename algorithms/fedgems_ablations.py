@@ -38,8 +38,8 @@ from algorithms import Algorithm, configured
 from algorithms.fedgems import (ALGORITHM as FEDGEMS, PAPER as FEDGEMS_PAPER, distill_client,
                                 entropy_weights, evaluate, fuse, is_right, measure, predict_client,
                                 predict_server, server_loss, train_client)
-from federation import (Optimizer, minibatches, on_server, parallel_map, predict, random_numbers,
-                        received_logits, restored, snapshot)
+from federation import (Optimizer, minibatches, on_server, parallel_map, predict, public_view,
+                        random_numbers, received_logits, restored, snapshot)
 
 # What these do is said in fedgems.py.
 
@@ -86,9 +86,11 @@ def run(fed, cfg, state=None, attack=None):
         trained = parallel_map(fed, ids, lambda i: train_client(fed, cfg, t, i, clients[i]))
 
         # Step 2: each client predicts the n public images that the server may ask for.
+        public = public_view(fed, t)
         may_ask = ~pool["mask"] if cfg.self_distillation else torch.ones_like(pool["mask"])
         askable = torch.nonzero(may_ask & cfg.ensemble_distillation)[:, 0]   # [n], row numbers
-        uploads = parallel_map(fed, ids, lambda i: predict_client(fed, i, trained[i], askable))
+        uploads = parallel_map(fed, ids, lambda i: predict_client(
+            fed, i, trained[i], public.images[askable]))
         client_logits = received_logits(uploads, askable, attack)            # [M, n, C]
 
         # Step 3: the server trains on all N public images. Images that were not predicted, or on
@@ -99,14 +101,16 @@ def run(fed, cfg, state=None, attack=None):
         ensemble[askable] = fuse(client_logits, weights)                     # [n, C]
         has_ensemble = torch.zeros_like(pool["mask"])                        # bool [N]
         has_ensemble[askable] = reliable.any(0)                              # bool [n]
-        server, pool, cases, asked = train_server(fed, cfg, t, server, pool, ensemble, has_ensemble)
+        server, pool, cases, asked = train_server(
+            fed, cfg, t, server, pool, public, ensemble, has_ensemble)
 
         # Step 4: the server predicts all public images.
-        server_logits = predict_server(fed, server)                          # [N, C]
+        server_logits = predict_server(fed, server, public)                  # [N, C]
 
         # Step 5: each client trains on them, with server_logits as the teacher.
         clients = parallel_map(
-            fed, ids, lambda i: distill_client(fed, cfg, t, i, trained[i], server_logits))
+            fed, ids,
+            lambda i: distill_client(fed, cfg, t, i, trained[i], public, server_logits))
 
         state = {"round": t, "server": server, "pool": pool, "clients": clients}
         yield {**evaluate(fed, state, trained),
@@ -114,15 +118,16 @@ def run(fed, cfg, state=None, attack=None):
 
 
 @on_server
-def train_server(fed, cfg, t, server, pool, ensemble, has_ensemble):
+def train_server(fed, cfg, t, server, pool, public, ensemble, has_ensemble):
     """Step 3: the server's snapshot and its pool after training; for the metrics `cases`, `asked`.
 
+    public                    those of this round: images [N, c, h, w], labels [N]
     ensemble, has_ensemble    [N, C], bool [N]
     cases                     bool [4, N]: in which case each image was in the last epoch; without
                               ensemble distillation an image may be in none
     asked                     bool [N]: clients were asked for their logits of it, in any epoch
     """
-    images, labels = fed.public
+    images, labels = public
     model, optimizer = restored(server, fed.server_model(), cfg.optimizer, cfg.server_lr,
                                 cfg.weight_decay)
     pool = {name: tensor.clone() for name, tensor in pool.items()}
@@ -131,7 +136,7 @@ def train_server(fed, cfg, t, server, pool, ensemble, has_ensemble):
     model.train()
     with random_numbers(fed, "server", t) as rng:
         for rows in minibatches(images, cfg.server_batch_size, rng, cfg.server_epochs):
-            # Before the step, the server predicts the batch: in eval mode, without augmentation.
+            # Before the step, the server predicts the batch, in eval mode.
             predicted = predict(model, images[rows])                             # [B, C]
             right = is_right(predicted, labels[rows])                            # bool [B]
             in_pool = pool["mask"][rows]                                         # bool [B]
@@ -148,7 +153,7 @@ def train_server(fed, cfg, t, server, pool, ensemble, has_ensemble):
             has_teacher = self_distillation | ensemble_distillation              # bool [B]
             teacher = torch.where(self_distillation[:, None], pool["logits"][rows], ensemble[rows])
 
-            logits = model(fed.augment(images[rows], rng))                       # [B, C]
+            logits = model(images[rows])                                         # [B, C]
             loss = server_loss(logits, labels[rows], teacher, has_teacher, cfg.epsilon)
             optimizer.zero_grad()
             loss.backward()

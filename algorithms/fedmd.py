@@ -19,9 +19,10 @@ classes come first, then the task's K. So there are C = P + K logits, and the ta
 P + K - 1. Every loss, every mean and every answer to a test image is over all C.
 
 Training: train mode, images cropped and flipped with --augment, the mean loss of a batch.
-Prediction: eval mode, no gradient, images as they are. CE is cross-entropy with the label. Every
-loss below also has the penalty kernel_l2 |W|²: the sum of the squared weights, without the bias, of
-the network's last linear layer (departure 6).
+Prediction: eval mode, no gradient, images as they are, but for public ones: with --augment each is
+cropped and flipped once in a round, for all who predict or learn it. CE is cross-entropy with the
+label. Every loss below also has the penalty kernel_l2 |W|²: the sum of the squared weights, without
+the bias, of the network's last linear layer (departure 6).
 
 Algorithm 1. The paper does not number its steps; these numbers are ours. Its party k is client i.
   0   transfer: each client, in parallel, trains a network of random weights of its own by CE,
@@ -77,7 +78,7 @@ from torch import nn
 from algorithms import Algorithm, configured
 from federation import (OPTIMIZERS, Optimizer, accuracy, by_client, client_metrics, client_scores,
                         is_usable, loaded, logits_ledger, minibatches, parallel_map, pick, predict,
-                        random_numbers, received_logits, restored, stream)
+                        public_view, random_numbers, received_logits, restored, stream)
 
 # is_usable         False if a number is nan, infinite, or 1e30 or more in magnitude
 # loaded            a network, after a copy of some weights into it
@@ -85,6 +86,8 @@ from federation import (OPTIMIZERS, Optimizer, accuracy, by_client, client_metri
 # parallel_map      {i: fn(i) for i in ids}, by several processes
 # pick              the images and labels of these rows
 # predict           logits, in eval mode, without gradient; then the mode is as before
+# public_view       the public samples of a round; with --augment each image is cropped and
+#                   flipped once, for all who predict or learn it
 # random_numbers    a generator for what is named; it also seeds torch, for dropout
 # received_logits   [M, n, C] of {client: [n, C]}, after an attack; nothing is left out
 # restored          a network and its optimizer, after a copy of what was saved into both; None: a
@@ -152,7 +155,7 @@ def run(fed, cfg, state=None, attack=None):
         subset = public_subset(fed.public.labels.cpu().numpy(), cfg.subset_size,
                                stream(fed.seed, "subset", t))
         subset = torch.from_numpy(subset).to(fed.device)                     # [n], row numbers
-        images = fed.public.images[subset]                                   # [n, c, h, w]
+        images = public_view(fed, t).images[subset]                          # [n, c, h, w]
 
         # Step 2: clients predict them, and send their logits.
         uploads = parallel_map(fed, ids, lambda i: predict_client(fed, i, clients[i], images))
@@ -279,9 +282,9 @@ def digest_client(fed, cfg, t, i, client, images, mean_logits):
         {"model": client["model"], "optimizer": client["digest_optimizer"]},
         fed.client_model(i), cfg.optimizer, cfg.lr, cfg.weight_decay)
     model.train()
-    with random_numbers(fed, "digest", t, i) as rng:         # order, augmentation, dropout
+    with random_numbers(fed, "digest", t, i) as rng:         # order, dropout
         for rows in minibatches(images, cfg.public_batch_size, rng, cfg.public_epochs):
-            logits = model(fed.augment(images[rows], rng))                       # [B, C]
+            logits = model(images[rows])                                         # [B, C]
             loss = digest_loss(logits, mean_logits[rows]) + penalty(model, cfg.kernel_l2)
             optimizer.zero_grad()
             loss.backward()

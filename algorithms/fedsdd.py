@@ -18,8 +18,8 @@ models have one architecture. An active client is sent one model, and sends back
 number of images.
 
 Training: train mode, images cropped and flipped with --augment, the mean loss of a batch.
-Prediction: eval mode, no gradient, images as they are. So with --augment the teacher predicts an
-image as it is, and the student learns on a crop of it.
+Prediction: eval mode, no gradient, images as they are, but for public ones: with --augment each is
+cropped and flipped once in a round, and teacher and student see the same.
 
 Algorithm 1. The paper does not number its lines; the numbers are ours.
   1   start with K global models of different random weights; the first is the main model
@@ -59,8 +59,8 @@ import torch.nn.functional as F
 
 from algorithms import Algorithm, configured
 from federation import (accuracy, active_in, average_weights, count_active, disagreement, loaded,
-                        minibatches, on_server, parallel_map, predict_models, random_numbers,
-                        received, stream, weights_ledger)
+                        minibatches, on_server, parallel_map, predict_models, public_view,
+                        random_numbers, received, stream, weights_ledger)
 
 # accuracy          the share of images whose largest logit is the label's
 # active_in         the clients of a round, drawn at random without replacement
@@ -73,6 +73,8 @@ from federation import (accuracy, active_in, average_weights, count_active, disa
 # parallel_map      {i: fn(i) for i in ids}, by several processes
 # predict_models    logits [models, images, C], in eval mode, without gradient and augmentation, by
 #                   several processes
+# public_view       the public samples of a round; with --augment each image is cropped and
+#                   flipped once, for all who predict or learn it
 # random_numbers    a numpy generator for what is named; it also seeds torch, for dropout
 # received          {client: weights}: after an attack, and without the bad uploads
 # stream            a numpy generator for what is named
@@ -136,10 +138,11 @@ def run(fed, cfg, state=None, attack=None):
         # Step 8: the mean of the logits of all w of the last R rounds.            Eq. (3), (5)
         undistilled = [*undistilled, w][-cfg.R:]
         ensemble = [w_k for of_round in undistilled for w_k in of_round]     # up to K R models
-        teacher = predict_models(fed, ensemble, fed.public.images).mean(0)   # [N, C]
+        public = public_view(fed, t)
+        teacher = predict_models(fed, ensemble, public.images).mean(0)       # [N, C]
 
         # Step 9-10: the main model is distilled, the others stay as they are.
-        models = [distill(fed, cfg, t, w[0], teacher), *w[1:]]
+        models = [distill(fed, cfg, t, w[0], public.images, teacher), *w[1:]]
 
         state = {"round": t, "global_models": models, "undistilled": undistilled}
         yield {**evaluate(fed, state), "bad_uploads": len(active) - len(uploads),
@@ -186,19 +189,19 @@ def average(fed, group, uploads, before):
 
 
 @on_server
-def distill(fed, cfg, t, weights, teacher):
+def distill(fed, cfg, t, weights, images, teacher):
     """The weights of the main model after SGD on the public images, which starts from `weights`.
 
     weights    w_0
-    teacher    its logits [N, C], of images as they are
+    images     the public ones of this round [N, c, h, w]
+    teacher    its logits of them [N, C]
     """
-    images = fed.public.images
     model = loaded(fed.global_model(), weights)
     optimizer = torch.optim.SGD(model.parameters(), lr=cfg.server_lr)
     model.train()
     with random_numbers(fed, "distil", t, 0) as rng:        # 0: the number of the main model
         for rows in minibatches(images, cfg.server_batch_size, rng, steps=cfg.distill_steps):
-            student = model(fed.augment(images[rows], rng))                      # [B, C]
+            student = model(images[rows])                                        # [B, C]
             loss = distillation_loss(teacher[rows], student, cfg.temperature)           # Eq. (4)
             optimizer.zero_grad()
             loss.backward()

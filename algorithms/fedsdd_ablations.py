@@ -20,7 +20,8 @@ of `Config` and one network it is fedsdd.py, number for number.
 Clients hold labeled images of their own; between rounds they keep nothing, but for SCAFFOLD's
 controls. The server holds N public images without labels. Training: train mode, images cropped and
 flipped with --augment, the mean loss of a batch. Prediction: eval mode, no gradient, images as they
-are.
+are, but for public ones: with --augment each is cropped and flipped once in a round, for all who
+predict or learn it.
 
 Algorithm 1 with the lines of fedsdd.py. With several networks there are K global models of each:
 numbers 0 to K - 1 are of the first, K to 2K - 1 of the second, M in all; 0, K, 2K, ... are main
@@ -83,8 +84,8 @@ from algorithms.fedsdd import average, distillation_loss, divide
 from algorithms.secure_sum import NUMBER_BYTES, average_of_masked, count_valid, masked_upload
 from federation import (FLOAT_BYTES, accuracy, active_clients, average_weights, by_architecture,
                         count_active, disagreement, loaded, mean_accuracy, minibatches,
-                        parallel_map, predict, random_numbers, received, server_threads, stream,
-                        weights_ledger)
+                        parallel_map, predict, public_view, random_numbers, received,
+                        server_threads, stream, weights_ledger)
 
 # active_clients    {network: the clients of a round}, drawn at random without replacement
 # average_weights   the weighted mean of models of one network
@@ -95,6 +96,8 @@ from federation import (FLOAT_BYTES, accuracy, active_clients, average_weights, 
 # minibatches       row numbers of batches, reshuffled in each pass; the last one may be smaller
 # parallel_map      {i: fn(i) for i in ids}, by several processes
 # predict           logits [images, C], in eval mode, without gradient and augmentation
+# public_view       the public samples of a round; with --augment each image is cropped and
+#                   flipped once, for all who predict or learn it
 # random_numbers    a generator for what is named; it also seeds torch, for dropout
 # received          {client: upload}: after an attack, and without the bad uploads
 # server_threads    inside the block torch has the CPU threads of a server
@@ -180,13 +183,14 @@ def run(fed, cfg, state=None, attack=None):
         members = members_of(fed, cfg, networks, w, uploads)                 # Table 5
         undistilled = [*undistilled, members][-cfg.R:]                       # departure 2
         ensemble = [member for earlier in undistilled for member in earlier]
-        teacher = None               # [N, C]
+        images, teacher = None, None             # [N, c, h, w], [N, C]
         if cfg.students != "none":
-            teacher = predict_members(fed, ensemble, fed.public.images).mean(0)
+            images = public_view(fed, t).images
+            teacher = predict_members(fed, ensemble, images).mean(0)
 
         # Step 9-10: the students are distilled, the others stay as they are.           Table 6
         distilled = parallel_map(fed, students_of(cfg, t, len(w)), lambda m: distill(
-            fed, cfg, t, m, networks[m], w[m], teacher))                     # departure 1
+            fed, cfg, t, m, networks[m], w[m], images, teacher))             # departure 1
         models = [distilled.get(m, w[m]) for m in range(len(w))]
         main = [*main, models[::cfg.K]][-cfg.K * cfg.R:]     # for averaged_accuracy alone
 
@@ -280,19 +284,19 @@ def students_of(cfg, t, M):
     return range(0, M, cfg.K) if cfg.students == "main" else range(M)
 
 
-def distill(fed, cfg, t, m, network, weights, teacher):
+def distill(fed, cfg, t, m, network, weights, images, teacher):
     """The weights of global model m after SGD on the public images, which starts from `weights`.
 
     weights    w_m
-    teacher    its logits [N, C], of images as they are
+    images     the public ones of this round [N, c, h, w]
+    teacher    its logits of them [N, C]
     """
-    images = fed.public.images
     model = loaded(new_network(fed, network), weights)
     optimizer = torch.optim.SGD(model.parameters(), lr=cfg.server_lr)
     model.train()
     with server_threads(fed), random_numbers(fed, "distil", t, m) as rng:
         for rows in minibatches(images, cfg.server_batch_size, rng, steps=cfg.distill_steps):
-            student = model(fed.augment(images[rows], rng))                      # [B, C]
+            student = model(images[rows])                                        # [B, C]
             loss = distillation_loss(teacher[rows], student, cfg.temperature)           # Eq. (4)
             optimizer.zero_grad()
             loss.backward()

@@ -46,6 +46,6 @@ from federation.parallel import (
     server_threads,
 )
 from federation.randomness import random_numbers, seeded, stream
-from federation.samples import Data, Federation, pick, restrict_public, union
+from federation.samples import Data, Federation, pick, public_view, restrict_public, union
 from federation.training import minibatches, predict, predict_models
 from federation.uploads import is_usable, received, received_logits, received_samples, usable

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from federation.randomness import stream
+
 
 class Data(NamedTuple):
     """Images and labels. Row n is the same sample for the whole run."""
@@ -52,7 +54,7 @@ class Federation:
     validation: Data | None = None               # no client's: for early stopping, learning rates,
     #                                              and FedDF's drop_worst
     augment: Callable[[Tensor, np.random.Generator], Tensor] = as_they_are   # augment(images, rng):
-    #                                              a batch of training images, cropped and flipped
+    #                                              images, cropped and flipped at random
     amp: bool = False                            # networks compute in bfloat16: see `prepared`
     threads: int | None = None                   # CPU threads while the server trains; None: as now
 
@@ -64,6 +66,16 @@ class Federation:
     def global_model(self, init=0):
         """A new network of the architecture that all clients have; see `client_model`."""
         return self.client_model(0, init)
+
+
+def public_view(fed, t):
+    """The public samples of round t: with --augment each image is cropped and flipped, once.
+
+    Whoever predicts or learns public images in a round sees the same view, so that a teacher's
+    logits are of the images that its student learns.
+    """
+    images = fed.augment(fed.public.images, stream(fed.seed, "view", t))
+    return fed.public._replace(images=images)
 
 
 def restrict_public(fed, public_use):

@@ -1,7 +1,7 @@
 """The batches of a training, and prediction: the same in every algorithm.
 
-Every training in algorithms/ reads like this. With --augment its images are cropped and flipped;
-dropout and BatchNorm are in train mode:
+Training on a client's own images reads like this in algorithms/. With --augment they are cropped and
+flipped; dropout and BatchNorm are in train mode:
 
     model.train()
     with random_numbers(fed, "local", t, i) as rng:
@@ -12,7 +12,8 @@ dropout and BatchNorm are in train mode:
             loss.backward()
             optimizer.step()
 
-Every prediction is of images as they are, in eval mode and without gradient: `predict`.
+Every prediction is in eval mode and without gradient: `predict`. Test images are as they are; public
+ones are cropped once in a round, for predictions and for training: `public_view`.
 """
 import itertools
 

@@ -81,7 +81,8 @@ def run(clients, server, private, public, *, rounds, batches, updates, server_up
     rounds, epsilon           the paper's T; the weight of CE (the text says: of distillation)
     batches(purpose, t, k)    positions, of the training "local", "public" or (without k) "server"
     updates, server_update    optimizers: updates[k](w, gradient) -> w, for example linear.sgd(lr)
-    augment(x)                changes an image: anew in each training; in algorithms/ in each batch
+    augment(x)                changes an image: a client's own anew in each training (in algorithms/ in
+                              each batch), a public one anew in each round
     who_teaches               the function above, or another choice
     pool                      of earlier rounds, {n: logits}; None: there were none
     cases[n], weights[n]      what who_teaches said of public sample n in the server's last epoch;
@@ -90,13 +91,14 @@ def run(clients, server, private, public, *, rounds, batches, updates, server_up
     pool = dict(pool or {})    # of a sample, the server's logits when it last was right: L_Global
     for t in range(1, rounds + 1):                                           # line 2
         # Each client learns from the labels of its own samples.
+        views = [augment(x) for x, _ in public]
         trained = [train(w, [augment(x) for x, _ in private[k]], batches("local", t, k),
                          lambda n, z: loss_slope(z, private[k][n][1], None, epsilon),
                          updates[k]) for k, w in enumerate(clients)]         # line 19, 25-27
         cases, weights = {}, {}
         # The server learns a public sample alone, from its own past logits, or from the clients.
         def server_slope(n, z):
-            x, label = public[n]
+            x, label = views[n], public[n][1]
             z_now = logits(server, x)
             right = predicted(z_now) == label
             cases[n] = who_teaches(right, n in pool)                         # line 5, 8, 10
@@ -108,12 +110,11 @@ def run(clients, server, private, public, *, rounds, batches, updates, server_up
                 pool[n] = z_now                                              # line 7
             return loss_slope(z, label, teacher, epsilon)                    # line 6, 9, 12
 
-        views = [augment(x) for x, _ in public]
         for rows in batches("server", t):                                    # line 4
             server = server_update(server, gradient(server, views, rows, server_slope))  # line 14
         # Each client learns from the labels and from the server's logits of all public samples.
-        server_logits = [logits(server, x) for x, _ in public]               # line 15: L_s
-        clients = [train(w, [augment(x) for x, _ in public], batches("public", t, k),
+        server_logits = [logits(server, x) for x in views]                   # line 15: L_s
+        clients = [train(w, views, batches("public", t, k),
                          lambda n, z: loss_slope(z, public[n][1], server_logits[n], epsilon),
                          updates[k]) for k, w in enumerate(trained)]         # line 17, 19, 21-23
         yield server, clients, trained, dict(pool), cases, weights

@@ -327,9 +327,9 @@ TABLE["algorithms/fedsdd.py", "fedsdd"] = [
     ("[*undistilled, w][-cfg.R«→ - 1»:]",
      "eq5_the_undistilled_models_of_the_last_R_rounds_are_kept",
      "one round too many in the ensemble"),
-    ("ensemble, fed.public.images).«mean(0)→sum(0) / cfg.K / cfg.R»",
+    ("ensemble, public.images).«mean(0)→sum(0) / cfg.K / cfg.R»",
      "rounds_with_R_2_against_algorithm_1", "divided by R before there are R rounds"),
-    ("ensemble, fed.public.images).«mean(0)→softmax(-1).mean(0).log()»",
+    ("ensemble, public.images).«mean(0)→softmax(-1).mean(0).log()»",
      "eq3_is_the_softmax_of_the_mean_logits", "the mean of the softmaxes"),
     ("temperature**2 * («log_p.exp() * →-log_q.exp() * »log_ratio)",
      "eq4_is_temperature_squared_kl_from_the_teacher", "KL(student || teacher)",
@@ -345,9 +345,9 @@ TABLE["algorithms/fedsdd.py", "fedsdd"] = [
      "the ensemble that predicts has one round"),
     ("fed.global_model(init=«k→0»).state_dict()", "initial_models_differ_and_main_is_fedavgs",
      "K equal initial models"),
-    ("w[0], teacher), *«w[1:]→[distill(fed, cfg, t, x, teacher) for x in w[1:]]»]",
+    ("teacher), *«w[1:]→[distill(fed, cfg, t, x, public.images, teacher) for x in w[1:]]»]",
      "rounds_with_R_2_against_algorithm_1", "all models distilled"),
-    ("student = model«→.eval()»(fed.augment", "distill_moves_the_students_running_statistics",
+    ("student = model«→.eval()»(images[rows])", "distill_moves_the_students_running_statistics",
      "the student learns in eval mode")]
 TABLE["tests/one_round.py", "exercise"] = [
     (case[0], "the_round_to_write_is_fedsdds", case[1]) for case in (

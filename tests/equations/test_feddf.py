@@ -65,7 +65,7 @@ def predicted(fed, models, images):
 def distill(fed, weights, teacher, t=1, **changes):
     """(the student's weights, its steps), of the first client's network."""
     cfg = feddf.Config(**{**DISTILL, **changes})
-    return feddf.distill(fed, cfg, t, fed.architecture[0], weights, teacher)
+    return feddf.distill(fed, cfg, t, fed.architecture[0], weights, fed.public.images, teacher)
 
 
 @pytest.fixture
@@ -73,8 +73,8 @@ def teachers_of(monkeypatch):
     """What every call of `distill` was given and gave: [(network, start, teacher, student)]."""
     calls, original = [], feddf.distill
 
-    def recorded(fed, cfg, t, name, weights, teacher):
-        student, steps = original(fed, cfg, t, name, weights, teacher)
+    def recorded(fed, cfg, t, name, weights, images, teacher):
+        student, steps = original(fed, cfg, t, name, weights, images, teacher)
         calls.append((name, weights, teacher, student))
         return student, steps
     monkeypatch.setattr(feddf, "distill", recorded)

@@ -16,7 +16,8 @@ def test_fedgem_round_by_hand(more, changes):
     """Section 3.2: private training, upload, server, broadcast, distillation. The server's teacher
     is the softmax of the mean of all clients' logits; all logits travel both ways."""
     fed, settings, ids = toy(**changes), {**QUICK, **more}, range(4)
-    images, labels, epsilon = fed.public.images, fed.public.labels.tolist(), settings["epsilon"]
+    images, labels = fed.augment(fed.public.images, None), fed.public.labels.tolist()
+    epsilon = settings["epsilon"]
     clients = [slow_learner(fed.client_model(i, init=i)) for i in ids]
     server = slow_learner(fed.server_model())
     updates = [torch.optim.Adam(learner, lr=0.1, weight_decay=0.01, amsgrad=True)
@@ -31,12 +32,12 @@ def test_fedgem_round_by_hand(more, changes):
         uploads = [slow_logits(client, images) for client in clients]                    # [M][N][C]
         teacher = [[sum(upload[n][c] for upload in uploads) / 4 for c in range(3)]
                    for n in range(14)]
-        slow_training(server, updates[-1], fed.augment(images, None),
+        slow_training(server, updates[-1], images,
                       lambda n, z: loss_slope(z, labels[n], teacher[n], epsilon), batch_size=5,
                       epochs=settings["server_epochs"], rng=stream(0, "server", t))
         server_logits = slow_logits(server, images)
         for i in ids:
-            slow_training(clients[i], updates[i], fed.augment(images, None),
+            slow_training(clients[i], updates[i], images,
                           lambda n, z: loss_slope(z, labels[n], server_logits[n], epsilon),
                           batch_size=4, epochs=settings["public_epochs"],
                           rng=stream(0, "public", t, i))

@@ -59,8 +59,8 @@ def test_eq3_is_the_softmax_of_the_mean_logits(monkeypatch):
     """The teacher of two models that give all images the logits (4, 0) and (0, 1). Their clients
     do not move them."""
     teachers = []
-    monkeypatch.setattr(fedsdd, "distill",
-                        lambda fed, cfg, t, weights, teacher: teachers.append(teacher) or weights)
+    monkeypatch.setattr(fedsdd, "distill", lambda fed, cfg, t, weights, images, teacher:
+                        teachers.append(teacher) or weights)
     fed = federation((2, 2), num_classes=2)
     before = {"algorithm": "fedsdd", "round": 1, "undistilled": [],
               "global_models": [constant(4., 0.), constant(0., 1.)]}
@@ -78,7 +78,8 @@ def test_eq4_is_temperature_squared_kl_from_the_teacher():
     q = [math.exp(v / T) / sum(math.exp(u / T) for u in z) for v in z]
     fed = federation(public=Data(torch.zeros(2, *SHAPE), None))
     cfg = fedsdd.Config(distill_steps=1, server_batch_size=1, server_lr=lr, temperature=T)
-    student = fedsdd.distill(fed, cfg, 1, constant(*z), T * torch.tensor([p, p]).log())
+    student = fedsdd.distill(fed, cfg, 1, constant(*z), fed.public.images,
+                             T * torch.tensor([p, p]).log())
     expected = [z_c - lr * T * (q_c - p_c) for z_c, q_c, p_c in zip(z, q, p)]
     assert student["1.bias"].tolist() == pytest.approx(expected, abs=1e-5)
 
@@ -86,7 +87,8 @@ def test_eq4_is_temperature_squared_kl_from_the_teacher():
 def test_distill_moves_the_students_running_statistics():
     fed = federation(network=with_batchnorm)
     start = fed.global_model().state_dict()
-    student = fedsdd.distill(fed, fedsdd.Config(**DISTILL), 2, start, torch.randn(8, 3))
+    student = fedsdd.distill(fed, fedsdd.Config(**DISTILL), 2, start, fed.public.images,
+                             torch.randn(8, 3))
     assert student["0.num_batches_tracked"].item() == 5
     assert not torch.equal(student["0.running_mean"], start["0.running_mean"])
 
@@ -210,10 +212,12 @@ def test_basic_distillation_has_one_fixed_teacher_for_all_students():
     fed, cfg = federation(EIGHT), fedsdd_ablations.Config(**DISTILL)
     before, after = (models_of(last(fedsdd_ablations.run(fed, **ONCE, K=3, students=students))[1])
                      for students in ("none", "all"))
-    teacher = predict_models(fed, before, fed.public.images).mean(0)
-    assert same(after, [fedsdd_ablations.distill(fed, cfg, 1, k, "linear", w, teacher)
+    images = fed.public.images
+    teacher = predict_models(fed, before, images).mean(0)
+    assert same(after, [fedsdd_ablations.distill(fed, cfg, 1, k, "linear", w, images, teacher)
                         for k, w in enumerate(before)])
-    assert same(after[0], fedsdd.distill(fed, fedsdd.Config(**DISTILL), 1, before[0], teacher))
+    cfg = fedsdd.Config(**DISTILL)
+    assert same(after[0], fedsdd.distill(fed, cfg, 1, before[0], images, teacher))
 
 
 def test_initial_models_differ_and_main_is_fedavgs():
@@ -255,7 +259,8 @@ def test_each_network_has_K_models_trained_by_its_own_clients():
     assert [*after["global_models"]] == ["linear", "with_hidden_layer"]
     cfg = fedsdd_ablations.Config(**DISTILL)
     assert same(models_of(after), [
-        w if k % 2 else fedsdd_ablations.distill(fed, cfg, 1, k, names[k], w, teacher)
+        w if k % 2 else fedsdd_ablations.distill(fed, cfg, 1, k, names[k], w, fed.public.images,
+                                                 teacher)
         for k, w in enumerate(averaged)])
     assert metrics["teacher_forwards"] == 4 * 8
     assert metrics["bytes_up"] == 4 * (4 * (3 * 5) + 4 * (2 * 5 + 3 * 3))

@@ -336,16 +336,40 @@ def test_when_every_client_is_spoilt_the_run_goes_on(algo):
 
 # ------------------------------------------------------------------------- what reaches the clients
 
+PUBLIC_LOGITS = ["feddf", "fedbe", "fedsdd", "fedsdd-ablations", "fedmd", "dsfl", "cronus", "fedgem",
+                 "fedgems", "fedgems-ablations"]
+
+
 @every_algorithm
 def test_augmentation_is_for_what_is_trained_on_alone(algo):
-    """FedGKT's edges also predict on it: their feature maps are what its server is trained on.
-    FedNTD's teacher sees what its student sees."""
+    """And for what teaches: FedGKT's edges extract the features that its server is trained on, and
+    FedNTD's teacher, as all that predict public images, sees what its student sees."""
     fed, state = toy(algo, augment=lambda images, rng: images + 100), untrained(algo)
     Net.seen.clear()
     run(algo, fed, state, rounds=1)
     given = {(training, largest > 50) for training, largest in Net.seen}
-    extracted = {(False, True)} if algo in ("fedgkt", "fedgkt-async", "fedntd") else set()
-    assert given == {(True, True), (False, False)} | extracted
+    teaches = algo in ("fedgkt", "fedgkt-async", "fedntd", *PUBLIC_LOGITS)
+    assert given == {(True, True), (False, False)} | ({(False, True)} if teaches else set())
+
+
+@pytest.mark.parametrize("algo", PUBLIC_LOGITS)
+def test_teachers_predict_the_crops_that_students_learn(algo, monkeypatch):
+    """Each public image is augmented once in a round, for all. Public images are the brightest; the
+    augmentation changes each by a number of its own."""
+    seen, extract = {True: set(), False: set()}, Net.extract
+
+    def watched(net, images):
+        seen[net.training] |= {x for x in images[:, 0, 0, 0].tolist() if x > 5000}
+        return extract(net, images)
+
+    def brighter(images, rng):
+        return images + torch.from_numpy(rng.uniform(1, 100, (len(images), 1, 1, 1))).float()
+    fed, state = toy(algo, augment=brighter), whole(algo)[0][1]
+    monkeypatch.setattr(Net, "extract", watched)
+    fed.public = fed.public._replace(images=fed.public.images + 10_000)
+    run(algo, fed, state, rounds=1)
+    assert seen[True] and seen[True] <= seen[False]
+    assert len(seen[False]) <= len(fed.public.images)
 
 
 @every_algorithm

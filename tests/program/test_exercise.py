@@ -127,7 +127,8 @@ def test_the_round_to_write_is_fedsdds():
             models, undistilled, groups, sizes, 2,
             train=lambda i, model: fedsdd.train_client(fed, cfg, t, i, model),
             predict=lambda model: predict_models(fed, [model], fed.public.images)[0],
-            distill=lambda model, teacher: fedsdd.distill(fed, cfg, t, model, teacher))
+            distill=lambda model, teacher: fedsdd.distill(
+                fed, cfg, t, model, fed.public.images, teacher))
         assert same(models, state["global_models"]) and same(undistilled, state["undistilled"])
 
 
