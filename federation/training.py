@@ -1,7 +1,7 @@
 """The batches of a training, and prediction: the same in every algorithm.
 
-Training on a client's own images reads like this in algorithms/. With --augment they are cropped and
-flipped; dropout and BatchNorm are in train mode:
+Training on a client's own images reads like this in algorithms/. With --augment they are cropped
+and flipped; dropout and BatchNorm are in train mode:
 
     model.train()
     with random_numbers(fed, "local", t, i) as rng:
@@ -12,8 +12,8 @@ flipped; dropout and BatchNorm are in train mode:
             loss.backward()
             optimizer.step()
 
-Every prediction is in eval mode and without gradient: `predict`. Test images are as they are; public
-ones are cropped once in a round, for predictions and for training: `public_view`.
+Every prediction is in eval mode and without gradient: `predict`. Test images are as they are;
+public ones are cropped once in a round, for prediction and training: `public_view`.
 """
 import itertools
 

@@ -81,8 +81,8 @@ def run(clients, server, private, public, *, rounds, batches, updates, server_up
     rounds, epsilon           the paper's T; the weight of CE (the text says: of distillation)
     batches(purpose, t, k)    positions, of the training "local", "public" or (without k) "server"
     updates, server_update    optimizers: updates[k](w, gradient) -> w, for example linear.sgd(lr)
-    augment(x)                changes an image: a client's own anew in each training (in algorithms/ in
-                              each batch), a public one anew in each round
+    augment(x)                changes an image: a public one anew in each round, a client's own in
+                              each training (in algorithms/ in each batch)
     who_teaches               the function above, or another choice
     pool                      of earlier rounds, {n: logits}; None: there were none
     cases[n], weights[n]      what who_teaches said of public sample n in the server's last epoch;

@@ -259,7 +259,7 @@ TABLE["algorithms/feddf.py", "feddf"] = [
      "percent against a share: nobody is dropped", "FedDF's code"),
     ("stays« if stays.any() else torch.ones_like(stays)→»", "drop_worst_by_hand",
      "everyone is dropped", "FedDF's code"),
-    ("predict_clients(fed, «kept→uploads», fed.public.images",
+    ("client_logits = predict_clients(fed, «kept→uploads», images)",
      "worse_than_a_guess_neither_counts_nor_teaches", "who is dropped still teaches"),
     ("teacher = client_logits«→.softmax(-1)».mean(0)«→.log()»",
      "feddf_round_by_hand", "the mean of probabilities for the mean of logits"),
@@ -272,7 +272,7 @@ TABLE["algorithms/feddf.py", "feddf"] = [
     ("return «temperature**2 * →»(log_p", "feddf_round_by_hand", "no temperature²", "FedDF's code"),
     ("log_ratio).«sum→mean»(-1)", "feddf_round_by_hand",
      "the mean over classes: C times too small", "FedBE's code, PFLlib's FedKD"),
-    ("images, validation = fed.public.images, fed.«validation→test»",
+    ("    validation = fed.«validation→test»",
      "patience_ends_and_returns_the_best", "early stopping on the test set", "FedDF's code"),
     ('best_accuracy, best_step, best_weights = «float("-inf")→0.0»,',
      "a_student_wrong_at_every_look_is_that_of_the_first",
@@ -348,7 +348,10 @@ TABLE["algorithms/fedsdd.py", "fedsdd"] = [
     ("teacher), *«w[1:]→[distill(fed, cfg, t, x, public.images, teacher) for x in w[1:]]»]",
      "rounds_with_R_2_against_algorithm_1", "all models distilled"),
     ("student = model«→.eval()»(images[rows])", "distill_moves_the_students_running_statistics",
-     "the student learns in eval mode")]
+     "the student learns in eval mode"),
+    ("predict_models(fed, ensemble, «→fed.»public.images)",
+     "contracts::teachers_predict_the_crops_that_students_learn[fedsdd]",
+     "with --augment the teacher sees other images than its student")]
 TABLE["tests/one_round.py", "exercise"] = [
     (case[0], "the_round_to_write_is_fedsdds", case[1]) for case in (
         ("[«sizes[i]→1» for i in group]", "clients count equally whatever their sizes"),
@@ -422,7 +425,7 @@ TABLE["algorithms/dsfl.py", "dsfl"] = [
      "era_sharpens_the_mean_and_not_each_client", "each client is sharpened", "Flower's DS-FL"),
     ("«(→»client_probs.mean(0«) / temperature→»).softmax(-1)",
      "era_of_a_one_hot_mean_is_near_one_hot_by_hand", "no temperature", "AIJack's DS-FL"),
-    ("predict(model, fed.public.images)«.softmax(-1)→»", "dsfl_round_by_hand",
+    ("predict(model, images)«.softmax(-1)→»", "dsfl_round_by_hand",
      "logits in the place of probabilities", "PFLlib's FD"),
     ('if cfg.aggregation «==→!=» "era":', "dsfl_round_by_hand",
      "the mean itself for the sharpened one"),
@@ -465,7 +468,7 @@ TABLE["algorithms/cronus.py", "cronus"] = [
      "the direction of the smallest variance"),
     ("scores = vectors[..., -1].«square().→»T", "robust_mean_by_slow_loop[8-30]",
      "liars on one side alone are far"),
-    ("predict(model, fed.public.images)«.softmax(-1)→»", "cronus_round_by_hand",
+    ("predict(model, images)«.softmax(-1)→»", "cronus_round_by_hand",
      "logits in the place of probabilities", "PFLlib's FD"),
     ("if len(client_probs) > «0→1»:", "logits::everyone_learns_from_a_single_valid_upload[cronus]",
      "nobody trains towards a single upload"),
@@ -474,8 +477,8 @@ TABLE["algorithms/cronus.py", "cronus"] = [
      "0 times infinity is nan"),
     ("* log_q).«sum→mean»(-1)", "dsfl::soft_cross_entropy_by_hand", "the mean over classes")]
 TABLE["algorithms/fedgem.py", "fedgem"] = [
-    ("distill_client(fed, cfg, t, i, trained[i], «server_logits→ensemble»)", "fedgem_round_by_hand",
-     "clients learn from their own mean"),
+    ("distill_client(fed, cfg, t, i, trained[i], public, «server_logits→ensemble»)",
+     "fedgem_round_by_hand", "clients learn from their own mean"),
     ("ensemble = client_logits.«mean(0)→softmax(-1).mean(0).log()» if", "fedgem_round_by_hand",
      "the mean of the softmaxes"),
     ("return« epsilon * ce +→» (1 - epsilon) * «→ce + epsilon * »kl", "fedgem_round_by_hand",
@@ -483,7 +486,10 @@ TABLE["algorithms/fedgem.py", "fedgem"] = [
     ("kl = («log_p.exp() * →-log_q.exp() * »log_ratio)", "fedgem_round_by_hand",
      "KL(student || teacher)", "AIJack's FedGEMS"),
     ("log_ratio).«sum→mean»(-1)", "fedgems::eq2_by_hand[fedgem]",
-     "the mean over classes: C times too small")]
+     "the mean over classes: C times too small"),
+    ("trained[i], «→fed.»public))",
+     "contracts::teachers_predict_the_crops_that_students_learn[fedgem]",
+     "with --augment clients predict other images than the server learns")]
 TABLE["algorithms/fedgems.py", "fedgems"] = [
     ("labels = «torch.as_tensor(labels, device=logits.device)→labels»",
      "library::labels_may_be_a_list_or_an_array", "nobody is right about a list of labels"),

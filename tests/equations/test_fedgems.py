@@ -277,12 +277,12 @@ def toy(**changes):
 
 
 @pytest.mark.parametrize("more, changes", [
-    ({}, {}), (TWICE, {"augment": lambda images, rng: images.flip(-1)})],
+    ({}, {"seed": 4}), (TWICE, {"seed": 3, "augment": lambda images, rng: images.flip(-1)})],
     ids=["one epoch", "two, augmented"])
 def test_a_round_is_the_papers_algorithm(more, changes):
     """Private training, upload, server, broadcast, distillation; two rounds, all four cases, a
     pool of the first for the second. A sample asked for in two epochs is paid for once."""
-    fed, settings, known = toy(seed=4, **changes), {**QUICK, **more}, []
+    fed, settings, known = toy(**changes), {**QUICK, **more}, []
     rounds = list(fedgems.run(fed, **settings))[1:]
     for (metrics, state), slow in zip(rounds, slow_rounds(fed, settings), strict=True):
         agree(fed, metrics, state, slow)

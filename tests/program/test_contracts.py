@@ -336,8 +336,8 @@ def test_when_every_client_is_spoilt_the_run_goes_on(algo):
 
 # ------------------------------------------------------------------------- what reaches the clients
 
-PUBLIC_LOGITS = ["feddf", "fedbe", "fedsdd", "fedsdd-ablations", "fedmd", "dsfl", "cronus", "fedgem",
-                 "fedgems", "fedgems-ablations"]
+PUBLIC_LOGITS = ["feddf", "fedbe", "fedsdd", "fedsdd-ablations", "fedmd", "dsfl", "cronus",
+                 "fedgem", "fedgems", "fedgems-ablations"]
 
 
 @every_algorithm
