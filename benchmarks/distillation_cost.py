@@ -99,13 +99,13 @@ class RecomputedLogits:
 
 def recomputed_seconds(algo, num_teachers, t):
     """Seconds of a distillation for which all teachers predict the batch of every step."""
-    student, teacher = fed.global_model().state_dict(), RecomputedLogits(num_teachers)
+    given = fed.global_model().state_dict(), fed.public.images, RecomputedLogits(num_teachers)
     cfg = MODULES[algo].Config(**settings[algo])
     seconds.clear()
     if algo == "feddf":
-        feddf.distill(fed, cfg, t, fed.architecture[0], student, teacher)
+        feddf.distill(fed, cfg, t, fed.architecture[0], *given)
     else:
-        fedsdd.distill(fed, cfg, t, student, teacher)
+        fedsdd.distill(fed, cfg, t, *given)
     return seconds["distill"]
 
 
