@@ -58,9 +58,6 @@
 # tried. FedAvg and FedSDD each had three rates of the clients, 0.05, 0.1, 0.2: part
 # fedsdd-hetero-rates. By the mean of three seeds 0.05 is best for both; with 0.2 both diverged
 # (FedSDD was run with it on seed 0 alone).
-# Augmented, the teacher predicts the public images as they are. A teacher that predicts the crops
-# of its student, drawn once a round, was tried on seed 0: after 100 rounds, by the mean of the last
-# ten, it changed FedSDD's model by +0.0 points and its ensemble by -0.1.
 source "$(dirname "$0")/common.sh"
 file=$1
 shift
