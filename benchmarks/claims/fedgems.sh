@@ -28,9 +28,10 @@
 # Tried on seed 0, epsilon 0.1, server with labels alone, FedGEM, FedGEMS: 57.2, 59.0, 54.9 with
 # 5,000 public images; 52.0, 48.9, 49.8 with augmentation, when teachers predicted images as they
 # are; 48.8, 48.3, 48.1 with four networks, alpha 0.5. Seeds 0 to 2, augmented, epsilon 0.25, FedGEM
-# minus labels alone: -1.3, +0.3, +2.1 so, +1.7, +0.8, +4.5 with teachers of the crops. Share of self-training in round 10: 93% here, 74% with 5,000 public images and a
-# server `cnn`. Seeds 0 to 2, 10 rounds, epsilon 0.75: no difference to labels alone. Attacks with
-# one local epoch: FedMD stayed at chance.
+# minus labels alone: -1.3, +0.3, +2.1 so, +1.7, +0.8, +4.5 with teachers of the crops. Share of
+# self-training in round 10: 93% here, 74% with 5,000 public images and a server `cnn`. Seeds 0 to
+# 2, 10 rounds, epsilon 0.75: no difference to labels alone. Attacks with one local epoch: FedMD
+# stayed at chance.
 source "$(dirname "$0")/common.sh"
 file=$1
 shift
