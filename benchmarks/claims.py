@@ -43,13 +43,15 @@ def curves(file):
     return read_runs([CURVES / f"{file}.csv"])
 
 
-def accuracies(run, metric, last=None):
-    """{seed: mean of the `last` rounds, in percent} of "FILE/LABEL"; None: a tenth, five at least.
+def runs_behind(side):
+    """The runs of "FILE/LABEL"; of "FILE+FILE/LABEL" those of both files."""
+    files, label = side.split("/")
+    return [run for file in files.split("+") for run in curves(file)[label]]
 
-    "FILE+FILE/LABEL": the seeds of both.
-    """
-    files, label = run.split("/")
-    runs = [run for file in files.split("+") for run in curves(file)[label]]
+
+def accuracies(run, metric, last=None):
+    """{seed: mean of the `last` rounds, in percent}; None: of a tenth of them, at least five."""
+    runs = runs_behind(run)
     return values_of(runs, metric, mean_of_last(last or max(5, runs[0]["rounds"] // 10)))
 
 
@@ -157,18 +159,31 @@ def tables():
     counts = ", ".join(f"{name} in {found[name]}" for name in COLORS)
     directed = [pair for pair in zip(CLAIMS, all_points) if pair[0]["claimed"] in (
         "greater", "lower")]
-    beside = [(verdict(claim, points), papers_difference(claim) * mean(points) > 0)
-              for claim, points in directed if claim["paper_row"]]
-    decided = [same_sign for judged, same_sign in beside if judged != "open"]
     counted = (
         f"{len(CLAIMS)} rows on all pages: {counts}; by the last round alone {num_changed} have "
         f"another verdict. {len(directed)} rows have > or <: if nothing differed, about "
         f"{len(directed) / 20:.0f} of their intervals would exclude 0, by chance. "
-        f"{len(beside)} of them stand beside a figure of a paper: {sum(decided)} have its sign, "
-        f"{len(decided) - sum(decided)} the other, {len(beside) - len(decided)} are open. "
+        f"{beside_the_papers(directed)} "
         f"{len(survived)} verdicts survive Holm's correction for all {len(CLAIMS)} rows (†).\n")
     return {RESULTS: [counted, "\n".join([*first, ""]), second_fives(), provenance()],
             **{CURVES / f"{page}.md": ["\n".join([*rows, ""])] for page, rows in of_page.items()}}
+
+
+def beside_the_papers(pairs):
+    """How many differences of the papers have their sign here, of rows with > or <."""
+    signs, num_rows = {}, 0                 # {a difference of a paper: which its decided rows have}
+    for claim, points in pairs:
+        if claim["paper_row"]:
+            num_rows += 1
+            found = signs.setdefault(
+                tuple(claim[name] for name in ("paper_table", "paper_row", "paper_base")), set())
+            if verdict(claim, points) != "open":
+                found.add(papers_difference(claim) * mean(points) > 0)
+    found = [*signs.values()]
+    same, other, both, none = map(found.count, ({True}, {False}, {True, False}, set()))
+    return (f"{num_rows} of them stand beside {len(found)} differences of the papers, some of "
+            f"which have several rows: the decided rows of {same} all have its sign, of {other} "
+            f"all the other, of {both} both; of {none} no row is decided.")
 
 
 def second_fives():
@@ -196,8 +211,10 @@ def provenance():
             for run in runs]
     data, cpu = (sum(not x for x in found) for found in (
         [run["data"] for run in kept], [run["environment"].get("cpu") for run in kept]))
+    rows = sum(any(not run["data"] for side in ("row", "base") for run in runs_behind(claim[side]))
+               for claim in CLAIMS)
     return (f"Of the {len(kept)} runs {data}, the older ones, kept no fingerprint of their data; "
-            f"{cpu} did not record their CPU.\n")
+            f"{rows} rows have one of these. {cpu} runs did not record their CPU.\n")
 
 
 def shown(judged, points):
