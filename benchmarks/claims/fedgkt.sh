@@ -31,6 +31,7 @@ source "$(dirname "$0")/common.sh"
 file=$1
 shift
 headline="$(echo fedgkt-20{,-noniid}/{fedavg,fedgkt}) fedgkt-20/none"
+headline+=" $(echo fedgkt/{fedavg,fedgkt,none,ordered} fedgkt-noniid/{fedavg,ordered})"
 cifar="--dataset $file --train-size 5000 --clients 8 --augment --lr 0.001"
 networks="--model gkt_edge_small --server-model gkt_server_small"
 for part in ${*:-fedgkt fedgkt-noniid fedgkt-20 fedgkt-20-noniid}; do
