@@ -181,9 +181,9 @@ def beside_the_papers(pairs):
                 found.add(papers_difference(claim) * mean(points) > 0)
     found = [*signs.values()]
     same, other, both, none = map(found.count, ({True}, {False}, {True, False}, set()))
-    return (f"{num_rows} of them stand beside {len(found)} differences of the papers, some of "
-            f"which have several rows: the decided rows of {same} all have its sign, of {other} "
-            f"all the other, of {both} both; of {none} no row is decided.")
+    return (f"{num_rows} of them stand beside {len(found)} differences of the papers: the "
+            f"decided rows have the same sign for {same}, the opposite for {other}, both for "
+            f"{both}; {none} have no decided row.")
 
 
 def second_fives():
@@ -199,9 +199,9 @@ def second_fives():
     return (
         f"{len(ten)} rows have seeds 10 to 19. {len(decided)} of them are decided with 10 to 14: "
         f"15 to 19 alone decide {same} in the same way, leave {left} open, and decide "
-        f"{len(decided) - same - left} otherwise; with all ten {lost} of these are open. "
+        f"{len(decided) - same - left} otherwise; with all ten {lost} of them become open. "
         f"{len(ten) - len(decided)} are open with 10 to 14: {len(later)} of them are decided with "
-        f"all ten, {later.count('open')} by neither half alone. No "
+        f"all ten, {later.count('open')} of these by neither half alone. No "
         "interval is corrected for the second look.\n")
 
 

@@ -110,6 +110,19 @@ def test_differences_are_of_the_last_tenth_of_the_rounds_paired_by_seed(
     claims.curves.cache_clear()
 
 
+def test_a_difference_of_a_paper_counts_once_however_many_rows_stand_beside_it():
+    """+3 has two decided rows and an open one, -1 one of each sign, +2 an open one, 0.5 one."""
+    def row(ours, paper, table):
+        points = {"open": [-1, 1, 0], "+": [1, 1.1, 1.2], "-": [-1, -1.1, -1.2]}[ours]
+        return CLAIM | {"paper_row": paper, "paper_base": "0", "paper_table": table}, points
+    pairs = [row("+", "3", "2"), row("+", "3", "2"), row("open", "3", "2"), row("+", "-1", "2"),
+             row("-", "-1", "2"), row("open", "2", "2"), row("-", "0.5", "2"), row("+", "3", "6"),
+             row("+", "", "")]
+    assert claims.beside_the_papers(pairs) == (
+        "8 of them stand beside 5 differences of the papers: the decided rows have the same sign "
+        "for 2, the opposite for 1, both for 1; 1 have no decided row.")
+
+
 def test_what_the_second_five_seeds_say_is_counted(monkeypatch):
     """By spreads of five: 2 +- 0.2 is decided, 0 +- 2 is open; five rows have ten seeds."""
     up, down, wide = [2, 2, 2, 1.9, 2.1], [-2, -2, -2, -1.9, -2.1], [2, 0, 0, 1, -1]
@@ -122,8 +135,9 @@ def test_what_the_second_five_seeds_say_is_counted(monkeypatch):
     monkeypatch.setattr(claims, "CLAIMS", [CLAIM | {"row": run, "base": "x/0"} for run in accuracy])
     assert claims.second_fives() == (
         "5 rows have seeds 10 to 19. 3 of them are decided with 10 to 14: 15 to 19 alone decide 1 "
-        "in the same way, leave 1 open, and decide 1 otherwise; with all ten 1 of these are open. "
-        "2 are open with 10 to 14: 2 of them are decided with all ten, 1 by neither half alone. "
+        "in the same way, leave 1 open, and decide 1 otherwise; with all ten 1 of them become "
+        "open. 2 are open with 10 to 14: 2 of them are decided with all ten, 1 of these by neither "
+        "half alone. "
         "No interval is corrected for the second look.\n")
 
 
