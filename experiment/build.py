@@ -226,6 +226,8 @@ def seen_by(method, fed, shared):
 
     Client i has network i mod the number of names in --model.
     """
+    if shared["joint"] and method.algorithm.public != "joint":
+        fed = of_the_task(fed)
     image_shape, names = tuple(fed.test.images.shape[1:]), method.networks["model"]
     architecture = [names[i % len(names)] for i in range(len(fed.private))]
 
@@ -240,13 +242,24 @@ def seen_by(method, fed, shared):
     def server_model(init=0):
         return new(method.networks["server_model"], "server init", init)
 
-    # With --joint the labels of the public test images are of classes that others do not learn.
-    unseen = shared["joint"] and method.algorithm.public != "joint"
     fed = dataclasses.replace(
         fed, client_model=client_model, architecture=architecture, threads=method.threads,
-        server_model=None if method.algorithm.server == "none" else server_model,
-        public_test=None if unseen else fed.public_test)
+        server_model=None if method.algorithm.server == "none" else server_model)
     return restrict_public(fed, method.algorithm.public)
+
+
+def of_the_task(fed):
+    """The federation of --joint for an algorithm whose networks know the task's classes alone.
+
+    More outputs than classes would change it: drop_worst's chance, a softmax, the bytes of logits.
+    """
+    def shifted(data):
+        return data._replace(labels=data.labels - fed.num_public_classes)
+
+    return dataclasses.replace(
+        fed, private=[shifted(data) for data in fed.private], test=shifted(fed.test),
+        validation=fed.validation and shifted(fed.validation), public_test=None,
+        num_classes=fed.num_classes - fed.num_public_classes, num_public_classes=0)
 
 
 def attack_in(fed, shared):

@@ -75,7 +75,9 @@ def records_of(command, datasets):
 
 def config_for(command, datasets, seed, method):
     """The content of config.json, as it is read again: tuples are lists."""
-    shared = command.shared
+    shared, images = command.shared, datasets.images
+    if shared["joint"] and method.algorithm.public != "joint":           # as build.of_the_task
+        images = images | {"classes": images["classes"][datasets.foreign.num_classes:]}
     return json.loads(dumps({
         "algo": method.label, "seed": seed,
         "data": {flag.name: shared[flag.name] for flag in fields(Images)},
@@ -87,7 +89,7 @@ def config_for(command, datasets, seed, method):
                         "device": command.program["device"],
                         "cpu": torch.backends.cpu.get_cpu_capability(),      # "AVX2", "AVX512"
                         "threads": method.threads},
-        "images": datasets.images, "scores": scores_of(method.algorithm, shared["public"])}))
+        "images": images, "scores": scores_of(method.algorithm, shared["public"])}))
 
 
 @cache
@@ -131,7 +133,8 @@ def find(record):
     record.config["environment"] = before
     if (record.folder / "checkpoint.pt").exists():
         kept = loaded(record.folder, (record.folder / "checkpoint.pt").read_bytes(), "cpu")
-        if kept["state"].get("algorithm") != record.method.algorithm.name:
+        if (kept["state"].get("algorithm") != record.method.algorithm.name
+                or len(then["images"]["classes"]) != len(record.config["images"]["classes"])):
             raise ValueError(f"{record.folder} is from an older version: choose another --out")
         record.rows, record.timings = kept["rows"], kept["timings"]
     elif (record.folder / "metrics.jsonl").exists():

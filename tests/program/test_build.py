@@ -68,6 +68,22 @@ def test_joint_labels_of_the_task_come_after_the_public_classes(joint, first):
         assert torch.equal(part.labels, classes_of(part) + first)
 
 
+@pytest.mark.parametrize("algo", ["fedavg", "dsfl"])
+def test_beside_fedmd_an_algorithm_has_the_classes_of_the_task_alone(algo):
+    """With a joint layer chance would be 1/11 for FedDF, and DS-FL would send 11 probabilities."""
+    method = Method(algo, ALGORITHMS[algo], {}, [], {"model": ["mlp"], "server_model": "mlp"}, 1)
+    every, *_ = built(public="foreign", joint=True, validation=0.2)
+    alone, *_ = built(public="foreign", validation=0.2)
+    fed, other = (build.seen_by(method, fed, {"joint": joint})
+                  for fed, joint in [(every, True), (alone, False)])
+    assert (fed.num_classes, fed.num_public_classes, fed.public_test) == (7, 0, None)
+    for part, same in zip((*fed.private, fed.test, fed.validation),
+                          (*other.private, other.test, other.validation)):
+        assert torch.equal(part.labels, classes_of(part)) and torch.equal(part.labels, same.labels)
+    assert all(map(torch.equal, *(seen.client_model(0).state_dict().values()
+                                  for seen in (fed, other))))
+
+
 def test_without_joint_public_images_have_neither_labels_nor_a_test_set():
     fed, *_ = built(public="foreign")
     assert len(fed.public.images) == 4 * 6

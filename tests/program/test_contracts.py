@@ -21,6 +21,7 @@ from algorithms import ALGORITHMS
 from algorithms.ranges import RANGES
 from attacks import Attack
 from experiment import keep
+from experiment.keep import load_model
 from experiment.settings import Images, Program, Training
 from federation import Federation, parallel, randomness, seeded, stream
 from federation.parallel import active_clients, sample_clients
@@ -485,6 +486,20 @@ def hold(contract, algo):
     """Calls a contract for one algorithm."""
     with pytest.MonkeyPatch.context() as patch:
         contract(*[algo, patch][:len(inspect.signature(contract).parameters)])
+
+
+def test_beside_fedmd_an_algorithm_has_the_run_that_it_has_alone(npz, tmp_path):
+    """The joint output layer is FedMD's: others' networks do not get the public classes."""
+    data = (f"--dataset {npz} --clients 4 --partition iid --rounds 1 --public glyphs "
+            "--public-size 50 --validation 0.2 --out")
+    main(f"--algo dsfl,feddf {data} {tmp_path}/alone".split())
+    main(f"--algo dsfl,feddf,fedmd --transfer-public-epochs 1 --transfer-local-epochs 1 "
+         f"{data} {tmp_path}/beside".split())
+    for name in ("dsfl-seed0", "feddf-seed0"):
+        alone, beside = (tmp_path / folder / name for folder in ("alone", "beside"))
+        texts = [(folder / "metrics.jsonl").read_text() for folder in (alone, beside)]
+        assert texts[0] == texts[1]
+        assert load_model(alone)[2] == load_model(beside)[2]
 
 
 def test_the_page_of_metrics_has_every_key_and_no_other(npz, tmp_path, pytestconfig):
