@@ -28,6 +28,8 @@ Departures (more: docs/DEPARTURES.md):
      upload, and the server aggregates that with the others'
   5  Eq. (11): of OFOM's two attackers the second uploads the mean of the benign clients and the
      first
+  9  what each client sends of its own samples, as in FedGKT, has no common rows: mean and deviation
+     are over all benign samples
 """
 import math
 from collections.abc import Callable
@@ -55,14 +57,16 @@ def lie(benign, z):
     return benign.mean(0) + z * benign.std(0, correction=0)
 
 
-def ofom(benign, theta):
+def ofom(benign, theta, n=None):
     """Two uploads [2, ...]: benign mean + theta, then the mean of the benign uploads and the first.
 
+    n         benign clients, if `benign` has many samples of each (departure 9); None: as many
     source    Eq. (11)
     """
     wide = torch.promote_types(benign.dtype, torch.float32)          # sums of float16 overflow
-    far = benign.mean(0) + theta
-    mean = (benign.sum(0, dtype=wide) + far) / (len(benign) + 1)         # departure 5
+    far, n = benign.mean(0) + theta, n or len(benign)
+    total = benign.sum(0, dtype=wide) * (n / len(benign))                # of n uploads
+    mean = (total + far) / (n + 1)                                       # departure 5
     return torch.stack([far, mean.to(far.dtype)])
 
 
@@ -97,7 +101,8 @@ class Attack(NamedTuple):
     malicious: list[int]    # sorted ids of the malicious clients
     forge: Callable         # forge(i, upload, benign, rows): what attacker i uploads in place of
     #                         upload [n, ...]; benign [m, ...] are uploads of the others, and rows
-    #                         int64 [n] numbers the entries of `upload`, so that each has its own u
+    #                         int64 [n] numbers the entries of `upload`, so that each has its own u;
+    #                         also of clients' own samples: num_benign=the number of the others
 
 
 def build(name, stream, num_clients, attackers, scale=10.0, z=None):
@@ -112,14 +117,15 @@ def build(name, stream, num_clients, attackers, scale=10.0, z=None):
     malicious = sorted(stream("attackers").choice(num_clients, attackers, replace=False).tolist())
     z = lie_z(num_clients, attackers) if z is None else z
 
-    def forge(i, upload, benign, rows):
+    def forge(i, upload, benign, rows, num_benign=None):
         if name == "lie":
             return lie(benign, z).expand(upload.shape).to(upload)
         source = malicious[0] if name == "ofom" else i
         shape = (int(rows.max()) + 1, *upload.shape[1:])         # a row's u depends on no other row
         u = torch.from_numpy(stream("theta", source).standard_normal(shape)).to(benign)[rows]
         theta = scale * benign.std(correction=0) * u                     # departure 2
-        forged = paf(benign, theta) if name == "paf" else ofom(benign, theta)[malicious.index(i)]
+        forged = paf(benign, theta) if name == "paf" else ofom(
+            benign, theta, num_benign)[malicious.index(i)]
         return forged.to(upload)
 
     return Attack(malicious, forge)
@@ -163,14 +169,12 @@ def attack_models(attack, uploads, client_ids):
 
 
 def attack_samples(attack, uploads, client_ids):
-    """Uploads [[n_i, ...]] of each client's own samples, as in FedGKT.
-
-    The statistics are over all benign samples of the round.
-    """
+    """Uploads [[n_i, ...]] of each client's own samples, as in FedGKT."""
     benign = [upload for upload, i in zip(uploads, client_ids) if i not in attack.malicious]
-    benign = torch.cat(benign or [uploads[0][:0]])
+    num_benign = len(benign)
+    benign = torch.cat(benign or [uploads[0][:0]])                       # departure 9
     benign = benign[(benign.abs() < HUGE).flatten(1).all(1)]     # usable, as in uploads.py
     if not len(benign):
         return uploads
-    return [attack.forge(i, upload, benign, torch.arange(len(upload)))
+    return [attack.forge(i, upload, benign, torch.arange(len(upload)), num_benign=num_benign)
             if i in attack.malicious else upload for i, upload in zip(client_ids, uploads)]

@@ -130,7 +130,9 @@ def run(fed, cfg, state=None, attack=None):
 
         # Step 4-6: each client trains its group's model on its own images.
         trained = parallel_map(fed, active, lambda i: train_client(fed, cfg, t, i, model_of[i]))
-        uploads = received(fed, trained, attack)                             # {client: weights}
+        uploads = {}                                                         # {client: weights}
+        for group in groups:                         # attackers know the uploads of their group
+            uploads |= received(fed, {i: trained[i] for i in group}, attack)
 
         # Step 7: each group's mean, by numbers of images.                              Eq. (2)
         w = [average(fed, groups[k], uploads, models[k]) for k in range(cfg.K)]

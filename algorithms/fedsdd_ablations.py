@@ -174,7 +174,9 @@ def run(fed, cfg, state=None, attack=None):
         # Step 4-6: each client trains its group's model on its own images.             Table 4
         trained = parallel_map(fed, sorted(group_of),
                                lambda i: train_client(fed, cfg, t, i, group_of[i]))
-        uploads = received(fed, {i: trained[i].upload for i in trained}, attack)
+        uploads = {}                                                         # {client: weights}
+        for group in groups:                         # attackers know the uploads of their group
+            uploads |= received(fed, {i: trained[i].upload for i in group.clients}, attack)
 
         # Step 7: each group's mean, by numbers of images.                              Eq. (2)
         w, controls = zip(*[aggregate(fed, cfg, group, trained, uploads) for group in groups])

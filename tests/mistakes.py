@@ -316,6 +316,8 @@ TABLE["algorithms/fedbe.py", "fedbe"] = [
      "feddf::the_ensemble_predicts_by_mean_logits[fedbe]", "the ensemble is of probabilities",
      "FedBE's code")]
 TABLE["algorithms/fedsdd.py", "fedsdd"] = [
+    ("{i: trained[i] for i in «group→active»}", "an_attacker_mimics_the_models_of_its_group[run0]",
+     "an attacker mimics a blend of models of different random weights"),
     ("«rng.permutation(active).tolist()→list(active)»", "groups_change_and_all_meet_the_main_model",
      "the same groups in every round"),
     ("sorted(shuffled[k::K]) for k in «range(K)→reversed(range(K))»",
@@ -364,6 +366,9 @@ TABLE["tests/one_round.py", "exercise"] = [
         ("*w[1:]], «undistilled→[*undistilled[:-1], [distill(w[0], teacher), *w[1:]]]»",
          "the distilled main model is in the ensemble of the next round"))]
 TABLE["algorithms/fedsdd_ablations.py", "fedsdd"] = [
+    ("{i: trained[i].upload for i in «group.clients→trained»}",
+     "an_attacker_mimics_the_models_of_its_group[run1]",
+     "an attacker mimics a blend of models of different random weights"),
     ("zip(clients, networks, models, «controls→controls[:1] * len(models)»)",
      "rounds_with_R_2_against_algorithm_1[scaffold]", "a control of another global model"),
     ("num_clients = «fed.architecture.count(group.network)→len(fed.private)»",
@@ -761,6 +766,8 @@ TABLE["algorithms/baselines.py", "baselines"] = [
     ("fed.client_model(name«, init=name→»)", "standalone_trains_each_on_its_own_data",
      "all clients start alike")]
 TABLE["attacks.py", "attacks"] = [
+    ("* («n→len(benign)» / len(benign))", "ofoms_second_weighs_clients_and_not_their_samples",
+     "OFOM's second attacker counts samples as clients"),
     ("(model[name].abs() < «HUGE→math.inf»).all() for model",
      "an_entry_that_is_usable_in_no_model_is_not_attacked",
      "a mask of huge numbers makes the attack do nothing"),

@@ -93,6 +93,17 @@ def test_eq11_ofom_by_hand():
     assert close(ofom(BENIGN, torch.tensor([10., -1., 2.])), [first, second])
 
 
+def test_ofoms_second_weighs_clients_and_not_their_samples():
+    """Two benign clients of five samples in all: mean 4, the first a third of the second."""
+    attack = made("ofom", num_clients=4)
+    (_, second), benign = attack.malicious, sides(attack, 4)[1]
+    samples = {benign[0]: torch.tensor([[1.], [3.]]), benign[1]: torch.tensor([[8.], [4.], [4.]])}
+    uploads = [samples.get(i, torch.zeros(1, 1)) for i in range(4)]
+    attacked = attack_samples(attack, uploads, range(4))
+    first = attacked[attack.malicious[0]]
+    assert close(attacked[second], (2 * 4 + first) / 3)
+
+
 @pytest.mark.parametrize("n, m, share", [
     (50, 12, 24 / 38), (16, 1, 7 / 15), (16, 2, 7 / 14), (7, 2, 3 / 5),
     (10, 6, .999), (10, 9, .999), (2, 1, .001)])

@@ -9,6 +9,7 @@ import torch
 from slow import close, drawn, numbers, pixels, slow_logits
 from toys import SHAPE, constant, federation, last, linear, same, with_batchnorm, with_hidden_layer
 
+import attacks
 from algorithms import fedavg, fedsdd, fedsdd_ablations
 from benchmarks.costs import round_seconds
 from federation import Data, accuracy, disagreement, predict, predict_models, stream
@@ -43,6 +44,20 @@ def test_divide_gives_the_first_groups_the_remainder(count, K, sizes):
 def test_groups_change_and_all_meet_the_main_model():
     drawn = [groups_of(t, 4) for t in range(40)]
     assert len(set(map(str, drawn))) > 30 and len({i for g in drawn for i in g[0]}) == 8
+
+
+@pytest.mark.parametrize("run", [fedsdd.run, fedsdd_ablations.run])
+def test_an_attacker_mimics_the_models_of_its_group(run):
+    """Nobody moves its model, so LIE's mean in a group is the group's model. Over all groups it is
+    a blend of models of different random weights."""
+    attack = attacks.build("lie", partial(stream, 0), num_clients=8, attackers=1, z=0)
+    still = {**ONCE, "lr": 1e-12, "server_lr": 1e-12, "K": 4}
+    states = [state for _, state in run(federation(EIGHT), attack=attack, **still)]
+    start, end = (state["global_models"] for state in states)
+    if run is fedsdd_ablations.run:                      # {network: models}
+        [start], [end] = start.values(), end.values()
+    assert all(torch.allclose(before[name], after[name], atol=1e-6)
+               for before, after in zip(start, end) for name in before)
 
 
 @pytest.mark.parametrize("K", [0, 3])
