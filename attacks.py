@@ -28,7 +28,7 @@ Departures (more: docs/DEPARTURES.md):
      upload, and the server aggregates that with the others'
   5  Eq. (11): of OFOM's two attackers the second uploads the mean of the benign clients and the
      first
-  9  what each client sends of its own samples, as in FedGKT, has no common rows: mean and deviation
+  6  what each client sends of its own samples, as in FedGKT, has no common rows: mean and deviation
      are over all benign samples
 """
 import math
@@ -60,7 +60,7 @@ def lie(benign, z):
 def ofom(benign, theta, n=None):
     """Two uploads [2, ...]: benign mean + theta, then the mean of the benign uploads and the first.
 
-    n         benign clients, if `benign` has many samples of each (departure 9); None: as many
+    n         benign clients, if `benign` has many samples of each (departure 6); None: as many
     source    Eq. (11)
     """
     wide = torch.promote_types(benign.dtype, torch.float32)          # sums of float16 overflow
@@ -172,7 +172,7 @@ def attack_samples(attack, uploads, client_ids):
     """Uploads [[n_i, ...]] of each client's own samples, as in FedGKT."""
     benign = [upload for upload, i in zip(uploads, client_ids) if i not in attack.malicious]
     num_benign = len(benign)
-    benign = torch.cat(benign or [uploads[0][:0]])                       # departure 9
+    benign = torch.cat(benign or [uploads[0][:0]])                       # departure 6
     benign = benign[(benign.abs() < HUGE).flatten(1).all(1)]     # usable, as in uploads.py
     if not len(benign):
         return uploads
