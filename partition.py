@@ -91,7 +91,8 @@ def dirichlet_balanced(labels, num_clients, alpha, rng, min_size=10):
 def dirichlet_equal(labels, num_clients, alpha, rng):
     """Non-iid clients whose sizes differ by at most one sample: the rule of FedDF's code.
 
-    The samples are shuffled, and each group of at most ten clients gets its part of them. In each
+    The samples are shuffled, and each group of ten clients gets its part of them; the last group
+    has the clients that are left, and one that is alone there, as of 11 or 21, is iid. In each
     group `dirichlet_balanced` splits this part, with half the mean client size as min_size. Every
     client's samples are then ordered by class, and the lists of all clients are concatenated and
     cut into `num_clients` chunks of equal size: a client's surplus goes to the next client.

@@ -83,7 +83,7 @@ def load_datasets(shared):
         check_rows(shared, rows, task)
         content = repr([(name, rows[name].tolist()) for name in sorted(rows)]).encode()
         fingerprints["partition"] = f"{shared['clients']} clients, checksum {crc32(content):08x}"
-    classes = task.class_names or [str(label) for label in range(task.num_classes)]
+    classes = class_names(shared, task)
     if shared["joint"]:                                   # the public classes come first
         classes = [f"public {j}" for j in range(foreign.num_classes)] + classes
     mean, std = statistics(to_float(task.train.images))
@@ -92,6 +92,11 @@ def load_datasets(shared):
         if files := ignored(shared[flag], labeled=flag == "dataset" or shared["joint"]):
             say(f"--{flag} {shared[flag]}: files that are not read: {files}")
     return Datasets(task, foreign, fingerprints, images, rows)
+
+
+def class_names(shared, task):
+    """The name of each label of the task: a folder's, or its number before --classes."""
+    return task.class_names or [*map(str, shared["classes"] or range(task.num_classes))]
 
 
 def check_rows(shared, rows, task):

@@ -18,6 +18,7 @@ import zipfile
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ from data.images import adapt, check_range, normalize, to_float
 from experiment import build
 from experiment.processes import fail, from_first, is_first
 from experiment.settings import NETWORKS, Images, Method, Training, flag_with, text_of
-from federation import average_weights
+from federation import average_weights, prepared
 
 FILES = ("config.json", "checkpoint.pt", "metrics.jsonl", "timing.jsonl")
 
@@ -94,11 +95,18 @@ def config_for(command, datasets, seed, method):
 
 @cache
 def commit():
-    """The commit of this program, with "-dirty" if files were changed since; None if git has none.
+    """The commit of this program; if its files were changed since, "-dirty-" and a checksum of how.
+
+    None if git has none. Files that git does not know do not count.
     """
-    command = ["git", "-C", Path(__file__).parent, "describe", "--always", "--dirty", "--exclude=*"]
+    def git(*words):
+        return subprocess.run(["git", "-C", Path(__file__).parents[1], *words],
+                              capture_output=True).stdout.strip()
     try:
-        return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
+        found = git("describe", "--always", "--dirty", "--exclude=*").decode()
+        if found.endswith("-dirty"):
+            found += f"-{crc32(git('diff', 'HEAD')):08x}"
+        return found or None
     except OSError:                                          # no git here
         return None
 
@@ -205,6 +213,8 @@ def make_folders(records):
         record.folder.mkdir(parents=True, exist_ok=True)
         path, text = record.folder / "config.json", dumps(record.config, indent=2)
         if path.exists():
+            if path.stat().st_size:          # another command may have made it in the meantime
+                compare(record.folder, config_of(record.folder), record.config)
             replace(path, text.encode())                     # it may have more rounds now
             continue
         with open(path, "x") as file:                        # of two commands at once one makes it
@@ -318,8 +328,9 @@ def load_model(folder, name=None):
         raise ValueError(f"{folder} has no model {name!r}; it has {', '.join(found)}")
     networks = []
     for network, weights in found[name]:
-        networks.append(models.build(network, tuple(images["shape"]), len(images["classes"])))
-        networks[-1].load_state_dict(weights)
+        model = models.build(network, tuple(images["shape"]), len(images["classes"]))
+        model.load_state_dict(weights)
+        networks.append(prepared(model, amp=True) if config["training"]["amp"] else model)
     together = models.Ensemble if name == "ensemble" else models.Stacked
     model = networks[0] if len(networks) == 1 else together(*networks)
     mean, std = torch.tensor(images["mean"]), torch.tensor(images["std"])

@@ -104,7 +104,7 @@ def describe_all(command, datasets):
     others = "; other seeds divide the images otherwise" * differ
     say(f"\nsamples of each class, seed {command.seeds[0]}{others}")
     task = datasets.task
-    names = task.class_names or [str(label) for label in range(task.num_classes)]
+    names = build.class_names(command.shared, task)
     lines = [("client", *names)]
     for i, rows in enumerate(build.split(command.shared, datasets, command.seeds[0]).clients):
         counts = task.train.labels[rows].bincount(minlength=task.num_classes)
@@ -116,12 +116,13 @@ def heading(record, attack):
     """Prints the lines above the rounds of a run; attack: an `Attack`, or None."""
     title, rounds = f"\n{record.method.label}, seed {record.seed}", last_round(record)
     done = record.state["round"] if record.state else None
-    if done is not None and done >= rounds:
-        say(f"{title}: complete, {done} rounds")
-        return
-    say(title + ("" if done is None else f": after round {done}"))
+    complete = done is not None and done >= rounds
+    say(title + ("" if done is None else
+                 f": complete, {done} rounds" if complete else f": after round {done}"))
     if record.begun_with:
         say(f"begun with {record.begun_with}: the numbers may differ")
+    if complete:
+        return
     if attack is not None:
         say(f"malicious clients: {', '.join(map(str, attack.malicious))}")
     say("  ".join(["  round", *columns_of(record), "  MB up", "MB down", "seconds", "  left"]))

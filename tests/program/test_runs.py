@@ -426,15 +426,29 @@ def test_a_run_goes_on_with_its_split_alone(npz, tmp_path, capsys):
     refused(capsys, argv(moved), "holds a run with partition", ": choose another --out")
 
 
+def test_of_two_commands_at_once_one_keeps_its_settings(npz, tmp_path, monkeypatch, capsys):
+    """The other has made the folder after this one looked into it."""
+    folder, find = tmp_path / "fedavg-seed0", keep.find
+
+    def find_and_wait(record):
+        find(record)
+        folder.mkdir()
+        other = record.config | {"hyperparameters": record.config["hyperparameters"] | {"lr": 9}}
+        (folder / "config.json").write_text(json.dumps(other))
+    monkeypatch.setattr(keep, "find", find_and_wait)
+    refused(capsys, command("fedavg", npz, "--out", tmp_path), "holds a run with lr 9")
+    assert json.loads((folder / "config.json").read_text())["hyperparameters"]["lr"] == 9
+
+
 def test_a_run_from_another_machine_goes_on_and_says_so(stopped, npz, expected, capsys):
     """config.json keeps what it was begun with."""
     path = stopped / "fedavg-seed0" / "config.json"
     config = json.loads(path.read_text())
     config["environment"] |= {"device": "cuda", "torch": "2.4", "cpu": "AVX"}
     path.write_text(json.dumps(config))
-    for _ in range(2):
+    for _ in range(2):                                   # when it is complete, too
         main(command("fedavg", npz, "--out", stopped))
-    assert "begun with torch 2.4, device cuda, cpu AVX: " in capsys.readouterr().out
+        assert "begun with torch 2.4, device cuda, cpu AVX: " in capsys.readouterr().out
     assert bytes_of(stopped) == expected["fedavg"] and json.loads(path.read_text()) == config
 
 
@@ -458,8 +472,12 @@ def test_config_names_the_commit_of_the_program_and_whether_files_were_changed(
     for words in ["init"], ["add", "."], ["commit", "-m", "x"]:
         git(*words)
     assert commit() == git("rev-parse", "--short", "HEAD")
-    program.write_text("2")
-    assert commit() == git("rev-parse", "--short", "HEAD") + "-dirty"
+    edits = []
+    for text in "2", "3":                                # two programs, and neither is the commit
+        program.write_text(text)
+        edits.append(commit())
+        assert re.fullmatch(git("rev-parse", "--short", "HEAD") + "-dirty-[0-9a-f]{8}", edits[-1])
+    assert edits[0] != edits[1]
     monkeypatch.setenv("PATH", "")
     assert commit() is None
     keep.commit.cache_clear()

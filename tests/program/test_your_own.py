@@ -157,7 +157,14 @@ def test_a_loaded_ensemble_predicts_as_in_the_run(algo, networks, npz, tmp_path)
         assert sum(accuracies) / 2 == pytest.approx(run.rows[-1]["averaged_accuracy"], abs=1e-6)
 
 
+def test_a_loaded_model_names_the_classes_that_were_chosen(npz, tmp_path):
+    [run] = main(f"--algo fedavg --dataset {npz} --clients 4 --classes 2,0 --partition iid "
+                 f"--rounds 1 --out {tmp_path}".split())
+    assert keep.load_model(run.folder)[2] == ["2", "0"]
+
+
 @pytest.mark.parametrize("algo, key", [("fedsdd --K 2", "accuracy"), ("fedgkt", "accuracy"),
+                                       ("fedavg --amp", "accuracy"),
                                        ("fedmd --rounds 1", "client_accuracy_private_0")])
 def test_a_loaded_model_predicts_as_in_the_run(algo, key, npz, tmp_path, monkeypatch, capsys):
     """FedGKT's accuracy is the mean over the clients, each with the server's network."""
