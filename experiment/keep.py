@@ -6,7 +6,7 @@ holds the state after a round and the rows of all rounds so far. After each roun
 one step, then the .jsonl files, which are written from its rows. So a run that is killed at any
 moment goes on after its last finished round, and no row is lost or doubled. Nothing is locked: two
 commands that work on one folder compute the same rows and states, and each file is one of theirs as
-a whole. `load_model` reads a trained network.
+a whole, of the one that is ahead. `load_model` reads a trained network.
 """
 import io
 import json
@@ -275,6 +275,9 @@ def keep_round(record, metrics, state):
                            "ended": time.time()})
     record.state, record.clock = state, now
     if record.folder and is_first():
+        path = record.folder / "metrics.jsonl"
+        if path.exists() and path.read_bytes().count(b"\n") > len(record.rows):
+            return                                           # another command has kept more rounds
         content = io.BytesIO()    # torch.save to a file gives no reason when the disk is full
         torch.save({"state": state, "rows": record.rows, "timings": record.timings}, content)
         replace(record.folder / "checkpoint.pt", content.getbuffer())

@@ -440,6 +440,21 @@ def test_of_two_commands_at_once_one_keeps_its_settings(npz, tmp_path, monkeypat
     assert json.loads((folder / "config.json").read_text())["hyperparameters"]["lr"] == 9
 
 
+def test_a_command_that_has_fallen_behind_deletes_no_round(npz, tmp_path, monkeypatch):
+    """A longer one ran in the meantime; what it kept stays."""
+    keep_round, kept = keep.keep_round, []
+
+    def stopped_before_round_1(record, metrics, state):
+        if state["round"] == 1 and not kept:
+            kept.append(b"")                             # the other's rounds are not stopped
+            main(command("fedavg", npz, "--out", tmp_path))
+            kept.append(bytes_of(tmp_path))
+        keep_round(record, metrics, state)
+    monkeypatch.setattr(keep, "keep_round", stopped_before_round_1)
+    main(command("fedavg", npz, "--out", tmp_path, "--rounds", 1))
+    assert bytes_of(tmp_path) == kept[1] and kept[1].count(b"\n") == 4
+
+
 def test_a_run_from_another_machine_goes_on_and_says_so(stopped, npz, expected, capsys):
     """config.json keeps what it was begun with."""
     path = stopped / "fedavg-seed0" / "config.json"
