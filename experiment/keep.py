@@ -320,7 +320,10 @@ def load_model(folder, name=None):
     """
     folder = Path(folder)
     config = config_of(folder)
-    state = loaded(folder, (folder / "checkpoint.pt").read_bytes(), "cpu")["state"]
+    path = folder / "checkpoint.pt"
+    if not path.exists():
+        raise ValueError(f"{folder} has no checkpoint.pt: no round of its run is finished")
+    state = loaded(folder, path.read_bytes(), "cpu")["state"]
     images = config["images"]
     found = networks_in(state, ALGORITHMS[config["algo"].split(":")[0]], config["networks"])
     if ensemble := ensemble_in(state, config["networks"]):

@@ -157,10 +157,13 @@ def test_a_loaded_ensemble_predicts_as_in_the_run(algo, networks, npz, tmp_path)
         assert sum(accuracies) / 2 == pytest.approx(run.rows[-1]["averaged_accuracy"], abs=1e-6)
 
 
-def test_a_loaded_model_names_the_classes_that_were_chosen(npz, tmp_path):
+def test_load_model_names_the_classes_that_were_chosen_and_what_is_missing(npz, tmp_path):
     [run] = main(f"--algo fedavg --dataset {npz} --clients 4 --classes 2,0 --partition iid "
                  f"--rounds 1 --out {tmp_path}".split())
     assert keep.load_model(run.folder)[2] == ["2", "0"]
+    (run.folder / "checkpoint.pt").unlink()
+    with pytest.raises(ValueError, match="has no checkpoint.pt"):
+        keep.load_model(run.folder)
 
 
 @pytest.mark.parametrize("algo, key", [("fedsdd --K 2", "accuracy"), ("fedgkt", "accuracy"),
