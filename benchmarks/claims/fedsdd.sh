@@ -21,11 +21,11 @@
 #                   Its rows: R4's model and its ensemble minus FedAvg, which is the model of last,
 #                   and minus FedAvg's last four models together. At half the rate, which is better
 #                   for both: R4-half minus FedAvg, the model of last16-half, and minus its last 16
-#   fedsdd-hetero-augment   the same seeds and test images, fixed before it was run: alpha 0.1, the
-#                   clients' and the server's training images cropped and flipped, as with --paper;
-#                   the clients' rate is 0.05, the better one without it. averaged-half, last16-half
-#                   and scaffold16-half, which have FedAvg and SCAFFOLD, too. On one core
-#                   averaged-half takes 13 minutes for one seed, last16-half 6.5
+#   fedsdd-hetero-augment   the same test images, seeds 20 to 29, SCAFFOLD 20 to 24, fixed before it
+#                   was run: alpha 0.1, the clients' and the server's training images cropped and
+#                   flipped, as with --paper; the clients' rate is 0.05, the better one without it.
+#                   averaged-half, last16-half and scaffold16-half, which have FedAvg and SCAFFOLD,
+#                   too. On one core averaged-half takes 13 minutes for one seed, last16-half 6.5
 #   fedsdd-readme   README's first command, alpha 0.5, embedded digits, a method at a time: each has
 #                   the same 240 private images a client. 7 minutes for one seed
 #   fedsdd-letters  the same with the embedded letters as public images: clients hold 300
@@ -92,7 +92,7 @@ for part in ${*:-fedsdd fedsdd-all fedsdd-short fedsdd-hetero fedsdd-hetero-all
                   steps="--distill-steps 150" ;;
     fedsdd-hetero) data="$hetero --public fifth --lr 0.1" steps="--distill-steps 60" R=4 ;;
     fedsdd-hetero-augment) data="$hetero --public fifth --augment" steps="--distill-steps 60"
-                           fresh=$(echo {20..24}) ;;
+                           fresh=$(echo {20..29}) ;;
     fedsdd-hetero-again) data="$hetero --public fifth --lr 0.1" steps="--distill-steps 60"
                          fresh=$(echo {20..24}) ;;
     fedsdd-readme) data="--public fifth" steps="" R=2 ;;
@@ -128,6 +128,7 @@ for part in ${*:-fedsdd fedsdd-all fedsdd-short fedsdd-hetero fedsdd-hetero-all
     fedsdd-hetero-augment)
         run "$part/averaged-half" fedsdd-ablations --K 4 --R 4 $data $steps --lr 0.05
         run "$part/last16-half" fedsdd-ablations --students none --K 1 --R 16 $data --lr 0.05
+        fresh=$(echo {20..24})
         run "$part/scaffold16-half" fedsdd-ablations --students none --K 1 --R 16 $data \
             --local scaffold --lr 0.05 ;;
     fedsdd-hetero-all)
