@@ -102,7 +102,7 @@ class Attack(NamedTuple):
     forge: Callable         # forge(i, upload, benign, rows): what attacker i uploads in place of
     #                         upload [n, ...]; benign [m, ...] are uploads of the others, and rows
     #                         int64 [n] numbers the entries of `upload`, so that each has its own u;
-    #                         also of clients' own samples: num_benign=the number of the others
+    #                         num_benign: how many clients `benign` is of, if not m
 
 
 def build(name, stream, num_clients, attackers, scale=10.0, z=None):
@@ -124,9 +124,9 @@ def build(name, stream, num_clients, attackers, scale=10.0, z=None):
         shape = (int(rows.max()) + 1, *upload.shape[1:])         # a row's u depends on no other row
         u = torch.from_numpy(stream("theta", source).standard_normal(shape)).to(benign)[rows]
         theta = scale * benign.std(correction=0) * u                     # departure 2
-        forged = paf(benign, theta) if name == "paf" else ofom(
-            benign, theta, num_benign)[malicious.index(i)]
-        return forged.to(upload)
+        if name == "paf":
+            return paf(benign, theta).to(upload)
+        return ofom(benign, theta, num_benign)[malicious.index(i)].to(upload)
 
     return Attack(malicious, forge)
 
@@ -170,10 +170,10 @@ def attack_models(attack, uploads, client_ids):
 
 def attack_samples(attack, uploads, client_ids):
     """Uploads [[n_i, ...]] of each client's own samples, as in FedGKT."""
-    benign = [upload for upload, i in zip(uploads, client_ids) if i not in attack.malicious]
-    num_benign = len(benign)
+    benign = [upload[(upload.abs() < HUGE).flatten(1).all(1)]    # usable, as in uploads.py
+              for upload, i in zip(uploads, client_ids) if i not in attack.malicious]
+    num_benign = sum(len(upload) > 0 for upload in benign)
     benign = torch.cat(benign or [uploads[0][:0]])                       # departure 6
-    benign = benign[(benign.abs() < HUGE).flatten(1).all(1)]     # usable, as in uploads.py
     if not len(benign):
         return uploads
     return [attack.forge(i, upload, benign, torch.arange(len(upload)), num_benign=num_benign)

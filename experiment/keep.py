@@ -95,7 +95,7 @@ def config_for(command, datasets, seed, method):
 
 @cache
 def commit():
-    """The commit of this program; if its files were changed since, "-dirty-" and a checksum of how.
+    """The commit of this program; if its code was changed since, "-dirty-" and a checksum of how.
 
     None if git has none. Files that git does not know do not count.
     """
@@ -103,10 +103,8 @@ def commit():
         return subprocess.run(["git", "-C", Path(__file__).parents[1], *words],
                               capture_output=True).stdout.strip()
     try:
-        found = git("describe", "--always", "--dirty", "--exclude=*").decode()
-        if found.endswith("-dirty"):
-            found += f"-{crc32(git('diff', 'HEAD')):08x}"
-        return found or None
+        found, changes = git("describe", "--always", "--exclude=*"), git("diff", "HEAD", "*.py")
+        return (found.decode() + f"-dirty-{crc32(changes):08x}" * bool(changes)) or None
     except OSError:                                          # no git here
         return None
 
@@ -154,7 +152,8 @@ def config_of(folder):
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text())
-        parts = ("data", "fingerprints", "training", "networks", "hyperparameters", "environment")
+        parts = ("data", "fingerprints", "training", "networks", "hyperparameters", "environment",
+                 "images")
         return config | {"algo": str(config["algo"])} | {part: dict(config[part]) for part in parts}
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ValueError(f"{path} is missing or damaged, or not from this program "
@@ -315,6 +314,7 @@ def load_model(folder, name=None):
               "averaged", "averaged 1", ...: after the run's last finished round; None: the first
               of these that it has
     raises    ValueError if the run has no such model
+    Of a run with --amp it computes in bfloat16.
     logits[:, j] is of the class names[j]. With a joint layer (FedMD) the public classes come first,
     as "public 0", "public 1", ..., then those of the task.
     """

@@ -67,7 +67,7 @@ def describe(command, datasets, num_processes):
     say(f"seed {command.seeds[0]}: {'; '.join(notes)}")
     counts = task.test.labels[split.test].bincount()
     largest = int(counts.argmax())
-    name = task.class_names[largest] if task.class_names else largest
+    name = build.class_names(found, task)[largest]
     say(f"test images: {len(split.test)}{' (private half)' * (found['public'] == 'half')}; the "
         f"answer {name} to all of them has an accuracy of {counts[largest] / len(split.test):.4f}")
     for method in command.methods:

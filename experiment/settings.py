@@ -52,8 +52,8 @@ class Images:
     #                                       are then no client's, or another data set (default: half
     #                                       if labels of the task are needed, otherwise fifth; with
     #                                       --paper the paper's; for FedMD letters for digits)
-    joint: bool | None = None             # one output layer for public classes and task (FedMD's
-    #                                       default, if the public images are another data set)
+    joint: bool | None = None             # FedMD: one output layer for public classes and task
+    #                                       (default, if the public images are another data set)
     public_size: int | None = None        # at most this many public images
     validation: float | None = None       # share of the training images, but the public ones, that
     #                                       the server holds for validation (default: 0.1 if an

@@ -275,7 +275,6 @@ def test_an_entry_that_is_usable_in_no_model_is_not_attacked(unusable):
 
 
 @pytest.mark.parametrize("run, settings, networks, words", [
-    (fedsdd_ablations.run, {"K": 2}, 2, "needs one network for all clients"),
     (fedsdd_ablations.run, {"K": 2, "local": "scaffold"}, 1, "does not go with local scaffold"),
     (feddf.run, {"patience": None, "drop_worst": False}, 2, "needs one network for all clients")])
 def test_an_attack_that_could_not_be_carried_out_is_refused(run, settings, networks, words):
