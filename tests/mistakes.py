@@ -851,6 +851,12 @@ TABLE["data/readers.py", "data"] = [
     ("max(image.tag_v2.get(258, [1])) > «8→16»",
      "a_tiff_file_of_which_pil_does_not_say_what_it_is_is_refused", "the same, of TIFF files")]
 TABLE["experiment/build.py", "build"] = [
+    ("fed = «of_the_task(fed)→fed»",
+     "beside_fedmd_an_algorithm_has_the_classes_of_the_task_alone[dsfl]",
+     "DS-FL's softmax has FedMD's public classes"),
+    ("labels=data.labels« - fed.num_public_classes→»)",
+     "beside_fedmd_an_algorithm_has_the_classes_of_the_task_alone[fedavg]",
+     "labels count FedMD's public classes, too"),
     ('if shared["split_seed"] is None else «shared["split_seed"]→seed»',
      "one_seed_of_the_split_is_one_split_for_all_seeds", "each seed has its own split"),
     ("if «(counts > 1).any()→False»:", "a_file_that_is_no_split_of_the_images_is_refused",
@@ -863,7 +869,13 @@ TABLE["experiment/keep.py", "your_own"] = [
     ('check_range("prepare: the tensor", «pixels→pixels * 0»)',
      "a_loaded_model_predicts_as_in_the_run", "floats of 0..255 are predicted"),
     ('state.get("undistilled", [])«→[-1:]» for member in',
-     "a_loaded_ensemble_predicts_as_in_the_run", "the ensemble has the last round's models alone")]
+     "a_loaded_ensemble_predicts_as_in_the_run", "the ensemble has the last round's models alone"),
+    ("«prepared(model, amp=True)→model» if config",
+     "load_model_names_the_classes_that_were_chosen_and_what_is_missing",
+     "a model of --amp computes in float32"),
+    ("            «return→pass»                                           # another command has kept",
+     "runs::a_command_that_has_fallen_behind_deletes_no_round",
+     "a slower command replaces finished rounds")]
 TABLE["data/load.py", "data"] = [
     ("float(numbers.max()) < «end→np.inf»)", "npz_mistakes_are_one_line_with_file_and_array",
      "a label of 10^11 needs a table of so many classes")]
