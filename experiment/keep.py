@@ -276,7 +276,7 @@ def keep_round(record, metrics, state):
     if record.folder and is_first():
         path = record.folder / "metrics.jsonl"
         if path.exists() and path.read_bytes().count(b"\n") > len(record.rows):
-            return                                           # another command has kept more rounds
+            return                           # another command has kept more rounds
         content = io.BytesIO()    # torch.save to a file gives no reason when the disk is full
         torch.save({"state": state, "rows": record.rows, "timings": record.timings}, content)
         replace(record.folder / "checkpoint.pt", content.getbuffer())

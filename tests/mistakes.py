@@ -873,7 +873,7 @@ TABLE["experiment/keep.py", "your_own"] = [
     ("«prepared(model, amp=True)→model» if config",
      "load_model_names_the_classes_that_were_chosen_and_what_is_missing",
      "a model of --amp computes in float32"),
-    ("            «return→pass»                                           # another command has kept",
+    ("            «return→pass»                           # another command has kept more",
      "runs::a_command_that_has_fallen_behind_deletes_no_round",
      "a slower command replaces finished rounds")]
 TABLE["data/load.py", "data"] = [
