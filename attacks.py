@@ -124,9 +124,10 @@ def build(name, stream, num_clients, attackers, scale=10.0, z=None):
         shape = (int(rows.max()) + 1, *upload.shape[1:])         # a row's u depends on no other row
         u = torch.from_numpy(stream("theta", source).standard_normal(shape)).to(benign)[rows]
         theta = scale * benign.std(correction=0) * u                     # departure 2
-        if name == "paf":
-            return paf(benign, theta).to(upload)
-        return ofom(benign, theta, num_benign)[malicious.index(i)].to(upload)
+        forged = paf(benign, theta)
+        if name == "ofom":
+            forged = ofom(benign, theta, num_benign)[malicious.index(i)]
+        return forged.to(upload)
 
     return Attack(malicious, forge)
 

@@ -775,7 +775,7 @@ TABLE["attacks.py", "attacks"] = [
      "divided by all clients"),
     ("benign.std(0«, correction=0→»)", "eq10_lie_by_hand",
      "the sample's standard deviation, nan for one client"),
-    ("+ far) / «(→»len(benign)« + 1)→»", "eq11_ofom_by_hand", "n + 1 uploads divided by n"),
+    ("(total + far) / «(n + 1)→n»", "eq11_ofom_by_hand", "n + 1 uploads divided by n"),
     ("math.floor(«→(»num_clients«→ - num_attackers)» / 2 + 1)« - num_attackers→»", "eq9_lie_z",
      "a majority of the benign alone"),
     (" supporters) / «benign→num_clients», 0.001),", "eq9_lie_z", "all clients in the denominator"),

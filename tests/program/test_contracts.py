@@ -450,7 +450,7 @@ def attacked(algo, forged, state, **changes):
     and what the attack was handed: [(client, upload, benign, rows)]."""
     handed = []
 
-    def forge(i, upload, benign, rows):
+    def forge(i, upload, benign, rows, num_benign=None):
         handed.append((i, upload, benign, rows))
         return forged(upload)
     return run(algo, toy(algo, network=Net), state, participation=1.0,
@@ -460,17 +460,20 @@ def attacked(algo, forged, state, **changes):
 @every_algorithm
 def test_an_attack_sees_every_round_and_what_it_returns_arrives(algo):
     """An idle one changes nothing. Zeros instead of the uploads change the next state; nan is
-    counted, and left out. FedGKT's uploads come twice: as feature maps, then as logits."""
+    counted, and left out. FedGKT's uploads come twice: as feature maps, then as logits. FedSDD has
+    one group: without a benign client in it nobody is attacked."""
     if not takes(algo, "attack"):
         return
-    (_, first), *clean = run(algo, toy(algo, network=Net), participation=1.0)
-    rounds, handed = attacked(algo, lambda upload: upload, first)
+    groups = {"K": 1} if algo in ("fedsdd", "fedsdd-ablations") else {}
+    (_, first), *clean = run(algo, toy(algo, network=Net), participation=1.0, **groups)
+    rounds, handed = attacked(algo, lambda upload: upload, first, **groups)
     parts = 2 if algo == "fedgkt" else 1
     assert same(rounds, clean) and [i for i, *_ in handed] == [0, 1, 2, 3, 4] * parts * 2
     for _, upload, benign, rows in handed:              # each place of an upload has its number
         assert len(set(rows.tolist())) == len(upload) and len(benign) > 0
     for value, bad in [(0.0, 0), (math.nan, 5)]:
-        [(metrics, state)], _ = attacked(algo, lambda upload: upload * 0 + value, first, rounds=1)
+        [(metrics, state)], _ = attacked(algo, lambda upload: upload * 0 + value, first, rounds=1,
+                                         **groups)
         assert metrics["bad_uploads"] == bad
         assert not same(state, clean[0][1]) and sound(models_in(state))
 

@@ -138,7 +138,8 @@ RIGHT_ENOUGH = {  # what an exercise does not ask for: rounding, memory, types, 
     "the digits of H near certainty are lost", "0 times log 0", "a client's own tensor comes back",
     "a negative weight", "a weight of nan counts as 0", "a sum in bfloat16 stands still",
     "nobody is right about a list of labels", "two weights of 1e308 are shares of 0"}
-RIGHT_ENOUGH_IN = {("cronus.soft_cross_entropy", "0 times infinity is nan"),
+RIGHT_ENOUGH_IN = {("attacks.ofom", "OFOM's second attacker counts samples as clients"),
+                   ("cronus.soft_cross_entropy", "0 times infinity is nan"),
                    ("fedproto.prototypes", "0 times nan")}
 
 
