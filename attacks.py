@@ -10,7 +10,8 @@ Run:   python fedkd_minimal.py --algo dsfl --attack paf
 What travels: an upload is any tensor: logits, probabilities, features, or the weights of a model.
 
 Paper          here         note
-theta_i        benign       [n, ...]: the uploads of the n clients that are not malicious
+theta_i        benign       [n, ...]: the uploads of the n clients that are not malicious; in
+                            FedSDD those of an attacker's group
 theta_m        returned     what a malicious client uploads
 theta'         theta        the harmful vector
 mu_j, sigma_j               mean and population standard deviation over the benign clients,
@@ -64,7 +65,8 @@ def ofom(benign, theta, n=None):
     source    Eq. (11)
     """
     wide = torch.promote_types(benign.dtype, torch.float32)          # sums of float16 overflow
-    far, n = benign.mean(0) + theta, n or len(benign)
+    n = len(benign) if n is None else n
+    far = benign.mean(0) + theta
     total = benign.sum(0, dtype=wide) * (n / len(benign))                # of n uploads
     mean = (total + far) / (n + 1)                                       # departure 5
     return torch.stack([far, mean.to(far.dtype)])

@@ -177,7 +177,7 @@ def run(fed, cfg, state=None, attack=None):
         uploads = {}                                                         # {client: weights}
         for group in groups:                         # attackers know the uploads of their group
             uploads |= received(fed, {i: trained[i].upload for i in group.clients}, attack)
-        uploads = {i: uploads[i] for i in sorted(uploads)}
+        uploads = {i: uploads[i] for i in sorted(uploads)}                   # in clients' order
 
         # Step 7: each group's mean, by numbers of images.                              Eq. (2)
         w, controls = zip(*[aggregate(fed, cfg, group, trained, uploads) for group in groups])

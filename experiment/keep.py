@@ -103,8 +103,11 @@ def commit():
         return subprocess.run(["git", "-C", Path(__file__).parents[1], *words],
                               capture_output=True).stdout.strip()
     try:
-        found, changes = git("describe", "--always", "--exclude=*"), git("diff", "HEAD", "*.py")
-        return (found.decode() + f"-dirty-{crc32(changes):08x}" * bool(changes)) or None
+        found = git("describe", "--always", "--exclude=*").decode()
+        changes = git("diff", "HEAD", "*.py")
+        if changes:
+            found += f"-dirty-{crc32(changes):08x}"
+        return found or None
     except OSError:                                          # no git here
         return None
 

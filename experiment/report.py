@@ -117,8 +117,10 @@ def heading(record, attack):
     title, rounds = f"\n{record.method.label}, seed {record.seed}", last_round(record)
     done = record.state["round"] if record.state else None
     complete = done is not None and done >= rounds
-    say(title + ("" if done is None else
-                 f": complete, {done} rounds" if complete else f": after round {done}"))
+    if complete:
+        say(f"{title}: complete, {done} rounds")
+    else:
+        say(title + ("" if done is None else f": after round {done}"))
     if record.begun_with:
         say(f"begun with {record.begun_with}: the numbers may differ")
     if complete:
