@@ -26,6 +26,8 @@
 #                   flipped, as with --paper; the clients' rate is 0.05, the better one without it.
 #                   averaged-half, last16-half and scaffold16-half, which have FedAvg and SCAFFOLD,
 #                   too. On one core averaged-half takes 13 minutes for one seed, last16-half 6.5
+#   fedsdd-short-augment   the same three methods at alpha 1.0, 30 rounds of 5 epochs, seeds and test
+#                   images of fedsdd-short
 #   fedsdd-readme   README's first command, alpha 0.5, embedded digits, a method at a time: each has
 #                   the same 240 private images a client. 7 minutes for one seed
 #   fedsdd-letters  the same with the embedded letters as public images: clients hold 300
@@ -82,7 +84,8 @@ lower_rates() {     # SCAFFOLD's last 16 models, and a quarter of the rate
     run "$part/R4-quarter" fedsdd --K 4 --R 4 $data $steps --lr 0.025
 }
 for part in ${*:-fedsdd fedsdd-all fedsdd-short fedsdd-hetero fedsdd-hetero-all
-                 fedsdd-hetero-rates fedsdd-hetero-again fedsdd-hetero-augment fedsdd-readme
+                 fedsdd-hetero-rates fedsdd-hetero-again fedsdd-hetero-augment
+                 fedsdd-short-augment fedsdd-readme
                  fedsdd-readme-all fedsdd-letters fedsdd-letters-hetero fedsdd-writers
                  fedsdd-writers-all}; do
     fresh=""
@@ -90,6 +93,8 @@ for part in ${*:-fedsdd fedsdd-all fedsdd-short fedsdd-hetero fedsdd-hetero-all
     fedsdd) data="$mild --public fifth --lr 0.1" steps="--distill-steps 300" R=4 ;;
     fedsdd-short) data="$mild --public fifth --lr 0.1 --rounds 30 --local-epochs 5"
                   steps="--distill-steps 150" ;;
+    fedsdd-short-augment) data="$mild --public fifth --rounds 30 --local-epochs 5 --augment"
+                          steps="--distill-steps 150" ;;
     fedsdd-hetero) data="$hetero --public fifth --lr 0.1" steps="--distill-steps 60" R=4 ;;
     fedsdd-hetero-augment) data="$hetero --public fifth --augment" steps="--distill-steps 60"
                            fresh=$(echo {20..29}) ;;
@@ -125,10 +130,10 @@ for part in ${*:-fedsdd fedsdd-all fedsdd-short fedsdd-hetero fedsdd-hetero-all
         run "$part/R4" fedsdd --K 4 --R 4 $data $steps
         run "$part/last16-half" fedsdd-ablations --students none --K 1 --R 16 $data --lr 0.05
         run "$part/R4-half" fedsdd --K 4 --R 4 $data $steps --lr 0.05 ;;
-    fedsdd-hetero-augment)
+    fedsdd-*-augment)
         run "$part/averaged-half" fedsdd-ablations --K 4 --R 4 $data $steps --lr 0.05
         run "$part/last16-half" fedsdd-ablations --students none --K 1 --R 16 $data --lr 0.05
-        fresh=$(echo {20..24})
+        if [ $part = fedsdd-hetero-augment ]; then fresh=$(echo {20..24}); fi
         run "$part/scaffold16-half" fedsdd-ablations --students none --K 1 --R 16 $data \
             --local scaffold --lr 0.05 ;;
     fedsdd-hetero-all)
@@ -176,7 +181,8 @@ for part in ${*:-fedsdd fedsdd-all fedsdd-short fedsdd-hetero fedsdd-hetero-all
     fedsdd)
         run "$part/scaffold-half" scaffold $data --lr 0.05
         run "$part/last16" fedsdd-ablations --students none --K 1 --R 16 $data
-        run "$part/last16-half" fedsdd-ablations --students none --K 1 --R 16 $data --lr 0.05 ;;
+        run "$part/last16-half" fedsdd-ablations --students none --K 1 --R 16 $data --lr 0.05
+        run "$part/averaged-half" fedsdd-ablations --K 4 --R 4 $data $steps --lr 0.05 ;;
     fedsdd-hetero)
         for algo in fedavg scaffold; do run "$part/$algo-half" "$algo" $data --lr 0.05; done
         run "$part/R4-half" fedsdd --K 4 --R 4 $data $steps --lr 0.05
