@@ -110,7 +110,7 @@ class Method:
     label: str
     algorithm: Algorithm
     hyperparameters: dict    # {name: value} of the fields of its Config
-    lacks: list[str]         # the hyperparameters that the command has flags for, and it has not
+    lacks: list[str]         # the settings that the command has flags for, and it has not
     networks: dict           # {"model": [names of the clients'], "server_model": the server's}
     threads: int             # while the server trains
 
@@ -293,6 +293,10 @@ def method_of(label, algorithm, given):
     networks = {name: getattr(algorithm, name) for name in NETWORKS}
     values = merged(networks | config, preset.get("data", {}), of_method or {}, given, vars(word))
     flags_of_all = {field.name for table in (Images, Training, Program) for field in fields(table)}
+    if algorithm.server == "none":
+        flags_of_all.remove("server_model")
+    if algorithm.public != "joint":
+        flags_of_all.remove("joint")
     may_be_large = any(given.get(name) for name in ("paper", *NETWORKS))     # the networks
     return Method(
         label, algorithm, hyperparameters={name: values[name] for name in config},

@@ -383,6 +383,15 @@ def test_a_run_tells_how_long_each_method_is_and_which_flags_it_has_not(npz, cap
         assert ("; it has no --participation" in lines[algo]) == (algo == "fedgems")
 
 
+def test_a_run_tells_that_a_method_has_no_server_and_no_joint_layer(capsys):
+    command = "--algo fedavg,fedmd --server-model mlp --public glyphs-letters --joint --describe"
+    main(command.split())
+    above = capsys.readouterr().out.split("\n\n")[0]
+    fedavg, fedmd = [line for line in above.splitlines() if line.startswith(("fedavg:", "fedmd:"))]
+    assert fedavg.endswith("; it has no --joint, --server-model")
+    assert fedmd.endswith("; it has no --server-model")
+
+
 def test_left_are_all_rounds_of_all_runs_at_their_methods_pace():
     """a: 2 of 4 rounds at 3 s. b: none yet, so at the mean of all. c: one run is complete."""
     def run(label, *seconds):
