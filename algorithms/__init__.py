@@ -26,6 +26,7 @@ class Algorithm:
     #                          "joint", as in FedMD: images and labels of another task too, whose
     #                          classes stand in one output layer with the task's own
     public_for: tuple = ()       # the settings that need public images; (): it always needs them
+    labels_for: tuple = ()       # the settings of which one above 0 needs these labels; (): always
     validation_for: tuple = ()   # the settings that need the server's validation images
     mixed_networks: bool = False     # may clients have different networks?
     server: str = "none"     # a network of the server's own, which reads "images" or "features" of
@@ -68,6 +69,11 @@ class Algorithm:
         always = self.public != "none" and not self.public_for
         return always or is_given(self.public_for, settings)
 
+    def needs_labels(self, settings):
+        """True if it needs the public images' labels with these {name: value} of its settings."""
+        always = self.public in ("labeled", "joint") and not self.labels_for
+        return always or any(settings[name] > 0 for name in self.labels_for)
+
     def needs_validation(self, settings):
         """True if it needs validation images with these {name: value} of its settings."""
         return is_given(self.validation_for, settings)
@@ -91,7 +97,7 @@ class Algorithm:
         if self.needs_public(vars(cfg)) and fed.public is None:
             raise ValueError(f"{self.name} needs public images: "
                              "from_tensors(..., public=(images, labels))")
-        if self.public in ("labeled", "joint") and fed.public.labels is None:
+        if self.needs_labels(vars(cfg)) and fed.public.labels is None:
             raise ValueError(f"{self.name} needs the labels of the public images")
         if self.needs_validation(vars(cfg)) and fed.validation is None:
             raise ValueError(f"{self.name} needs validation images for "

@@ -42,8 +42,10 @@ Algorithm 1. The paper does not number its steps; these numbers are ours. Its pa
   5       revisit: each client, in parallel, trains on its own images by CE          (departure 2)
 
 All clients take part in every round. Weights are never sent. Public labels are used in step 0, and
-in step 1 to draw; no loss of a round has them. A client keeps its weights and two optimizers, the
-digest's and the revisit's, which go on in the next round; the two of step 0 are dropped after it.
+in step 1 to draw; no loss of a round has them. Images without labels will do with
+--transfer-public-epochs 0: then any n are drawn, and the output layer has the task's classes. A
+client keeps its weights and two optimizers, the digest's and the revisit's, which go on in the next
+round; the two of step 0 are dropped after it.
 
 Accuracy is the mean over the clients, on the test images of the task, after step 5;
 client_accuracy_distilled is that after step 4. In round 0 both are after step 0, and
@@ -149,11 +151,14 @@ def run(fed, cfg, state=None, attack=None):
         yield {**evaluate(fed, state, clients), **evaluate_public_stage(fed, after_public)}, state
     clients = state["clients"]
     consensus_weights = cfg.consensus_weights or [1.0] * len(ids)            # c_i, up to a factor
+    public_labels = fed.public.labels
+    if public_labels is None:                                # then n images of all are drawn
+        public_labels = torch.zeros(len(fed.public.images), dtype=torch.int64)
+    public_labels = public_labels.cpu().numpy()                              # [N]
 
     for t in range(state["round"] + 1, cfg.rounds + 1):
         # Step 1: the server draws n public images.
-        subset = public_subset(fed.public.labels.cpu().numpy(), cfg.subset_size,
-                               stream(fed.seed, "subset", t))
+        subset = public_subset(public_labels, cfg.subset_size, stream(fed.seed, "subset", t))
         subset = torch.from_numpy(subset).to(fed.device)                     # [n], row numbers
         images = public_view(fed, t).images[subset]                          # [n, c, h, w]
 
@@ -191,6 +196,8 @@ def run(fed, cfg, state=None, attack=None):
 def transfer_public(fed, cfg, i):
     """Client i after training on the public images."""
     model = fed.client_model(i, init=i)
+    if cfg.transfer_public_epochs == 0:                      # the images may have no labels
+        return {"model": model.state_dict()}
     order = stream(fed.seed, "transfer").permutation(len(fed.public.labels))     # alike for all i
     num_held_out = len(order) // 10 if cfg.early_stopping else 0
     held_out, rest = torch.from_numpy(order).to(fed.device).tensor_split([num_held_out])
@@ -379,5 +386,6 @@ ALGORITHM = Algorithm(
     "fedmd", run,
     scores={"accuracy": "clients, after private training",
             "client_accuracy_distilled": "clients, after distillation"},
-    paper=PAPER, public="joint", mixed_networks=True, validation_for=("early_stopping",),
+    paper=PAPER, public="joint", labels_for=("transfer_public_epochs",), mixed_networks=True,
+    validation_for=("early_stopping",),
     check_settings=check, plateau=("lr",), evaluate=evaluate)

@@ -333,7 +333,9 @@ def shared_by(methods, given):
     if found["public"] is None and uses and "public" not in given:       # not --public none
         found["public"] = default_public(found, uses)
     if found["joint"] is None:
-        found["joint"] = is_foreign(found["public"]) and "joint" in uses
+        found["joint"] = is_foreign(found["public"]) and any(
+            method.algorithm.public == "joint"
+            and method.algorithm.needs_labels(method.hyperparameters) for method in methods)
     needed = any(method.algorithm.needs_validation(method.hyperparameters) for method in methods)
     needed = needed or found["lr_patience"] is not None
     if found["validation"] is None and needed and "validation" not in given:
@@ -383,7 +385,8 @@ def check(command, given):
             papers = f" (the paper's: {public})" if public else ""
             raise ValueError(f"{method.label} needs public images for {shared['dataset']}: "
                              f"--public fifth, half, NAME or PATH{papers}")
-        if is_foreign(public) and algorithm.public not in served:
+        needs_labels = algorithm.needs_labels(method.hyperparameters)
+        if is_foreign(public) and needs_labels and algorithm.public not in served:
             raise ValueError(f"{method.label}: the public images need labels of the task: "
                              f"--public half or fifth, not {public}")
         if shared["attack"] and not algorithm.can_be_attacked:

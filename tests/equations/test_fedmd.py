@@ -162,6 +162,21 @@ def test_each_rounds_subset_is_of_its_own_stream():
     assert [r.tolist() for r in rows] == expected and len(set(map(str, expected))) == 3
 
 
+@pytest.mark.parametrize("size", [None, 7])
+def test_public_images_without_labels_will_do_if_no_client_trains_on_them_in_step_0(size):
+    """All are drawn, with the metrics of images with labels; or any 7, of one unknown class."""
+    fed, settings = joint(), {**BRIEF, "transfer_public_epochs": 0, "subset_size": size}
+    unlabeled = dataclasses.replace(fed, public=Data(fed.public.images, None))
+    rows, drawn = rows_of(unlabeled, **settings)
+    if size is None:
+        assert [x for x, _ in rows] == [x for x, _ in rows_of(fed, **settings)[0]]
+    else:
+        expected = fedmd.public_subset(np.zeros(24), 7, stream(0, "subset", 1))
+        assert [x.tolist() for x in drawn] == [expected.tolist()]
+    with pytest.raises(ValueError, match="needs the labels of the public images"):
+        rows_of(unlabeled, **BRIEF)
+
+
 # ------------------------------------------------------------------------ penalty, early stopping
 
 def test_the_penalty_is_of_the_last_layers_kernel_alone():

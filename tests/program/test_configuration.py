@@ -57,6 +57,7 @@ fedavg:local-steps=5 --local-epochs 2 | local_steps 5
 fedsdd --dataset x.npz | public fifth
 fedsdd --paper fedsdd | public glyphs-letters
 fedmd --dataset glyphs-letters --classes 0,1,5 | public glyphs | joint on | classes 0,1,5
+fedmd --transfer-public-epochs 0 | public glyphs-letters | joint off
 """
 
 

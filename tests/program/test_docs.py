@@ -197,7 +197,7 @@ def test_the_readme_says_which_networks_and_public_images_an_algorithm_takes():
     for of_row, networks, public in names:
         for algorithm in map(ALGORITHMS.get, of_row):
             assert networks == ("any" if algorithm.mixed_networks else "one")
-            assert public == {"joint": "labeled"}.get(algorithm.public, algorithm.public)
+            assert public == {"joint": "labeled or not"}.get(algorithm.public, algorithm.public)
 
 
 def test_the_readme_shows_what_its_first_command_prints(capsys):
