@@ -63,7 +63,7 @@
 source "$(dirname "$0")/common.sh"
 file=$1
 shift
-headline="fedsdd/fedavg fedsdd/R4 fedsdd-hetero/fedavg fedsdd-hetero/R4 fedsdd-hetero/R1"
+headline="$(echo fedsdd/{fedavg,R4,last16} fedsdd-hetero/{fedavg,R4,R1})"
 headline+=" $(echo fedsdd-readme/{fedavg,fedsdd,R4,R1,none,all,last,last8,averaged})"
 headline+=" $(echo fedsdd-readme/{fedprox,scaffold,feddf,fedbe})"
 headline+=" fedsdd-readme-all/fedavg fedsdd-letters/both"
