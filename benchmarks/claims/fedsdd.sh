@@ -21,11 +21,11 @@
 #                   Its rows: R4's model and its ensemble minus FedAvg, which is the model of last,
 #                   and minus FedAvg's last four models together. At half the rate, which is better
 #                   for both: R4-half minus FedAvg, the model of last16-half, and minus its last 16
-#   fedsdd-hetero-augment   the same test images, seeds 20 to 29, SCAFFOLD 20 to 24, fixed before it
-#                   was run: alpha 0.1, the clients' and the server's training images cropped and
-#                   flipped, as with --paper; the clients' rate is 0.05, the better one without it.
-#                   averaged-half, last16-half and scaffold16-half, which have FedAvg and SCAFFOLD,
-#                   too. On one core averaged-half takes 13 minutes for one seed, last16-half 6.5
+#   fedsdd-hetero-augment   the same test images, seeds 20 to 29, fixed before it was run: alpha 0.1,
+#                   the clients' and the server's training images cropped and flipped, as with
+#                   --paper; the clients' rate is 0.05, the better one without it. averaged-half,
+#                   last16-half and scaffold16-half, which have FedAvg and SCAFFOLD, too. On one
+#                   core averaged-half takes 13 minutes for one seed, the others 6.5
 #   fedsdd-short-augment   the same three methods at alpha 1.0, 30 rounds of 5 epochs, seeds and test
 #                   images of fedsdd-short
 #   fedsdd-readme   README's first command, alpha 0.5, embedded digits, a method at a time: each has
@@ -133,7 +133,6 @@ for part in ${*:-fedsdd fedsdd-all fedsdd-short fedsdd-hetero fedsdd-hetero-all
     fedsdd-*-augment)
         run "$part/averaged-half" fedsdd-ablations --K 4 --R 4 $data $steps --lr 0.05
         run "$part/last16-half" fedsdd-ablations --students none --K 1 --R 16 $data --lr 0.05
-        if [ $part = fedsdd-hetero-augment ]; then fresh=$(echo {20..24}); fi
         run "$part/scaffold16-half" fedsdd-ablations --students none --K 1 --R 16 $data \
             --local scaffold --lr 0.05 ;;
     fedsdd-hetero-all)
