@@ -26,7 +26,7 @@ class Algorithm:
     #                          "joint", as in FedMD: images and labels of another task too, whose
     #                          classes stand in one output layer with the task's own
     public_for: tuple = ()       # the settings that need public images; (): it always needs them
-    labels_for: tuple = ()       # the settings of which one above 0 needs these labels; (): always
+    labels_for: tuple = ()       # the settings that need their labels if above 0; (): always
     validation_for: tuple = ()   # the settings that need the server's validation images
     mixed_networks: bool = False     # may clients have different networks?
     server: str = "none"     # a network of the server's own, which reads "images" or "features" of

@@ -21,13 +21,13 @@
 #                   Its rows: R4's model and its ensemble minus FedAvg, which is the model of last,
 #                   and minus FedAvg's last four models together. At half the rate, which is better
 #                   for both: R4-half minus FedAvg, the model of last16-half, and minus its last 16
-#   fedsdd-hetero-augment   the same test images, seeds 20 to 29, fixed before it was run: alpha 0.1,
-#                   the clients' and the server's training images cropped and flipped, as with
+#   fedsdd-hetero-augment   the same test images, seeds 20 to 29, fixed before it was run: alpha
+#                   0.1, the clients' and the server's training images cropped and flipped, as with
 #                   --paper; the clients' rate is 0.05, the better one without it. averaged-half,
 #                   last16-half and scaffold16-half, which have FedAvg and SCAFFOLD, too. On one
 #                   core averaged-half takes 13 minutes for one seed, the others 6.5
-#   fedsdd-short-augment   the same three methods at alpha 1.0, 30 rounds of 5 epochs, seeds and test
-#                   images of fedsdd-short
+#   fedsdd-short-augment   the same three methods at alpha 1.0, 30 rounds of 5 epochs; seeds and
+#                   test images of fedsdd-short
 #   fedsdd-readme   README's first command, alpha 0.5, embedded digits, a method at a time: each has
 #                   the same 240 private images a client. 7 minutes for one seed
 #   fedsdd-letters  the same with the embedded letters as public images: clients hold 300
@@ -63,7 +63,7 @@
 source "$(dirname "$0")/common.sh"
 file=$1
 shift
-headline="$(echo fedsdd/{fedavg,R4,last16} fedsdd-hetero/{fedavg,R4,R1})"
+headline="$(echo fedsdd/{fedavg,R4,last16,scaffold-half} fedsdd-hetero/{fedavg,R4,R1})"
 headline+=" $(echo fedsdd-readme/{fedavg,fedsdd,R4,R1,none,all,last,last8,averaged})"
 headline+=" $(echo fedsdd-readme/{fedprox,scaffold,feddf,fedbe})"
 headline+=" fedsdd-readme-all/fedavg fedsdd-letters/both"
