@@ -151,14 +151,14 @@ def run(fed, cfg, state=None, attack=None):
         yield {**evaluate(fed, state, clients), **evaluate_public_stage(fed, after_public)}, state
     clients = state["clients"]
     consensus_weights = cfg.consensus_weights or [1.0] * len(ids)            # c_i, up to a factor
-    public_labels = fed.public.labels
-    if public_labels is None:                                # then n images of all are drawn
-        public_labels = torch.zeros(len(fed.public.images), dtype=torch.int64)
-    public_labels = public_labels.cpu().numpy()                              # [N]
+    if fed.public.labels is None:
+        labels = np.zeros(len(fed.public.images))            # [N], as if of one class
+    else:
+        labels = fed.public.labels.cpu().numpy()
 
     for t in range(state["round"] + 1, cfg.rounds + 1):
         # Step 1: the server draws n public images.
-        subset = public_subset(public_labels, cfg.subset_size, stream(fed.seed, "subset", t))
+        subset = public_subset(labels, cfg.subset_size, stream(fed.seed, "subset", t))
         subset = torch.from_numpy(subset).to(fed.device)                     # [n], row numbers
         images = public_view(fed, t).images[subset]                          # [n, c, h, w]
 
@@ -387,5 +387,4 @@ ALGORITHM = Algorithm(
     scores={"accuracy": "clients, after private training",
             "client_accuracy_distilled": "clients, after distillation"},
     paper=PAPER, public="joint", labels_for=("transfer_public_epochs",), mixed_networks=True,
-    validation_for=("early_stopping",),
-    check_settings=check, plateau=("lr",), evaluate=evaluate)
+    validation_for=("early_stopping",), check_settings=check, plateau=("lr",), evaluate=evaluate)

@@ -3,8 +3,8 @@
 # its undistilled self, its ensemble above both, and above an ensemble of clients? Is one distilled
 # model better than all, a larger R?
 # Parts:
-#   fedsdd          CIFAR-10, alpha 1.0. On one core all takes 33 minutes for one seed, feddf 13,
-#                   R1 13, scaffold 6
+#   fedsdd          CIFAR-10, alpha 1.0. On one core all takes 33 minutes for one seed,
+#                   averaged-half 16, feddf 13, R1 13, last16 9, scaffold 6
 #   fedsdd-short    alpha 1.0, half the rounds and half the epochs: a quarter of the training, as
 #                   FedAvg declines in the longer part. R4, last16, which has FedAvg, too, and the
 #                   baselines. On one core R4, feddf and fedbe take 3 to 5 minutes for a seed,
@@ -27,7 +27,8 @@
 #                   last16-half and scaffold16-half, which have FedAvg and SCAFFOLD, too. On one
 #                   core averaged-half takes 13 minutes for one seed, the others 6.5
 #   fedsdd-short-augment   the same three methods at alpha 1.0, 30 rounds of 5 epochs; seeds and
-#                   test images of fedsdd-short
+#                   test images of fedsdd-short. On one core averaged-half takes 5 minutes for one
+#                   seed, the others 2.5
 #   fedsdd-readme   README's first command, alpha 0.5, embedded digits, a method at a time: each has
 #                   the same 240 private images a client. 7 minutes for one seed
 #   fedsdd-letters  the same with the embedded letters as public images: clients hold 300

@@ -198,7 +198,6 @@ def planned(path, folder):
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_a_script_has_the_seeds_that_are_kept(path, tmp_path):
-    """And no others."""
     found = planned(path, tmp_path)
     if path.stem == "fedsdd":                            # one run of two algorithms
         both = found.pop(("fedsdd-letters", "both"))
