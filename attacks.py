@@ -1,36 +1,36 @@
 """Poisoning attacks: what malicious clients upload in place of their own results.
 
-FedGEMS (Cheng et al., arXiv:2110.11027), Appendix A: naive poisoning (PAF), "a little is enough"
+Cheng et al., "FedGEMS", arXiv:2110.11027, Appendix A: naive poisoning (PAF), "a little is enough"
 (LIE; Baruch et al., 2019), "one far, one mean" (OFOM; Chang et al., 2019).
 
-Run:   python fedkd_minimal.py --algo dsfl --attack paf
-       (one malicious client; --attackers, --attack-scale and --attack-z change the attack)
-    attack = build("paf", partial(stream, seed), num_clients=16, attackers=1, scale=10.0)
-    uploads = attack_rows(attack, uploads, client_ids, rows)      # [M, n, ...], some replaced
-What travels: an upload is any tensor: logits, probabilities, features, or the weights of a model.
+    python fedkd_minimal.py --algo dsfl --attack paf
+        one malicious client; --attackers, --attack-scale and --attack-z change the attack
+    attack = build("paf", fed.rng, num_clients=len(fed.private), attackers=1)
+    for metrics, state in dsfl.run(fed, dsfl.Config(), attack=attack): ...
 
-Paper          here         note
-theta_i        benign       [n, ...]: the uploads of the n clients that are not malicious; in
-                            FedSDD those of an attacker's group
+An upload is any tensor: logits, probabilities, features, or the weights of a model. In each round
+attackers know the uploads of the clients that take part and are not malicious; in FedSDD, of those
+in their group. An upload with nan, infinity, or a number of 1e30 or more is left out as a whole,
+also in FedGEMS, whose server leaves out single images of a client.
+
+Paper          here         meaning
+theta_i        benign       [n, ...]: those uploads
 theta_m        returned     what a malicious client uploads
 theta'         theta        the harmful vector
-mu_j, sigma_j               mean and population standard deviation over the benign clients,
-                            coordinate by coordinate
+mu_j, sigma_j               mean and population standard deviation over the benign clients, by entry
 z^max          z            LIE's distance from the mean, in standard deviations
 n, epsilon n                num_clients, num_attackers: all clients, malicious clients
 
-Departures (more: docs/DEPARTURES.md):
-  1  Eq. (7) sums over benign clients and divides by their number
-  2  theta', which the paper leaves open, is scale x (standard deviation over all benign entries of
-     the round) x u, u ~ N(0, 1) for each attacker, row and coordinate, the same in all rounds
-  3  n counts all clients, as in Baruch's paper; Algorithm 2 calls it the number of benign updates.
-     Eq. (9) divides by the number of benign clients, as Baruch does
-  4  A.1 ends as if theta_m could replace the server's aggregate. Here the attacker replaces its own
-     upload, and the server aggregates that with the others'
-  5  Eq. (11): of OFOM's two attackers the second uploads the mean of the benign clients and the
-     first
-  6  what each client sends of its own samples, as in FedGKT, has no common rows: mean and deviation
-     are over all benign samples
+Departures; docs/DEPARTURES.md has more
+  1  Paper, Eq. (7): sums over n, and divides by (1 - epsilon) n. Here: both are of `benign`.
+  2  Paper: leaves theta' open. Here: scale x (standard deviation over all benign entries of the
+     round) x u, with u from N(0, 1) for each attacker, row and entry, the same in all rounds.
+  3  Paper, Algorithm 2: n is the number of benign updates. Here, as in Baruch et al.: of all
+     clients, and Eq. (9) divides by the number of benign ones.
+  4  Paper, A.1: as if theta_m replaced the server's aggregate. Here: it replaces one upload.
+  5  Paper, Eq. (11): one opponent adds two updates. Here: two attackers, the second has the mean.
+  6  Paper: silent on uploads of a client's own samples, as in FedGKT. Here: mean and deviation are
+     over all benign samples.
 """
 import math
 from collections.abc import Callable
@@ -39,8 +39,9 @@ from typing import NamedTuple
 
 import torch
 
+from federation import is_usable
+
 ATTACKS = ("paf", "lie", "ofom")
-HUGE = 1e30    # sums of larger numbers, or their quotients by a temperature, overflow in float32
 
 
 def paf(benign, theta):
@@ -76,7 +77,8 @@ def lie_z(num_clients, num_attackers):
     """LIE's largest distance that stays unnoticed, in standard deviations: a float.
 
     s = floor(n / 2 + 1) - m benign clients make a majority together with the m attackers;
-    Phi(z) = (n - m - s) / (n - m), kept between 0.001 and 0.999.
+    Phi(z) = (n - m - s) / (n - m), kept between 0.001 and 0.999. Of an even number of clients, z is
+    0 with two attackers, who then upload the mean and do no harm, and below 0 with one.
     source    Eq. (8), (9); Alg. 2, line 2-3
     >>> round(lie_z(50, 12), 3)
     0.336
@@ -98,33 +100,87 @@ def check(name, num_clients, attackers):
 
 
 class Attack(NamedTuple):
-    """Who is malicious, and what they upload."""
+    """Who is malicious, and what they upload. What the server then receives from the clients,
+    {number of a client: upload}, comes from the method for this kind of upload."""
 
-    malicious: list[int]    # sorted ids of the malicious clients
+    malicious: list[int]    # sorted numbers of the malicious clients
     forge: Callable         # forge(i, upload, benign, rows): what attacker i uploads in place of
     #                         upload [n, ...]; benign [m, ...] are uploads of the others, and rows
     #                         int64 [n] numbers the entries of `upload`, so that each has its own u;
-    #                         num_benign: how many clients `benign` is of, if not m
+    #                         num_benign: how many clients `benign` is of, if not m; part: what
+    #                         else names u
+
+    def poison_rows(self, uploads, rows):
+        """Uploads [n, ...] of the same rows, int64 [n], by all: logits or probabilities."""
+        benign = self.known(uploads)
+        if not benign or not len(rows):
+            return uploads
+        benign = torch.stack(benign)
+        return uploads | {i: self.forge(i, uploads[i], benign, rows)
+                          for i in uploads if i in self.malicious}       # departure 4
+
+    def poison_weights(self, uploads):
+        """Uploads {name: tensor}: a model is a vector of its floating-point entries."""
+        names = [name for name, w in next(iter(uploads.values())).items() if w.is_floating_point()]
+        flat = {i: torch.cat([upload[name].flatten() for name in names])
+                for i, upload in uploads.items()}                                        # {i: [P]}
+        some = next(iter(flat.values()))
+        flat = self.poison_rows(flat, torch.arange(len(some), device=some.device))
+        return uploads | {i: uploads[i] | unflatten(flat[i], uploads[i], names)
+                          for i in uploads if i in self.malicious}
+
+    def poison_samples(self, uploads):
+        """Uploads, NamedTuples of tensors [n_i, ...] of each client's own samples, as in FedGKT.
+
+        Each part of floating-point numbers is replaced by the statistics of its own kind, with u of
+        its own.
+        """
+        benign = self.known(uploads)
+        if not benign:
+            return uploads
+
+        def forge(i, k, own):
+            if not own.is_floating_point():
+                return own
+            samples = torch.cat([upload[k] for upload in benign])        # departure 6
+            rows = torch.arange(len(own), device=own.device)
+            return self.forge(i, own, samples, rows, num_benign=len(benign), part=(k,))
+
+        return uploads | {i: uploads[i]._make(forge(i, k, own) for k, own in enumerate(uploads[i]))
+                          for i in uploads if i in self.malicious}
+
+    def known(self, uploads):
+        """The usable uploads of clients that are not malicious."""
+        return [upload for i, upload in uploads.items()
+                if i not in self.malicious and is_usable(upload)]
 
 
-def build(name, stream, num_clients, attackers, scale=10.0, z=None):
+def unflatten(vector, model, names):
+    """{name: tensor} of a vector of these entries of a model; a variance is not negative."""
+    pieces = vector.split([model[name].numel() for name in names])
+    made = {name: piece.view_as(model[name]) for name, piece in zip(names, pieces)}
+    return {name: w.clamp(min=0) if name.endswith("running_var") else w for name, w in made.items()}
+
+
+def build(name, make_rng, num_clients, attackers, scale=10.0, z=None):
     """The `Attack` of this name.
 
-    stream      stream(*keys) -> numpy Generator, equal for equal keys; it draws attackers and u
+    make_rng    make_rng(*name) -> numpy Generator, as `fed.rng`; it draws attackers and u
     scale       size of theta' in PAF and OFOM, in standard deviations
     z           distance of LIE, in standard deviations; None: `lie_z`
     raises      ValueError: see `check`
     """
     check(name, num_clients, attackers)
-    malicious = sorted(stream("attackers").choice(num_clients, attackers, replace=False).tolist())
+    malicious = sorted(make_rng("attackers").choice(num_clients, attackers, replace=False).tolist())
     z = lie_z(num_clients, attackers) if z is None else z
 
-    def forge(i, upload, benign, rows, num_benign=None):
+    def forge(i, upload, benign, rows, num_benign=None, part=()):
         if name == "lie":
             return lie(benign, z).expand(upload.shape).to(upload)
         source = malicious[0] if name == "ofom" else i
         shape = (int(rows.max()) + 1, *upload.shape[1:])         # a row's u depends on no other row
-        u = torch.from_numpy(stream("theta", source).standard_normal(shape)).to(benign)[rows]
+        rng = make_rng("theta", source, *part)
+        u = torch.from_numpy(rng.standard_normal(shape)).to(benign)[rows]
         theta = scale * benign.std(correction=0) * u                     # departure 2
         forged = paf(benign, theta)
         if name == "ofom":
@@ -132,52 +188,3 @@ def build(name, stream, num_clients, attackers, scale=10.0, z=None):
         return forged.to(upload)
 
     return Attack(malicious, forge)
-
-
-# --------------------------------------------------------------------------------------------------
-# What the server receives from the clients `client_ids`: the malicious uploads are replaced
-
-def attack_rows(attack, uploads, client_ids, rows):
-    """Uploads [M, n, ...] of the same rows, int64 [n], by all clients: logits or probabilities."""
-    benign = uploads[[j for j, i in enumerate(client_ids) if i not in attack.malicious]]
-    benign = benign[(benign.abs() < HUGE).flatten(1).all(1)]     # usable, as in uploads.py
-    if not benign.numel():
-        return uploads
-    return torch.stack([attack.forge(i, upload, benign, rows) if i in attack.malicious else upload
-                        for i, upload in zip(client_ids, uploads)])      # departure 4
-
-
-def attack_models(attack, uploads, client_ids):
-    """Uploads [{"model": state_dict, ...}]: a model is a vector of its floating-point entries.
-
-    Each entry keeps its type. One that is usable in no upload, as a mask is, is not attacked.
-    """
-    models = [upload["model"] for upload in uploads]
-    names = [name for name, w in models[0].items()
-             if isinstance(w, torch.Tensor) and w.is_floating_point()
-             and any((model[name].abs() < HUGE).all() for model in models)]
-    if not names:
-        return uploads
-    flat = torch.stack([torch.cat([model[name].flatten() for name in names]) for model in models])
-    flat = attack_rows(attack, flat, client_ids, torch.arange(flat.shape[1], device=flat.device))
-    attacked = []
-    for vector, upload in zip(flat, uploads):                                            # [P]
-        model = dict(upload["model"])
-        pieces = vector.split([model[name].numel() for name in names])
-        for name, piece in zip(names, pieces):
-            piece = piece.view_as(model[name]).to(model[name].dtype)
-            model[name] = piece.clamp(min=0) if name.endswith("running_var") else piece
-        attacked.append(upload | {"model": model})
-    return attacked
-
-
-def attack_samples(attack, uploads, client_ids):
-    """Uploads [[n_i, ...]] of each client's own samples, as in FedGKT."""
-    benign = [upload[(upload.abs() < HUGE).flatten(1).all(1)]    # usable, as in uploads.py
-              for upload, i in zip(uploads, client_ids) if i not in attack.malicious]
-    num_benign = sum(len(upload) > 0 for upload in benign)
-    benign = torch.cat(benign or [uploads[0][:0]])                       # departure 6
-    if not len(benign):
-        return uploads
-    return [attack.forge(i, upload, benign, torch.arange(len(upload)), num_benign=num_benign)
-            if i in attack.malicious else upload for i, upload in zip(client_ids, uploads)]

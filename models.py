@@ -1,7 +1,8 @@
 """Every network of the papers: `build(name, image_shape, num_classes)` returns one of NETWORKS.
 
 name                            source                     network
-cnn cnn_large                   none: for the glyphs       two convolutions; the same, twice as wide
+cnn cnn_large                   none: for the glyphs       two convolutions; twice as wide, and a
+                                                           hidden layer
 mlp                             none: for the glyphs       one hidden layer
 mini0 ... mini9                 none: for the glyphs       like fedmd0 ... fedmd9, an eighth as wide
                                                            (0 and 9 have one hidden layer instead)
@@ -453,12 +454,13 @@ MINI = {                                 # FedMD's networks 1 to 8 with an eight
 # Convolutions -> smallest image side in pixels: the last one's input is not below its 3x3 kernel.
 FEDMD_SMALLEST = {2: 3, 3: 12, 4: 28}
 
-NETWORKS = {        # name -> (smallest image side in pixels, constructor(image_shape, num_classes))
+# name -> (smallest image side in pixels, constructor(image_shape, num_classes)). 4 pixels become
+# maps of 1 x 1 after two halvings; a network that rounds up would run on fewer.
+NETWORKS = {
     "cnn": (4, CNN),
     "cnn_large": (4, LargeCNN),
     "mlp": (1, MLP),
     "cnn_6_16": (4, cnn_6_16),
-    # FedMD gives two-layer networks like mini0 and mini9 a smaller weight in the consensus.
     "mini0": (1, partial(MLP, units=32)),
     "mini9": (1, partial(MLP, units=16)),
     **{name: (4, partial(ResNet, BasicBlock, blocks)) for name, blocks in BASIC_BLOCKS.items()},

@@ -1,4 +1,4 @@
-"""Splits of a training set over clients: every rule that the papers use.
+"""Splits of a training set over clients: every rule that FedMD, FedGKT, FedGEMS and FedSDD use.
 
 Each function takes labels (or writers, or superclasses) [N] and a numpy Generator `rng`, such as
 np.random.default_rng(0), the only source of randomness. Labels can be any whole numbers. Each
@@ -12,13 +12,14 @@ raise a ValueError of one line.
     by_subclass, few_of_subclasses
     hold_out, halves, hold_out_writers         two parts, such as public and private
 
-The literature calls four different rules "Dirichlet". `dirichlet` is that of Yurochkin et al. 2019
-(arXiv:1905.12022): each class is divided over the clients. `dirichlet_balanced` is that of FedML's
-code, which FedGKT and FedGEMS use; A.1 of FedGKT's paper words the plain one. `dirichlet_equal` is
-that of FedDF's code: its clients have equal sizes, so that the unweighted average of the models
-equals the average weighted by samples. `dirichlet_by_client` is that of Hsu et al. 2019
-(arXiv:1909.06335): each client has its own shares of the classes, and all have equal sizes. FedSDD
-cites Hsu et al.; that it uses FedDF's rule is inferred from "the same setting".
+The literature calls four different rules "Dirichlet". `dirichlet` is the one that the text of
+Yurochkin et al. 2019 (arXiv:1905.12022) describes: each class is divided over the clients.
+`dirichlet_balanced` is that of their code, and of FedML's, which FedGKT and FedGEMS use; A.1 of
+FedGKT's paper words the plain one. `dirichlet_equal` is that of FedDF's code: its clients have
+equal sizes, so that the unweighted average of the models equals the average weighted by samples.
+`dirichlet_by_client` is that of Hsu et al. 2019 (arXiv:1909.06335): each client has its own shares
+of the classes, and all have equal sizes. FedSDD cites Hsu et al.; that it uses FedDF's rule is
+inferred from "the same setting".
 """
 import numpy as np
 
@@ -31,7 +32,7 @@ def iid(labels, num_clients, rng):
 
 
 def dirichlet(labels, num_clients, alpha, rng, min_size=10):
-    """Clients whose shares of each class are from Dir(alpha, ..., alpha) (Yurochkin et al. 2019).
+    """Clients whose shares of each class are from Dir(alpha, ..., alpha).
 
     A client's share is rounded to samples, down or up at random, so that the mean is the share.
     alpha      concentration: with 0.1 a client has few classes, with 100 clients are nearly alike
@@ -61,9 +62,9 @@ def dirichlet(labels, num_clients, alpha, rng, min_size=10):
 def dirichlet_balanced(labels, num_clients, alpha, rng, min_size=10):
     """Like `dirichlet`, but a client with N / num_clients or more samples gets no more classes.
 
-    This is the rule of FedML's code, used by FedGKT and FedGEMS (alpha 0.5). Classes are split in
-    the order of their numbers, over the clients that still have fewer than N / num_clients samples;
-    the shares of these clients are scaled to sum to 1.
+    This is the rule of Yurochkin et al.'s code, and of FedML's, which FedGKT and FedGEMS use (alpha
+    0.5). Classes are split in the order of their numbers, over the clients that still have fewer
+    than N / num_clients samples; the shares of these clients are scaled to sum to 1.
     """
     labels = _checked(labels, num_clients, min_size)
     classes, counts = np.unique(labels, return_counts=True)
@@ -206,10 +207,11 @@ def fedgkt_table6(labels, num_clients, rng):
 
 
 def single_writer(writers, num_clients, rng, min_size=18):
-    """All samples of one writer [N] for each client (FedMD, whose code has the same min_size).
+    """All samples of one writer [N] for each client (FedMD).
 
     The writers are drawn without replacement from those with at least min_size samples; the other
-    writers' samples are not used. ValueError: too few such writers.
+    writers' samples are not used. 18 is FedMD's: 3 for each of its six classes, which a writer need
+    not have of each. ValueError: too few such writers.
     """
     writers = _checked(writers)
     names, sizes = np.unique(writers, return_counts=True)

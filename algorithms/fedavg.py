@@ -6,15 +6,13 @@ Eq. (1) and (2) are FedAvg's.
 
     python fedkd_minimal.py --algo fedavg
         runs `Config` on digits of 16x16 pixels: 20 clients with a small CNN hold unequal shares of
-        the classes (Dirichlet, alpha 0.5), 300 images each. It takes ten seconds on two cores.
+        the classes (Dirichlet, alpha 0.5), 300 images each. Ten seconds on two cores.
     python fedkd_minimal.py --algo fedavg --paper fedsdd --dataset cifar10
-        runs `PAPER`, FedSDD's values, with its ResNet-20: 20 clients, alpha 0.1, 2,500 images each,
-        which are cropped and flipped.
+        runs `PAPER`, FedSDD's values, with its ResNet-20: alpha is 0.1, and images are augmented,
+        that is, cropped and flipped at random.
 
-Clients hold labeled images of their own; between rounds they keep nothing. There are no public
-images. An active client is sent the global model, and sends back its weights and its number of
-images. Training: train mode, images cropped and flipped with --augment, the mean loss of a batch.
-Prediction: eval mode, no gradient, images as they are.
+Clients hold labeled images of their own, and keep nothing between rounds. An active client is sent
+the global model, and sends back its weights and its number of images.
 
 The algorithm; the numbers are ours:
   1   start with a global model of random weights
@@ -23,93 +21,81 @@ The algorithm; the numbers are ours:
   4       for each active client, in parallel:
   5           copy the global model                                              FedSDD Eq. (1)
   6           train it on the client's own images, by cross-entropy
-  7       global model = the mean of the trained models, weighted by
-                         numbers of images                                       FedSDD Eq. (2)
+  7       global model = the mean of the trained models, by numbers of images    FedSDD Eq. (2)
 
-Accuracy is the global model's on the test images, after step 7.
+  step   who predicts       images    mode    gradient   augmented       loss, how often
+  6      an active client   its own   train   yes        in each pass    CE, local_epochs
+  -      the global model   test      eval    no         no              `accuracy`, after step 7
 
-Bad uploads: a client of which a weight is nan, infinite, or 1e30 or more in magnitude is left out
-of the mean. If nobody is left, the global model stays.
+A client of which a weight is nan, infinite, or 1e30 or more in magnitude is left out of the mean.
+If nobody is left, the global model stays.
 """
 from dataclasses import dataclass
 
 import torch.nn.functional as F
 
-from algorithms import Algorithm, configured
-from federation import (OPTIMIZERS, Optimizer, accuracy, active_in, average_weights, loaded,
-                        minibatches, parallel_map, predict_models, random_numbers, received,
-                        weights_ledger)
-
-# active_in         the clients of a round, drawn at random without replacement
-# average_weights   the weighted mean of every entry of models, BatchNorm's statistics too
-# loaded            a network, after a copy of some weights into it
-# minibatches       row numbers of batches, reshuffled in each pass; the last one may be smaller
-# parallel_map      {i: fn(i) for i in ids}, by several processes
-# predict_models    logits [models, images, C], in eval mode, without gradient and augmentation
-# random_numbers    a generator for what is named; it also seeds torch, for dropout
-# received          {client: weights}: after an attack, and without the bad uploads
-# weights_ledger    bytes that are sent up and down
+from federation import (OPTIMIZERS, Algorithm, Count, Optimizer, Positive, Settings, Share,
+                        average_weights, count_weight_bytes, drop_bad_uploads, minibatches,
+                        parallel_map, score_global)
 
 
 @dataclass
-class Config:
+class Config(Settings):
     rounds: int = 20                     # of communication
-    participation: float = 0.4           # share of the clients that are active in a round
-    local_epochs: int = 5                # passes of a client over its images in a round
-    local_steps: int | None = None       # if it is a number: so many steps, instead of passes
-    batch_size: int = 32                 # of a client
-    lr: float = 0.1                      # of a client, constant; --lr-patience lowers it
+    participation: Share = 0.4           # share of the clients that are active in a round
+    local_epochs: Count = 5              # passes of a client over its images in a round
+    local_steps: Count | None = None     # if it is a number: so many steps, instead of passes
+    batch_size: Count = 32               # of a client
+    lr: Positive = 0.1                   # of a client, constant
     optimizer: Optimizer = "sgd"         # of a client, new in every round; sgd has no momentum
     weight_decay: float = 0.0            # L2 penalty of this optimizer
 
 
-# FedSDD, section 4.1.
-# Clients, partition, networks, augmentation: experiment/presets.py.
-PAPER = dict(rounds=100, participation=0.4, local_epochs=40, batch_size=64, lr=0.8,
-             optimizer="sgd", weight_decay=0.0)
+# FedSDD, section 4.1, where it differs from Config.
+PAPER = dict(rounds=100, local_epochs=40, batch_size=64, lr=0.8)
 
 
-@configured(Config)
 def run(fed, cfg, state=None, attack=None):
     """Yields (metrics, state) after round 0, the untrained model, and after every round.
 
-    fed       fed.private[i]: client i's images [n, c, h, w] and labels [n]; fed.test likewise;
-              fed.global_model(), and fed.client_model(i) for client i: new networks, all of one
-              architecture; fed.augment: random crops and flips with --augment, else the images
-              unchanged
-    state     of an earlier round, to go on from; None: from the start
+    fed       a `Federation`; all clients have one architecture
+    cfg       a `Config`
+    state     one that it has yielded, to go on from; None: from the start
     attack    replaces the uploads of malicious clients (attacks.py); None: there are none
     """
+    ALGORITHM.check(fed, cfg, state, attack)
     if state is None:
         # Step 1: a global model of random weights.
-        state = {"round": 0, "server": {"model": fed.global_model().state_dict()}}
-        yield evaluate(fed, state), state
+        state = {"algorithm": "fedavg", "round": 0,
+                 "server": {"model": fed.global_model().state_dict()}}
+        yield score_global(fed, state), state
     weights = state["server"]["model"]
 
     for t in range(state["round"] + 1, cfg.rounds + 1):
         # Step 3-6: each active client trains the global model on its own images.
-        active = active_in(fed, cfg.participation, t)
+        active = fed.sample_clients(cfg.participation, t)
         trained = parallel_map(fed, active, lambda i: train_client(fed, cfg, t, i, weights))
-        uploads = received(fed, trained, attack)                             # {client: weights}
+        uploads = attack.poison_weights(trained) if attack else trained
+        uploads = drop_bad_uploads(uploads)                                  # {client: weights}
 
         # Step 7: the mean of their models, by numbers of images.              FedSDD Eq. (2)
         if uploads:
             sizes = [len(fed.private[i].labels) for i in uploads]
             weights = average_weights([*uploads.values()], sizes)
 
-        state = {"round": t, "server": {"model": weights}}
-        yield {**evaluate(fed, state), "bad_uploads": len(active) - len(uploads),
-               **weights_ledger([(fed.global_model(), len(active))])}, state
+        state = {**state, "round": t, "server": {"model": weights}}
+        yield measure(fed, state, active, uploads), state
 
 
 def train_client(fed, cfg, t, i, weights):
     """Client i starts from the global weights; returns them after training on its own images."""
     images, labels = fed.private[i]
-    model = loaded(fed.client_model(i), weights)                                 # FedSDD Eq. (1)
+    model = fed.client_model(i)
+    model.load_state_dict(weights)                                 # FedSDD Eq. (1)
     optimizer = OPTIMIZERS[cfg.optimizer](model.parameters(), lr=cfg.lr,
                                           weight_decay=cfg.weight_decay)
     model.train()
-    with random_numbers(fed, "local", t, i) as rng:         # order, augmentation, dropout
+    with fed.random_numbers("local", t, i) as rng:         # order, augmentation, dropout
         for rows in minibatches(images, cfg.batch_size, rng, cfg.local_epochs, cfg.local_steps):
             logits = model(fed.augment(images[rows], rng))                       # [B, C]
             loss = F.cross_entropy(logits, labels[rows])
@@ -122,14 +108,15 @@ def train_client(fed, cfg, t, i, weights):
 # --------------------------------------------------------------------------------------------------
 # Metrics; no step of the algorithm uses them
 
-def evaluate(fed, state):
-    """Test accuracy of the global model."""
-    logits = predict_models(fed, [state["server"]["model"]], fed.test.images)[0]     # [N, C]
-    return {"accuracy": accuracy(logits, fed.test.labels)}
+def measure(fed, state, active, uploads):
+    """The metrics of a round."""
+    return {**score_global(fed, state), "bad_uploads": len(active) - len(uploads),
+            **count_weight_bytes([(fed.global_model(), len(active))])}
 
 
 # --------------------------------------------------------------------------------------------------
-# For the command line
+# What it needs, and what the program prints
 
-ALGORITHM = Algorithm("fedavg", run, scores={"accuracy": "server"}, paper=PAPER, plateau=("lr",),
-                      evaluate=evaluate)
+ALGORITHM = Algorithm(
+    "fedavg", run, Config, program=dict(
+        paper=PAPER, scores={"accuracy": "server"}, plateau=("lr",), evaluate=score_global))

@@ -1,25 +1,17 @@
 """FedDF: the server averages the clients' models, and distills their ensemble into the average.
 
 Lin et al., "Ensemble Distillation for Robust Model Fusion in Federated Learning", NeurIPS 2020,
-arXiv:2006.07242. Its text was not at hand: this file follows the authors' public code and what
-FedSDD (Kwan and Song, arXiv:2312.17029v1), which compares itself with FedDF, says of it.
+arXiv:2006.07242. Its text was not at hand: this file follows the authors' public code.
 
     python fedkd_minimal.py --algo feddf
-        runs `Config` on digits of 16x16 pixels: 20 clients with a small CNN hold unequal shares of
-        the classes (Dirichlet, alpha 0.5), 216 images each; 1,200 images are public, and 480 are
-        for validation. It takes half a minute on two cores.
+        runs `Config` on 16x16 digits, in half a minute on two cores: 20 clients with a small CNN
+        hold 216 images each (Dirichlet, alpha 0.5); 1,200 are public, 480 are for validation.
     python fedkd_minimal.py --algo feddf --paper feddf --dataset cifar10
-        runs `PAPER` with a ResNet-8: 20 clients, alpha 1, 2,250 images each; CIFAR-100's training
-        images are public, and 5,000 of CIFAR-10's are for validation. All images that models train
-        on are cropped and flipped.
+        runs `PAPER` with a ResNet-8: alpha is 1, CIFAR-100's training images are public, 5,000 of
+        CIFAR-10's are for validation, and models train on images cropped and flipped at random.
 
-Clients hold labeled images of their own; between rounds they keep nothing. The server holds N
-public images without labels, and labeled validation images of the task, for drop_worst and
-patience. Clients may have different networks: then each network has a global model. An active
-client is sent its network's global model, and sends back its weights and its number of images;
-logits never travel. Training: train mode, images cropped and flipped with --augment, the mean loss
-of a batch. Prediction: eval mode, no gradient, images as they are, but for public ones: with
---augment each is cropped and flipped once in a round, for all who predict or learn it.
+Clients hold labeled images of their own, and keep nothing between rounds. The server holds public
+images without labels, labeled validation images, and a global model for each network of clients.
 
 The algorithm; the numbers are ours. C is the number of classes:
   1   start with a global model of random weights for each network
@@ -27,154 +19,116 @@ The algorithm; the numbers are ours. C is the number of classes:
   3       draw the active clients: the same share of each network's clients
   4       for each active client, in parallel:
   5           copy its network's global model
-  6           train it on the client's own images, by cross-entropy
-  7       with drop_worst keep the clients whose model has an accuracy of 1.2 / C or more, where
-              chance has 1 / C, on the validation images; if none has, keep all
-  8       for each network: student = the mean of its kept clients' models, weighted by numbers of
-              images
-  9       teacher = the mean of the logits of all kept clients, of all networks, on the public
-              images (AVGLOGITS)
- 10       for each network, in parallel: train the student on the public images, by
-              temperature² KL(softmax(teacher / temperature) || softmax(logits / temperature)),
-              which also moves its BatchNorm statistics to the public images;
-              check its accuracy on the validation images after every `check_every` steps, and end
-              after `patience` steps without a better one, or after `distill_steps`
- 11           the network's global model = the student at its best check (the mean of step 8 itself
-              is not checked); without patience, at the end
+  6           train it on the client's own images, by cross-entropy, and send its weights
+  7       with drop_worst leave out clients with a validation accuracy below 1.2 / C, unless all are
+  8       for each network: student = the mean of its kept clients' models, by numbers of images
+  9       teacher = the mean of the logits of all kept clients on the public images
+ 10       for each network, in parallel: train the student on the public images by
+              temperature² KL(softmax(teacher / temperature) || softmax(logits / temperature))
+ 11       the global models are the students at their best validation accuracy (early stopping)
 
-Accuracy is the global model's on the test images, after step 11; of several networks, the mean.
-`client_accuracy` is the mean over the kept clients' models, after step 7, and `ensemble_accuracy`
-is that of the mean of their logits.
+  step   who predicts         images      mode   gradient  augmented     loss, how often
+  6      an active client     its own     train  yes       in each pass  CE, local_epochs
+  9      a kept client        public      eval   no        once a round  none, once
+ 10      a student            public      train  yes       as in step 9  KL, up to distill_steps
+  7, 10  a client; a student  validation  eval   no        no            none, once; at each check
+  -      the global models    test        eval   no        no            `accuracy`, the mean
+  -      the kept clients     test        eval   no        no            `client_accuracy`, the mean
+  -      their mean logits    test        eval   no        no            `ensemble_accuracy`
 
-Bad uploads: a client of which a weight is nan, infinite, or 1e30 or more in magnitude is left out
-from step 7 on. A network of which no client is left has its global model as the student. If no
-client at all is left, there is no teacher, and all global models stay. A nan that arises in
-distillation is not caught: then the global model stays nan, and its clients count as bad uploads.
+A client of which a weight is nan, infinite, or 1e30 or more in magnitude is left out after step 6.
+The student of a network without kept clients is its global model; without any kept client all
+global models stay. If a model of step 11 has such a weight, it is the mean of step 8.
 
-Departures
-  1  Public code: the active clients are drawn from all. Here: from each network's.
-  2  Public code: none of its commands for FedDF has drop_worst. Here, as FedSDD's appendix A.4 says
-     of the original FedDF: it is on.
-  3  Public code: where drop_worst finds no client below 1.2 / C, it drops those whose accuracy is
-     an outlier; where all clients are below, it fails. Here: step 7.
-  4  Public code: all models have the same weight in the mean. Here: numbers of images. In the
-     code's partition all clients have equally many.
-  5  Public code: BatchNorm's running statistics are the last client's. Here: their mean.
-  6  Public code: crops and flips public images anew in each batch, for teacher and student. Here:
-     once in a round.
-  7  Public code: no factor temperature², at its temperature of 1. Here: temperature².
-  8  Public code: the last student is checked only if `check_every` divides `distill_steps`. Here:
-     always.
+Departures; 3 and more are in docs/DEPARTURES.md
+  1  Public code: draws from all clients. Here: from each network's, at least one.
+  2  Public code: where step 7 leaves out nobody, outliers do not teach. Here: all teach.
 """
 import copy
 from dataclasses import dataclass
+from statistics import fmean
 
 import torch
 import torch.nn.functional as F
 
-from algorithms import Algorithm, configured
-from federation import (OPTIMIZERS, Optimizer, accuracy, active_clients, average_weights,
-                        by_architecture, disagreement, loaded, mean_accuracy, minibatches,
-                        parallel_map, predict, public_view, random_numbers, received,
-                        server_threads, weights_ledger)
-
-# active_clients    {network: the clients of a round that have it}: of each network's clients the
-#                   same share, drawn at random without replacement
-# average_weights   the weighted mean of every entry of models, BatchNorm's statistics too
-# by_architecture   {network: its clients}
-# disagreement      the share of images of which two models predict different classes, the mean
-#                   over all pairs
-# loaded            a network, after a copy of some weights into it
-# minibatches       row numbers of batches, reshuffled in each pass; the last one may be smaller
-# parallel_map      {i: fn(i) for i in ids}, by several processes
-# predict           logits in eval mode, without gradient and augmentation; it restores the mode
-# public_view       the public samples of a round; with --augment each image is cropped and
-#                   flipped once, for all who predict or learn it
-# random_numbers    a generator for what is named; it also seeds torch, for dropout
-# received          {client: weights}: after an attack, and without the bad uploads
-# server_threads    a process computes with all CPU threads that the server may have
-# weights_ledger    bytes that are sent up and down
+from federation import (OPTIMIZERS, Algorithm, Count, Optimizer, Positive, Settings, Share,
+                        accuracy, average_weights, count_weight_bytes, disagreement,
+                        drop_bad_uploads, is_usable, minibatches, parallel_map, predict)
 
 
 @dataclass
-class Config:
+class Config(Settings):
     rounds: int = 20                     # of communication
-    participation: float = 0.4           # share of the clients that are active in a round
-    local_epochs: int = 5                # passes of a client over its images in a round
-    local_steps: int | None = None       # if it is a number: so many steps, instead of passes
-    batch_size: int = 32                 # of a client
-    lr: float = 0.1                      # of a client, constant; --lr-patience lowers it
+    participation: Share = 0.4           # share of the clients that are active in a round
+    local_epochs: Count = 5              # passes of a client over its images in a round
+    local_steps: Count | None = None     # if it is a number: so many steps, instead of passes
+    batch_size: Count = 32               # of a client
+    lr: Positive = 0.1                   # of a client, constant
     optimizer: Optimizer = "sgd"         # of a client, new in every round; sgd has no momentum
     weight_decay: float = 0.0            # L2 penalty of this optimizer
-    drop_worst: bool = True              # leave out clients near chance accuracy; departure 2
-    distill_steps: int = 100             # of a student in a round, at most
-    server_batch_size: int = 128         # of a student
-    server_lr: float = 1e-3              # of a student, in its first step
+    drop_worst: bool = True              # leave out clients near chance accuracy
+    distill_steps: Count = 100           # of a student in a round, at most
+    server_batch_size: Count = 128       # of a student
+    server_lr: Positive = 1e-3           # of a student, in its first step
     server_optimizer: Optimizer = "adam"     # of a student, new in every round
     cosine: bool = True                  # a student's rate falls to 0 over distill_steps
-    max_grad_norm: float | None = 5.0    # a student's longer gradients are scaled to this norm
-    temperature: float = 1.0             # of teacher and student
-    patience: int | None = 60            # steps without a better accuracy; none: no checks at all
-    check_every: int = 20                # steps from one check of the accuracy to the next
+    max_grad_norm: Positive | None = 5.0     # a student's longer gradients are scaled to this norm
+    temperature: Positive = 1.0          # of teacher and student
+    patience: Count | None = 60          # steps without a better accuracy; none: no checks at all
+    check_every: Count = 20              # steps from one check of the accuracy to the next
 
 
-# The public code, CIFAR-10 with ResNet-8: its README, its commands, its defaults; drop_worst is of
-# FedSDD's A.4 (departure 2). Participation is 0.4 in the README's text and in FedSDD, 0.1 in the
-# commands.
-# Clients, partition, networks, augmentation: experiment/presets.py.
-PAPER = dict(rounds=100, participation=0.4, local_epochs=40, batch_size=64, lr=0.1,
-             optimizer="sgd", weight_decay=0.0, drop_worst=True, distill_steps=10000,
-             server_batch_size=64, server_lr=1e-3, server_optimizer="adam", cosine=True,
-             max_grad_norm=5.0, temperature=1.0, patience=1000, check_every=100)
+# The public code's for CIFAR-10 with ResNet-8, where they differ from Config. Participation, 0.4 in
+# its README and in FedSDD, is 0.1 in its commands.
+PAPER = dict(rounds=100, local_epochs=40, batch_size=64, distill_steps=10000, server_batch_size=64,
+             patience=1000, check_every=100)
 
 
-@configured(Config)
 def run(fed, cfg, state=None, attack=None):
     """Yields (metrics, state) after round 0, the untrained models, and after every round.
 
-    fed       fed.private[i]: client i's images [n, c, h, w] and labels [n]; fed.test,
-              fed.validation likewise; fed.public.images [N, c, h, w]; fed.architecture[i]: the name
-              of client i's network; fed.client_model(i): a new one; fed.augment: random crops and
-              flips with --augment, else the images unchanged
-    state     of an earlier round, to go on from; None: from the start
+    fed       a `Federation`, with public images and, for drop_worst and patience, validation images
+    cfg       a `Config`
+    state     one that it has yielded, to go on from; None: from the start
     attack    replaces the uploads of malicious clients (attacks.py); None: there are none
     """
-    clients_of = by_architecture(fed)                        # {network: its clients}
+    ALGORITHM.check(fed, cfg, state, attack)
+    clients_of = fed.clients_by_architecture()                           # {network: its clients}
     if state is None:
         # Step 1: a global model of random weights for each network.
-        state = {"round": 0, "global_models": {name: new_model(fed, name).state_dict()
-                                               for name in clients_of}}
+        state = {"algorithm": "feddf", "round": 0,
+                 "global_models": {name: new_model(fed, name).state_dict() for name in clients_of}}
         yield evaluate(fed, state), state
-    models = state["global_models"]                          # {network: weights}
+    models = state["global_models"]                                      # {network: weights}
 
     for t in range(state["round"] + 1, cfg.rounds + 1):
         # Step 3-6: each active client trains its network's global model on its own images.
-        drawn = active_clients(fed, cfg.participation, t)                    # departure 1
+        drawn = fed.sample_by_architecture(cfg.participation, t)                     # departure 1
         active = sorted(i for clients in drawn.values() for i in clients)
         trained = parallel_map(fed, active, lambda i: train_client(
             fed, cfg, t, i, models[fed.architecture[i]]))
-        uploads = received(fed, trained, attack)                             # {client: weights}
+        uploads = attack.poison_weights(trained) if attack else trained
+        uploads = drop_bad_uploads(uploads)                                  # {client: weights}
 
         # Step 7: clients near chance accuracy are left out.
-        kept = above_chance(fed, uploads) if cfg.drop_worst else uploads     # {client: weights}
+        kept = above_chance(fed, uploads) if cfg.drop_worst and uploads else uploads
 
         # Step 8: each network's student is the mean of its clients' models.
-        students = {name: average(fed, clients, kept, models[name])          # {network: weights}
-                    for name, clients in clients_of.items()}
+        models = {name: average(fed, clients, kept, models[name])
+                  for name, clients in clients_of.items()}
 
         # Step 9-11: the students train on the mean of the logits of all kept clients.
-        models, steps = students, {}
+        distilled = {}                                       # {network: (weights, steps)}
         if kept:
-            images = public_view(fed, t).images                              # departure 6
-            client_logits = predict_clients(fed, kept, images)
-            teacher = client_logits.mean(0)                                  # [M, N, C] -> [N, C]
-            distilled = parallel_map(fed, students, lambda name: distill(
-                fed, cfg, t, name, students[name], images, teacher))
-            models = {name: weights for name, (weights, _) in distilled.items()}
-            steps = {name: number for name, (_, number) in distilled.items()}
+            images = fed.augment_public(t)                                   # [N, c, h, w]
+            teacher = predict_clients(fed, kept, images).mean(0)             # [N, C]
+            distilled = parallel_map(fed, models, lambda name: distill(
+                fed, cfg, t, name, models[name], images, teacher), threads=fed.threads)
+        models = models | {name: weights for name, (weights, _) in distilled.items()
+                           if is_usable(weights)}
 
-        state = {"round": t, "global_models": models}
-        yield {**evaluate(fed, state), **measure(fed, active, uploads, kept, steps)}, state
+        state = {**state, "round": t, "global_models": models}
+        yield measure(fed, state, active, uploads, kept, distilled), state
 
 
 def new_model(fed, name):
@@ -185,11 +139,12 @@ def new_model(fed, name):
 def train_client(fed, cfg, t, i, weights):
     """Client i starts from the global weights; returns them after training on its own images."""
     images, labels = fed.private[i]
-    model = loaded(fed.client_model(i), weights)
+    model = fed.client_model(i)
+    model.load_state_dict(weights)
     optimizer = OPTIMIZERS[cfg.optimizer](model.parameters(), lr=cfg.lr,
                                           weight_decay=cfg.weight_decay)
     model.train()
-    with random_numbers(fed, "local", t, i) as rng:         # order, augmentation, dropout
+    with fed.random_numbers("local", t, i) as rng:         # order, augmentation, dropout
         for rows in minibatches(images, cfg.batch_size, rng, cfg.local_epochs, cfg.local_steps):
             logits = model(fed.augment(images[rows], rng))                       # [B, C]
             loss = F.cross_entropy(logits, labels[rows])
@@ -200,9 +155,7 @@ def train_client(fed, cfg, t, i, weights):
 
 
 def above_chance(fed, uploads):
-    """Those of the uploads {client: weights} whose clients are kept.   Step 7"""
-    if not uploads:
-        return uploads
+    """Those uploads {client: weights} that are kept.   Step 7"""
     client_logits = predict_clients(fed, uploads, fed.validation.images)         # [M, N, C]
     accuracies = [accuracy(logits, fed.validation.labels) for logits in client_logits]
     stays = drop_worst(accuracies, fed.num_classes)                              # bool [M]
@@ -220,7 +173,7 @@ def drop_worst(accuracies, num_classes):
     """
     accuracies = torch.as_tensor(accuracies, dtype=torch.float64)
     stays = accuracies >= 1.2 / num_classes - 1e-6       # 0.12, rounded to float32, is below 0.12
-    return stays if stays.any() else torch.ones_like(stays)              # departure 3
+    return stays if stays.any() else torch.ones_like(stays)              # departure 2
 
 
 def average(fed, clients, kept, before):
@@ -232,35 +185,38 @@ def average(fed, clients, kept, before):
     if not members:
         return before
     sizes = [len(fed.private[i].labels) for i in members]
-    return average_weights([kept[i] for i in members], sizes)            # departures 4, 5
+    return average_weights([kept[i] for i in members], sizes)
 
 
 def predict_clients(fed, uploads, images):
     """Logits [M, N, C] of the models {client: weights} on these images."""
-    logits = parallel_map(fed, uploads,
-                          lambda i: predict(loaded(fed.client_model(i), uploads[i]), images))
-    return torch.stack([*logits.values()])
+    def predict_client(i):
+        model = fed.client_model(i)
+        model.load_state_dict(uploads[i])
+        return predict(model, images)
+
+    return torch.stack([*parallel_map(fed, uploads, predict_client).values()])
 
 
 def distill(fed, cfg, t, name, weights, images, teacher):
-    """(weights of the student of this network after distillation, number of its steps).  Step 10-11
+    """(weights of the student of this network after distillation, its steps).   Step 10-11
 
     weights    those that it starts from
     images     the public ones of this round [N, c, h, w]
-    teacher    logits of them [N, C]
+    teacher    its logits of them [N, C]
     """
-    validation = fed.validation
-    model = loaded(new_model(fed, name), weights)
+    model = new_model(fed, name)
+    model.load_state_dict(weights)
     optimizer = OPTIMIZERS[cfg.server_optimizer](model.parameters(), lr=cfg.server_lr)
     annealing = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, cfg.distill_steps)
-    best_accuracy, best_step, best_weights = float("-inf"), 0, None
+    best_accuracy, best_step, best_weights = -1.0, 0, None
     first_client = fed.architecture.index(name)          # names the network's random numbers
     model.train()
-    with server_threads(fed), random_numbers(fed, "distil", t, first_client) as rng:
+    with fed.random_numbers("distil", t, first_client) as rng:
         for step, rows in enumerate(minibatches(images, cfg.server_batch_size, rng,
                                                 steps=cfg.distill_steps), start=1):
-            logits = model(images[rows])                                         # [B, C]
-            loss = distillation_loss(teacher[rows], logits, cfg.temperature)
+            student = model(images[rows])                                        # [B, C]
+            loss = distillation_loss(teacher[rows], student, cfg.temperature)
             optimizer.zero_grad()
             loss.backward()
             if cfg.max_grad_norm is not None:
@@ -269,9 +225,9 @@ def distill(fed, cfg, t, name, weights, images, teacher):
             if cfg.cosine:
                 annealing.step()
 
-            is_last = step == cfg.distill_steps                                  # departure 8
+            is_last = step == cfg.distill_steps
             if cfg.patience is not None and (step % cfg.check_every == 0 or is_last):
-                found = accuracy(predict(model, validation.images), validation.labels)
+                found = accuracy(predict(model, fed.validation.images), fed.validation.labels)
                 if found > best_accuracy:
                     best_accuracy, best_step = found, step
                     best_weights = copy.deepcopy(model.state_dict())
@@ -283,58 +239,59 @@ def distill(fed, cfg, t, name, weights, images, teacher):
 def distillation_loss(teacher, student, temperature):
     """temperature² KL(teacher || student), the mean over the batch: a scalar.   Step 10
 
-    teacher, student    logits [B, C]
-    A class of p = 0, such as a teacher's logit of -inf, adds 0 whatever the student's q is.
+    teacher, student    logits [B, C]; the teacher's get no gradient
     """
-    log_p = (teacher / temperature).log_softmax(-1)
+    log_p = (teacher.detach() / temperature).log_softmax(-1)
     log_q = (student / temperature).log_softmax(-1)
-    log_ratio = (log_p - log_q).masked_fill(log_p.exp() == 0, 0)             # p = 0 adds 0
-    return temperature**2 * (log_p.exp() * log_ratio).sum(-1).mean()             # departure 7
+    return temperature**2 * (log_p.exp() * (log_p - log_q)).sum(-1).mean()
 
 
 # --------------------------------------------------------------------------------------------------
 # Metrics; no step of the algorithm uses them
 
+def measure(fed, state, active, uploads, kept, distilled):
+    """The metrics of a round. Without any kept client those of the ensemble are None."""
+    ensemble = dict.fromkeys(("client_accuracy", "client_accuracy_min", "client_accuracy_max",
+                              "ensemble_accuracy", "disagreement"))
+    if kept:
+        logits = predict_clients(fed, kept, fed.test.images)             # [M, test images, C]
+        accuracies = [accuracy(of_client, fed.test.labels) for of_client in logits]
+        ensemble = {"client_accuracy": fmean(accuracies), "client_accuracy_min": min(accuracies),
+                    "client_accuracy_max": max(accuracies),
+                    "ensemble_accuracy": accuracy(logits.mean(0), fed.test.labels),
+                    "disagreement": disagreement(logits)}
+    return {**evaluate(fed, state), **ensemble, "dropped": len(uploads) - len(kept),
+            "bad_uploads": len(active) - len(uploads),
+            "teacher_forwards": len(kept) * len(fed.public.images),     # images, each by each model
+            "steps": sum(steps for _, steps in distilled.values()),     # of all students
+            **count_weight_bytes([(fed.client_model(i), 1) for i in active])}
+
+
 def evaluate(fed, state):
     """Test accuracy of the global models: the mean and, of several networks, of each."""
-    models = state["global_models"]
-    logits = parallel_map(fed, models, lambda name: predict(
-        loaded(new_model(fed, name), models[name]), fed.test.images))            # {name: [N, C]}
-    accuracies = {name: accuracy(z, fed.test.labels) for name, z in logits.items()}
-    each = {f"server_accuracy_{name}": x for name, x in accuracies.items()}
-    return {"accuracy": mean_accuracy(accuracies.values()),
-            **(each if len(each) > 1 else {})}
+    def test(name):
+        model = new_model(fed, name)
+        model.load_state_dict(state["global_models"][name])
+        return accuracy(predict(model, fed.test.images), fed.test.labels)
 
-
-def measure(fed, active, uploads, kept, steps):
-    """Test accuracy of the kept clients and of their ensemble, and what the round cost."""
-    found = dict.fromkeys(("client_accuracy", "client_accuracy_min", "client_accuracy_max",
-                           "ensemble_accuracy", "disagreement"))         # None: nobody is left
-    if kept:
-        client_logits = predict_clients(fed, kept, fed.test.images)              # [M, N, C]
-        accuracies = [accuracy(logits, fed.test.labels) for logits in client_logits]
-        found = {"client_accuracy": mean_accuracy(accuracies),
-                 "client_accuracy_min": min(accuracies), "client_accuracy_max": max(accuracies),
-                 "ensemble_accuracy": accuracy(client_logits.mean(0), fed.test.labels),
-                 "disagreement": disagreement(client_logits)}
-    return {**found, "dropped": len(uploads) - len(kept), "bad_uploads": len(active) - len(uploads),
-            "teacher_forwards": len(kept) * len(fed.public.images), "steps": sum(steps.values()),
-            **weights_ledger([(fed.client_model(i), 1) for i in active])}    # a model to and from i
+    accuracies = parallel_map(fed, state["global_models"], test)         # {network: accuracy}
+    each = {f"server_accuracy_{name}": found for name, found in accuracies.items()}
+    return {"accuracy": fmean(accuracies.values())} | (each if len(each) > 1 else {})
 
 
 # --------------------------------------------------------------------------------------------------
-# For the command line
+# What it needs, and what the program prints
 
-def check(fed, cfg, attack):
+def check(fed, cfg, state, attack):
     """Raises ValueError for an attack on several networks: it computes means over weights."""
-    if attack and len(by_architecture(fed)) > 1:
+    if attack and len(fed.clients_by_architecture()) > 1:
         raise ValueError("feddf: an attack on weights needs one network for all clients")
 
 
 ALGORITHM = Algorithm(
-    "feddf", run,
-    scores={"accuracy": "server", "ensemble_accuracy": "ensemble", "client_accuracy": "clients"},
-    paper=PAPER, public="unlabeled", mixed_networks=True,
-    validation_for=("drop_worst", "patience"), check_settings=check, plateau=("lr", "server_lr"),
-    evaluate=evaluate,
-    columns=("disagreement", "teacher_forwards", "dropped", "steps"))
+    "feddf", run, Config, public="unlabeled", mixed_networks=True,
+    validation_for=("drop_worst", "patience"), check_more=check, program=dict(
+        paper=PAPER, scores={"accuracy": "server", "ensemble_accuracy": "ensemble",
+                             "client_accuracy": "clients"},
+        columns=("disagreement", "teacher_forwards", "dropped", "steps"),
+        plateau=("lr", "server_lr"), evaluate=evaluate))

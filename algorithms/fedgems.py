@@ -4,137 +4,95 @@ Cheng et al., "FedGEMS: Federated Learning of Larger Server Models via Selective
 arXiv:2110.11027.
 
     python fedkd_minimal.py --algo fedgems
-        runs `Config` on digits of 16x16 pixels. 20 clients with a small CNN hold unequal shares of
-        the classes (Dirichlet, alpha 0.5), 150 images each; 3,000 images are public. The server has
-        a CNN twice as wide. It takes 40 seconds on two cores.
+        runs `Config` on digits of 16x16 pixels: 20 clients with a small CNN hold 150 images each
+        (Dirichlet, alpha 0.5), 3,000 are public, the server's CNN is wider. 40 seconds, two cores.
     python fedkd_minimal.py --algo fedgems --paper fedgems-homogeneous --dataset cifar10
-        runs `PAPER`: 16 clients with a ResNet-11 hold 1,406 images each, iid; 25,000 images are
-        public; the server has a ResNet-56. Images are cropped and flipped. After more than 10
-        rounds without a better accuracy of the server on 2,500 validation images, which nobody
-        trains on, the program divides both learning rates by ten (plateau.py). With --paper
-        fedgems-heterogeneous clients have eight networks, two of them alike as printed, and unequal
-        shares of the classes (Dirichlet, alpha 0.5).
+        runs `PAPER`: 16 clients with a ResNet-11, iid; 25,000 public images; the server's ResNet-56
 
-Each client holds labeled images of its own. The server and all clients hold N labeled public
-images. All networks may differ. Clients send logits of public images, the server sends logits and
-the numbers of the images that it asks for; neither weights nor a client's own images are ever sent.
+Clients hold labeled images of their own; the server and all clients hold N labeled public images.
+Each keeps a network of any architecture and its optimizer; the server also keeps a pool of logits.
 
-Training: train mode, images cropped and flipped with --augment, the mean loss of a batch.
-Prediction: eval mode, no gradient, images as they are, but for public ones: with --augment each is
-cropped and flipped once in a round, for all who predict or learn it. Each client and the server
-keep their network, which starts with random weights of its own, and one optimizer over all steps
-and rounds. The server also keeps a pool: its logits of the public images that it has predicted
-correctly, of each image the newest, with --augment of that round's crop. The pool starts empty, and
-nothing leaves it.
-
-A round, in which all clients take part; the numbers in brackets are lines of Algorithm 1 in arXiv's
-HTML (in the PDF of ICLR's submission they are 1 less from 14 on, 2 less from 29 on). CE is
-cross-entropy with the label, e is epsilon, and KL(teacher || student) is at temperature 1.
+A round, beside lines of Algorithm 1 (HTML); CE is cross-entropy, e epsilon, KL's temperature is 1.
   1   Each client trains on its own images by CE.                                            [25-27]
-  2   Each client predicts the public images that are not in the pool.                       [31-33]
-  3   The server trains on the public images. Before each step it predicts the images of the  [4-14]
-      batch. The loss of an image is
-        CE                                     if the server is right,              Eq. (1)    [5-6]
+  2   Each client predicts the public images that are not in the pool, and sends the logits. [31-33]
+  3   The server trains on the public images. Before each of its steps it predicts the batch; where
+      it is right, these logits enter the pool. The loss of an image is
+        CE                                     if the server is right,              Eq. (1)    [5-7]
         e CE + (1 - e) KL(pool || server)      else if the image is in the pool,    Eq. (2)    [8-9]
         e CE + (1 - e) KL(ensemble || server)  else if a client is right,           Eq. (5)  [10-12]
         CE                                     else.
-      Where the server is right, its logits enter the pool.                                      [7]
-      The ensemble is the weighted mean of the logits of the clients that are right. Each has
-      the weight softmax(1 / H) among them; H is the entropy of its prediction, in nats.
-                                                                             Eq. (3), (4)
+      ensemble = the sum of weight x logits over the clients that are right, with the weights
+      softmax(1 / H); H is the entropy of a client's prediction, in nats.      Eq. (3), (4)
   4   The server predicts all public images, and sends these server_logits to the clients.   [15-17]
-  5   Each client trains on all public images by                                             [19-23]
-        e CE + (1 - e) KL(server_logits || client).                                 Eq. (6)
+  5   Each client trains on them by e CE + (1 - e) KL(server_logits || client).   Eq. (6)    [19-23]
 
-Accuracy is the server's after step 3. The means over the clients are client_accuracy_private after
-step 1 and client_accuracy_distilled after step 5. The server is tested on one half of the test
-images and the clients on the other, as in the paper.
+  step   who predicts   images              mode    gradient   augmented      loss, how often
+  1      all clients    their own           train   yes        in each pass   CE, local_epochs
+  2      all clients    public, unpooled    eval    no         once a round   none, once
+  3, 4   the server     public              eval    no         as in step 2   none, before a step
+  3      the server     public              train   yes        as in step 2   above, server_epochs
+  5      all clients    public              train   yes        as in step 2   Eq. (6), public_epochs
+  -      the server     half of the test    eval    no         no             `accuracy`, after 3
+  -      all clients    the other half      eval    no         no             means, after 1 and 5
 
-Bad uploads: where a client's logits of an image are nan, infinite, or 1e30 or more in magnitude,
-the client counts as wrong on this image, and trains on as always. A nan on the server never enters
-the pool, but its server_logits would spoil all clients. A lie is not caught: the labels are public,
-so an attacker that answers them with great certainty has H near 0, and nearly all weight.
+A client is wrong on an image for which it sends nan, infinity, or 1e30 or more in magnitude.
 
-Departures; docs/DEPARTURES.md has smaller ones
-  1  Paper, Algorithm 1: private training ends the round. Here, as in section 3.2, it comes first.
-  2  Paper, Eq. (4): it is open over which clients the softmax runs. Here: over those that are
-     right, so that their weights sum to 1.
+Departures; 6 and more are in docs/DEPARTURES.md
+  1  Paper, Algorithm 1: private training ends the round. Here, as in section 3.2: it comes first.
+  2  Paper: leaves open which clients Eq. (4) is over. Here: those that are right; if none is, CE.
   3  Paper, text: epsilon weighs the distillation. Here, as in the equations: it weighs CE.
   4  Paper, line 7: logits of the last round enter the pool. Here: those that were just found right.
-  5  Paper, line 15: server_logits are made inside the loop over batches. Here: after training.
-  6  Paper, Eq. (5): where nobody is right the ensemble is a sum over nobody. Here: CE alone.
-  7  Paper: the server asks for a client's logits while it trains. Here: step 2 makes them all, as
-     clients do not change meanwhile. The losses are the same, and traffic counts what is asked for.
-  8  Paper: 1/H is unbounded. Here: H below 1e-6 counts as 1e-6.
+  5  Paper: silent on mode and crops. Here: as in the table; the pool has earlier rounds' crops.
 """
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from algorithms import Algorithm, configured
-from federation import (Optimizer, distillation_metrics, is_usable, loaded, logits_ledger,
-                        minibatches, on_server, parallel_map, predict, public_view, random_numbers,
-                        received_logits, restored, server_metrics, share, snapshot)
-
-# distillation_metrics
-#                   accuracies of the clients, mean, least and best, on their test images
-# is_usable         False if a number is nan, infinite, or 1e30 or more in magnitude
-# loaded            a network, after a copy of a state_dict into it
-# minibatches       row numbers of batches, reshuffled in each pass; the last one may be smaller
-# on_server         one process computes the function for all
-# parallel_map      {i: fn(i) for i in ids}, by several processes
-# predict           logits in eval mode, without gradient and augmentation; it restores the mode
-# public_view       the public samples of a round; with --augment each image is cropped and
-#                   flipped once, for all who predict or learn it
-# random_numbers    a generator for what is named; it also seeds torch, for dropout
-# received_logits   [M, n, C] of {client: [n, C]}, after an attack; nothing is left out
-# restored          a network and its optimizer, after a copy of a snapshot into both; learning rate
-#                   and weight decay are the ones given
-# snapshot          {"model": its state_dict, "optimizer": its state_dict, or None: a new one},
-#                   copies
+from federation import (HUGE, Algorithm, Count, Fraction, Optimizer, Positive, Settings,
+                        count_logit_bytes, is_usable, minibatches, on_server, parallel_map, predict,
+                        predict_models, resume, score_clients, score_server, snapshot)
 
 
 @dataclass
-class Config:
+class Config(Settings):
     rounds: int = 10                    # T
-    local_epochs: int = 5               # step 1: passes of a client over its own images
-    server_epochs: int = 1              # step 3: passes of the server over the public images
+    local_epochs: Count = 5             # step 1: passes of a client over its own images
+    server_epochs: Count = 1            # step 3: passes of the server over the public images
     public_epochs: int = 1              # step 5: passes of a client over the public images
-    batch_size: int = 64                # of a client
-    server_batch_size: int = 64         # of the server
-    lr: float = 1e-3                    # of a client
-    server_lr: float = 1e-3             # of the server; --lr-patience lowers both between rounds
+    batch_size: Count = 64              # of a client
+    server_batch_size: Count = 64       # of the server
+    lr: Positive = 1e-3                 # of a client
+    server_lr: Positive = 1e-3          # of the server
     optimizer: Optimizer = "amsgrad"    # of each client and of the server
     weight_decay: float = 1e-4          # L2 penalty of this optimizer
-    epsilon: float = 0.75               # weight of CE where there is a teacher
+    epsilon: Fraction = 0.75            # weight of CE where there is a teacher
 
 
-# Table 13; epsilon: section 4.1, which has 400 rounds. Its Adam is AMSGrad, as in FedGKT's code.
-# Clients, partition, networks, augmentation: experiment/presets.py.
-PAPER = dict(rounds=200, local_epochs=1, server_epochs=1, public_epochs=1, batch_size=256,
-             server_batch_size=256, lr=1e-3, server_lr=1e-3, optimizer="amsgrad",
-             weight_decay=1e-4, epsilon=0.75)
+# Table 13, where it differs from Config; section 4.1 has 400 rounds. Its Adam is AMSGrad, as in
+# FedGKT's code. Clients, partition, networks: experiment/presets.py.
+PAPER = dict(rounds=200, local_epochs=1, batch_size=256, server_batch_size=256)
+
+# Who teaches the server an image, in the order of step 3: nobody, the pool, the clients, nobody.
+CASES = ("self_training", "self_distillation", "ensemble_distillation", "nobody_right")
 
 
-@configured(Config)
 def run(fed, cfg, state=None, attack=None):
     """Yields (metrics, state) after round 0, the untrained networks, and after every round.
 
-    fed       fed.private[i]: client i's images [m, c, h, w] and labels [m]; fed.public likewise;
-              fed.client_model(i, init=i): client i's new network, with the i-th random weights;
-              fed.server_model(): the server's; fed.augment: random crops and flips with --augment,
-              else the images unchanged
-    state     of an earlier round, to go on from; None: from the start
+    fed       a `Federation`, with labeled public images and a network of the server
+    cfg       a `Config`
+    state     one that it has yielded, to go on from; None: from the start
     attack    replaces the uploads of malicious clients (attacks.py); None: there are none
     """
-    ids = range(len(fed.private))                                            # M clients
-    labels = fed.public.labels                                               # [N]
+    ALGORITHM.check(fed, cfg, state, attack)
+    ids, labels = range(len(fed.private)), fed.public.labels                 # M clients, [N]
     if state is None:
-        # Networks of random weights, and an empty pool.
+        # The server and each client start from random weights of their own; the pool is empty.
         pool = {"logits": torch.zeros(len(labels), fed.num_classes, device=fed.device),
                 "mask": torch.zeros_like(labels, dtype=torch.bool)}          # True: is in the pool
-        state = {"round": 0, "server": snapshot(fed.server_model()), "pool": pool,
+        state = {"algorithm": "fedgems", "round": 0,
+                 "server": snapshot(fed.server_model()), "pool": pool,
                  "clients": {i: snapshot(fed.client_model(i, init=i)) for i in ids}}
         yield evaluate(fed, state), state
     server, clients, pool = state["server"], state["clients"], state["pool"]
@@ -143,44 +101,44 @@ def run(fed, cfg, state=None, attack=None):
         # Step 1: each client trains on its own images.                           departure 1
         trained = parallel_map(fed, ids, lambda i: train_client(fed, cfg, t, i, clients[i]))
 
-        # Step 2: each client predicts the n public images that are not in the pool.  departure 7
-        public = public_view(fed, t)
+        # Step 2: each client predicts the n public images that are not in the pool. The paper's
+        # server asks for these logits while it trains: the losses are the same.
+        images = fed.augment_public(t)                                       # [N, c, h, w]
         unpooled = torch.nonzero(~pool["mask"])[:, 0]            # [n], row numbers; n may be 0
         uploads = parallel_map(fed, ids, lambda i: predict_client(
-            fed, i, trained[i], public.images[unpooled]))
-        client_logits = received_logits(uploads, unpooled, attack)           # [M, n, C]
+            fed, i, trained[i], images[unpooled]))
+        if attack:
+            uploads = attack.poison_rows(uploads, unpooled)
+        client_logits = torch.stack([*uploads.values()])                     # [M, n, C]
 
-        # Step 3: the server trains on all N public images. Images that are in the pool, or on
-        # which no client is right, have no ensemble; their rows stay 0.
+        # Step 3: the weight of each client on each image, the ensemble, the server's training.
         reliable = is_right(client_logits, labels[unpooled])                 # bool [M, n]
         weights = entropy_weights(client_logits, reliable)                   # [M, n], Eq. (3), (4)
+        client_right = torch.zeros_like(pool["mask"])                        # bool [N]
+        client_right[unpooled] = reliable.any(0)
         ensemble = torch.zeros_like(pool["logits"])                          # [N, C]
-        ensemble[unpooled] = fuse(client_logits, weights)                    # [n, C]
-        has_ensemble = torch.zeros_like(pool["mask"])                        # bool [N]
-        has_ensemble[unpooled] = reliable.any(0)                             # bool [n]
-        server, pool, cases, asked = train_server(
-            fed, cfg, t, server, pool, public, ensemble, has_ensemble)
+        ensemble[unpooled] = fuse(client_logits, weights)                    # in Eq. (5)
+        server, pool, times = train_server(
+            fed, cfg, t, server, pool, images, client_right, ensemble)
 
-        # Step 4: the server predicts all public images.                          departure 5
-        server_logits = predict_server(fed, server, public)                  # [N, C]
+        # Step 4: the server predicts all public images, once it has trained.
+        server_logits = predict_models(
+            fed, [server["model"]], images, fed.server_model)[0]             # [N, C]
 
         # Step 5: each client trains on them, with server_logits as the teacher.
-        clients = parallel_map(
-            fed, ids,
-            lambda i: distill_client(fed, cfg, t, i, trained[i], public, server_logits))
+        clients = parallel_map(fed, ids, lambda i: distill_client(
+            fed, cfg, t, i, trained[i], images, server_logits))
 
-        state = {"round": t, "server": server, "pool": pool, "clients": clients}
-        yield {**evaluate(fed, state, trained),
-               **measure(fed, unpooled, client_logits, weights, cases, asked)}, state
+        state = {**state, "round": t, "server": server, "pool": pool, "clients": clients}
+        yield measure(fed, state, trained, unpooled, client_logits, weights, times), state
 
 
 def train_client(fed, cfg, t, i, client):
     """Step 1: the snapshot of client i after training on its own images."""
     images, labels = fed.private[i]
-    model, optimizer = restored(client, fed.client_model(i), cfg.optimizer, cfg.lr,
-                                cfg.weight_decay)
+    model, optimizer = resume(client, fed.client_model(i), cfg.optimizer, cfg.lr, cfg.weight_decay)
     model.train()
-    with random_numbers(fed, "local", t, i) as rng:         # order, augmentation, dropout
+    with fed.random_numbers("local", t, i) as rng:         # order, augmentation, dropout
         for rows in minibatches(images, cfg.batch_size, rng, cfg.local_epochs):
             logits = model(fed.augment(images[rows], rng))                       # [B, C]
             loss = F.cross_entropy(logits, labels[rows])
@@ -192,32 +150,36 @@ def train_client(fed, cfg, t, i, client):
 
 def predict_client(fed, i, client, images):
     """Step 2: client i's logits [n, C] of images [n, c, h, w]."""
-    return predict(loaded(fed.client_model(i), client["model"]), images)
+    model = fed.client_model(i)
+    model.load_state_dict(client["model"])
+    return predict(model, images)
 
 
 def is_right(logits, labels):
     """True where the largest logit is the label's: [..., n, C], [n] -> bool [..., n].
 
-    Logits with nan, infinity or a number of 1e30 or more are wrong. What is left can be summed
-    without an overflow: the largest float32 is 3e38.
+    Logits with nan, infinity, or 1e30 or more in magnitude are wrong: differences and sums of the
+    rest do not overflow in float32.
     """
-    labels = torch.as_tensor(labels, device=logits.device)       # a list would be equal to nothing
-    return (logits.argmax(-1) == labels) & (logits.abs() < 1e30).all(-1)
+    labels = torch.as_tensor(labels, device=logits.device).reshape(logits.shape[-2])     # or [n, 1]
+    return (logits.argmax(-1) == labels) & (logits.abs() < HUGE).all(-1)
 
 
 def entropy_weights(client_logits, reliable):
-    """The weight of each client on each image: softmax of 1/H over the reliable ones.   Eq. (4)
+    """The weight of each client on each image: softmax of 1/H over the clients that are right.
 
-    client_logits, reliable   [M, n, C], bool [M, n]: who is right
-    returns                   [M, n]: 0 for other clients, whose logits may be nan; each column sums
-                              to 1, or to 0 if no client is right
+    client_logits    [M, n, C], float32 or wider
+    reliable         bool [M, n]: who is right, in the paper's word
+    returns          [M, n]: 0 for other clients, whose logits may be nan; each column sums to 1, or
+                     to 0 if no client is right
+    source           Eq. (4); 1/H is unbounded there, and H below 1e-6 counts as 1e-6 here
     At small entropies the most certain client has nearly all weight: of H = 0.01 and 0.02 the ratio
-    is exp(50). H below 1e-6 counts as 1e-6, so that 1/H is finite.
+    is exp(50).
     >>> client_logits = torch.tensor([[[2., 0.]], [[1., 0.]], [[0., 9.]]])
     >>> entropy_weights(client_logits, torch.tensor([[True], [True], [False]])).T
     tensor([[0.7349, 0.2651, 0.0000]])
     """
-    confidence = 1 / entropy(client_logits).clamp(min=1e-6)                      # departure 8
+    confidence = 1 / entropy(client_logits).clamp(min=1e-6)
     weights = confidence.masked_fill(~reliable, float("-inf")).softmax(0)        # departure 2
     return torch.where(reliable, weights, 0.0)        # where nobody is right, the softmax is nan
 
@@ -225,7 +187,7 @@ def entropy_weights(client_logits, reliable):
 def entropy(logits):
     """H = - sum_c p_c ln p_c in nats, p = softmax(logits): [..., C] -> [...].   Eq. (3)
 
-    A class of p = 0 adds 0: of the logits 1e4 and 0 H is 0. It is computed as
+    It is computed as
         H = ln(1 + S) - sum_c d_c e^d_c / (1 + S),
     where d_c is a logit minus the largest one, and S the sum of e^d_c without the largest: p near 1
     has too few digits in float32 for - p ln p, and 1/H of Eq. (4) would weigh the wrong client.
@@ -236,7 +198,7 @@ def entropy(logits):
     d = logits - logits.gather(-1, top)                                          # [..., C]
     exp_d = d.exp().scatter(-1, top, 0.0)                                # without the largest
     S = exp_d.sum(-1)
-    return S.log1p() - (exp_d * d.masked_fill(exp_d == 0, 0)).sum(-1) / (1 + S)  # p = 0 adds 0
+    return S.log1p() - (exp_d * d).sum(-1) / (1 + S)
 
 
 def fuse(client_logits, weights):
@@ -249,38 +211,26 @@ def fuse(client_logits, weights):
 
 
 @on_server
-def train_server(fed, cfg, t, server, pool, public, ensemble, has_ensemble):
-    """Step 3: the server's snapshot and its pool after training; for the metrics `cases`, `asked`.
+def train_server(fed, cfg, t, server, pool, images, client_right, ensemble):
+    """Step 3: the server's snapshot and its pool after training, and for the metrics `times`.
 
-    public                    those of this round: images [N, c, h, w], labels [N]
-    ensemble, has_ensemble    [N, C], bool [N]
-    cases                     bool [4, N]: in which case each image was in the last epoch
-    asked                     bool [N]: clients were asked for their logits of it, in any epoch
+    images                    the public ones of this round [N, c, h, w]
+    client_right, ensemble    bool [N], logits [N, C]: 0 where no client is right
+    times                     int64 [4, N]: how often each image was in each of CASES
     """
-    images, labels = public
-    model, optimizer = restored(server, fed.server_model(), cfg.optimizer, cfg.server_lr,
-                                cfg.weight_decay)
+    labels = fed.public.labels
+    model, optimizer = resume(server, fed.server_model(), cfg.optimizer, cfg.server_lr,
+                              cfg.weight_decay)
     pool = {name: tensor.clone() for name, tensor in pool.items()}
-    cases = torch.zeros(4, len(labels), dtype=torch.bool, device=fed.device)
-    asked = torch.zeros_like(has_ensemble)
+    times = torch.zeros(len(CASES), len(labels), dtype=torch.int64, device=fed.device)
     model.train()
-    with random_numbers(fed, "server", t) as rng:
+    with fed.random_numbers("server", t) as rng:
         for rows in minibatches(images, cfg.server_batch_size, rng, cfg.server_epochs):
-            # Before the step, the server predicts the batch, in eval mode.
+            # Before the step, the server predicts the batch, in eval mode.        departure 5
             predicted = predict(model, images[rows])                             # [B, C]
             right = is_right(predicted, labels[rows])                            # bool [B]
-            in_pool = pool["mask"][rows]                                         # bool [B]
-            client_right = has_ensemble[rows]                                    # bool [B]
-
-            # The four cases: each image of the batch is in one of them.
-            self_training = right                                                # Eq. (1)
-            self_distillation = ~right & in_pool                                 # Eq. (2)
-            ensemble_distillation = ~right & ~in_pool & client_right             # Eq. (5)
-            nobody_right = ~right & ~in_pool & ~client_right                     # departure 6
-
-            # The teacher of the second case is the pool, that of the third the ensemble.
-            has_teacher = self_distillation | ensemble_distillation              # bool [B]
-            teacher = torch.where(self_distillation[:, None], pool["logits"][rows], ensemble[rows])
+            teacher, has_teacher, case = choose_teacher(
+                right, pool["mask"][rows], client_right[rows], pool["logits"][rows], ensemble[rows])
 
             logits = model(images[rows])                                         # [B, C]
             loss = server_loss(logits, labels[rows], teacher, has_teacher, cfg.epsilon)
@@ -290,56 +240,67 @@ def train_server(fed, cfg, t, server, pool, public, ensemble, has_ensemble):
 
             pool["logits"][rows[right]] = predicted[right]                       # departure 4
             pool["mask"][rows[right]] = True
-            cases[:, rows] = torch.stack([self_training, self_distillation,
-                                          ensemble_distillation, nobody_right])
-            asked[rows] |= ensemble_distillation | nobody_right
-    return snapshot(model, optimizer), pool, cases, asked
+            times[case, rows] += 1
+    return snapshot(model, optimizer), pool, times
+
+
+def choose_teacher(right, in_pool, client_right, pool_logits, ensemble):
+    """The server's teacher of each image: nobody, the pool, or the clients.   Lines 5-12
+
+    right, in_pool, client_right    bool [B]: the server is right; it has been; a client is right
+    pool_logits, ensemble           [B, C]
+    returns    teacher [B, C]; has_teacher, bool [B]: where it is False, `teacher` means nothing;
+               case, int64 [B]: which of CASES
+    >>> right, in_pool, client_right = torch.tensor(
+    ...     [[True, False, False, False], [True, True, False, False], [True, True, True, False]])
+    >>> pool_logits, ensemble = torch.full((4, 1), 5.), torch.full((4, 1), 7.)
+    >>> teacher, has_teacher, case = choose_teacher(
+    ...     right, in_pool, client_right, pool_logits, ensemble)
+    >>> teacher[has_teacher].tolist(), has_teacher.tolist(), case.tolist()
+    ([[5.0], [7.0]], [False, True, True, False], [0, 1, 2, 3])
+    """
+    case = torch.where(right, 0, torch.where(in_pool, 1, torch.where(client_right, 2, 3)))
+    teacher = torch.where((case == 1)[:, None], pool_logits, ensemble)
+    return teacher, (case == 1) | (case == 2), case
 
 
 def server_loss(logits, labels, teacher, has_teacher, epsilon):
     """The mean over a batch of CE, Eq. (1), or with a teacher of Eq. (2), (5): a scalar.
 
     logits, labels          [B, C], [B]
-    teacher, has_teacher    logits [B, C], which get no gradient, bool [B]; where it is False, the
-                            logits may be anything
+    teacher, has_teacher    logits [B, C], which get no gradient; bool [B], or 0 and 1. Where it is
+                            False, the logits may be anything
     """
+    has_teacher = has_teacher.bool()                       # as indices 0 and 1 would be row numbers
     losses = F.cross_entropy(logits, labels, reduction="none")                   # [B]
     losses[has_teacher] = distillation(logits[has_teacher], labels[has_teacher],
-                                       teacher[has_teacher], epsilon)
+                                       teacher[has_teacher], epsilon).to(losses)
     return losses.mean()
 
 
 def distillation(logits, labels, teacher, epsilon):
     """epsilon CE + (1 - epsilon) KL(teacher || student) of each image.   Eq. (2), (5), (6)
 
-    logits, labels, teacher    [B, C] of the student, [B], logits [B, C], which get no gradient
+    logits, labels, teacher    [B, C] of the student, [B], logits [B, C]; the teacher's get no
+                               gradient
     returns                    [B]
-    A class of p = 0, such as a teacher's logit of -inf, adds 0 whatever the student's q is.
     """
     ce = F.cross_entropy(logits, labels, reduction="none")                       # [B]
     log_p, log_q = teacher.detach().log_softmax(-1), logits.log_softmax(-1)      # [B, C]
-    log_ratio = (log_p - log_q).masked_fill(log_p.exp() == 0, 0)                 # p = 0 adds 0
-    kl = (log_p.exp() * log_ratio).sum(-1)                                       # [B]
+    kl = (log_p.exp() * (log_p - log_q)).sum(-1)                                       # [B]
     return epsilon * ce + (1 - epsilon) * kl                                     # departure 3
 
 
-@on_server
-def predict_server(fed, server, public):
-    """Step 4: the server's logits [N, C] of all public images."""
-    return predict(loaded(fed.server_model(), server["model"]), public.images)
-
-
-def distill_client(fed, cfg, t, i, client, public, server_logits):
+def distill_client(fed, cfg, t, i, client, images, server_logits):
     """Step 5: the snapshot of client i after training on the public images.
 
-    public           those of this round: images [N, c, h, w], labels [N]
+    images           the public ones of this round [N, c, h, w]
     server_logits    [N, C]: the teacher's
     """
-    images, labels = public
-    model, optimizer = restored(client, fed.client_model(i), cfg.optimizer, cfg.lr,
-                                cfg.weight_decay)
+    labels = fed.public.labels
+    model, optimizer = resume(client, fed.client_model(i), cfg.optimizer, cfg.lr, cfg.weight_decay)
     model.train()
-    with random_numbers(fed, "public", t, i) as rng:
+    with fed.random_numbers("public", t, i) as rng:
         for rows in minibatches(images, cfg.batch_size, rng, cfg.public_epochs):
             logits = model(images[rows])                                         # [B, C]
             loss = distillation(logits, labels[rows], server_logits[rows],
@@ -351,47 +312,49 @@ def distill_client(fed, cfg, t, i, client, public, server_logits):
 
 
 # --------------------------------------------------------------------------------------------------
-# Metrics; no step uses them
+# Metrics; no step of the algorithm uses them
 
-# The cases of step 3, in their order there.
-CASES = ("self_training", "self_distillation", "ensemble_distillation", "nobody_right")
+def measure(fed, state, trained, unpooled, client_logits, weights, times):
+    """The metrics of a round; the arguments are those of `run`.
+
+    self_training, ...    share of the predictions before a step that were in each case
+    effective_teachers    the mean of 1 / sum_j weights[j]² over the images that were ever in the
+                          third case: 1 if one client has all the weight; None: there was no image
+    bytes, bad_uploads    of the logits that the paper's server would ask for in step 3: those of
+                          images that were ever in the third or fourth case
+    """
+    shares = times.sum(1).double() / times.sum()                                 # [4]
+    asked = times[2:, unpooled].any(0)              # bool [n]
+    fused = weights[:, times[2, unpooled] > 0]                                   # [M, third case]
+    bad = [not is_usable(of_client) for of_client in client_logits[:, asked]]
+    return {**evaluate(fed, state, trained), **dict(zip(CASES, shares.tolist())),
+            "effective_teachers":
+                (1 / fused.square().sum(0)).mean().item() if fused.numel() else None,
+            "bad_uploads": sum(bad),
+            **count_logit_bytes(len(bad), fed.num_classes, up=int(asked.sum()),
+                                down=times.shape[1], indices=int(asked.sum()))}
 
 
 def evaluate(fed, state, trained=None):
-    """Test accuracies of the server and of the clients, and the share of images in the pool.
+    """Test accuracies, and the share of images in the pool. The server's is `accuracy`; means over
+    all clients are client_accuracy_private, after step 1, and client_accuracy_distilled, after 5.
 
     trained    the clients after step 1; None: as in `state`
     """
-    server = server_metrics(fed, state["server"])
+    server = score_server(fed, state["server"])
     return {"accuracy": server.pop("server_accuracy"), **server,
-            **distillation_metrics(fed, state["clients"], trained),
-            "pool": share(state["pool"]["mask"])}
-
-
-def measure(fed, unpooled, client_logits, weights, cases, asked):
-    """Shares of the cases in the server's last epoch; what the server asked the clients for.
-
-    effective_teachers    the mean of 1 / sum_j weights[j]² over the images of the third case: 1 if
-                          one client has all the weight
-    bad_uploads           clients of which logits that were asked for are not usable
-    """
-    num_public, of_asked = len(asked), asked[unpooled]                           # N, bool [n]
-    fused = weights[:, of_asked & (weights > 0).any(0)]
-    effective = (1 / fused.square().sum(0)).mean().item() if fused.numel() else None
-    num_asked = int(asked.sum())
-    return {**dict(zip(CASES, map(share, cases))),
-            "effective_teachers": effective,
-            "bad_uploads": sum(not is_usable(logits[of_asked]) for logits in client_logits),
-            **logits_ledger(len(client_logits), fed.num_classes, up=num_asked, down=num_public,
-                            indices=num_asked)}
+            **score_clients(fed, state["clients"], "client_accuracy_distilled"),
+            **score_clients(fed, trained or state["clients"], "client_accuracy_private"),
+            "pool": state["pool"]["mask"].double().mean().item()}
 
 
 # --------------------------------------------------------------------------------------------------
-# For the command line
+# What it needs, and what the program prints
 
 ALGORITHM = Algorithm(
-    "fedgems", run, paper=PAPER,
-    scores={"accuracy": "server", "client_accuracy_distilled": "clients, after distillation",
-            "client_accuracy_private": "clients, after private training"},
-    columns=CASES, public="labeled", mixed_networks=True, server="images",
-    plateau=("lr", "server_lr"), evaluate=evaluate)
+    "fedgems", run, Config, public="labeled", mixed_networks=True, server="images", program=dict(
+        paper=PAPER,
+        scores={"accuracy": "server",
+                "client_accuracy_distilled": "clients, after distillation",
+                "client_accuracy_private": "clients, after private training"},
+        columns=CASES, plateau=("lr", "server_lr"), evaluate=evaluate))

@@ -1,76 +1,48 @@
 """FedKD: a client's own mentor and a shared mentee distill from each other; SVD factors are sent.
 
 Wu et al., "Communication-efficient federated learning via knowledge distillation", Nature
-Communications 2022, arXiv:2108.13323. Its text was not at hand: this file follows later
-descriptions of it, and the authors' public code, github.com/wuch15/FedKD of 2022 (9b9e63f), which
-trains transformers on news. "Paper" below is what the descriptions say.
+Communications 2022, arXiv:2108.13323. Its text was not at hand: "paper" is what later papers say.
 
     python fedkd_minimal.py --algo fedkd
         runs `Config` on digits of 16x16 pixels: 20 clients hold unequal shares of the classes
-        (Dirichlet, alpha 0.5), 300 images each. The mentor of every second client has one hidden
-        layer (mlp), that of the others is a CNN (cnn_large); the mentee is a smaller CNN (cnn). It
-        takes a minute and a half on two cores.
+        (Dirichlet, alpha 0.5), 300 images each. Every second mentor has one hidden layer (mlp), the
+        others are CNNs (cnn_large); the mentee is a smaller CNN (cnn). 1.5 minutes on two cores.
 
-It has no --paper. From Python, fedkd.run(fed, **PAPER) runs `PAPER`: more rounds, each of one pass.
-
-Clients hold labeled images of their own; between rounds each keeps its mentor, the mentor's
-optimizer, and a matrix W. The mentee is shared: before a round the server and all clients have the
-same. There are no public images. A network's features are what its last layer, `classifier`, reads.
-Training: train mode, images cropped and flipped with --augment, the mean loss of a batch.
-Prediction, for the accuracies alone: eval mode, no gradient, images as they are.
+Clients hold labeled images of their own. Each keeps its mentor, the mentor's optimizer and a matrix
+W. The mentee is the same in the server and all clients. Features are the inputs of the last layer.
 
 The algorithm; the numbers are ours. CE is cross-entropy with the label, KL is at temperature 1:
   1   start with a mentor and a W in each client and a mentee, all of random weights
   2   for each round t:
-  3       draw the active clients, a share of all
-  4       for each active client, in parallel:
-  5           copy the mentee
-  6           train the mentor, this mentee and W on the client's own images, in each batch by
+  3       for each active client, in parallel:
+  4           train the mentor, a copy of the mentee, and W on the client's images, in each batch by
                   loss(mentor)    = CE(mentor) + (KL(mentee || mentor) + H) / S
                   loss(mentee, W) = CE(mentee) + (KL(mentor || mentee) + H) / S
-                  H = the mean over batch and features of
-                      (the mentor's features - W times the mentee's features)²
-                  S = CE(mentor) + CE(mentee): in a batch where both do badly KL and H count less
-              Both predict the same images before either takes its step. S is a constant, and so
-              is the other model's output: loss(mentor) has no gradient for mentee and W,
-              loss(mentee, W) none for the mentor.
-  7           upload the compressed change of this mentee. A weight of two or more dimensions is
-                  taken as a matrix [P, Q]. It is cut to the smallest rank r whose squared singular
-                  values have the share `energy` of their sum, and sent as r (P + 1 + Q) numbers;
-                  it is sent whole if that is no fewer, and so is a bias. What is cut off is lost
-  8       change = the mean of these changes, weighted by numbers of images, compressed again
-  9       the server and all clients, active or not, add this change to the mentee
-`energy` rises in equal steps, from energy_first in round 1 to energy_last in round energy_rounds.
-Buffers, such as BatchNorm's statistics, are no weights: the trained ones are uploaded as they are,
-and their mean, of counters the largest, becomes the mentee's.
+                  H = the mean of (mentor's features - W times mentee's features)²
+                  S = CE(mentor) + CE(mentee); S and what the other model predicts are constants
+  5           send the change of the mentee, compressed: of each matrix of weights the largest
+                  singular values and their vectors, as few as have the share `energy` of the sum
+                  of all squared values; a vector, or a matrix with fewer numbers, as it is
+  6       change = the mean of these changes, by numbers of images, compressed again
+  7       the server and all clients, active or not, add this change to the mentee
+BatchNorm's statistics are sent as they are after training; their mean becomes the mentee's.
 
-Mentors and W are never sent. A client that is not active keeps them. An active one keeps what it
-trained, also if the server leaves its upload out.
+  step   who predicts         images   mode    gradient   augmented      loss, how often
+  4      mentor and mentee    own      train   yes        in each pass   as above, local_epochs
+  -      all mentors          test     eval    no         no             `accuracy`
+  -      the mentee after 7   test     eval    no         no             `server_accuracy`
+`accuracy` is the mean over all clients; a class weighs as much as in a client's own images.
 
-Accuracy is of the mentors on the test images, after step 6: the mean over all clients, each with
-the classes weighted as in its own images. `client_accuracy` is the same with all test images
-weighted alike; `server_accuracy` is the mentee's, after step 9.
+An upload with a number that is nan, infinite, or 1e30 or more in magnitude is left out; its client
+keeps what it trained, so that a mentor that is nan stays so. If none is left, the mentee stays.
 
-Bad uploads: a client of whose upload a number is nan, infinite, or 1e30 or more in magnitude is
-left out of the mean. If nobody is left, the mentee stays. If mentor or mentee becomes nan in a
-training, S, KL and H carry it to the other: this mentor stays nan, and its client's uploads are
-left out. A finite upload below 1e30 is not caught, and can spoil the mentee and all mentors.
-
-Departures
-  1  Public code: one optimizer minimizes the sum of both losses, so that each reaches both models,
-     also through S. Here: the other model's output and S are constants.
+Departures; 6 and more are in docs/DEPARTURES.md
+  1  Public code: minimizes the losses' sum. Here: S and the other model's output are constants.
   2  Public code: KL is the mean over batch and classes. Here: the sum over classes.
-  3  Public code: H compares hidden states and attentions of several layers, which are of one size;
-     its W is not used. Here: the last layers' inputs, and W, as in the paper, learns with the
-     mentee.
-  4  Paper: each step's gradient is uploaded. Public code: the change in ten steps by Adam, whose
-     state is kept. Here: the change in a whole local training, and the mentee's optimizer is new in
-     every round.
-  5  Public code: in round t of T energy is first + t/T (last - first). Here: round 1 has first.
-  6  Public code: factors are sent also where they have more numbers than the matrix. Here: then the
-     matrix is sent.
-  7  Public code: step 8 is the plain mean. Here: it is weighted by numbers of images.
-  8  Paper: silent about S = 0. Here: S below 1e-6 counts as 1e-6.
+  3  Public code: H is of several layers, of one size, without W. Here: of the last, and with W.
+  4  Paper: sends each step's gradient. Public code: the change in ten steps by Adam, which is kept.
+     Here: the change in a whole training, by momentum, which for the mentee is new in every round.
+  5  Public code: step 6 is the plain mean. Here: it is weighted by numbers of images.
 """
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -79,135 +51,110 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from algorithms import Algorithm, configured
-from federation import (FLOAT_BYTES, OPTIMIZERS, Optimizer, active_in, average_weights,
-                        client_metrics, client_scores, feature_size, loaded, minibatches,
-                        parallel_map, random_numbers, received, restored, server_metrics, snapshot,
-                        weights_ledger, with_features)
-
-# active_in         the clients of a round, drawn at random without replacement
-# average_weights   the weighted mean of every entry of {name: tensor}; a counter is the largest
-# loaded            a network, after a copy of some weights into it
-# minibatches       row numbers of batches, reshuffled in each pass; the last one may be smaller
-# parallel_map      {i: fn(i) for i in ids}, by several processes
-# random_numbers    a generator for what is named; it also seeds torch, for dropout and new weights
-# received          {client: upload}: after an attack, and without the bad uploads
-# restored          a network and its optimizer, after a snapshot has been copied into both; the
-#                   learning rate and the weight decay are those given here
-# snapshot          {"model": weights, "optimizer": state or None}, to be kept
-# with_features     (what the layer `classifier` reads [B, D], logits [B, C]) of a forward pass in
-#                   the network's mode
+from federation import (FLOAT_BYTES, OPTIMIZERS, Algorithm, Count, Optimizer, Positive, Settings,
+                        Share, accuracy, average_weights, count_weight_bytes, drop_bad_uploads,
+                        is_usable, minibatches, parallel_map, predict_models, resume,
+                        score_personal, snapshot)
 
 
 @dataclass
-class Config:
+class Config(Settings):
     rounds: int = 20                     # of communication
-    participation: float = 1.0           # share of the clients that are active in a round
-    local_epochs: int = 5                # passes of a client over its images in a round
-    local_steps: int | None = None       # if it is a number: so many steps, instead of passes
-    batch_size: int = 32                 # of a client
-    lr: float = 0.01                     # of mentor, mentee, W; constant; --lr-patience lowers it
-    hidden: bool = True                  # off: H is 0, so that W does not change
-    energy_first: float = 0.95           # share of the squared singular values, in round 1
-    energy_last: float = 0.98            # this share from round energy_rounds on
-    energy_rounds: int = 20              # the round in which energy_last is reached
+    participation: Share = 1.0           # share of the clients that are active in a round
+    local_epochs: Count = 5              # passes of a client over its images in a round
+    local_steps: Count | None = None     # if it is a number: so many steps, instead of passes
+    batch_size: Count = 32               # of a client
+    lr: Positive = 0.01                  # of mentor, mentee and W, constant
+    hidden: bool = True                  # False: H is 0, so that W does not change
+    energy_first: Share = 0.95           # `energy` in round 1; it rises evenly to energy_last
+    energy_last: Share = 0.98            # in round energy_rounds and later; both as in public code
+    energy_rounds: Count = 20            # 1: energy_last from the start
     optimizer: Optimizer = "momentum"    # the mentor's is kept over the rounds, that of mentee and
     #                                      W is new in every round
     weight_decay: float = 0.0            # L2 penalty of both optimizers
 
 
-# The energies are the public code's; the other values are those of fml.py's PAPER.
-PAPER = dict(rounds=100, participation=1.0, local_epochs=1, batch_size=64, lr=0.05, hidden=True,
-             energy_first=0.95, energy_last=0.98, energy_rounds=100, optimizer="momentum",
-             weight_decay=0.0)
+# These values are ours, as in fml.py, so that the two can be compared. The command line has no
+# --paper for them; from Python: fedkd.run(fed, fedkd.Config(**fedkd.PAPER)).
+PAPER = dict(rounds=100, local_epochs=1, batch_size=64, lr=0.05, energy_rounds=100)
 
 
-@configured(Config)
 def run(fed, cfg, state=None, attack=None):
     """Yields (metrics, state) after round 0, the untrained models, and after every round.
 
-    fed       fed.private[i]: client i's images [n, c, h, w] and labels [n]; fed.client_model(i,
-              init=k): a new mentor of client i, with the k-th random weights; fed.server_model(): a
-              new mentee; fed.augment: random crops and flips with --augment, else the images
-              unchanged
-    state     of an earlier round, to go on from; None: from the start
+    fed       a `Federation`; client_model(i) is a mentor, server_model() the mentee, and the last
+              layer of each has the name `classifier`
+    cfg       a `Config`
+    state     one that it has yielded, to go on from; None: from the start
     attack    replaces the uploads of malicious clients (attacks.py); None: there are none
     """
+    ALGORITHM.check(fed, cfg, state, attack)
     if state is None:
         # Step 1: mentors, their W, and a mentee, of different random weights.
-        clients = {i: start_client(fed, i) for i in range(len(fed.private))}
-        state = {"round": 0, "server": {"model": fed.server_model().state_dict()},
-                 "clients": clients}
+        state = {"algorithm": "fedkd", "round": 0,
+                 "server": {"model": fed.server_model().state_dict()},
+                 "clients": {i: new_client(fed, i) for i in range(len(fed.private))}}
         yield evaluate(fed, state), state
-    weights, buffers = split(fed, state["server"]["model"])      # of the mentee
+    mentee = state["server"]["model"]    # state_dict
     clients = state["clients"]           # {i: {"model", "optimizer": the mentor's, "W"}}
 
     for t in range(state["round"] + 1, cfg.rounds + 1):
-        # Step 3-7: each active client trains both models, and uploads the change of the mentee.
-        active = active_in(fed, cfg.participation, t)
+        # Step 3-5: each active client trains both models, and uploads the change of the mentee.
+        active = fed.sample_clients(cfg.participation, t)
         trained = parallel_map(
-            fed, active, lambda i: train_client(fed, cfg, t, i, clients[i], weights, buffers))
+            fed, active, lambda i: train_client(fed, cfg, t, i, clients[i], mentee))
         clients = clients | {i: result.client for i, result in trained.items()}
-        uploads = received(fed, {i: result.upload for i, result in trained.items()}, attack)
+        uploads = {i: result.upload for i, result in trained.items()}
+        uploads = attack.poison_weights(uploads) if attack else uploads
+        uploads = drop_bad_uploads(uploads)                                  # {client: change}
 
-        # Step 8-9: everyone adds the compressed mean change to the mentee.
+        # Step 6-7: everyone adds the compressed mean change to the mentee.
         numbers_down = 0
         if uploads:
-            sizes = [len(fed.private[i].labels) for i in uploads]                # departure 7
+            sizes = [len(fed.private[i].labels) for i in uploads]                # departure 5
             mean = average_weights([*uploads.values()], sizes)
-            change, numbers_down = compress_all(fed, {name: mean[name] for name in weights},
-                                                energy_of(cfg, t))
-            weights = {name: w + change[name] for name, w in weights.items()}
-            buffers = {name: mean[name] for name in buffers}
+            change, numbers_down = compress_all(fed, mean, energy_of(cfg, t))
+            mentee = add_change(fed, mentee, change)
 
-        state = {"round": t, "server": {"model": weights | buffers}, "clients": clients}
-        numbers_up = sum(trained[i].numbers for i in uploads)
-        yield {**evaluate(fed, state), "bad_uploads": len(active) - len(uploads),
-               **ledger(fed, len(uploads), numbers_up, numbers_down)}, state
+        state = {**state, "round": t, "server": {"model": mentee}, "clients": clients}
+        yield measure(fed, state, trained, uploads, numbers_down), state
 
 
-def start_client(fed, i):
+def new_client(fed, i):
     """Step 1: client i's mentor, without an optimizer, and its W [mentor's D, mentee's D]."""
-    mentor = fed.client_model(i, init=i)
-    with random_numbers(fed, "mapping", i):
-        W = nn.Linear(fed.server_model().classifier.in_features, mentor.classifier.in_features,
-                      bias=False).weight
-    return snapshot(mentor) | {"W": W.detach().to(fed.device)}
-
-
-def split(fed, mentee):
-    """(the weights, the buffers), {name: tensor} each, of the mentee's state_dict."""
-    weight_names = dict(fed.server_model().named_parameters(remove_duplicate=False))
-    return ({name: w for name, w in mentee.items() if name in weight_names},
-            {name: w for name, w in mentee.items() if name not in weight_names})
+    mentor, mentee = fed.client_model(i, init=i), fed.server_model()
+    with fed.random_numbers("mapping", i):
+        W = nn.Linear(mentee.classifier.in_features, mentor.classifier.in_features, bias=False)
+    return snapshot(mentor) | {"W": W.weight.detach().to(fed.device)}
 
 
 class Trained(NamedTuple):
     client: dict             # what it keeps: a snapshot of the mentor and its optimizer, and W
-    upload: dict             # {name: tensor}: the changes of the mentee's weights, its new buffers
+    upload: dict             # {name: tensor}: changes of the mentee's weights, its new buffers
     numbers: int             # how many numbers are sent for the changes
 
 
-def train_client(fed, cfg, t, i, client, weights, buffers):
-    """Client i, `Trained`.   Step 5-7
+def train_client(fed, cfg, t, i, client, weights):
+    """Step 4-5: client i, `Trained`.
 
-    client              what it kept
-    weights, buffers    {name: tensor} each: the shared mentee's
+    client     what it kept
+    weights    the shared mentee's state_dict
     """
     images, labels = fed.private[i]
-    mentor, mentor_optimizer = restored(client, fed.client_model(i), cfg.optimizer, cfg.lr,
-                                        cfg.weight_decay)
-    mentee = loaded(fed.server_model(), weights | buffers)
+    mentor, mentor_optimizer = resume(client, fed.client_model(i), cfg.optimizer, cfg.lr,
+                                      cfg.weight_decay)
+    mentee = fed.server_model()
+    mentee.load_state_dict(weights)
     W = client["W"].clone().requires_grad_()
     mentee_optimizer = OPTIMIZERS[cfg.optimizer]([*mentee.parameters(), W], lr=cfg.lr,
-                                                 weight_decay=cfg.weight_decay)
+                                                 weight_decay=cfg.weight_decay)  # departure 4
     mentor.train()
     mentee.train()
-    with random_numbers(fed, "local", t, i) as rng:      # order, augmentation, dropout
+    with fed.random_numbers("local", t, i) as rng:         # order, augmentation, dropout
         for rows in minibatches(images, cfg.batch_size, rng, cfg.local_epochs, cfg.local_steps):
             batch = fed.augment(images[rows], rng)       # both models see the same crops
-            mentor_features, mentor_logits = with_features(mentor, batch)
-            mentee_features, mentee_logits = with_features(mentee, batch)
+            mentor_features, mentor_logits = forward_with_features(mentor, batch)
+            mentee_features, mentee_logits = forward_with_features(mentee, batch)
             mentor_loss, mentee_loss = adaptive_losses(
                 mentor_logits, mentee_logits, labels[rows], mentor_features, mentee_features @ W.T,
                 cfg.hidden)
@@ -217,11 +164,21 @@ def train_client(fed, cfg, t, i, client, weights, buffers):
             mentee_loss.backward()
             mentor_optimizer.step()
             mentee_optimizer.step()
-    after = mentee.state_dict()
-    change, numbers = compress_all(fed, {name: after[name] - w for name, w in weights.items()},
-                                   energy_of(cfg, t))                            # departure 4
-    upload = after | change              # in place of each weight its change
+    buffers = dict(mentee.named_buffers())
+    change = {name: after if name in buffers else after - weights[name]
+              for name, after in mentee.state_dict().items()}
+    upload, numbers = compress_all(fed, change, energy_of(cfg, t))
     return Trained(snapshot(mentor, mentor_optimizer) | {"W": W.detach()}, upload, numbers)
+
+
+def forward_with_features(model, images):
+    """(features [B, D], which the last layer `classifier` reads, logits [B, C])."""
+    features = []
+    hook = model.classifier.register_forward_pre_hook(
+        lambda layer, inputs: features.append(inputs[0].float()))
+    logits = model(images)
+    hook.remove()
+    return features[0], logits
 
 
 def adaptive_losses(mentor_logits, mentee_logits, labels, mentor_features, mapped, hidden=True):
@@ -239,7 +196,7 @@ def adaptive_losses(mentor_logits, mentee_logits, labels, mentor_features, mappe
     """
     mentor_ce = F.cross_entropy(mentor_logits, labels)
     mentee_ce = F.cross_entropy(mentee_logits, labels)
-    S = (mentor_ce + mentee_ce).detach().clamp(min=1e-6)                         # departure 1, 8
+    S = (mentor_ce + mentee_ce).detach().clamp(min=1e-6)                         # departure 1
     mentor_H = F.mse_loss(mentor_features, mapped.detach()) if hidden else 0.0   # departure 1, 3
     mentee_H = F.mse_loss(mapped, mentor_features.detach()) if hidden else 0.0
     mentor_loss = mentor_ce + (kl_divergence(mentee_logits, mentor_logits) + mentor_H) / S
@@ -248,30 +205,35 @@ def adaptive_losses(mentor_logits, mentee_logits, labels, mentor_features, mappe
 
 
 def kl_divergence(teacher, student):
-    """KL(teacher || student), the mean over the batch: a scalar; the teacher gets no gradient.
+    """KL(teacher || student), the mean over the batch: a scalar.
 
-    teacher, student    logits [B, C]
-    A class of p = 0, such as a teacher's logit of -inf, adds 0 whatever the student's q is.
+    teacher, student    logits [B, C]; the teacher's get no gradient
     """
     log_p, log_q = teacher.detach().log_softmax(-1), student.log_softmax(-1)     # departure 1
-    log_ratio = (log_p - log_q).masked_fill(log_p.exp() == 0, 0)                 # p = 0 adds 0
-    return (log_p.exp() * log_ratio).sum(-1).mean()                              # departure 2
+    return (log_p.exp() * (log_p - log_q)).sum(-1).mean()                        # departure 2
 
 
 def energy_of(cfg, t):
     """The share of the squared singular values that is sent in round t."""
-    progress = min((t - 1) / max(cfg.energy_rounds - 1, 1), 1.0)                 # departure 5
+    if t >= cfg.energy_rounds:
+        return cfg.energy_last
+    progress = (t - 1) / (cfg.energy_rounds - 1)                                 # departure 6
     return cfg.energy_first + (cfg.energy_last - cfg.energy_first) * progress
 
 
 def compress_all(fed, change, energy):
-    """({name: what arrives}, how many numbers are sent) of a change {name: tensor} of the mentee.
+    """({name: what arrives}, how many numbers are sent for the weights).
 
-    A tensor that has two names, because two layers share it, is sent once.
+    change    {name: tensor} of the mentee; buffers arrive as they are. If it is not usable it has
+              no SVD, and is sent as it is: the server leaves it out
     """
-    messages = {name: compress(tensor, energy) for name, tensor in change.items()}
+    buffers = dict(fed.server_model().named_buffers())
+    if not is_usable(change):
+        return change, sum(x.numel() for name, x in change.items() if name not in buffers)
+    messages = {name: (x, 0) if name in buffers else compress(x, energy)
+                for name, x in change.items()}
     return ({name: arrived for name, (arrived, _) in messages.items()},
-            sum(messages[name][1] for name, _ in fed.server_model().named_parameters()))
+            sum(numbers for _, numbers in messages.values()))
 
 
 def compress(tensor, energy):
@@ -279,57 +241,64 @@ def compress(tensor, energy):
 
     A tensor [P, ...] of two dimensions or more is a matrix [P, Q]. Its `rank` largest singular
     values and their vectors, rank (P + 1 + Q) numbers, are sent: as few as have the share `energy`
-    of the sum of all squared values. Where these are no fewer numbers than the tensor has, it is
-    sent as it is; so is what has fewer dimensions, or a number that is not finite.
+    of the sum of all squared values. A tensor that has no more numbers than these, or that has one
+    dimension, is sent as it is.
     >>> compress(torch.ones(4, 5), energy=0.9)[1]        # of rank 1
     10
     """
-    if tensor.ndim < 2 or tensor.numel() == 0 or not tensor.isfinite().all():
+    if tensor.ndim < 2:
         return tensor.clone(), tensor.numel()
     U, sigma, Vt = torch.linalg.svd(tensor.flatten(1), full_matrices=False)      # sigma falls
-    # Squares of the scaled values are neither too large nor too small to add. They are added on the
-    # CPU, because a GPU's cumsum is not deterministic. Where all values are 0, rank is 1.
-    squares = (sigma / sigma.max().clamp(min=torch.finfo(sigma.dtype).tiny)).square().cpu()
-    rank = int((squares.cumsum(0) < energy * squares.sum()).sum()) + 1
-    rank = min(rank, len(sigma))         # rounding may leave the sum of all below energy 1
+    sums = sigma.cpu().double().square().cumsum(0)       # a GPU's cumsum is not deterministic
+    rank = int((sums < energy * sums[-1]).sum()) + 1
     numbers = rank * (len(U) + 1 + Vt.shape[1])
     if numbers >= tensor.numel():
-        return tensor.clone(), tensor.numel()                                    # departure 6
+        return tensor.clone(), tensor.numel()
     return (U[:, :rank] * sigma[:rank] @ Vt[:rank]).view(tensor.shape), numbers
+
+
+def add_change(fed, mentee, change):
+    """The mentee's state_dict after a change, which has its new buffers."""
+    buffers = dict(fed.server_model().named_buffers())
+    return {name: change[name] if name in buffers else w + change[name]
+            for name, w in mentee.items()}
 
 
 # --------------------------------------------------------------------------------------------------
 # Metrics; no step of the algorithm uses them
 
-def evaluate(fed, state):
-    """Test accuracies of the mentors and of the mentee."""
-    metrics = client_metrics(client_scores(fed, state["clients"]))
-    own = metrics.pop("client_accuracy_own", None)       # None: no test image is of their classes
-    return {"accuracy": own, **metrics, **server_metrics(fed, state["server"])}
-
-
-def ledger(fed, num_uploads, numbers_up, numbers_down):
-    """Bytes of a round: the usable uploads go up, the mean change goes down to all clients."""
-    receivers = len(fed.private) if num_uploads else 0
-    up, down = (weights_ledger([(fed.server_model(), n)]) for n in (num_uploads, receivers))
-    return {"bytes_up": FLOAT_BYTES * numbers_up,
+def measure(fed, state, trained, uploads, numbers_down):
+    """The metrics of a round. Bad uploads are sent, too; the mean change goes to all clients."""
+    receivers = len(fed.private) if uploads else 0
+    up, down = (count_weight_bytes([(fed.server_model(), n)]) for n in (len(trained), receivers))
+    return {**evaluate(fed, state), "bad_uploads": len(trained) - len(uploads),
+            "bytes_up": FLOAT_BYTES * sum(result.numbers for result in trained.values()),
             "bytes_down": FLOAT_BYTES * numbers_down * receivers,
             "bytes_up_buffers": up["bytes_up_buffers"],
             "bytes_down_buffers": down["bytes_down_buffers"]}
 
 
-# --------------------------------------------------------------------------------------------------
-# For the command line
+def evaluate(fed, state):
+    """Test accuracies of the mentors and of the mentee."""
+    images, labels = fed.test
+    logits = predict_models(fed, [state["server"]["model"]], images, fed.server_model)[0]
+    return {**score_personal(fed, state["clients"]), "server_accuracy": accuracy(logits, labels)}
 
-def check(fed, cfg, attack):
+
+# --------------------------------------------------------------------------------------------------
+# What it needs, and what the program prints
+
+def check(fed, cfg, state, attack):
     """Raises ValueError unless every network's last layer is a linear one called `classifier`."""
-    feature_size(fed.server_model(), "the server's network")
-    for name in dict.fromkeys(fed.architecture):
-        feature_size(fed.client_model(fed.architecture.index(name)), name)
+    clients = [ids[0] for ids in fed.clients_by_architecture().values()]
+    models = [fed.server_model(), *map(fed.client_model, clients)]
+    if not all(isinstance(getattr(model, "classifier", None), nn.Linear) for model in models):
+        raise ValueError("fedkd: the last layer of every network must be linear, and its name "
+                         "classifier")
 
 
 ALGORITHM = Algorithm(
-    "fedkd", run, scores={"accuracy": "mentors, own classes", "client_accuracy": "mentors",
-                          "server_accuracy": "mentee"},
-    paper=PAPER, mixed_networks=True, server="images", model=("cnn_large", "mlp"),
-    server_model="cnn", plateau=("lr",), check_settings=check, evaluate=evaluate)
+    "fedkd", run, Config, mixed_networks=True, server="images", check_more=check, program=dict(
+        paper=PAPER, scores={"accuracy": "mentors, own classes", "client_accuracy": "mentors",
+                             "server_accuracy": "mentee"},
+        plateau=("lr",), evaluate=evaluate, model=("cnn_large", "mlp"), server_model="cnn"))

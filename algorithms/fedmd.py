@@ -1,74 +1,48 @@
 """FedMD: clients with networks of their own design learn from the mean of their logits.
 
-Li and Wang, "FedMD: Heterogenous Federated Learning via Model Distillation", arXiv:1910.03581.
-"Code" below is the authors' for CIFAR, iid, which decides where the text is silent or vague.
+Li and Wang, "FedMD: Heterogenous Federated Learning via Model Distillation", arXiv:1910.03581. What
+is said below of code is said of the authors', github.com/diogenes0319/FedMD_clean, for CIFAR.
 
     python fedkd_minimal.py --algo fedmd
         runs `Config` on digits of 16x16 pixels: 20 clients with a small CNN hold unequal shares of
-        the digits (Dirichlet, alpha 0.5), 270 images each. 4,160 letters of 26 classes are public;
-        600 digits, which no client holds, are for validation. It takes about a minute on two cores.
+        the classes (Dirichlet, alpha 0.5), 270 images each. 4,160 letters are public. A minute.
     python fedkd_minimal.py --algo fedmd --paper fedmd --dataset cifar100
-        runs `PAPER`: 10 clients hold three images of each class (the paper has six classes:
-        --classes 0,2,20,63,71,82). Each has another CNN of Table 1, as in the code; the paper's
-        for CIFAR are those of Table 2. All training images of CIFAR-10 are public, a tenth of
-        CIFAR-100's are for validation. Images are not augmented, and rates are constant.
+        runs `PAPER`: 10 clients with Table 1's CNNs hold three images of each class (in the paper
+        there are six: --classes 0,2,20,63,71,82). CIFAR-10's training images are public.
 
-Clients hold a few labeled images of their own; the server and all clients hold labeled public
-images. If these are of another task, as in both commands, the output layer is joint: P public
-classes come first, then the task's K. So there are C = P + K logits, and the task's labels are P to
-P + K - 1. Every loss, every mean and every answer to a test image is over all C.
+Client k of m holds a few labeled private images; all hold N labeled public ones. If these are of
+another task than private and test images, the output layer is joint: its C classes are the public
+ones, then the task's. A client keeps its weights, and an optimizer for each of the steps 4 and 5.
 
-Training: train mode, images cropped and flipped with --augment, the mean loss of a batch.
-Prediction: eval mode, no gradient, images as they are, but for public ones: with --augment each is
-cropped and flipped once in a round, for all who predict or learn it. CE is cross-entropy with the
-label. Every loss below also has the penalty kernel_l2 |W|²: the sum of the squared weights, without
-the bias, of the network's last linear layer (departure 6).
+Algorithm 1. The numbers are ours; steps 1 to 5 are a round, of which there are P.
+  0   transfer: each client trains a network of random weights on the public images, then on its
+          private ones, both times until its accuracy stops growing            (departure 2, 3)
+  1   the server draws n public images, of each class its share, and sends their row numbers
+  2   communicate: each client k sends f_k, its logits of these images, [n, C]
+  3   aggregate: the server sends all clients f~ = sum_k c_k f_k, with c_k = 1 / m
+  4   digest: each client trains on the n images by the mean of |f_k - f~|        (departure 1)
+  5   revisit: each client trains on its private images                           (departure 2)
 
-Algorithm 1. The paper does not number its steps; these numbers are ours. Its party k is client i.
-  0   transfer: each client, in parallel, trains a network of random weights of its own by CE,
-          first on the public images, for at most transfer_public_epochs passes. It stops earlier
-              when 3 passes in a row brought no gain of min_delta or more on a tenth of these
-              images, which all clients leave out;
-          then on its own images, for at most transfer_local_epochs passes. It stops earlier when
-              10 in a row brought no gain of 0.001 or more on the validation images; in the 10
-              passes of `Config` that never happens                                  (departure 5)
-      for each round t:
-  1       the server draws n public images, of each class its share                  (departure 3)
-  2       communicate: each client, in parallel, predicts them and sends its logits f_i, [n, C]
-  3       aggregate: f~ = sum_i c_i f_i, c_i = 1 / M, which the server sends to all M clients
-                                                                                     (departure 4)
-  4       digest: each client, in parallel, trains on the n images by the mean of |f_i - f~| over
-              images and classes                                                     (departure 1)
-  5       revisit: each client, in parallel, trains on its own images by CE          (departure 2)
+Each row of this table is about the networks of all clients:
+  step   images     mode    gradient   augmented      loss, how often
+  0      public     train   yes        in each pass   CE, transfer_public_epochs at most
+  0      held out   eval    no         no             none, after each pass (departure 3)
+  0      private    train   yes        in each pass   CE, transfer_local_epochs at most
+  2      the n      eval    no         once a round   none, once; all see the same crops
+  4      the n      train   yes        as in step 2   |f_k - f~|, public_epochs
+  5      private    train   yes        in each pass   CE, local_epochs
+  -      test       eval    no         no             `accuracy`: the mean, after step 5
+  -      test       eval    no         no             `client_accuracy_distilled`, after step 4
 
-All clients take part in every round. Weights are never sent. Public labels are used in step 0, and
-in step 1 to draw; no loss of a round has them. Images without labels will do with
---transfer-public-epochs 0: then any n are drawn, and the output layer has the task's classes. A
-client keeps its weights and two optimizers, the digest's and the revisit's, which go on in the next
-round; the two of step 0 are dropped after it.
+If a client's logits have nan, infinity, or 1e30 or more in magnitude, its c_k is 0 in this round.
+The other c_k sum to 1. If all are 0, nobody digests, and `client_accuracy_distilled` is null.
 
-Accuracy is the mean over the clients, on the test images of the task, after step 5;
-client_accuracy_distilled is that after step 4. In round 0 both are after step 0, and
-client_accuracy_public_stage is after the first half of it.
-
-Bad uploads: a client of which a logit is nan, infinite, or 1e30 or more in magnitude is left out
-of f~, and the other c_i are divided by their sum. It receives f~ and trains as the others do. If
-nobody is left whose c_i is above 0, there is no step 4, and client_accuracy_distilled is null. A
-client whose own weights have become nan is left out from then on, and counts in the accuracy.
-
-Departures
-  1  Paper: parties "align" raw logits by a loss that it does not name. Here, as in the code: the
-     mean absolute error.
-  2  Code: the private training of step 0 and all revisits share an Adam. Here: the first revisit
-     starts a new one.
-  3  Paper: a random subset. Here, as in the code: random within a class, of each class its share.
-  4  Paper: for CIFAR the c_i of networks 0 and 9 are "slightly" lower. Here, as in the code: all
-     are 1 / M, unless --consensus-weights says otherwise.
-  5  Paper: "until convergence". Code: until the accuracy on test images does not grow. Here: on
-     held-out public images and on validation images. The last weights stay, as in the code.
-  6  Paper: has no penalty. Here, as in the code: kernel_l2 |W|².
-  7  Paper: six classes of CIFAR-100, and the networks of Table 2. Here with --paper, as in the
-     code: all classes, unless --classes says otherwise, and the networks of Table 1.
+Departures; 5 and more are in docs/DEPARTURES.md
+  1  Paper: names no loss for step 4. Here, as in the code: the mean absolute error.
+  2  Code: step 0 and revisits share one Adam. Here: each has its own, and is new in round 1.
+  3  Code: step 0 stops by the accuracy on test images. Here: on a held-out tenth of the public
+     images, then on validation images, which no client has.
+  4  Paper: no penalty. Here, as in the code: kernel_l2 |W|² in every loss; W is in `penalty`.
 """
 from dataclasses import dataclass
 
@@ -77,174 +51,160 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from algorithms import Algorithm, configured
-from federation import (OPTIMIZERS, Optimizer, accuracy, by_client, client_metrics, client_scores,
-                        is_usable, loaded, logits_ledger, minibatches, parallel_map, pick, predict,
-                        public_view, random_numbers, received_logits, restored, stream)
-
-# is_usable         False if a number is nan, infinite, or 1e30 or more in magnitude
-# loaded            a network, after a copy of some weights into it
-# minibatches       row numbers of batches, reshuffled in each pass; the last one may be smaller
-# parallel_map      {i: fn(i) for i in ids}, by several processes
-# pick              the images and labels of these rows
-# predict           logits, in eval mode, without gradient; then the mode is as before
-# public_view       the public samples of a round; with --augment each image is cropped and
-#                   flipped once, for all who predict or learn it
-# random_numbers    a generator for what is named; it also seeds torch, for dropout
-# received_logits   [M, n, C] of {client: [n, C]}, after an attack; nothing is left out
-# restored          a network and its optimizer, after a copy of what was saved into both; None: a
-#                   new optimizer. Its rate and weight decay are the ones given here
-# stream            a generator for what is named
+from federation import (OPTIMIZERS, Algorithm, Count, Data, Optimizer, Positive, Settings, accuracy,
+                        count_logit_bytes, drop_bad_uploads, minibatches, parallel_map, predict,
+                        resume, score_clients)
 
 
 @dataclass
-class Config:
-    rounds: int = 10                        # of communication
-    transfer_public_epochs: int = 5         # step 0, public images: passes of a client, at most
-    transfer_public_batch_size: int = 128
-    transfer_local_epochs: int = 10         # step 0, own images: passes of a client, at most
-    transfer_batch_size: int = 32
-    early_stopping: bool = True             # False: step 0 makes all passes, over all public images
+class Config(Settings):
+    rounds: int = 10                        # P
+    transfer_public_epochs: int = 5         # step 0: passes over the public images, at most
+    transfer_public_batch_size: Count = 128
+    transfer_local_epochs: int = 10         # step 0: passes over the private images, at most
+    transfer_batch_size: Count = 32
+    early_stopping: bool = True             # False: step 0 makes all passes, over all public ones;
+    #                                         at most 10 passes over private images never stop early
     min_delta: float = 0.005                # step 0, public images: a smaller gain is none
-    subset_size: int | None = 1000          # n, step 1; None: all public images
-    public_epochs: int = 1                  # digest: passes of a client over the n images
-    public_batch_size: int = 64
-    local_epochs: int = 1                   # revisit: passes of a client over its own images
-    batch_size: int = 5
-    lr: float = 1e-3                        # of all training; constant; --lr-patience lowers it
+    subset_size: Count | None = 1000        # n; None: all public images
+    public_epochs: int = 1                  # digest: passes over the n public images
+    public_batch_size: Count = 64
+    local_epochs: Count = 1                 # revisit: passes over the private images
+    batch_size: Count = 5
+    lr: Positive = 1e-3                     # of all training, constant
     optimizer: Optimizer = "adam"           # of all training
-    weight_decay: float = 0.0               # L2 penalty of the optimizers
-    kernel_l2: float = 1e-3                 # factor of |W|² in all losses
-    consensus_weights: tuple[float, ...] | None = None   # c_i, up to a factor; None: equal
+    weight_decay: float = 0.0               # L2 penalty of the optimizers, on all weights
+    kernel_l2: float = 1e-3                 # factor of |W|², the penalty on the last layer
+    consensus_weights: tuple[float, ...] | None = None   # c_k, up to a factor; None: equal
 
 
-# The code for CIFAR, iid; of these the paper has Adam and n (section 3).
-# Clients, partition, networks (departure 7), augmentation: experiment/presets.py.
-PAPER = dict(rounds=20, transfer_public_epochs=20, transfer_public_batch_size=128,
-             transfer_local_epochs=25, transfer_batch_size=32, early_stopping=True, min_delta=0.005,
-             subset_size=5000, public_epochs=1, public_batch_size=256, local_epochs=4, batch_size=5,
-             lr=1e-3, optimizer="adam", weight_decay=0.0, kernel_l2=1e-3, consensus_weights=None)
+# The code's, where it differs from Config; the paper (section 3) has n, and Adam. Departure 7 is
+# about classes and networks.
+PAPER = dict(rounds=20, transfer_public_epochs=20, transfer_local_epochs=25, subset_size=5000,
+             public_batch_size=256, local_epochs=4)
 
-# Step 0 in the code.
-PUBLIC_PATIENCE = 3         # public images: epochs without a gain, after which training stops
-OWN_PATIENCE = 10           # own images: the same
-OWN_MIN_DELTA = 0.001       # own images: a smaller gain is none
+# Step 0 in the code: it ends after so many passes without a gain.
+PUBLIC_PATIENCE, PRIVATE_PATIENCE = 3, 10
+PRIVATE_MIN_DELTA = 0.001       # private images: a smaller gain is none
 
 
-@configured(Config)
 def run(fed, cfg, state=None, attack=None):
     """Yields (metrics, state) after round 0, the transfer, and after every round.
 
-    fed       fed.private[i]: client i's images [m, c, h, w] and labels [m]; fed.public,
-              fed.validation and fed.test likewise; fed.client_model(i, init=i): client i's new
-              network, with the i-th random weights; fed.augment: random crops and flips with
-              --augment, else the images unchanged
-    state     of an earlier round, to go on from; None: from the start
+    fed       a `Federation`, with public images, and validation images for early stopping. Without
+              step 0 (transfer_public_epochs=0) they need no labels: any n of them are drawn
+    cfg       a `Config`
+    state     one that it has yielded, to go on from; None: from the start
     attack    replaces the uploads of malicious clients (attacks.py); None: there are none
     """
-    ids = range(len(fed.private))                                            # M clients
+    ALGORITHM.check(fed, cfg, state, attack)
+    ids = range(len(fed.private))                                        # k = 0, ..., m - 1
     if state is None:
-        # Step 0: each client trains on the public images, then on its own.
-        after_public = parallel_map(fed, ids, lambda i: transfer_public(fed, cfg, i))
-        clients = parallel_map(fed, ids, lambda i: transfer_own(fed, cfg, i, after_public[i]))
-        state = {"round": 0, "clients": clients}
-        yield {**evaluate(fed, state, clients), **evaluate_public_stage(fed, after_public)}, state
+        # Step 0: each client trains on the public images, then on its private ones.
+        after_public = parallel_map(fed, ids, lambda k: transfer_public(fed, cfg, k))
+        clients = parallel_map(fed, ids, lambda k: transfer_private(fed, cfg, k, after_public[k]))
+        state = {"algorithm": "fedmd", "round": 0, "clients": clients}
+        yield {**evaluate(fed, state, clients),
+               **score_clients(fed, after_public, "client_accuracy_public_stage")}, state
     clients = state["clients"]
-    consensus_weights = cfg.consensus_weights or [1.0] * len(ids)            # c_i, up to a factor
-    if fed.public.labels is None:
-        labels = np.zeros(len(fed.public.images))            # [N], as if of one class
-    else:
-        labels = fed.public.labels.cpu().numpy()
 
     for t in range(state["round"] + 1, cfg.rounds + 1):
         # Step 1: the server draws n public images.
-        subset = public_subset(labels, cfg.subset_size, stream(fed.seed, "subset", t))
-        subset = torch.from_numpy(subset).to(fed.device)                     # [n], row numbers
-        images = public_view(fed, t).images[subset]                          # [n, c, h, w]
+        rows = public_subset(public_labels(fed), cfg.subset_size, fed.rng("subset", t))
+        rows = torch.from_numpy(rows).to(fed.device)                         # [n]
+        images = fed.augment_public(t)[rows]                                 # [n, c, h, w]
 
-        # Step 2: clients predict them, and send their logits.
-        uploads = parallel_map(fed, ids, lambda i: predict_client(fed, i, clients[i], images))
-        client_logits = received_logits(uploads, subset, attack)             # [M, n, C]
+        # Step 2: each client sends its logits of them.
+        sent = parallel_map(fed, ids, lambda k: predict_client(fed, k, clients[k], images))
+        uploads = attack.poison_rows(sent, rows) if attack else sent
+        uploads = drop_bad_uploads(uploads)                                  # {client: f_k, [n, C]}
 
-        # Step 3: the server averages the usable ones.
-        usable = [i for i in ids if is_usable(client_logits[i])]
-        weights = [consensus_weights[i] for i in usable]                     # departure 4
-        has_consensus = sum(weights) > 0
+        # Step 3: the server sends their mean to all.
+        weights = [cfg.consensus_weights[k] if cfg.consensus_weights else 1.0 for k in uploads]
+        if sum(weights) > 0:
+            f = consensus(torch.stack([*uploads.values()]), weights)         # f~, [n, C]
 
-        # Step 4: clients train towards the mean, f~, if there is one.
-        if has_consensus:
-            mean_logits = consensus(client_logits[usable], weights)          # f~, [n, C]
-            digested = parallel_map(fed, ids, lambda i: digest_client(
-                fed, cfg, t, i, clients[i], images, mean_logits))
+            # Step 4: each client digests it.
+            digested = parallel_map(
+                fed, ids, lambda k: digest_client(fed, cfg, t, k, clients[k], images, f))
         else:
-            digested = clients
+            digested = None
 
-        # Step 5: clients train on their own images.
-        clients = parallel_map(fed, ids, lambda i: revisit_client(fed, cfg, t, i, digested[i]))
+        # Step 5: each client revisits its private images.
+        start = digested or clients
+        clients = parallel_map(fed, ids, lambda k: revisit_client(fed, cfg, t, k, start[k]))
 
-        state = {"round": t, "clients": clients}
-        n, N = len(images), len(fed.public.images)
-        yield {**evaluate(fed, state, digested if has_consensus else None),
-               "bad_uploads": len(ids) - len(usable),
-               **logits_ledger(len(ids), fed.num_classes, up=n, down=n,
-                               indices=n if n < N else 0)}, state
+        state = {**state, "round": t, "clients": clients}
+        yield measure(fed, state, digested, uploads, n=len(rows)), state
 
 
 # --------------------------------------------------------------------------------------------------
 # Step 0. Between all steps a client is a dict, whose "model" are the weights of its network.
 
-def transfer_public(fed, cfg, i):
-    """Client i after training on the public images."""
-    model = fed.client_model(i, init=i)
+def transfer_public(fed, cfg, k):
+    """Client k after training on the public images, less a tenth that all clients hold out.
+
+    Of fewer than ten images none is held out; then it makes all passes.
+    """
+    model = fed.client_model(k, init=k)
     if cfg.transfer_public_epochs == 0:                      # the images may have no labels
         return {"model": model.state_dict()}
-    order = stream(fed.seed, "transfer").permutation(len(fed.public.labels))     # alike for all i
-    num_held_out = len(order) // 10 if cfg.early_stopping else 0
-    held_out, rest = torch.from_numpy(order).to(fed.device).tensor_split([num_held_out])
-    validation = pick(fed.public, held_out) if num_held_out > 0 else None        # departure 5
+    order = fed.rng("transfer").permutation(len(fed.public.labels))          # alike for all k
+    order = torch.from_numpy(order).to(fed.device)
+    tenth = len(order) // 10 if cfg.early_stopping else 0
+    held_out, rest = (Data(fed.public.images[rows], fed.public.labels[rows])
+                      for rows in (order[:tenth], order[tenth:]))            # departure 3
     train_until_converged(
-        fed, cfg, model, pick(fed.public, rest), validation, ("transfer public", i),
+        fed, cfg, model, rest, held_out if tenth else None, ("transfer public", k),
         epochs=cfg.transfer_public_epochs, batch_size=cfg.transfer_public_batch_size,
         min_delta=cfg.min_delta, patience=PUBLIC_PATIENCE)
     return {"model": model.state_dict()}
 
 
-def transfer_own(fed, cfg, i, client):
-    """Client i after training on its own images."""
-    model = loaded(fed.client_model(i), client["model"])
-    validation = fed.validation if cfg.early_stopping else None                  # departure 5
+def transfer_private(fed, cfg, k, client):
+    """Client k after training on its private images."""
+    model = fed.client_model(k)
+    model.load_state_dict(client["model"])
+    held_out = fed.validation if cfg.early_stopping else None                # departure 3
     train_until_converged(
-        fed, cfg, model, fed.private[i], validation, ("transfer local", i),
+        fed, cfg, model, fed.private[k], held_out, ("transfer local", k),
         epochs=cfg.transfer_local_epochs, batch_size=cfg.transfer_batch_size,
-        min_delta=OWN_MIN_DELTA, patience=OWN_PATIENCE)
+        min_delta=PRIVATE_MIN_DELTA, patience=PRIVATE_PATIENCE)
     # None: the first digest and the first revisit start new optimizers: departure 2.
     return {"model": model.state_dict(), "digest_optimizer": None, "revisit_optimizer": None}
 
 
-def train_until_converged(fed, cfg, model, data, validation, name, epochs, batch_size, min_delta,
+def train_until_converged(fed, cfg, model, data, held_out, name, epochs, batch_size, min_delta,
                           patience):
     """Trains the model in place, by CE, in at most `epochs` passes over (images, labels) `data`.
 
-    It ends when `patience` epochs in a row have brought no gain. A gain is an accuracy on
-    `validation` that is above the one of the last gain by min_delta or more. validation None: it
-    makes all passes.
+    It ends, with the weights of its last pass, when `patience` passes in a row have brought no
+    gain. A gain is an accuracy on `held_out` that is above the one of the last gain by min_delta or
+    more. held_out None: it makes all passes.
     """
     optimizer = OPTIMIZERS[cfg.optimizer](model.parameters(), lr=cfg.lr,
                                           weight_decay=cfg.weight_decay)
     best_accuracy, best_epoch = float("-inf"), 0
     for epoch in range(1, epochs + 1):
-        train(fed, cfg, model, optimizer, data, (*name, epoch), epochs=1, batch_size=batch_size)
-        if validation is not None:
-            now = accuracy(predict(model, validation.images), validation.labels)
-            # Rounded: .11 - .1 is .009999999999999995, and is a gain of .01.
-            if round(now - best_accuracy, 12) >= min_delta:
-                best_accuracy, best_epoch = now, epoch
-            if epoch - best_epoch >= patience:
-                break
+        train(fed, cfg, model, optimizer, data, (*name, epoch), 1, batch_size)
+        if held_out is None:
+            continue
+        now = accuracy(predict(model, held_out.images), held_out.labels)
+        if round(now - best_accuracy, 12) >= min_delta:      # rounded, for .11 - .1 is below .01
+            best_accuracy, best_epoch = now, epoch
+        if epoch - best_epoch >= patience:
+            break
 
 
 # --------------------------------------------------------------------------------------------------
 # Steps 1 to 5. A client also has the state of its "digest_optimizer" and "revisit_optimizer".
+
+def public_labels(fed):
+    """The labels of the public images, int64 [N]; zeros, as if of one class, if they have none."""
+    if fed.public.labels is None:
+        return np.zeros(len(fed.public.images), np.int64)
+    return fed.public.labels.cpu().numpy()
+
 
 def public_subset(labels, size, rng):
     """Sorted row numbers of `size` random samples, int64 [n]; of each class its share, to within 1.
@@ -259,40 +219,41 @@ def public_subset(labels, size, rng):
     array([0, 1, 1])
     """
     N = len(labels)
-    n = N if size is None else min(size, N)
+    n = min(size or N, N)
     shuffled = rng.permutation(N)
     line = shuffled[np.argsort(labels[shuffled], kind="stable")]
     places = (np.arange(n) + rng.random()) * N / n          # from [0, N / n) on, N / n apart
-    return np.sort(line[places.astype(np.int64)])           # rounded down; departure 3
+    return np.sort(line[places.astype(np.int64)])           # rounded down; departure 5
 
 
-def predict_client(fed, i, client, images):
-    """Step 2: client i's logits [n, C] of images [n, c, h, w]."""
-    return predict(loaded(fed.client_model(i), client["model"]), images)
+def predict_client(fed, k, client, images):
+    """Step 2: client k's logits f_k, [n, C], of public images [n, c, h, w]."""
+    model = fed.client_model(k)
+    model.load_state_dict(client["model"])
+    return predict(model, images)
 
 
 def consensus(client_logits, weights=None):
-    """f~ = sum_i c_i f_i, the weighted mean of the clients' logits: [M, n, C] -> [n, C].   Step 3
+    """f~ = sum_k c_k f_k, the weighted mean of the clients' logits: [m, n, C] -> [n, C].   Step 3
 
-    weights    [M], >= 0 and not all 0; divided here by their sum, they are the c_i. None: equal
+    weights    [m], >= 0 and not all 0; divided here by their sum, they are the c_k. None: equal
     >>> consensus(torch.tensor([[[3., 0.]], [[0., 6.]]]), weights=[2, 1])
     tensor([[2., 2.]])
     """
-    weights = [1.0] * len(client_logits) if weights is None else weights
+    weights = [1.0] * len(client_logits) if weights is None else weights     # departure 6
     weights = torch.as_tensor(weights, dtype=client_logits.dtype, device=client_logits.device)
     return torch.tensordot(weights / weights.sum(), client_logits, dims=1)
 
 
-def digest_client(fed, cfg, t, i, client, images, mean_logits):
-    """Step 4: client i after training on images [n, c, h, w] towards mean_logits [n, C]."""
-    model, optimizer = restored(
-        {"model": client["model"], "optimizer": client["digest_optimizer"]},
-        fed.client_model(i), cfg.optimizer, cfg.lr, cfg.weight_decay)
+def digest_client(fed, cfg, t, k, client, images, f):
+    """Step 4: client k after training on public images [n, c, h, w] towards f~, [n, C]."""
+    saved = {"model": client["model"], "optimizer": client["digest_optimizer"]}
+    model, optimizer = resume(saved, fed.client_model(k), cfg.optimizer, cfg.lr, cfg.weight_decay)
     model.train()
-    with random_numbers(fed, "digest", t, i) as rng:         # order, dropout
+    with fed.random_numbers("digest", t, k) as rng:         # order, dropout
         for rows in minibatches(images, cfg.public_batch_size, rng, cfg.public_epochs):
             logits = model(images[rows])                                         # [B, C]
-            loss = digest_loss(logits, mean_logits[rows]) + penalty(model, cfg.kernel_l2)
+            loss = digest_loss(logits, f[rows]) + penalty(model, cfg.kernel_l2)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -300,19 +261,20 @@ def digest_client(fed, cfg, t, i, client, images, mean_logits):
 
 
 def digest_loss(logits, consensus_logits):
-    """The mean of |f_i - f~| over images and classes: [B, C], [B, C] -> scalar.   Step 4
+    """The mean of |f_k - f~| over images and classes, a scalar.   Step 4
 
-    The consensus gets no gradient.
+    logits, consensus_logits    f_k and f~, [B, C]; the consensus gets no gradient
+    >>> digest_loss(torch.tensor([[1., 0.]]), torch.tensor([[0., 2.]]))          # (1 + 2) / 2
+    tensor(1.5000)
     """
     return (logits - consensus_logits.detach()).abs().mean()                     # departure 1
 
 
-def revisit_client(fed, cfg, t, i, client):
-    """Step 5: client i after training on its own images."""
-    model, optimizer = restored(
-        {"model": client["model"], "optimizer": client["revisit_optimizer"]},
-        fed.client_model(i), cfg.optimizer, cfg.lr, cfg.weight_decay)
-    train(fed, cfg, model, optimizer, fed.private[i], ("revisit", t, i), cfg.local_epochs,
+def revisit_client(fed, cfg, t, k, client):
+    """Step 5: client k after training on its private images."""
+    saved = {"model": client["model"], "optimizer": client["revisit_optimizer"]}
+    model, optimizer = resume(saved, fed.client_model(k), cfg.optimizer, cfg.lr, cfg.weight_decay)
+    train(fed, cfg, model, optimizer, fed.private[k], ("revisit", t, k), cfg.local_epochs,
           cfg.batch_size)
     return client | {"model": model.state_dict(), "revisit_optimizer": optimizer.state_dict()}
 
@@ -327,7 +289,7 @@ def train(fed, cfg, model, optimizer, data, name, epochs, batch_size):
     """
     images, labels = data
     model.train()
-    with random_numbers(fed, *name) as rng:                  # order, augmentation, dropout
+    with fed.random_numbers(*name) as rng:                  # order, augmentation, dropout
         for rows in minibatches(images, batch_size, rng, epochs):
             logits = model(fed.augment(images[rows], rng))                       # [B, C]
             loss = F.cross_entropy(logits, labels[rows]) + penalty(model, cfg.kernel_l2)
@@ -337,45 +299,44 @@ def train(fed, cfg, model, optimizer, data, name, epochs, batch_size):
 
 
 def penalty(model, kernel_l2):
-    """kernel_l2 |W|², a scalar; W are the weights of the last linear layer."""
+    """kernel_l2 |W|², a scalar; W are the weights, without the bias, of the last linear layer."""
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if not linear:
-        raise ValueError(f"the network {type(model).__name__} has no linear layer")
-    return kernel_l2 * linear[-1].weight.square().sum()                          # departure 6
+        raise ValueError(f"fedmd: the network {type(model).__name__} has no linear layer")
+    return kernel_l2 * linear[-1].weight.square().sum()                          # departure 4
 
 
 # --------------------------------------------------------------------------------------------------
 # Metrics; no step uses them
 
-def evaluate(fed, state, digested=None):
-    """Test accuracies of the clients after the revisit, and after the digest.
+def measure(fed, state, digested, uploads, n):
+    """The metrics of a round, in which n public images were drawn.
 
-    digested    the clients after the digest; None: there was none, and these accuracies are null
-    With a joint output layer, `_as_public` is the share of public classes among the answers.
+    digested    the clients after step 4; None: nobody digested, as the server had nothing to send
     """
-    scores = client_scores(fed, state["clients"])
-    private = client_metrics(scores, "client_accuracy_private")
-    distilled = client_metrics(client_scores(fed, digested or state["clients"]),
-                               "client_accuracy_distilled")
+    m, down = len(fed.private), 0 if digested is None else n
+    indices = n if n < len(fed.public.images) else 0         # of all images nobody needs a list
+    return {**evaluate(fed, state, digested), "bad_uploads": m - len(uploads),
+            **count_logit_bytes(m, fed.num_classes, up=n, down=down, indices=indices)}
+
+
+def evaluate(fed, state, digested=None):
+    """Test accuracies of all clients after step 5, and after step 4: `score_clients`.
+
+    digested    the clients after step 4; None: these accuracies are null
+    """
+    private = score_clients(fed, state["clients"], "client_accuracy_private", each=True)
+    distilled = score_clients(fed, digested or state["clients"], "client_accuracy_distilled")
     if digested is None:
         distilled = dict.fromkeys(distilled)                                     # all null
-    return {"accuracy": private.pop("client_accuracy_private"), **distilled, **private,
-            **by_client(scores, "client_accuracy_private")}
-
-
-def evaluate_public_stage(fed, after_public):
-    """Test accuracies of the clients after the public images of step 0."""
-    return client_metrics(client_scores(fed, after_public), "client_accuracy_public_stage")
+    return {"accuracy": private.pop("client_accuracy_private"), **distilled, **private}
 
 
 # --------------------------------------------------------------------------------------------------
-# For the command line
+# What it needs, and what the program prints
 
-def check(fed, cfg, attack):
-    """Raises ValueError unless each client has a weight, and one of them is above 0.
-
-    That none is below 0 is checked by ranges.py.
-    """
+def check(fed, cfg, state, attack):
+    """Raises ValueError unless each client has a weight c_k, and one of them is above 0."""
     given = cfg.consensus_weights
     if given is not None and (sum(given) == 0 or len(given) != len(fed.private)):
         raise ValueError("fedmd: consensus_weights needs a weight >= 0 for each of "
@@ -383,8 +344,8 @@ def check(fed, cfg, attack):
 
 
 ALGORITHM = Algorithm(
-    "fedmd", run,
-    scores={"accuracy": "clients, after private training",
-            "client_accuracy_distilled": "clients, after distillation"},
-    paper=PAPER, public="joint", labels_for=("transfer_public_epochs",), mixed_networks=True,
-    validation_for=("early_stopping",), check_settings=check, plateau=("lr",), evaluate=evaluate)
+    "fedmd", run, Config, public="joint", labels_for=("transfer_public_epochs",),
+    mixed_networks=True, validation_for=("early_stopping",), check_more=check, program=dict(
+        scores={"accuracy": "clients, after private training",
+                "client_accuracy_distilled": "clients, after distillation"},
+        paper=PAPER, plateau=("lr",), evaluate=evaluate))

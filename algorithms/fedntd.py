@@ -6,19 +6,15 @@ authors' public code.
 
     python fedkd_minimal.py --algo fedntd
         runs `Config` on digits of 16x16 pixels: 20 clients with a small CNN hold unequal shares of
-        the classes (Dirichlet, alpha 0.5), 300 images each. It takes twenty seconds on two cores.
+        the classes (Dirichlet, alpha 0.5), 300 images each. Twenty seconds on two cores.
     python fedkd_minimal.py --algo fedntd --paper fedgen --dataset mnist
         runs it in the setting of FedGen's Table 1 (Zhu et al., 2021): a CNN with 6 and 16 filters,
         20 clients that divide half of the training images (alpha 0.1; about 100 to 5,500 each), of
-        which 10 are active in each of 200 rounds, for 20 steps on 32 images of SGD without
-        momentum and weight decay, at a constant rate of 0.01, without augmentation. Of `PAPER` it
-        has temperature and beta; no preset has the authors' 100 clients and their network.
+        which 10 are active in each of 200 rounds, for 20 steps on 32 images of SGD at 0.01, without
+        momentum and weight decay. No --paper has all of `PAPER`.
 
-Clients hold labeled images of their own; between rounds they keep nothing. There are no public
-images. An active client is sent the global model, and sends back its weights and its number of
-images. Training: train mode, images cropped and flipped with --augment, the mean loss of a batch.
-Prediction: eval mode, no gradient. The teacher predicts the same cropped and flipped images that
-the student sees; test images are as they are.
+Clients hold labeled images of their own, and keep nothing between rounds. An active client is sent
+the global model, and sends back its weights and its number of images.
 
 The algorithm; the numbers are ours. C is the number of classes, tau the temperature:
   1   start with a global model of random weights
@@ -30,14 +26,17 @@ The algorithm; the numbers are ours. C is the number of classes, tau the tempera
   7               g, z = the logits of teacher and student
   8               g~, z~ = g and z without the logit of class y: of the C - 1 not-true classes
   9               step on CE(z, y) + beta tau² KL(softmax(g~ / tau) || softmax(z~ / tau))
- 10       global model = the mean of the students, weighted by numbers of images
+ 10       global model = the mean of the students, by numbers of images
 
 With --keep-true step 8 is left out, which is known as FedAvg + KD. With --beta 0 it is FedAvg.
 
-Accuracy is the global model's on the test images, after step 10.
+  step   who predicts        images    mode    gradient   augmented       loss, how often
+  7      the teacher         its own   eval    no         as the student  none, local_epochs
+  7      an active client    its own   train   yes        in each pass    step 9, local_epochs
+  -      the global model    test      eval    no         no              `accuracy`, after step 10
 
-Bad uploads: a client of which a weight is nan, infinite, or 1e30 or more in magnitude is left out
-of the mean. If nobody is left, the global model stays.
+A client of which a weight is nan, infinite, or 1e30 or more in magnitude is left out of the mean.
+If nobody is left, the global model stays.
 
 Departures
   1  Public code: the learning rate is multiplied by 0.99 after every round. Here: it stays.
@@ -47,85 +46,73 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from algorithms import Algorithm, configured
-from federation import (OPTIMIZERS, Optimizer, accuracy, active_in, average_weights, loaded,
-                        minibatches, parallel_map, predict, predict_models, random_numbers,
-                        received, weights_ledger)
-
-# active_in         the clients of a round, drawn at random without replacement
-# average_weights   the weighted mean of every entry of models, BatchNorm's statistics too
-# loaded            a network, after a copy of some weights into it
-# minibatches       row numbers of batches, reshuffled in each pass; the last one may be smaller
-# parallel_map      {i: fn(i) for i in ids}, by several processes
-# predict           logits in eval mode, without gradient; it restores the mode
-# predict_models    the same of several models: logits [models, images, C]
-# random_numbers    a generator for what is named; it also seeds torch, for dropout
-# received          {client: weights}: after an attack, and without the bad uploads
-# weights_ledger    bytes that are sent up and down
+from federation import (OPTIMIZERS, Algorithm, Count, Optimizer, Positive, Settings, Share,
+                        average_weights, count_weight_bytes, drop_bad_uploads, minibatches,
+                        parallel_map, predict, score_global)
 
 
 @dataclass
-class Config:
+class Config(Settings):
     rounds: int = 20                     # of communication
-    participation: float = 0.4           # share of the clients that are active in a round
-    local_epochs: int = 5                # passes of a client over its images in a round
-    local_steps: int | None = None       # if it is a number: so many steps, instead of passes
-    batch_size: int = 32                 # of a client
-    lr: float = 0.1                      # of a client, constant; --lr-patience lowers it
-    temperature: float = 1.0             # tau, of teacher and student
+    participation: Share = 0.4           # share of the clients that are active in a round
+    local_epochs: Count = 5              # passes of a client over its images in a round
+    local_steps: Count | None = None     # if it is a number: so many steps, instead of passes
+    batch_size: Count = 32               # of a client
+    lr: Positive = 0.1                   # of a client, constant
+    temperature: Positive = 1.0          # tau, of teacher and student
     beta: float = 1.0                    # weight of the distillation; 0 is FedAvg
     keep_true: bool = False              # distill over all C classes, the label's too
     optimizer: Optimizer = "sgd"         # of a client, new in every round; sgd has no momentum
     weight_decay: float = 0.0            # L2 penalty of this optimizer
 
 
-# The authors' code for CIFAR-10, config/fedntd.json.
-# Clients, partition, networks, augmentation: experiment/presets.py.
-PAPER = dict(rounds=200, participation=0.1, local_epochs=5, batch_size=50, lr=0.01,
-             temperature=1.0, beta=1.0, keep_true=False, optimizer="momentum", weight_decay=1e-5)
+# The public code's for CIFAR-10, config/fedntd.json, where they differ from Config.
+PAPER = dict(rounds=200, participation=0.1, batch_size=50, lr=0.01, optimizer="momentum",
+             weight_decay=1e-5)
 
 
-@configured(Config)
 def run(fed, cfg, state=None, attack=None):
     """Yields (metrics, state) after round 0, the untrained model, and after every round.
 
-    fed       fed.private[i]: client i's images [n, c, h, w] and labels [n]; fed.test likewise;
-              fed.global_model(), and fed.client_model(i) for client i: new networks, all of one
-              architecture; fed.augment: random crops and flips with --augment, else the images
-              unchanged
-    state     of an earlier round, to go on from; None: from the start
+    fed       a `Federation`; all clients have one architecture
+    cfg       a `Config`
+    state     one that it has yielded, to go on from; None: from the start
     attack    replaces the uploads of malicious clients (attacks.py); None: there are none
     """
+    ALGORITHM.check(fed, cfg, state, attack)
     if state is None:
         # Step 1: a global model of random weights.
-        state = {"round": 0, "server": {"model": fed.global_model().state_dict()}}
-        yield evaluate(fed, state), state
+        state = {"algorithm": "fedntd", "round": 0,
+                 "server": {"model": fed.global_model().state_dict()}}
+        yield score_global(fed, state), state
     weights = state["server"]["model"]
 
     for t in range(state["round"] + 1, cfg.rounds + 1):
         # Step 3-9: each active client trains a copy of the global model, on its own images.
-        active = active_in(fed, cfg.participation, t)
+        active = fed.sample_clients(cfg.participation, t)
         trained = parallel_map(fed, active, lambda i: train_client(fed, cfg, t, i, weights))
-        uploads = received(fed, trained, attack)                             # {client: weights}
+        uploads = attack.poison_weights(trained) if attack else trained
+        uploads = drop_bad_uploads(uploads)                                  # {client: weights}
 
         # Step 10: the mean of their models, by numbers of images.
         if uploads:
             sizes = [len(fed.private[i].labels) for i in uploads]
             weights = average_weights([*uploads.values()], sizes)
 
-        state = {"round": t, "server": {"model": weights}}
-        yield {**evaluate(fed, state), "bad_uploads": len(active) - len(uploads),
-               **weights_ledger([(fed.global_model(), len(active))])}, state
+        state = {**state, "round": t, "server": {"model": weights}}
+        yield measure(fed, state, active, uploads), state
 
 
 def train_client(fed, cfg, t, i, weights):
     """Client i starts from the global weights; returns them after training on its own images."""
     images, labels = fed.private[i]
-    student, teacher = loaded(fed.client_model(i), weights), loaded(fed.client_model(i), weights)
+    student, teacher = fed.client_model(i), fed.client_model(i)
+    student.load_state_dict(weights)
+    teacher.load_state_dict(weights)
     optimizer = OPTIMIZERS[cfg.optimizer](student.parameters(), lr=cfg.lr,       # departure 1
                                           weight_decay=cfg.weight_decay)
     student.train()
-    with random_numbers(fed, "local", t, i) as rng:         # order, augmentation, dropout
+    with fed.random_numbers("local", t, i) as rng:         # order, augmentation, dropout
         for rows in minibatches(images, cfg.batch_size, rng, cfg.local_epochs, cfg.local_steps):
             batch = fed.augment(images[rows], rng)
             teacher_logits = predict(teacher, batch)                             # [B, C], step 7
@@ -141,20 +128,20 @@ def train_client(fed, cfg, t, i, weights):
 def client_loss(logits, labels, teacher_logits, temperature, beta, keep_true):
     """CE + beta times the distillation loss, over not-true or all classes: a scalar.   Step 8-9
 
-    logits, labels, teacher_logits    [B, C], [B], [B, C]; the teacher gets no gradient
+    logits, labels, teacher_logits    [B, C], [B], [B, C]; the teacher's get no gradient
     """
     ce = F.cross_entropy(logits, labels)
     if keep_true:
-        return ce + beta * distillation_loss(teacher_logits.detach(), logits, temperature)
+        return ce + beta * distillation_loss(teacher_logits, logits, temperature)
     return ce + beta * not_true_loss(logits, labels, teacher_logits, temperature)
 
 
 def not_true_loss(logits, labels, teacher_logits, temperature):
     """temperature² KL(teacher || student) over the C - 1 classes other than the label's: a scalar.
 
-    logits, labels, teacher_logits    [B, C], [B], [B, C]; the teacher gets no gradient
+    logits, labels, teacher_logits    [B, C], [B], [B, C]; the teacher's get no gradient
     """
-    return distillation_loss(not_true(teacher_logits.detach(), labels), not_true(logits, labels),
+    return distillation_loss(not_true(teacher_logits, labels), not_true(logits, labels),
                              temperature)
 
 
@@ -173,26 +160,26 @@ def not_true(logits, labels):
 def distillation_loss(teacher, student, temperature):
     """temperature² KL(teacher || student), the mean over the batch: a scalar.   Step 9
 
-    teacher, student    logits [B, C], or of the not-true classes [B, C - 1]
-    A class of p = 0, such as a teacher's logit of -inf, adds 0 whatever the student's q is.
+    teacher, student    logits [B, C], or of the not-true classes [B, C - 1]; the teacher's get no
+                        gradient
     """
-    log_p = (teacher / temperature).log_softmax(-1)
+    log_p = (teacher.detach() / temperature).log_softmax(-1)
     log_q = (student / temperature).log_softmax(-1)
-    log_ratio = (log_p - log_q).masked_fill(log_p.exp() == 0, 0)             # p = 0 adds 0
-    return temperature**2 * (log_p.exp() * log_ratio).sum(-1).mean()
+    return temperature**2 * (log_p.exp() * (log_p - log_q)).sum(-1).mean()
 
 
 # --------------------------------------------------------------------------------------------------
 # Metrics; no step of the algorithm uses them
 
-def evaluate(fed, state):
-    """Test accuracy of the global model."""
-    logits = predict_models(fed, [state["server"]["model"]], fed.test.images)[0]     # [N, C]
-    return {"accuracy": accuracy(logits, fed.test.labels)}
+def measure(fed, state, active, uploads):
+    """The metrics of a round."""
+    return {**score_global(fed, state), "bad_uploads": len(active) - len(uploads),
+            **count_weight_bytes([(fed.global_model(), len(active))])}
 
 
 # --------------------------------------------------------------------------------------------------
-# For the command line
+# What it needs, and what the program prints
 
-ALGORITHM = Algorithm("fedntd", run, scores={"accuracy": "server"}, paper=PAPER, plateau=("lr",),
-                      evaluate=evaluate)
+ALGORITHM = Algorithm(
+    "fedntd", run, Config, program=dict(
+        paper=PAPER, scores={"accuracy": "server"}, plateau=("lr",), evaluate=score_global))

@@ -4,22 +4,16 @@ Kwan and Song, "FedSDD: Scalable and Diversity-enhanced Distillation for Model A
 Federated Learning", arXiv:2312.17029v1.
 
     python fedkd_minimal.py --algo fedsdd --R 2
-        runs `Config`, with R = 2, on the embedded digits (`glyphs`, 16x16 pixels): 20 clients with
-        a small CNN hold 240 images each, in unequal shares of the classes (Dirichlet, alpha 0.5);
-        8 are active in a round, two in a group. 1,200 other images are public, 1,500 are for the
-        test. Nothing is augmented. It takes half a minute on two cores.
+        runs `Config`, with R = 2, on digits of 16x16 pixels: 20 clients with a small CNN hold
+        unequal shares of the classes (Dirichlet, alpha 0.5), 240 images each; 1,200 others are
+        public. Half a minute on two cores.
     python fedkd_minimal.py --algo fedsdd --paper fedsdd --dataset cifar10
-        runs `PAPER` with a ResNet-20: 20 clients, alpha 0.1, 2,500 images each; CIFAR-100's 50,000
-        training images are public. Images of clients and server are cropped and flipped.
+        runs `PAPER` with a ResNet-20: alpha is 0.1, CIFAR-100's 50,000 training images are public,
+        and all images are augmented, that is, cropped and flipped at random.
 
-Clients hold labeled images of their own; between rounds they keep nothing. The server holds N
-public images without labels, and keeps the K global models and the w_k of the last R rounds. All
-models have one architecture. An active client is sent one model, and sends back its weights and its
-number of images.
-
-Training: train mode, images cropped and flipped with --augment, the mean loss of a batch.
-Prediction: eval mode, no gradient, images as they are, but for public ones: with --augment each is
-cropped and flipped once in a round, and teacher and student see the same.
+Clients hold labeled images of their own, and keep nothing between rounds. The server holds N public
+images without labels, the K global models, and the w_k of the last R rounds. An active client is
+sent one model, and sends back its weights and its number of images.
 
 Algorithm 1. The paper does not number its lines; the numbers are ours.
   1   start with K global models of different random weights; the first is the main model
@@ -28,25 +22,23 @@ Algorithm 1. The paper does not number its lines; the numbers are ours.
   4       for each active client, in parallel:
   5           copy the global model of its group                                        Eq. (1)
   6           train it on the client's own images, by cross-entropy
-  7       w_0, ..., w_K-1 = the means of the trained models of each group,
-                            weighted by numbers of images                               Eq. (2)
-  8       teacher = the mean of the logits, on the public images, of w_0, ..., w_K-1 of this
-                    round and of the R - 1 rounds before it (at first fewer)      Eq. (3), (5)
+  7       w_0, ..., w_K-1 = the mean of each group's models, by numbers of images       Eq. (2)
+  8       teacher = the mean of the logits, on the public images, of the w_k of this
+                    round and of the R - 1 rounds before it (at first fewer)       Eq. (3), (5)
   9       main model = w_0, trained on the public images by                             Eq. (4)
-              temperature² KL(softmax(teacher / temperature) || softmax(logits / temperature)),
-              which also moves its BatchNorm statistics to the public images
- 10       the other global models are w_1, ..., w_K-1: they never learn from the teacher,
-          so that the ensemble stays diverse
+              temperature² KL(softmax(teacher / temperature) || softmax(logits / temperature))
+ 10       the other models are w_1, ..., w_K-1: they never learn from it, so that they stay diverse
 
-The ensemble has w_0 as step 7 makes it, not the distilled main model, which starts the next round.
+  step   who predicts            images    mode    gradient   augmented       loss, how often
+  6      an active client        its own   train   yes        in each pass    CE, local_epochs
+  8      w_k of R rounds         public    eval    no         once a round    none, once
+  9      the main model          public    train   yes        as in step 8    Eq. (4), distill_steps
+  -      the main model after 9  test      eval    no         no              `accuracy`
+  -      w_k of R rounds         test      eval    no         no              `ensemble_accuracy`
 
-Accuracy is the main model's on the test images, after step 9; `ensemble_accuracy` the teacher's.
-
-Bad uploads: a client of which a weight is nan, infinite, or 1e30 or more in magnitude is left out
-of its group's mean. A group with nobody left keeps the model that it started from as its w_k; for
-the main model that is the distilled one of the round before, which then is in the ensemble. A nan
-that arises on the server is not caught: then the main model stays nan, and its clients count as bad
-uploads.
+A client of which a weight is nan, infinite, or 1e30 or more in magnitude is left out of its group's
+mean. A group with nobody left keeps the model that it started from as its w_k. If step 9 diverges,
+so that a weight is such a number, the main model is w_0.
 
 Departures
   1  Paper: Eq. (4) is KL(student || teacher) and has no temperature, though section 4.1 sets one.
@@ -57,98 +49,78 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from algorithms import Algorithm, configured
-from federation import (accuracy, active_in, average_weights, count_active, disagreement, loaded,
-                        minibatches, on_server, parallel_map, predict_models, public_view,
-                        random_numbers, received, stream, weights_ledger)
-
-# accuracy          the share of images whose largest logit is the label's
-# active_in         the clients of a round, drawn at random without replacement
-# average_weights   the weighted mean of every entry of models, BatchNorm's statistics too
-# disagreement      the share of images of which two models predict different classes, the mean
-#                   over all pairs
-# loaded            a network, after a copy of some weights into it
-# minibatches       row numbers of batches, reshuffled in each pass; the last one may be smaller
-# on_server         one process computes the function, and sends the result to all
-# parallel_map      {i: fn(i) for i in ids}, by several processes
-# predict_models    logits [models, images, C], in eval mode, without gradient and augmentation, by
-#                   several processes
-# public_view       the public samples of a round; with --augment each image is cropped and
-#                   flipped once, for all who predict or learn it
-# random_numbers    a numpy generator for what is named; it also seeds torch, for dropout
-# received          {client: weights}: after an attack, and without the bad uploads
-# stream            a numpy generator for what is named
-# weights_ledger    the bytes of a model to, and back from, so many clients
+from federation import (Algorithm, Count, Positive, Settings, Share, accuracy, average_weights,
+                        count_weight_bytes, disagreement, drop_bad_uploads, is_usable, minibatches,
+                        on_server, parallel_map, predict_models)
 
 
 @dataclass
-class Config:
+class Config(Settings):
     rounds: int = 20                     # T
-    participation: float = 0.4           # share of the clients that are active in a round
-    K: int = 4                           # global models, and groups of clients; at most the
+    participation: Share = 0.4           # share of the clients that are active in a round
+    K: Count = 4                         # global models, and groups of clients; at most the
     #                                      active clients
-    R: int = 1                           # rounds whose w_k form the ensemble
-    local_epochs: int = 5                # passes of a client over its images in a round
-    local_steps: int | None = None       # if it is a number: so many steps, instead of passes
-    batch_size: int = 32                 # of a client
-    lr: float = 0.1                      # of a client, constant; SGD without momentum
-    distill_steps: int = 100             # steps of the server in a round
-    server_batch_size: int = 128
-    server_lr: float = 0.0125            # constant; SGD without momentum
-    temperature: float = 4.0             # tau, of teacher and student
+    R: Count = 1                         # rounds whose w_k form the ensemble
+    local_epochs: Count = 5              # passes of a client over its images in a round
+    local_steps: Count | None = None     # if it is a number: so many steps, instead of passes
+    batch_size: Count = 32               # of a client
+    lr: Positive = 0.1                   # of a client, constant; SGD without momentum
+    distill_steps: Count = 100           # steps of the server in a round
+    server_batch_size: Count = 128
+    server_lr: Positive = 0.0125         # constant; SGD without momentum
+    temperature: Positive = 4.0          # tau, of teacher and student
 
 
-# Section 4.1; Table 2 also has R = 2 and R = 4.
-# Clients, partition, networks, augmentation: experiment/presets.py.
-PAPER = dict(rounds=100, participation=0.4, K=4, R=1, local_epochs=40, batch_size=64, lr=0.8,
-             distill_steps=5000, server_batch_size=256, server_lr=0.1, temperature=4.0)
+# Section 4.1, where it differs from Config; Table 2 also has R = 2 and R = 4.
+PAPER = dict(rounds=100, local_epochs=40, batch_size=64, lr=0.8, distill_steps=5000,
+             server_batch_size=256, server_lr=0.1)
 
 
-@configured(Config)
 def run(fed, cfg, state=None, attack=None):
     """Yields (metrics, state) after round 0, the untrained models, and after every round.
 
-    fed       fed.private[i]: client i's images [n, c, h, w] and labels [n]; fed.test likewise;
-              fed.public.images [N, c, h, w]; fed.global_model(init=k): a new network with the k-th
-              random weights; fed.augment: random crops and flips with --augment, else the images
-              unchanged
-    state     of an earlier round, to go on from; None: from the start
+    fed       a `Federation`, with public images; all clients have one architecture
+    cfg       a `Config`
+    state     one that it has yielded, to go on from; None: from the start
     attack    replaces the uploads of malicious clients (attacks.py); None: there are none
     """
+    ALGORITHM.check(fed, cfg, state, attack)
     if state is None:
         # Step 1: K global models of different random weights.
-        models = [fed.global_model(init=k).state_dict() for k in range(cfg.K)]
-        state = {"round": 0, "global_models": models, "undistilled": []}
+        global_models = [fed.global_model(init=k).state_dict() for k in range(cfg.K)]
+        state = {"algorithm": "fedsdd", "round": 0, "global_models": global_models, "recent_w": []}
         yield evaluate(fed, state), state
-    models, undistilled = state["global_models"], state["undistilled"]
+    global_models, recent_w = state["global_models"], state["recent_w"]      # state_dicts
 
     for t in range(state["round"] + 1, cfg.rounds + 1):
         # Step 3: the active clients are divided into K groups.
-        active = active_in(fed, cfg.participation, t)
-        groups = divide(active, cfg.K, stream(fed.seed, "groups", t))
-        model_of = {i: models[k] for k in range(cfg.K) for i in groups[k]}
+        active = fed.sample_clients(cfg.participation, t)
+        groups = divide(active, cfg.K, fed.rng("groups", t))
+        model_of = {i: global_models[k] for k in range(cfg.K) for i in groups[k]}
 
         # Step 4-6: each client trains its group's model on its own images.
         trained = parallel_map(fed, active, lambda i: train_client(fed, cfg, t, i, model_of[i]))
         uploads = {}                                                         # {client: weights}
         for group in groups:                         # attackers know the uploads of their group
-            uploads |= received(fed, {i: trained[i] for i in group}, attack)
+            sent = {i: trained[i] for i in group}
+            uploads |= attack.poison_weights(sent) if attack else sent
+        uploads = drop_bad_uploads(uploads)
 
         # Step 7: each group's mean, by numbers of images.                              Eq. (2)
-        w = [average(fed, groups[k], uploads, models[k]) for k in range(cfg.K)]
+        w = [average(fed, groups[k], uploads, global_models[k]) for k in range(cfg.K)]
 
         # Step 8: the mean of the logits of all w of the last R rounds.            Eq. (3), (5)
-        undistilled = [*undistilled, w][-cfg.R:]
-        ensemble = [w_k for of_round in undistilled for w_k in of_round]     # up to K R models
-        public = public_view(fed, t)
-        teacher = predict_models(fed, ensemble, public.images).mean(0)       # [N, C]
+        recent_w = [*recent_w, w][-cfg.R:]
+        ensemble = [w_k for of_round in recent_w for w_k in of_round]        # up to K R models
+        images = fed.augment_public(t)                                       # [N, c, h, w]
+        teacher = predict_models(fed, ensemble, images).mean(0)              # [N, C]
 
         # Step 9-10: the main model is distilled, the others stay as they are.
-        models = [distill(fed, cfg, t, w[0], public.images, teacher), *w[1:]]
+        main = distill(fed, cfg, t, w[0], images, teacher)
+        global_models = [main if is_usable(main) else w[0], *w[1:]]
 
-        state = {"round": t, "global_models": models, "undistilled": undistilled}
-        yield {**evaluate(fed, state), "bad_uploads": len(active) - len(uploads),
-               **weights_ledger([(fed.global_model(), len(active))])}, state
+        state = {**state, "round": t, "global_models": global_models, "recent_w": recent_w}
+        yield measure(fed, state, active, uploads), state
 
 
 def divide(active, K, rng):
@@ -165,10 +137,11 @@ def divide(active, K, rng):
 def train_client(fed, cfg, t, i, weights):
     """Client i starts from its group's weights; returns them after training on its own images."""
     images, labels = fed.private[i]
-    model = loaded(fed.client_model(i), weights)                                        # Eq. (1)
+    model = fed.client_model(i)
+    model.load_state_dict(weights)                                        # Eq. (1)
     optimizer = torch.optim.SGD(model.parameters(), lr=cfg.lr)
     model.train()
-    with random_numbers(fed, "local", t, i) as rng:         # order, augmentation, dropout
+    with fed.random_numbers("local", t, i) as rng:         # order, augmentation, dropout
         for rows in minibatches(images, cfg.batch_size, rng, cfg.local_epochs, cfg.local_steps):
             logits = model(fed.augment(images[rows], rng))                       # [B, C]
             loss = F.cross_entropy(logits, labels[rows])
@@ -198,10 +171,11 @@ def distill(fed, cfg, t, weights, images, teacher):
     images     the public ones of this round [N, c, h, w]
     teacher    its logits of them [N, C]
     """
-    model = loaded(fed.global_model(), weights)
+    model = fed.global_model()
+    model.load_state_dict(weights)
     optimizer = torch.optim.SGD(model.parameters(), lr=cfg.server_lr)
     model.train()
-    with random_numbers(fed, "distil", t, 0) as rng:        # 0: the number of the main model
+    with fed.random_numbers("distil", t, 0) as rng:        # 0: the number of the main model
         for rows in minibatches(images, cfg.server_batch_size, rng, steps=cfg.distill_steps):
             student = model(images[rows])                                        # [B, C]
             loss = distillation_loss(teacher[rows], student, cfg.temperature)           # Eq. (4)
@@ -214,49 +188,55 @@ def distill(fed, cfg, t, weights, images, teacher):
 def distillation_loss(teacher, student, temperature):
     """temperature² KL(teacher || student), the mean over the batch: a scalar.   Eq. (4)
 
-    teacher, student    logits [B, C]
-    A class of p = 0, such as a teacher's logit of -inf, adds 0 whatever the student's q is. Logits
-    of 1e4 have a finite loss.
+    teacher, student    logits [B, C]; the teacher's get no gradient
     >>> teacher, student = torch.tensor([[.8, .2]]).log(), torch.tensor([[.5, .5]]).log()
     >>> distillation_loss(teacher, student, temperature=1.0)     # .8 ln(.8 / .5) + .2 ln(.2 / .5)
     tensor(0.1927)
     """
-    log_p = (teacher / temperature).log_softmax(-1)                      # departure 1
+    log_p = (teacher.detach() / temperature).log_softmax(-1)             # departure 1
     log_q = (student / temperature).log_softmax(-1)
-    log_ratio = (log_p - log_q).masked_fill(log_p.exp() == 0, 0)             # p = 0 adds 0
-    return temperature**2 * (log_p.exp() * log_ratio).sum(-1).mean()
+    return temperature**2 * (log_p.exp() * (log_p - log_q)).sum(-1).mean()
 
 
 # --------------------------------------------------------------------------------------------------
 # Metrics; no step of the algorithm uses them
 
+def measure(fed, state, active, uploads):
+    """The metrics of a round."""
+    return {**evaluate(fed, state), "bad_uploads": len(active) - len(uploads),
+            **count_weight_bytes([(fed.global_model(), len(active))])}
+
+
 def evaluate(fed, state):
     """Test accuracies of the main model and, from round 1 on, of the ensemble."""
     images, labels = fed.test
-    models, undistilled = state["global_models"], state["undistilled"]
-    metrics = {"accuracy": accuracy(predict_models(fed, models[:1], images)[0], labels)}
-    if not undistilled:
+    global_models, recent_w = state["global_models"], state["recent_w"]
+    metrics = {"accuracy": accuracy(predict_models(fed, global_models[:1], images)[0], labels)}
+    if not recent_w:
         return metrics
-    ensemble = [w_k for of_round in undistilled for w_k in of_round]
+    ensemble = [w_k for of_round in recent_w for w_k in of_round]
     logits = predict_models(fed, ensemble, images)                       # [K R, test images, C]
     return {
         **metrics, "ensemble_accuracy": accuracy(logits.mean(0), labels),
-        "disagreement": disagreement(logits[-len(models):]),         # of this round's w_k
-        "teacher_forwards": len(ensemble) * len(fed.public.images)}  # images, each by each model
+        "disagreement": disagreement(logits[-len(global_models):]),      # of this round's w_k
+        "teacher_forwards": len(ensemble) * len(fed.public.images)}      # images, each by each w_k
 
 
 # --------------------------------------------------------------------------------------------------
-# For the command line
+# What it needs, and what the program prints
 
-def check(fed, cfg, attack):
-    """Raises ValueError if a group would have no client. K and R are at least 1: ranges.py."""
-    active = count_active(len(fed.private), cfg.participation)
+def check(fed, cfg, state, attack):
+    """Raises ValueError if a group would have no client, or a state has another K."""
+    active = len(fed.sample_clients(cfg.participation, t=1))
     if cfg.K > active:
         raise ValueError(f"fedsdd: K = {cfg.K} global models need as many active clients, but "
                          f"participation {cfg.participation:g} of {len(fed.private)} clients is "
                          f"{active}: K is at most {active}")
+    if state is not None and len(state["global_models"]) != cfg.K:
+        raise ValueError(f"fedsdd: the state has K = {len(state['global_models'])}, not {cfg.K}")
 
 
 ALGORITHM = Algorithm(
-    "fedsdd", run, scores={"accuracy": "server", "ensemble_accuracy": "ensemble"}, paper=PAPER,
-    public="unlabeled", check_settings=check, columns=("disagreement", "teacher_forwards"))
+    "fedsdd", run, Config, public="unlabeled", check_more=check, program=dict(
+        paper=PAPER, scores={"accuracy": "server", "ensemble_accuracy": "ensemble"},
+        columns=("disagreement", "teacher_forwards")))

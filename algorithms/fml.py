@@ -7,14 +7,13 @@ follows the authors' public code, github.com/ZJU-DAI/Federated-Mutual-Learning o
         runs `Config` on digits of 16x16 pixels: 20 clients hold unequal shares of the classes
         (Dirichlet, alpha 0.5), 300 images each. The personal network of every second client has
         one hidden layer (mlp), that of the others is a CNN (cnn_large); the shared one is a smaller
-        CNN (cnn). It takes 100 seconds on two cores.
-
-No --paper has it. From Python, fml.run(fed, **PAPER) runs `PAPER`.
+        CNN (cnn). 100 seconds on two cores. No --paper has it; from Python,
+        fml.run(fed, fml.Config(**PAPER)) runs `PAPER`.
 
 Clients hold labeled images of their own; between rounds each keeps its personal model and the
-optimizer of this model. The server keeps the shared model. There are no public images. Training:
-train mode, images cropped and flipped with --augment, the mean loss of a batch. Prediction, for the
-accuracies alone: eval mode, no gradient, images as they are.
+optimizer of this model, whether it is active or not. The server keeps the shared model. There are
+no public images. An active client is sent the shared model, and sends back the weights of its copy
+and its number of images. Personal models are never sent.
 
 The algorithm; the numbers are ours. CE is cross-entropy with the label, KL is at temperature 1:
   1   start with a personal model in each client and a shared model, all of random weights
@@ -25,19 +24,21 @@ The algorithm; the numbers are ours. CE is cross-entropy with the label, KL is a
   6           train the personal model and the copy on the client's own images, in each batch by
                   loss(personal) = alpha_ce CE(personal) + (1 - alpha_ce) KL(copy || personal)
                   loss(copy)     = beta_ce  CE(copy)     + (1 - beta_ce)  KL(personal || copy)
-              Both predict the same images before either takes its step. The first argument of a
-              KL is a constant: a loss has no gradient for the other model.
+              Both predict before either takes its step. The first argument of a KL is constant.
   7       shared model = the mean of the trained copies, weighted by numbers of images
 
-Personal models are never sent. A client that is not active keeps its personal model and its
-optimizer. An active one keeps what it trained, also if the server leaves its upload out.
+  step  who predicts         images   mode   gradient  augmented     loss, how often
+  6     the personal model   its own  train  yes       in each pass  step 6's, local_epochs
+  6     the copy             its own  train  yes       as it         step 6's, local_epochs
+  -     all personal models  test     eval   no        no            `accuracy`, `client_accuracy`
+  -     the shared model     test     eval   no        no            `server_accuracy`, after step 7
 
-Accuracy is of the personal models on the test images, after step 6: the mean over all clients, each
-with the classes weighted as in its own images. `client_accuracy` is the same with all test images
-weighted alike; `server_accuracy` is the shared model's, after step 7.
+Accuracies of personal models are means over all clients, also those that were never active.
+`client_accuracy` weighs all test images alike, `accuracy` the classes as they are in the client's
+own images; it leaves out a client none of whose classes has a test image.
 
-Bad uploads: a client of whose copy a weight is nan, infinite, or 1e30 or more in magnitude is left
-out of the mean. If nobody is left, the shared model stays.
+A client of whose copy a weight is nan, infinite, or 1e30 or more in magnitude is left out of the
+mean, and keeps its personal model. If nobody is left, the shared model stays.
 
 Departure
   1  Public code: step 7 is the plain mean. Here: it is weighted by numbers of images.
@@ -46,99 +47,86 @@ from dataclasses import dataclass
 
 import torch.nn.functional as F
 
-from algorithms import Algorithm, configured
-from federation import (OPTIMIZERS, Optimizer, active_in, average_weights, client_metrics,
-                        client_scores, loaded, minibatches, parallel_map, random_numbers, received,
-                        restored, server_metrics, snapshot, weights_ledger)
-
-# active_in         the clients of a round, drawn at random without replacement
-# average_weights   the weighted mean of every entry of models, BatchNorm's statistics too
-# loaded            a network, after a copy of some weights into it
-# minibatches       row numbers of batches, reshuffled in each pass; the last one may be smaller
-# parallel_map      {i: fn(i) for i in ids}, by several processes
-# random_numbers    a generator for what is named; it also seeds torch, for dropout
-# received          {client: weights}: after an attack, and without the bad uploads
-# restored          a network and its optimizer, after a snapshot has been copied into both; the
-#                   learning rate and the weight decay are those given here
-# snapshot          {"model": weights, "optimizer": state or None}, to be kept
+from federation import (OPTIMIZERS, Algorithm, Count, Fraction, Optimizer, Positive, Settings,
+                        Share, accuracy, average_weights, count_weight_bytes, drop_bad_uploads,
+                        minibatches, parallel_map, predict_models, resume, score_personal,
+                        snapshot)
 
 
 @dataclass
-class Config:
+class Config(Settings):
     rounds: int = 20                     # of communication
-    participation: float = 1.0           # share of the clients that are active in a round
-    local_epochs: int = 5                # passes of a client over its images in a round
-    local_steps: int | None = None       # if it is a number: so many steps, instead of passes
-    batch_size: int = 32                 # of a client
-    lr: float = 0.01                     # of both models, constant; --lr-patience lowers it
-    alpha_ce: float = 0.5                # weight of CE in the personal model's loss
-    beta_ce: float = 0.5                 # weight of CE in the loss of the copy
+    participation: Share = 1.0           # share of the clients that are active in a round
+    local_epochs: Count = 5              # passes of a client over its images in a round
+    local_steps: Count | None = None     # if it is a number: so many steps, instead of passes
+    batch_size: Count = 32               # of a client
+    lr: Positive = 0.01                  # of both models, constant
+    alpha_ce: Fraction = 0.5             # weight of CE in the personal model's loss
+    beta_ce: Fraction = 0.5              # weight of CE in the loss of the copy
     optimizer: Optimizer = "momentum"    # the personal model's is kept over the rounds, the copy's
     #                                      is new in every round
     weight_decay: float = 0.0            # L2 penalty of both optimizers
 
 
-# alpha_ce, beta_ce and the momentum are the public code's; the other values are ours. The code has
-# 5 clients, all active, 50 rounds of 5 epochs, batches of 128, a rate of 0.01 that falls to a tenth
-# after rounds 16, 32 and 48, and a weight decay of 5e-4.
-PAPER = dict(rounds=100, participation=1.0, local_epochs=1, batch_size=64, lr=0.05, alpha_ce=0.5,
-             beta_ce=0.5, optimizer="momentum", weight_decay=0.0)
+# Of no paper: our own values. The public code has, as Config, all clients active, alpha_ce, beta_ce
+# and the momentum; it has 5 clients, 50 rounds of 5 epochs, batches of 128, a rate of 0.01 that
+# falls to a tenth after rounds 16, 32 and 48, and a weight decay of 5e-4.
+PAPER = dict(rounds=100, local_epochs=1, batch_size=64, lr=0.05)
 
 
-@configured(Config)
 def run(fed, cfg, state=None, attack=None):
     """Yields (metrics, state) after round 0, the untrained models, and after every round.
 
-    fed       fed.private[i]: client i's images [n, c, h, w] and labels [n]; fed.client_model(i,
-              init=k): a new personal network of client i, with the k-th random weights;
-              fed.server_model(): a new shared network; fed.augment: with --augment random crops and
-              flips, otherwise nothing
-    state     of an earlier round, to go on from; None: from the start
+    fed       a `Federation`, whose server_model is the shared network; clients may have different
+              architectures
+    cfg       a `Config`
+    state     one that it has yielded, to go on from; None: from the start
     attack    replaces the uploads of malicious clients (attacks.py); None: there are none
     """
+    ALGORITHM.check(fed, cfg, state, attack)
     if state is None:
         # Step 1: personal models and a shared model, of different random weights.
         clients = {i: snapshot(fed.client_model(i, init=i)) for i in range(len(fed.private))}
-        state = {"round": 0, "server": {"model": fed.server_model().state_dict()},
-                 "clients": clients}
+        state = {"algorithm": "fml", "round": 0,
+                 "server": {"model": fed.server_model().state_dict()}, "clients": clients}
         yield evaluate(fed, state), state
-    shared = state["server"]["model"]    # weights
-    clients = state["clients"]           # {i: {"model": weights, "optimizer": state or None}}
+    shared, clients = state["server"]["model"], state["clients"]     # weights, {i: snapshot}
 
     for t in range(state["round"] + 1, cfg.rounds + 1):
         # Step 3-6: each active client trains its personal model and its copy of the shared one.
-        active = active_in(fed, cfg.participation, t)
-        trained = parallel_map(fed, active,
-                               lambda i: train_client(fed, cfg, t, i, clients[i], shared))
+        active = fed.sample_clients(cfg.participation, t)
+        trained = parallel_map(                              # {client: (snapshot, its copy)}
+            fed, active, lambda i: train_client(fed, cfg, t, i, clients[i], shared))
         clients = clients | {i: client for i, (client, _) in trained.items()}
 
         # Step 7: the copies are uploaded; the shared model is their mean, by numbers of images.
         copies = {i: copy for i, (_, copy) in trained.items()}
-        uploads = received(fed, copies, attack)                              # {client: weights}
+        uploads = attack.poison_weights(copies) if attack else copies
+        uploads = drop_bad_uploads(uploads)                                  # {client: weights}
         if uploads:
             sizes = [len(fed.private[i].labels) for i in uploads]            # departure 1
             shared = average_weights([*uploads.values()], sizes)
 
-        state = {"round": t, "server": {"model": shared}, "clients": clients}
-        yield {**evaluate(fed, state), "bad_uploads": len(active) - len(uploads),
-               **weights_ledger([(fed.server_model(), len(active))])}, state
+        state = {**state, "round": t, "server": {"model": shared}, "clients": clients}
+        yield measure(fed, state, active, uploads), state
 
 
 def train_client(fed, cfg, t, i, client, shared):
     """(client i after training, the weights of its trained copy of the shared model).   Step 5-6
 
-    client    a snapshot of its personal model and of the optimizer of this model
+    client    a `snapshot` of its personal model and of the optimizer of this model
     shared    weights of the shared model
     """
     images, labels = fed.private[i]
-    personal, personal_optimizer = restored(client, fed.client_model(i), cfg.optimizer, cfg.lr,
-                                            cfg.weight_decay)
-    copy = loaded(fed.server_model(), shared)
+    personal, personal_optimizer = resume(client, fed.client_model(i), cfg.optimizer, cfg.lr,
+                                          cfg.weight_decay)
+    copy = fed.server_model()
+    copy.load_state_dict(shared)
     copy_optimizer = OPTIMIZERS[cfg.optimizer](copy.parameters(), lr=cfg.lr,
                                                weight_decay=cfg.weight_decay)
     personal.train()
     copy.train()
-    with random_numbers(fed, "local", t, i) as rng:      # order, augmentation, dropout
+    with fed.random_numbers("local", t, i) as rng:         # order, augmentation, dropout
         for rows in minibatches(images, cfg.batch_size, rng, cfg.local_epochs, cfg.local_steps):
             batch = fed.augment(images[rows], rng)       # both models see the same crops
             personal_logits = personal(batch)                                    # [B, C]
@@ -158,34 +146,38 @@ def mutual_loss(logits, labels, teacher_logits, weight):
     """weight CE + (1 - weight) KL(teacher || student), means over the batch: a scalar.
 
     logits, labels    [B, C], [B]: of the student, the model that this loss trains
-    teacher_logits    [B, C]: of the other model, which gets no gradient
-    A class of p = 0, such as a teacher's logit of -inf, adds 0 whatever the student's q is.
+    teacher_logits    [B, C]: of the other model; the teacher's get no gradient
     >>> student, teacher = torch.tensor([[.5, .5]]).log(), torch.tensor([[.8, .2]]).log()
     >>> mutual_loss(student, torch.tensor([0]), teacher, weight=0.0)
     tensor(0.1927)
     """
     ce = F.cross_entropy(logits, labels)
     log_p, log_q = teacher_logits.detach().log_softmax(-1), logits.log_softmax(-1)       # [B, C]
-    log_ratio = (log_p - log_q).masked_fill(log_p.exp() == 0, 0)                 # p = 0 adds 0
-    kl = (log_p.exp() * log_ratio).sum(-1).mean()
+    kl = (log_p.exp() * (log_p - log_q)).sum(-1).mean()
     return weight * ce + (1 - weight) * kl
 
 
 # --------------------------------------------------------------------------------------------------
 # Metrics; no step of the algorithm uses them
 
+def measure(fed, state, active, uploads):
+    """The metrics of a round."""
+    return {**evaluate(fed, state), "bad_uploads": len(active) - len(uploads),
+            **count_weight_bytes([(fed.server_model(), len(active))])}
+
+
 def evaluate(fed, state):
     """Test accuracies of the personal models and of the shared one."""
-    metrics = client_metrics(client_scores(fed, state["clients"]))
-    own = metrics.pop("client_accuracy_own", None)       # None: no test image is of their classes
-    return {"accuracy": own, **metrics, **server_metrics(fed, state["server"])}
+    images, labels = fed.test
+    logits = predict_models(fed, [state["server"]["model"]], images, fed.server_model)[0]
+    return {**score_personal(fed, state["clients"]), "server_accuracy": accuracy(logits, labels)}
 
 
 # --------------------------------------------------------------------------------------------------
-# For the command line
+# What it needs, and what the program prints
 
 ALGORITHM = Algorithm(
-    "fml", run, scores={"accuracy": "clients, own classes", "client_accuracy": "clients",
-                        "server_accuracy": "shared model"},
-    paper=PAPER, mixed_networks=True, server="images", model=("cnn_large", "mlp"),
-    server_model="cnn", plateau=("lr",), evaluate=evaluate)
+    "fml", run, Config, mixed_networks=True, server="images", program=dict(
+        paper=PAPER, scores={"accuracy": "clients, own classes", "client_accuracy": "clients",
+                             "server_accuracy": "shared model"},
+        plateau=("lr",), evaluate=evaluate, model=("cnn_large", "mlp"), server_model="cnn"))

@@ -4,7 +4,7 @@ import copy
 import torch
 from torch import nn
 
-from federation.communication import FLOAT_BYTES
+from federation import FLOAT_BYTES
 
 
 def round_seconds(group_seconds, distill_seconds):

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 
 import models
 from benchmarks.costs import network_cost
-from federation.communication import FLOAT_BYTES
+from federation import FLOAT_BYTES
 
 ROOT = Path(__file__).parent.parent
 REPETITIONS, WARM_UP, BATCH = 15, 2, 64

@@ -21,7 +21,7 @@ import models
 from benchmarks.costs import network_cost
 from experiment.processes import device_of
 from experiment.settings import read
-from federation.training import prediction_batch
+from federation import prediction_batch
 
 IMAGE, CLASSES, BATCHES = (3, 32, 32), 10, 5
 TRAINING = 50_000                                        # CIFAR-10's images, and CIFAR-100's

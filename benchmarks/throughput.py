@@ -24,9 +24,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import torch
 import torch.nn.functional as F
 
+import federation
 from algorithms import fedavg
 from benchmarks.commands import federation_of
-from federation import accuracy, loaded, minibatches, predict, stream, training
+from federation import accuracy, make_rng, minibatches, predict
 
 EPOCHS, BATCH, LR = 5, 64, 0.1
 PREDICTED, PREDICTION_BATCHES, TURNS = 500, (32, 64, 100, 256, 500), 11
@@ -48,7 +49,7 @@ def one_client(name, amp=False):
 def plain_epoch(model, images, labels, t):
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     model.train()
-    for rows in minibatches(images, BATCH, stream(0, "local", t, 0), epochs=1):
+    for rows in minibatches(images, BATCH, make_rng(0, "local", t, 0), epochs=1):
         loss = F.cross_entropy(model(images[rows]), labels[rows])
         optimizer.zero_grad()
         loss.backward()
@@ -72,7 +73,9 @@ def measure_training(name):
             seconds.append(time.perf_counter() - start)
         if t > 0:
             times.append(seconds)
-    models = [plain, *(loaded(fed.global_model(), w) for fed, w in zip(feds, trained))]
+    models = [plain, *(fed.global_model() for fed in feds)]
+    for model, weights in zip(models[1:], trained):
+        model.load_state_dict(weights)
     for j, (loop, fed) in enumerate(zip(LOOPS, [feds[0], *feds])):
         test_accuracy = accuracy(predict(models[j], fed.test.images), fed.test.labels)
         samples_per_second = len(labels) / statistics.median(seconds[j] for seconds in times)
@@ -92,7 +95,7 @@ def start_worker(name, loop, size):
     global predict_in_turn
     fed = one_client(name)
     model, (train_images, labels), images = fed.client_model(0), fed.private[0], fed.test.images
-    training.prediction_batch = lambda images: size
+    federation.prediction_batch = lambda images: size
     work = partial(predict, model, images[:PREDICTED])
     if loop == LOOPS[0]:
         model = model.to(memory_format=torch.contiguous_format)

@@ -36,12 +36,13 @@ def handwriting(font, num_writers, copies, sloppiness, seed):
     """(images uint8 [n, 16, 16], labels [n], writers [n]): each symbol `copies` times per writer.
 
     font         bool [symbols, 7, 5]
-    sloppiness   factor of all the deviations below
+    sloppiness   factor of all deviations from the means below, but not of the pixels' own noise
 
     A writer has a position, a size, an aspect ratio, a slant, a tilt, a bend, a stroke width, an
     ink color and a paper color of their own, and their own form of each symbol. Each image deviates
-    from these at random. Rows are shuffled. The bytes are the same on every machine: numpy
-    guarantees the numbers of RandomState, and the drawing is sums, products and table look-ups.
+    from these at random. Rows are shuffled. The drawing is sums, products and table look-ups of the
+    numbers of RandomState, which numpy keeps on every machine up to roundoff: a byte can differ
+    where a value is just between two.
     """
     bitmaps = np.pad(font, ((0, 0), (2, 2), (2, 2))).astype(np.float32)       # [symbols, 11, 9]
     symbols, height, width = bitmaps.shape

@@ -2,9 +2,10 @@
 
     arrays = readers.npz("mine.npz")     # {"x_train": ..., "y_train": ..., "x_test": ..., ...}
 
-Each reader returns the arrays as the files hold them, under the names of the arguments of
-`data.load.checked`, which checks and converts them. torchvision and PIL are imported only when a
-data set needs them.
+Each reader returns arrays under the names of the arguments of `data.load.checked`, which checks and
+converts them. They are as the files hold them, but for EMNIST (upright, labels from 0), image files
+(decoded, resized if asked, one channel if all are gray) and names of classes (numbers). torchvision
+and PIL are imported only when a data set needs them.
 """
 import glob
 import math

@@ -14,10 +14,10 @@ from data import readers
 from data.images import adapt, crop_and_flip, normalize, statistics, to_float
 from data.load import (Dataset, by_superclass, check_classes, fingerprint, ignored,
                        load_dataset, load_public, only)
-from experiment.plateau import with_plateau
+from experiment.plateau import run_with_plateau
 from experiment.processes import say
 from experiment.settings import HELD_OUT, is_foreign, is_split_file
-from federation import Data, Federation, prepared, restrict_public, seeded, stream
+from federation import Data, Federation, make_rng, new_network, predict, seed_torch
 
 
 class Datasets(NamedTuple):
@@ -131,10 +131,10 @@ def split(shared, datasets, seed):
     task, kept, seed = datasets.task, datasets.rows or {}, split_seed(shared, seed)
     labels = task.test.labels.numpy()
     test = kept.get("test", np.arange(len(labels)))
-    test = test[at_most(shared["test_size"], labels[test], stream(seed, "test_size"))]
+    test = test[at_most(shared["test_size"], labels[test], make_rng(seed, "test_size"))]
     public_test = kept.get("public_test")
     if shared["public"] == "half" and public_test is None:   # the test set is halved as well
-        halves = partition.halves(labels[test], stream(seed, "public_test"))
+        halves = partition.halves(labels[test], make_rng(seed, "public_test"))
         public_test, test = (test[half] for half in halves)
     if kept:
         clients = [kept[f"client_{i}"] for i in range(shared["clients"])]
@@ -149,15 +149,15 @@ def split(shared, datasets, seed):
 def divided(shared, task, seed):
     """(rows of each client, of the public images, of the validation images) by a rule."""
     labels = task.train.labels.numpy()
-    rows = at_most(shared["train_size"], labels, stream(seed, "train_size"))
+    rows = at_most(shared["train_size"], labels, make_rng(seed, "train_size"))
     public, validation = None, None
     if shared["public"] in HELD_OUT:
         share = HELD_OUT[shared["public"]]
-        held_out, rest = partition.hold_out(labels[rows], share, stream(seed, "public"))
+        held_out, rest = partition.hold_out(labels[rows], share, make_rng(seed, "public"))
         public, rows = rows[held_out], rows[rest]
     rule, needed = partition.PARTITIONS[shared["partition"]]
     if shared["validation"] is not None:
-        rng = stream(seed, "validation")
+        rng = make_rng(seed, "validation")
         if "writers" in needed:                          # whole writers
             held_out, rest = partition.hold_out_writers(
                 task.writers[rows], shared["validation"], rng)
@@ -166,7 +166,7 @@ def divided(shared, task, seed):
         validation, rows = rows[held_out], rows[rest]
     known = {"labels": labels, "writers": task.writers, "subclass": task.subclass}
     arguments = {name: known[name][rows] if name in known else shared[name] for name in needed}
-    parts = rule(**arguments, num_clients=shared["clients"], rng=stream(seed, "partition"))
+    parts = rule(**arguments, num_clients=shared["clients"], rng=make_rng(seed, "partition"))
     return [rows[part] for part in parts], public, validation
 
 
@@ -174,7 +174,7 @@ def some_of(rows, size, seed):
     """At most `size` of the public rows, or all of them if size is None."""
     if size is None or size >= len(rows):
         return rows
-    return rows[np.sort(stream(seed, "public_size").choice(len(rows), size, replace=False))]
+    return rows[np.sort(make_rng(seed, "public_size").choice(len(rows), size, replace=False))]
 
 
 def at_most(size, labels, rng):
@@ -237,9 +237,8 @@ def seen_by(method, fed, shared):
     architecture = [names[i % len(names)] for i in range(len(fed.private))]
 
     def new(name, key, init):
-        with seeded(fed.seed, key, init):
-            model = models.build(name, image_shape, fed.num_classes).to(fed.device)
-        return prepared(model, fed.amp)
+        return new_network(partial(models.build, name, image_shape, fed.num_classes), fed.seed, key,
+                           init, device=fed.device, amp=fed.amp)
 
     def client_model(i, init=0):
         return new(architecture[i], "init", init)
@@ -250,7 +249,11 @@ def seen_by(method, fed, shared):
     fed = dataclasses.replace(
         fed, client_model=client_model, architecture=architecture, threads=method.threads,
         server_model=None if method.algorithm.server == "none" else server_model)
-    return restrict_public(fed, method.algorithm.public)
+    if method.algorithm.public == "none":
+        return dataclasses.replace(fed, public=None)
+    if method.algorithm.public == "unlabeled" and fed.public is not None:
+        return dataclasses.replace(fed, public=Data(fed.public.images, None))
+    return fed
 
 
 def of_the_task(fed):
@@ -271,16 +274,17 @@ def attack_in(fed, shared):
     """The `Attack` of --attack on a federation, or None."""
     if shared["attack"] is None:
         return None
-    return attacks.build(shared["attack"], partial(stream, fed.seed), len(fed.private),
+    return attacks.build(shared["attack"], fed.rng, len(fed.private),
                          shared["attackers"], shared["attack_scale"], shared["attack_z"])
 
 
 def rounds_of(method, fed, shared, state=None):
     """The generator that computes a method's rounds, or those that are left after `state`."""
-    run = method.algorithm.run
-    if shared["lr_patience"] is not None and method.algorithm.plateau:
-        run = with_plateau(method.algorithm, shared["lr_patience"])
-    return run(fed, state, attack=attack_in(fed, shared), **method.hyperparameters)
+    algorithm, attack = method.algorithm, attack_in(fed, shared)
+    attack = {} if attack is None else {"attack": attack}
+    if shared["lr_patience"] is not None and algorithm.plateau:
+        return run_with_plateau(algorithm, fed, method.cfg, state, shared["lr_patience"], **attack)
+    return algorithm.run(fed, method.cfg, state, **attack)
 
 
 def check(command, datasets, device):
@@ -289,7 +293,7 @@ def check(command, datasets, device):
     For the algorithms the first seed's federation will do: with another seed clients have other
     images, but there are as many clients, of the same networks.
     """
-    with seeded(0, "can the networks take such images"):
+    with seed_torch(0, "can the networks take such images"):
         for name in dict.fromkeys(name for method in command.methods
                                   for name in method.networks["model"]):
             models.build(name, datasets.images["shape"], len(datasets.images["classes"]))
@@ -297,5 +301,18 @@ def check(command, datasets, device):
         split(command.shared, datasets, seed)
     fed = make_federation(command.shared, datasets, command.seeds[0], device)
     for method in command.methods:
-        method.algorithm.check(seen_by(method, fed, command.shared),
-                               attack=attack_in(fed, command.shared), **method.hyperparameters)
+        check_method(method, seen_by(method, fed, command.shared), attack_in(fed, command.shared))
+
+
+def check_method(method, fed, attack):
+    """Raises ValueError if the algorithm cannot run with its settings and networks."""
+    method.algorithm.check(fed, method.cfg, attack=attack)
+    if method.algorithm.server == "images":
+        image, name = fed.private[0].images[:1], method.networks["server_model"]
+        try:
+            fits = predict(fed.server_model(), image).shape == (1, fed.num_classes)
+        except Exception:                # of many types: it is some other network's forward
+            fits = False
+        if not fits:
+            raise ValueError(f"{method.label}: the server's network {name} does not make logits "
+                             f"[B, {fed.num_classes}] of images {list(image.shape[1:])}")

@@ -29,7 +29,7 @@ from data.images import adapt, check_range, normalize, to_float
 from experiment import build
 from experiment.processes import fail, from_first, is_first
 from experiment.settings import NETWORKS, Images, Method, Training, flag_with, text_of
-from federation import average_weights, prepared
+from federation import average_weights, in_bfloat16
 
 FILES = ("config.json", "checkpoint.pt", "metrics.jsonl", "timing.jsonl")
 
@@ -142,8 +142,7 @@ def find(record):
     record.config["environment"] = before
     if (record.folder / "checkpoint.pt").exists():
         kept = loaded(record.folder, (record.folder / "checkpoint.pt").read_bytes(), "cpu")
-        if (kept["state"].get("algorithm") != record.method.algorithm.name
-                or len(then["images"]["classes"]) != len(record.config["images"]["classes"])):
+        if len(then["images"]["classes"]) != len(record.config["images"]["classes"]):
             raise ValueError(f"{record.folder} is from an older version: choose another --out")
         record.rows, record.timings = kept["rows"], kept["timings"]
     elif (record.folder / "metrics.jsonl").exists():
@@ -339,7 +338,9 @@ def load_model(folder, name=None):
     for network, weights in found[name]:
         model = models.build(network, tuple(images["shape"]), len(images["classes"]))
         model.load_state_dict(weights)
-        networks.append(prepared(model, amp=True) if config["training"]["amp"] else model)
+        if config["training"]["amp"]:
+            model.forward = in_bfloat16(model.forward)
+        networks.append(model)
     together = models.Ensemble if name == "ensemble" else models.Stacked
     model = networks[0] if len(networks) == 1 else together(*networks)
     mean, std = torch.tensor(images["mean"]), torch.tensor(images["std"])
@@ -395,6 +396,7 @@ def ensemble_in(state, networks):
 
     Its members in a state are state_dicts or, where networks may differ, such pairs.
     """
-    members = [member for of_round in state.get("undistilled", []) for member in of_round]
+    recent = state.get("recent_w", state.get("recent_members", []))
+    members = [member for of_round in recent for member in of_round]
     return [member if isinstance(member, tuple) else (networks["model"][0], member)
             for member in members]

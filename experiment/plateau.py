@@ -2,9 +2,8 @@
 
 FedGKT (section 4.2) and FedGEMS (section 4.1) reduce the rate when accuracy stops growing. This
 is not a line of their algorithms, and it measures on images that an algorithm does not see. So it
-is not in the round loops: not a schedule that each loop would ask for its rates and keep in its
-state, but one function around all of them. `with_plateau` calls an algorithm's `run` for one round
-at a time, from the state of the last round, with the rates of the new round.
+is not in the round loops, but around them: between two rounds it changes `cfg.lr`, and what other
+rates the algorithm's declaration names, in the Config from which the next round reads them.
 
 Departures
   1  Papers: do not say on which images; public code looks at the test set. Here: the metric
@@ -25,31 +24,38 @@ def new_plateau(patience, saved=None):
     """A scheduler whose rate is a factor of learning rates: 1 at first, or as it was saved."""
     factor = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     # Its `factor` is 0.1: departure 2.
-    plateau = ReduceLROnPlateau(factor, mode="max", patience=patience, threshold=0, eps=0)
+    plateau = ReduceLROnPlateau(factor, mode="max", patience=patience, eps=0,
+                                threshold=1e-9, threshold_mode="abs")    # the rounding of a mean
     if saved is not None:
         plateau.load_state_dict(saved)
         factor.param_groups[0]["lr"] = plateau.get_last_lr()[0]
     return plateau
 
 
-def with_plateau(algorithm, patience):
-    """The algorithm's `run`, whose rates fall on a plateau of the validation accuracy.
+def run_with_plateau(algorithm, fed, cfg, state, patience, **attack):
+    """The rounds of algorithm.run(fed, cfg, state), whose rates in `cfg` fall between rounds.
 
-    algorithm    its `plateau` names the settings that fall, for example ("lr", "server_lr")
+    algorithm    its `plateau` names the rates that fall, for example ("lr", "server_lr")
+    cfg          is copied
     patience     they fall after more than this many rounds without a better accuracy
     """
-    def reduced(fed, state=None, *, rounds, **settings):
-        # Departure 1: on validation images.
-        on_validation = dataclasses.replace(fed, test=fed.validation, public_test=None)
-        plateau = new_plateau(patience, (state or {}).get("plateau"))
-        while state is None or state["round"] < rounds:
-            t = 0 if state is None else state["round"] + 1
-            factor = plateau.get_last_lr()[0]
-            rates = {name: settings[name] * factor for name in algorithm.plateau}    # departure 3
-            one_round = algorithm.run(fed, state, rounds=t, **settings | rates)
-            for metrics, state in one_round:
-                if t > 0:
-                    plateau.step(algorithm.evaluate(on_validation, state)["accuracy"])
-                yield metrics | rates, state | {"plateau": plateau.state_dict()}
+    cfg = dataclasses.replace(cfg)
+    on_validation = dataclasses.replace(fed, test=fed.validation, public_test=None)  # departure 1
+    plateau = new_plateau(patience, (state or {}).get("plateau"))
+    first = {name: getattr(cfg, name) for name in algorithm.plateau}             # departure 3
 
-    return reduced
+    def lower():
+        rates = {name: rate * plateau.get_last_lr()[0] for name, rate in first.items()}
+        for name, rate in rates.items():
+            setattr(cfg, name, rate)
+        return rates
+
+    rates = lower()                                      # 1, or what an earlier run has reached
+    rounds = algorithm.run(fed, cfg, state, **attack)
+    for metrics, state in rounds:
+        if state["round"] > 0:
+            found = algorithm.evaluate(on_validation, state)["accuracy"]
+            if found is not None:        # None: no validation image is of any client's class
+                plateau.step(found)
+        yield metrics | rates, state | {"plateau": plateau.state_dict()}
+        rates = lower()

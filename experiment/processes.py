@@ -14,8 +14,6 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException, start_processes
 
-from federation.parallel import count_active
-
 MOST = 8                             # processes that a program starts by itself
 NEVER = timedelta(days=365)          # processes wait for one another while the server trains
 
@@ -95,7 +93,7 @@ def end_with(main, argv):
 
 @contextlib.contextmanager
 def one_thread():
-    """A process has one thread, except while the server trains (`server_threads` in parallel.py).
+    """A process has one thread, except while the server trains (`on_server` in federation.py).
 
     So no number depends on how many processes there are; and a fork is safe, as long as torch has
     not used a second thread.
@@ -150,9 +148,8 @@ def how_many(command, device, is_program):
     can_fork = sys.platform == "linux" and device.type == "cpu" and "WORLD_SIZE" not in os.environ
     asked = command.program["processes"]
     if asked is None and is_program and can_fork:
-        most_clients = max(count_active(command.shared["clients"],
-                                        method.hyperparameters.get("participation", 1.0))
-                           for method in command.methods)
+        shares = [method.hyperparameters.get("participation", 1.0) for method in command.methods]
+        most_clients = max(1, round(max(shares) * command.shared["clients"]))
         return min(num_cores(), most_clients, MOST)
     if (asked or 1) > 1 and not can_fork:
         raise ValueError("--processes needs Linux, a CPU, and a start without torchrun")

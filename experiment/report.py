@@ -1,13 +1,13 @@
 """What a run prints: its settings, a line per round, the summary."""
 import dataclasses
-import math
 import statistics
 
-from attacks import HUGE, lie_z
+from attacks import lie_z
 from experiment import build
 from experiment.keep import networks_in
 from experiment.processes import num_cores, say
 from experiment.settings import HELD_OUT, flag_of, text_of
+from federation import HUGE
 
 
 def metric_text(value):
@@ -150,13 +150,14 @@ def columns_of(record):
     """The metrics in a round's line; of a joint layer also the answers with a public class."""
     algorithm = record.method.algorithm
     is_joint = record.config["data"]["joint"] and algorithm.public == "joint"
-    return (*algorithm.log_columns, *(["client_accuracy_private_as_public"] if is_joint else []))
+    more = ["client_accuracy_private_as_public"] if is_joint else []
+    return (*algorithm.scores, *algorithm.columns, *more)
 
 
 def diverged(record):
-    """How many models of a run have a weight that is not finite, or HUGE; -inf may be a mask."""
+    """How many models of a run have a weight that is not finite, or HUGE."""
     def is_wild(w):
-        return bool((w.isnan() | (w.abs() >= HUGE) & (w != -math.inf)).any())
+        return not (w.abs() < HUGE).all()
 
     models = networks_in(record.state, record.method.algorithm, record.method.networks).values()
     return sum(any(is_wild(w) for _, weights in parts for w in weights.values()

@@ -2,7 +2,7 @@
 
 A flag is a field of a dataclass: of `Images`, `Training` or `Program` below, or of the `Config` in
 an algorithm's file. Its type and default are the flag's, its comment is the flag's help. Which
-numbers it takes is in algorithms/ranges.py, what an `Algorithm` declares in algorithms/__init__.py.
+numbers it takes is part of its type: see `checked` in federation.py.
 
 Where several places have a value of a method, the last of these wins: `Config` and the networks
 that the algorithm's file names; with --paper its `PAPER`, then what presets.py has for this paper;
@@ -14,21 +14,22 @@ import inspect
 import re
 import typing
 from dataclasses import asdict, dataclass, fields
-from typing import Literal
+from typing import Annotated, Literal, get_type_hints
 
 import torch
 
 import attacks
 import models
-from algorithms import ALGORITHMS, Algorithm
-from algorithms.ranges import check_values
+from algorithms import ALGORITHMS
 from data import readers
 from data.load import DATASETS
 from experiment.presets import PAPERS, PUBLIC_SETS
 from experiment.processes import cpu_has_bfloat16, num_cores, say
+from federation import Algorithm, Count, Positive, checked
 from partition import PARTITIONS
 
 Names = tuple[str, ...]
+Few = Annotated[int, "[1, 1024]"]
 
 
 @dataclass
@@ -37,27 +38,27 @@ class Images:
 
     dataset: str = "glyphs"               # the task: a name of --list, a .npz file, or a folder
     data_root: str = "downloads"          # folder for torchvision's data sets
-    train_size: int | None = None         # at most this many training images, of each class a share
-    test_size: int | None = None          # at most this many test images, of each class a share
-    image_size: int | None = None         # resizes a folder's images to this height and width
+    train_size: Count | None = None       # at most this many training images, of each class a share
+    test_size: Count | None = None        # at most this many test images, of each class a share
+    image_size: Few | None = None         # resizes a folder's images to this height and width
     classes: tuple[int, ...] | None = None    # only these classes of the task
-    clients: int = 20                     # number of clients
+    clients: Count = 20                   # number of clients
     partition: str = "dirichlet_equal"    # split among the clients: a name of --list, or a .npz
     #                                       file of row numbers, as --out writes it
     split_seed: int | None = None         # decides who has which images, for all seeds (default:
     #                                       each seed its own; of a .npz file 0)
-    alpha: float = 0.5                    # of Dirichlet partitions; smaller is more heterogeneous
-    per_class: int = 3                    # images of a class, for few_per_class and by_subclass
+    alpha: Positive = 0.5                 # of Dirichlet partitions; smaller is more heterogeneous
+    per_class: Count = 3                  # images of a class, for few_per_class and by_subclass
     public: str | None = None             # half, half-train or fifth of the training images, which
     #                                       are then no client's, or another data set (default: half
     #                                       if labels of the task are needed, otherwise fifth; with
     #                                       --paper the paper's; for FedMD letters for digits)
     joint: bool | None = None             # FedMD: one output layer for public classes and task
     #                                       (default, if the public images are another data set)
-    public_size: int | None = None        # at most this many public images
-    validation: float | None = None       # share of the training images, but the public ones, that
-    #                                       the server holds for validation (default: 0.1 if an
-    #                                       algorithm needs them)
+    public_size: Count | None = None      # at most this many public images
+    validation: Annotated[float, "(0, 1)"] | None = None     # share of the training images, but
+    #                                       the public ones, that the server holds for validation
+    #                                       (default: 0.1 if an algorithm needs them)
 
 
 @dataclass
@@ -70,12 +71,13 @@ class Training:
     #                                       paper's with --paper, otherwise the algorithm's)
     augment: bool = False                 # train on randomly cropped and flipped images
     amp: bool = False                     # bfloat16 in every forward pass
-    lr_patience: int | None = None        # rates fall to a tenth after more than this many rounds
+    lr_patience: Count | None = None      # rates fall to a tenth after more than this many rounds
     #                                       without a better validation accuracy
     attack: Literal[tuple(attacks.ATTACKS)] | None = None     # how some clients poison uploads
-    attackers: int | None = None          # malicious clients (default: 1, with ofom 2)
+    attackers: Count | None = None        # malicious clients (default: 1, with ofom 2)
     attack_scale: float = 10.0            # strength of paf and ofom, in standard deviations
-    attack_z: float | None = None         # strength of lie (default: the paper's formula)
+    attack_z: Annotated[float, "(-inf, inf)"] | None = None    # strength of lie (default: the
+    #                                       paper's formula)
 
 
 @dataclass
@@ -88,9 +90,9 @@ class Program:
     out: str | None = None                # folder of the runs: the same command goes on, a longer
     #                                       one adds seeds, algorithms, rounds (default: none)
     device: str | None = None             # cpu, cuda, cuda:1, ... (default: a GPU if there is one)
-    processes: int | None = None          # that compute together (default: the cores, at most 8;
+    processes: Few | None = None          # that compute together (default: the cores, at most 8;
     #                                       1 on a GPU and outside Linux)
-    threads: int | None = None            # while the server trains (default: the cores with
+    threads: Few | None = None            # while the server trains (default: the cores with
     #                                       --paper, --model or --server-model, otherwise 1)
     describe: bool = False                # print all settings, and who has which classes, and end
     list: bool = False                    # print algorithms, data sets, networks, ..., and end
@@ -113,6 +115,14 @@ class Method:
     lacks: list[str]         # the settings that the command has flags for, and it has not
     networks: dict           # {"model": [names of the clients'], "server_model": the server's}
     threads: int             # while the server trains
+
+    @property
+    def cfg(self):
+        """The hyperparameters as a Config. Raises ValueError for a value out of its range."""
+        try:
+            return self.algorithm.Config(**self.hyperparameters)
+        except ValueError as error:
+            raise ValueError(f"{self.algorithm.name}: {error}") from None
 
 
 @dataclass
@@ -145,8 +155,8 @@ def read(argv, about=""):
         raise ValueError(f"--algo is missing; there are {', '.join(ALGORITHMS)}")
     if unknown:
         flag = unknown[0].split("=")[0]
-        if any(flag == flag_of(name) for other in ALGORITHMS.values()
-               for name in other.config_fields):
+        if any(flag == flag_of(setting.name) for other in ALGORITHMS.values()
+               for setting in fields(other.Config)):
             raise ValueError(f"{','.join(algorithms)} has no {flag}; others have")
         flags = [flag_of(field.name) for table in tables for field in fields(table)]
         raise ValueError(f"unknown {' '.join(unknown)}{suggestion(unknown[0], flags)}; --algo "
@@ -200,9 +210,8 @@ def help_of(algorithms, about):
 def flags_of(table):
     """A line for each flag of a dataclass: its name, its default, its comment in the source."""
     defaults = {field.name: text_of(field.default) for field in fields(table)}
-    sources = [inspect.getsource(cls) for cls in reversed(table.__mro__[:-1])]
     lines = []
-    for line in "\n".join(sources).splitlines():
+    for line in inspect.getsource(table).splitlines():
         field = re.match(r"    (\w+): [^#]*(?:# (.*))?", line)
         if field and field[1] in defaults:
             name, meaning = field[1], field[2] or ""
@@ -232,16 +241,17 @@ def parser_of(tables):
     """The parser of the flags of these dataclasses; what is not given is not in its result."""
     parser = Parser("fedkd_minimal.py", add_help=False, allow_abbrev=False,
                     argument_default=argparse.SUPPRESS)
-    for field in {field.name: field for table in tables for field in fields(table)}.values():
-        names = ("--help", "-h") if field.name == "help" else (flag_of(field.name),)
-        parser.add_argument(*names, **options_of(field))
+    kinds = {name: kind for table in tables for name, kind in get_type_hints(table).items()}
+    for name, kind in kinds.items():
+        names = ("--help", "-h") if name == "help" else (flag_of(name),)
+        parser.add_argument(*names, **options_of(kind))
     return parser
 
 
-def options_of(field):
+def options_of(kind):
     """argparse's options for a str, bool, Literal, int, float, tuple[X, ...] or None."""
-    optional = type(None) in typing.get_args(field.type)
-    kind = typing.get_args(field.type)[0] if optional else field.type        # X | None
+    optional = type(None) in typing.get_args(kind)
+    kind = typing.get_args(kind)[0] if optional else kind                    # X | None
     if kind is bool:
         return {"action": argparse.BooleanOptionalAction}
     choices, several = None, typing.get_origin(kind) is tuple
@@ -286,7 +296,7 @@ def method_of(label, algorithm, given):
         raise ValueError(f"{label}: {algorithm.name} has no {unknown[0]}; it has "
                          f"{', '.join(map(flag_of, config))}")
     preset = PAPERS.get(given.get("paper"), {})
-    of_method = preset.get(algorithm.name, preset.get(algorithm.like))
+    of_method = preset.get(algorithm.name)
     if of_method is None and preset:
         available = ", ".join(name for name in preset if name in ALGORITHMS)
         raise ValueError(f"--paper {given['paper']} has no {label}; it has {available}")
@@ -335,8 +345,8 @@ def shared_by(methods, given):
     if found["joint"] is None:
         found["joint"] = is_foreign(found["public"]) and any(
             method.algorithm.public == "joint"
-            and method.algorithm.needs_labels(method.hyperparameters) for method in methods)
-    needed = any(method.algorithm.needs_validation(method.hyperparameters) for method in methods)
+            and method.algorithm.needs_labels(method.cfg) for method in methods)
+    needed = any(method.algorithm.needs_validation(method.cfg) for method in methods)
     needed = needed or found["lr_patience"] is not None
     if found["validation"] is None and needed and "validation" not in given:
         found["validation"] = 0.1
@@ -366,13 +376,21 @@ def is_foreign(public):
     return public is not None and public not in HELD_OUT
 
 
+def can_be_attacked(algorithm):
+    """True if its `run` takes an attack: clients upload something that can be poisoned."""
+    return "attack" in inspect.signature(algorithm.run).parameters
+
+
 def check(command, given):
     """Raises ValueError for a number out of its range, and for flags that do not go together.
 
     Hyperparameters are checked by their algorithm: see `build.check`.
     """
+    values = command.shared | command.program
     for table in (Images, Training, Program):
-        check_values(table, {**command.shared, **command.program}, flag_of)
+        for name, kind in get_type_hints(table, include_extras=True).items():
+            if name in values:                           # not the networks
+                checked(flag_of(name), values[name], kind)
     shared, public = command.shared, command.shared["public"]
     if shared["partition"] not in PARTITIONS and not is_split_file(shared["partition"]):
         raise ValueError(f"--partition {shared['partition']}: choose from {', '.join(PARTITIONS)}, "
@@ -381,16 +399,16 @@ def check(command, given):
     for method in command.methods:
         algorithm = method.algorithm
         is_unknown = public not in (*HELD_OUT, *DATASETS) and "public" not in given
-        if algorithm.needs_public(method.hyperparameters) and (public is None or is_unknown):
+        if algorithm.needs_public(method.cfg) and (public is None or is_unknown):
             papers = f" (the paper's: {public})" if public else ""
             raise ValueError(f"{method.label} needs public images for {shared['dataset']}: "
                              f"--public fifth, half, NAME or PATH{papers}")
-        needs_labels = algorithm.needs_labels(method.hyperparameters)
+        needs_labels = algorithm.needs_labels(method.cfg)
         if is_foreign(public) and needs_labels and algorithm.public not in served:
             raise ValueError(f"{method.label}: the public images need labels of the task: "
                              f"--public half or fifth, not {public}")
-        if shared["attack"] and not algorithm.can_be_attacked:
-            others = ", ".join(name for name, x in ALGORITHMS.items() if x.can_be_attacked)
+        if shared["attack"] and not can_be_attacked(algorithm):
+            others = ", ".join(name for name, x in ALGORITHMS.items() if can_be_attacked(x))
             raise ValueError(f"--attack: {method.label} takes none; these algorithms do: "
                              f"{others}")
         if given.get("lr_patience") is not None and not algorithm.plateau:

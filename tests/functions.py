@@ -8,17 +8,16 @@ import numpy as np
 import torch
 from toys import linear, same, with_batchnorm, with_hidden_layer
 
-from federation import seeded
+from federation import seed_torch
 
 ROOT = Path(__file__).parent.parent
 
 
 def module_of(name):
-    """"fedsdd.divide" -> the module fedsdd, in algorithms/ or federation/, or at the top."""
+    """"fedsdd.divide" -> the module fedsdd, in algorithms/ or at the top."""
     stem = name.split(".")[0]
-    folder = [f"{folder}." for folder in ("algorithms", "federation")
-              if (ROOT / folder / f"{stem}.py").exists()]
-    return importlib.import_module("".join(folder) + stem)
+    folder = "algorithms." if (ROOT / "algorithms" / f"{stem}.py").exists() else ""
+    return importlib.import_module(folder + stem)
 
 
 def own(name):
@@ -43,7 +42,7 @@ def rng(seed=0):
 
 def network(make, seed=0):
     """With statistics and counters that differ from seed to seed."""
-    with seeded(seed, "carried"):
+    with seed_torch(seed, "carried"):
         model = make()
     for name, buffer in model.named_buffers():
         buffer.copy_(torch.tensor(5 + seed) if name.endswith("tracked")
@@ -73,7 +72,7 @@ TAUGHT = torch.tensor([True, False, True, False, True])       # nobody is right 
 LABELS = torch.tensor([2, 0, 1, 1, 0])
 
 INPUTS = {      # name: makes the arguments of one call or several, new each time: rngs start anew
-    "averaging.average_weights": lambda: [
+    "federation.average_weights": lambda: [
         (models(make), [1, 4, 3]) for make in (linear, with_hidden_layer, with_batchnorm)],
     "fedprox.proximal_term": lambda: [
         (network(with_batchnorm), network(with_batchnorm, 1).state_dict(), 0.3)],
@@ -96,12 +95,10 @@ INPUTS = {      # name: makes the arguments of one call or several, new each tim
         (models(with_batchnorm), [1, 4, 3], rng(), *more) for more in ((), (0.3,))],
     "fedbe.sharpened_teacher": lambda: [(normal(4, 5, 3),)],
     "fedbe.kl_divergence": lambda: [(normal(5, 3), normal(5, 3, seed=1))],
-    "evaluation.disagreement": lambda: [
-        (normal(4, 5, 3),), (spoilt(normal(4, 5, 3), (0, 2), (3, 2)),)],
+    "federation.disagreement": lambda: [(normal(4, 5, 3),)],
     "fedsdd.divide": lambda: [([9, 2, 5, 11, 4, 0, 7, 3], 3, rng())],
     "fedsdd.distillation_loss": lambda: [
         *((normal(5, 3), normal(5, 3, seed=1), T) for T in (1.0, 2.5)),
-        (torch.tensor([[0.5, 0.5, 0.0]]).log(), normal(1, 3), 1.0),
         *((torch.tensor([[1e4, -1e4]]), torch.tensor([z]), 1.0)
           for z in ([-1e4, 1e4], [2e4, -1e4]))],
     "fedmd.consensus": lambda: [(normal(4, 5, 3), *more) for more in (([2, 0, 1, 5],), ())],
@@ -114,8 +111,7 @@ INPUTS = {      # name: makes the arguments of one call or several, new each tim
         (normal(5, 3), LABELS, normal(5, 3, seed=1), weight) for weight in (0.3, 0.0)],
     "fedproto.prototypes": lambda: [(normal(5, 2), LABELS, num_classes) for num_classes in (3, 4)],
     "fedproto.global_prototypes": lambda: [
-        (normal(4, 3, 2), torch.tensor([[3, 0, 1], [0, 0, 5], [2, 0, 0], [1, 0, 7]])),
-        (spoilt(normal(2, 3, 2), (1, 2)), torch.tensor([[3, 0, 1], [2, 4, 0]]))],
+        (normal(4, 3, 2), torch.tensor([[3, 0, 1], [0, 0, 5], [2, 0, 0], [1, 0, 7]]))],
     "fedproto.prototype_loss": lambda: [
         (normal(5, 2), LABELS, normal(3, 2, seed=1), torch.tensor([True, False, True]))],
     "fedkd.adaptive_losses": lambda: [
@@ -173,12 +169,9 @@ INPUTS = {      # name: makes the arguments of one call or several, new each tim
     "partition.by_subclass": lambda: [
         (classes(), classes(300, 3, seed=1) + 10 * classes(), n, rng()) for n in (2, 5)],
     "partition.fedgkt_table6": lambda: [(classes(2000, 10), 16, rng())],
-    "communication.weights_bytes": lambda: [
-        (network(with_batchnorm), 3, *more) for more in ((), (2, 8))],
-    "communication.logits_bytes": lambda: [(1500, 10, 8)],
-    "communication.features_bytes": lambda: [
-        (1500, 16 * 8 * 8, 10, *more) for more in ((), (2,))],
-    "communication.split_learning_bytes": lambda: [(1500, 16 * 8 * 8)]}
+    "federation.count_weight_bytes": lambda: [
+        ([(network(with_batchnorm), 3)], *more) for more in ((), (2, 8))],
+    "federation.count_logit_bytes": lambda: [(8, 10, 1500, 700, *more) for more in ((), (300,))]}
 EQUATIONS = tuple(INPUTS)
 INPUTS["one_round.fedsdd"] = lambda: [       # no equation: an exercise
     (toy_models(2), [toy_models(2, seed) for seed in past], [[0, 2], [3, 1]],

@@ -4,11 +4,11 @@ import torch
 from federation import average_weights
 
 
-def fedsdd(models, undistilled, groups, sizes, R, train, predict, distill):
+def fedsdd(models, recent_w, groups, sizes, R, train, predict, distill):
     """(the next K global models, the w_k of the last R rounds): lines 4-10 of Algorithm 1.
 
     models                     K global models, state_dicts; the first is the main model
-    undistilled                [w_0, ..., w_K-1] of each earlier round of the ensemble, oldest first
+    recent_w                   [w_0, ..., w_K-1] of each earlier round of the ensemble, oldest first
     groups, sizes              K lists of clients, {client: its number of images}
     train(i, model)            the state_dict of client i, after training from a model
     predict(model)             its logits [N, C] of the public images
@@ -19,7 +19,7 @@ def fedsdd(models, undistilled, groups, sizes, R, train, predict, distill):
     """
     w = [average_weights([train(i, model) for i in group], [sizes[i] for i in group])
          for model, group in zip(models, groups)]                                # line 4-7
-    undistilled = [*undistilled, w][-R:]
-    members = [w_k for of_round in undistilled for w_k in of_round]
+    recent_w = [*recent_w, w][-R:]
+    members = [w_k for of_round in recent_w for w_k in of_round]
     teacher = torch.stack([predict(w_k) for w_k in members]).mean(0)             # line 8
-    return [distill(w[0], teacher), *w[1:]], undistilled                         # line 9-10
+    return [distill(w[0], teacher), *w[1:]], recent_w                            # line 9-10

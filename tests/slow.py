@@ -5,7 +5,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from federation import Data, minibatches, stream
+from federation import make_rng, minibatches
 from reference.linear import cross_entropy_slope, gradient, logits
 from reference.linear import softmax as slow_softmax
 
@@ -34,7 +34,7 @@ def batches(size, batch_size, epochs, rng, steps=None):
 
 def drawn(fed, size, batch_size, epochs, *keys):
     """The batches of a training as lists of positions."""
-    rng = stream(fed.seed, *keys)
+    rng = make_rng(fed.seed, *keys)
     return [rows.tolist() for rows in batches(size, batch_size, epochs, rng)]
 
 
@@ -64,12 +64,15 @@ def slow_accuracy(learner, data):
 
 
 def slow_own_accuracy(learner, test, own):
+    """`own_share` of a linear network's answers."""
+    return own_share([z.index(max(z)) for z in slow_logits(learner, test.images)], test, own)
+
+
+def own_share(answers, test, own):
     """The accuracy on each class of a client's own images, averaged with its shares of them."""
-    labels, found = own.labels.tolist(), 0
-    for c in set(labels):
-        of_class = Data(test.images[test.labels == c], test.labels[test.labels == c])
-        found += labels.count(c) / len(labels) * slow_accuracy(learner, of_class)
-    return found
+    right = [(y, a == y) for a, y in zip(answers, test.labels.tolist())]
+    of_class = {c: [x for y, x in right if y == c] for c in set(own.labels.tolist())}
+    return sum(sum(of_class[y]) / len(of_class[y]) for y in own.labels.tolist()) / len(own.labels)
 
 
 def slow_slopes(learner, images, rows, slope):
@@ -100,6 +103,24 @@ def towards_labels(labels):
 def towards_probs(targets):
     """Of - sum_c y_c ln q_c: q_c sum_k y_k - y_c."""
     return lambda n, z: [q * sum(targets[n]) - y for q, y in zip(slow_softmax(z), targets[n])]
+
+
+def doubles(state):
+    """A state_dict of numbers in double precision, to be trained."""
+    return {name: w.double().clone().requires_grad_() for name, w in state.items()}
+
+
+def slow_forward(w, images):
+    """(features, logits): `last_layer`'s features are the pixels, `with_features` has two."""
+    x = images.double().flatten(1)
+    if "hidden.weight" in w:
+        x = x @ w["hidden.weight"].T + w["hidden.bias"]
+    return x, x @ w["classifier.weight"].T + w["classifier.bias"]
+
+
+def near(state, slow, atol=1e-5):
+    """Of two state_dicts, one in double precision."""
+    return all(torch.allclose(state[name].double(), w, atol=atol) for name, w in slow.items())
 
 
 def close(model_state, learner, atol=1e-5):

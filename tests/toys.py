@@ -3,13 +3,14 @@ a small data set."""
 import dataclasses
 import io
 from collections import OrderedDict
+from functools import partial
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from federation import (Data, Federation, minibatches, prepared, random_numbers, seeded, uploads)
+from federation import Data, Federation, draw_clients, minibatches, new_network
 
 SHAPE = (1, 2, 2)
 
@@ -44,9 +45,20 @@ def with_features(num_classes=3):
                                      classifier=nn.Linear(2, num_classes)))
 
 
+def normed(num_classes=3):
+    """`last_layer` behind BatchNorm and dropout."""
+    return nn.Sequential(OrderedDict(norm=nn.BatchNorm2d(1), flatten=nn.Flatten(),
+                                     dropout=nn.Dropout(0.5), classifier=nn.Linear(4, num_classes)))
+
+
 def constant(*logits):
     """A state_dict of `linear` that gives every image these logits."""
     return {"1.weight": torch.zeros(len(logits), 4), "1.bias": torch.tensor(logits)}
+
+
+def normal(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
 def samples(count, num_classes=3, seed=0):
@@ -64,12 +76,12 @@ def federation(sizes=(5, 3, 4, 6), network=linear, seed=0, num_public=8, num_cla
     own = [networks[i % len(networks)] for i in range(len(sizes))]
 
     def client_model(i, init=0):
-        with seeded(seed, "init", init):
-            return prepared(own[i](num_classes), changes.get("amp", False))
+        return new_network(partial(own[i], num_classes), seed, "init", init, device="cpu",
+                           amp=changes.get("amp", False))
 
     def server_model(init=0):
-        with seeded(seed, "server init", init):
-            return prepared(server(num_classes), changes.get("amp", False))
+        return new_network(partial(server, num_classes), seed, "server init", init, device="cpu",
+                           amp=changes.get("amp", False))
 
     return Federation(**{
         "private": [samples(size, num_classes, seed=100 + i) for i, size in enumerate(sizes)],
@@ -119,11 +131,36 @@ def arrays(num_train=96, num_test=40, num_classes=3, shape=(8, 8)):
     return made
 
 
+def rounds(algorithm, fed, state=None, attack=None, **settings):
+    """The rounds of an algorithm, a module of algorithms/ or an `Algorithm`, with these settings
+    of its Config, after `state`."""
+    more = {} if attack is None else {"attack": attack}
+    return algorithm.run(fed, algorithm.Config(**settings), state, **more)
+
+
+class Change:
+    """An attack after which the server receives change(uploads [M, n, C], rows [n])."""
+
+    def __init__(self, change):
+        self.change = change
+
+    def poison_rows(self, uploads, rows):
+        return dict(zip(uploads, self.change(torch.stack([*uploads.values()]), rows)))
+
+
 def receives(monkeypatch, change):
-    """{"attack": True} for a run whose server receives change(uploads [M, n, C], rows [n])."""
-    monkeypatch.setattr(uploads, "attack_rows",
-                        lambda attack, uploads, client_ids, rows: change(uploads, rows))
-    return {"attack": True}
+    """{"attack": an attack after which the server receives change(uploads [M, n, C], rows [n])}."""
+    return {"attack": Change(change)}
+
+
+def loaded(model, weights):
+    """The network after a copy of these weights into it."""
+    model.load_state_dict(weights)
+    return model
+
+
+def sample_clients(num_clients, share, rng):
+    return draw_clients(range(num_clients), share, rng)
 
 
 def through_a_file(state):
@@ -135,7 +172,7 @@ def through_a_file(state):
 def train_with_labels(fed, model, optimizer, data, *, keys, epochs, batch_size):
     """Trains `model` in place by cross-entropy; keys: the name of its random numbers."""
     model.train()
-    with random_numbers(fed, *keys) as rng:
+    with fed.random_numbers(*keys) as rng:
         for rows in minibatches(data.images, batch_size, rng, epochs):
             optimizer.zero_grad()
             logits = model(fed.augment(data.images[rows], rng))

@@ -2,26 +2,16 @@
 import copy
 import math
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from toys import federation, linear, same, with_batchnorm, with_hidden_layer
+from toys import federation, linear, rounds, same, with_batchnorm, with_hidden_layer
 
 from algorithms import feddf, fedsdd_ablations
-from attacks import (
-    Attack,
-    attack_models,
-    attack_rows,
-    attack_samples,
-    build,
-    check,
-    lie,
-    lie_z,
-    ofom,
-    paf,
-)
-from federation import stream
+from attacks import Attack, build, check, lie, lie_z, ofom, paf
+from federation import make_rng
 
 BENIGN = torch.tensor([[1., 0., 4.], [3., 0., 5.], [8., 3., 6.]])                # means 4, 1, 5
 SIGMAS = [math.sqrt(total / 3) for total in (9 + 1 + 16, 1 + 1 + 4, 1 + 0 + 1)]
@@ -44,18 +34,29 @@ def samples_of(sizes=(3, 2, 4, 3, 2, 5), shape=(3,), seed=0, dtype=torch.float32
     return [torch.tensor(rng.normal(size=(n, *shape)), dtype=dtype) for n in sizes]
 
 
-def same_rows(attack, uploads, ids):
-    """All clients upload the same rows."""
-    return list(attack_rows(attack, torch.stack(uploads), ids, ROWS))
+class Upload(NamedTuple):
+    """Samples of a client's own, as in FedGKT, and what no attack changes."""
+
+    features: torch.Tensor
+    labels: torch.Tensor
 
 
-def own_rows(attack, uploads, ids):
-    """Each uploads samples of its own, as in FedGKT."""
-    return attack_samples(attack, uploads, ids)
+def attack_rows(attack, uploads, ids, rows=ROWS):
+    """What the server receives of uploads [[n, ...]] of the same rows, by the clients `ids`."""
+    return [*attack.poison_rows(dict(zip(ids, uploads, strict=True)), rows).values()]
+
+
+def attack_samples(attack, uploads, ids):
+    """Each uploads samples of its own."""
+    sent = {i: Upload(x, torch.arange(len(x))) for i, x in zip(ids, uploads, strict=True)}
+    received = attack.poison_samples(sent)
+    assert [*received] == [*sent] and all(same(received[i].labels, sent[i].labels) for i in sent)
+    return [upload.features for upload in received.values()]
 
 
 def made(name, num_clients=6, seed=0, attackers=None, **settings):
-    return build(name, partial(stream, seed), num_clients, attackers or ATTACKERS[name], **settings)
+    return build(name, partial(make_rng, seed), num_clients, attackers or ATTACKERS[name],
+                 **settings)
 
 
 def sides(attack, num_clients=6):
@@ -66,12 +67,10 @@ def sides(attack, num_clients=6):
 def u_of(attack, uploads, rows, scale=10.0):
     """What PAF attackers add to the mean of the others' uploads, in units of their deviation."""
     malicious, benign = sides(attack, len(uploads))
-    attacked = attack_rows(attack, uploads, range(len(uploads)), rows)
+    attacked = torch.stack(attack_rows(attack, uploads, range(len(uploads)), rows))
     theta = attacked[malicious] - uploads[benign].mean(0)
     return theta / (scale * np.std(uploads[benign].numpy()))
 
-
-# ---------------------------------------------------------------------------------- PAF, LIE, OFOM
 
 def test_eq7_paf_by_hand():
     """The sum over the three benign clients is divided by three."""
@@ -105,12 +104,13 @@ def test_ofoms_second_weighs_clients_and_not_their_samples():
 
 
 @pytest.mark.parametrize("n, m, share", [
-    (50, 12, 24 / 38), (16, 1, 7 / 15), (16, 2, 7 / 14), (7, 2, 3 / 5),
+    (50, 12, 24 / 38), (16, 1, 7 / 15), (16, 2, 1 / 2), (6, 2, 1 / 2), (7, 2, 3 / 5),
     (10, 6, .999), (10, 9, .999), (2, 1, .001)])
 def test_eq9_lie_z(n, m, share):
     """s = floor(n / 2 + 1) - m; a share (n - m - s) / (n - m) of the normal curve is below z.
-    16, 1: s = 9 - 1, (15 - 8) / 15. It is clipped where no z would be finite: with 6 of 10 nobody
-    need be won (4 / 4), with more it is above 1; with 1 of 2 everybody must (0 / 1)."""
+    16, 1: s = 9 - 1, (15 - 8) / 15; 16, 2: z = 0, the mean. It is clipped where no z would be
+    finite: with 6 of 10 nobody need be won (4 / 4), with more it is above 1; with 1 of 2 everybody
+    must (0 / 1)."""
     assert (1 + math.erf(lie_z(n, m) / math.sqrt(2))) / 2 == pytest.approx(share, abs=1e-9)
 
 
@@ -119,7 +119,7 @@ def test_eq9_lie_z(n, m, share):
     ("ofom", 6, 1, "exactly 2 attackers, not 1"), ("ofom", 6, 3, "exactly 2 attackers, not 3"),
     ("LIE", 6, 1, "unknown attack 'LIE'; choose from paf, lie, ofom")])
 def test_names_and_numbers_of_attackers_that_are_refused(name, clients, attackers, words):
-    for refuses in (check, partial(build, stream=partial(stream, 0))):
+    for refuses in (check, partial(build, make_rng=partial(make_rng, 0))):
         with pytest.raises(ValueError, match=words):
             refuses(name, num_clients=clients, attackers=attackers)
     assert check("ofom", 3, 2) is None and check("paf", 6, 5) is None
@@ -127,9 +127,9 @@ def test_names_and_numbers_of_attackers_that_are_refused(name, clients, attacker
 
 @every_attack
 @pytest.mark.parametrize("send, sizes, shape, dtype", [
-    (same_rows, [5] * 6, (3,), torch.float32),
-    (own_rows, [3, 2, 4, 3, 2, 5], (3,), torch.float32),
-    (own_rows, [3, 2, 4, 3, 2, 5], (5, 2, 2), torch.bfloat16)])
+    (attack_rows, [5] * 6, (3,), torch.float32),
+    (attack_samples, [3, 2, 4, 3, 2, 5], (3,), torch.float32),
+    (attack_samples, [3, 2, 4, 3, 2, 5], (5, 2, 2), torch.bfloat16)])
 def test_only_the_attackers_uploads_change(name, send, sizes, shape, dtype):
     """The attackers' own do not count, nor does the order: the ids tell who is malicious. What is
     handed over stays as it is; what returns has the rows, the shape and the type of each."""
@@ -194,39 +194,47 @@ def test_lie_goes_as_far_as_eq9_says_unless_it_is_told(z, used):
 
 
 @every_attack
-@pytest.mark.parametrize("send", [same_rows, own_rows])
+@pytest.mark.parametrize("send", [attack_rows, attack_samples])
 @pytest.mark.parametrize("bad", [math.nan, -math.inf, 2e30])
 def test_nobody_to_imitate(name, send, bad):
-    """Uploads that are not usable are not imitated: of a client's own samples the one, else all of
-    the client's. Without a good one, an attacker, rows or uploads, all stays as it is."""
+    """A client with one bad number is left out as a whole, as its upload is in FedGKT. Without a
+    good one, an attacker, rows or uploads, all stays as it is."""
     uploads, attack = samples_of([5] * 6), made(name, z=1.5)
     malicious, benign = sides(attack)
     spoilt, good = copy.deepcopy(uploads), dict(enumerate(uploads))
     spoilt[benign[1]][2, 1] = bad
-    if send is own_rows:
-        good[benign[1]] = uploads[benign[1]][[0, 1, 3, 4]]
-    else:
-        del good[benign[1]]
+    del good[benign[1]]
     expected = dict(zip(good, send(attack, [*good.values()], [*good])))
     for i, x in enumerate(send(attack, spoilt, range(6))):
         assert same(x.nan_to_num(), (expected if i in malicious else spoilt)[i].nan_to_num())
     for i in benign:
         spoilt[i] = torch.full_like(uploads[i], bad)
-    for x, ids in [(spoilt, range(6)), (uploads, malicious), (uploads, benign)]:
+    for x, ids in [(spoilt, range(6)), (uploads, malicious), (uploads, benign), (uploads, [])]:
         sent = [x[i] for i in ids]
         for before, after in zip(sent, send(attack, sent, ids), strict=True):
             assert same(before.nan_to_num(), after.nan_to_num())
-    assert attack_rows(attack, torch.zeros(6, 0, 3), range(6), torch.arange(0)).shape == (6, 0, 3)
-    assert attack_rows(attack, torch.zeros(0, 5, 3), [], ROWS).shape == (0, 5, 3)
+    none = attack_rows(attack, torch.zeros(6, 0, 3), range(6), torch.arange(0))
+    assert torch.stack(none).shape == (6, 0, 3)
 
 
-# ------------------------------------------------------------------------------ attacks on models
+@pytest.mark.parametrize("name", ["paf", "ofom"])
+def test_each_part_of_an_upload_has_its_own_u(name):
+    """Were features and logits alike, so would be what an attacker makes of them."""
+    class Twice(NamedTuple):
+        features: torch.Tensor
+        logits: torch.Tensor
+    attack = made(name)
+    uploads = {i: Twice(x, x) for i, x in enumerate(samples_of())}
+    for i, upload in attack.poison_samples(uploads).items():
+        assert same(*upload) == (i not in attack.malicious)
+
 
 def batchnorm_uploads():
-    """Three clients whose numbers are all i + 1, but for the counters, 10 (i + 1)."""
+    """Of clients 4, 7, 9, whose numbers are all 1, 2, 3, but for the counters, 10, 20, 30."""
     state = with_batchnorm().state_dict()
-    return [{"model": {name: torch.full_like(w, (1 if w.is_floating_point() else 10) * (i + 1))
-                       for name, w in state.items()}, "steps": 7 + i} for i in range(3)]
+    return {client: {name: torch.full_like(w, (1 if w.is_floating_point() else 10) * number)
+                     for name, w in state.items()}
+            for number, client in enumerate((4, 7, 9), start=1)}
 
 
 def test_attack_on_models_by_hand():
@@ -236,54 +244,29 @@ def test_attack_on_models_by_hand():
     def forge(i, upload, benign, rows):
         seen.append((i, upload, benign, rows.tolist()))
         return rows - 9.5
-    attacked = attack_models(Attack([7], forge), trained, [4, 7, 9])
+    attacked = Attack([7], forge).poison_weights(trained)
     [(attacker, upload, benign, rows)] = seen
     assert attacker == 7 and rows == list(range(1 + 1 + 1 + 1 + 12 + 3))
     assert torch.equal(upload, torch.full((19,), 2.))
     assert torch.equal(benign, torch.tensor([1., 3.])[:, None].expand(2, 19))
-    model = attacked[1]["model"]
+    model = attacked[7]
     assert {name: value.flatten().tolist() for name, value in model.items()} == {
         "0.weight": [-9.5], "0.bias": [-8.5], "0.running_mean": [-7.5], "0.running_var": [0.0],
         "0.num_batches_tracked": [20], "2.weight": [n - 9.5 for n in range(4, 16)],
         "2.bias": [6.5, 7.5, 8.5]}
-    assert model["2.weight"].shape == (3, 4) and list(model) == list(trained[1]["model"])
-    assert model["0.num_batches_tracked"].dtype == torch.int64 and attacked[1]["steps"] == 8
-    assert same([attacked[0], trained, attacked[2]], [trained[0], batchnorm_uploads(), trained[2]])
+    assert model["2.weight"].shape == (3, 4) and list(model) == list(trained[7])
+    assert model["0.num_batches_tracked"].dtype == torch.int64
+    assert same(trained, batchnorm_uploads()) and same(attacked | {7: trained[7]}, trained)
 
 
-@every_attack
-def test_attack_on_models_keeps_every_type(name):
-    """Of the honest uploads also the values."""
-    uploads = [{"model": {"a": a.bfloat16(), "b": b}} for a, b in uploads_of(6, rows=2)]
-    attack = made(name)
-    for i, (before, after) in enumerate(zip(uploads, attack_models(attack, uploads, range(6)))):
-        assert [w.dtype for w in after["model"].values()] == [torch.bfloat16, torch.float32]
-        assert same(before, after) == (i not in attack.malicious)
-
-
-@pytest.mark.parametrize("unusable", [math.nan, -math.inf, torch.finfo(torch.float32).min])
-def test_an_entry_that_is_usable_in_no_model_is_not_attacked(unusable):
-    """As a mask. The others are; if there is none, all stays as it is."""
-    mask, attack = torch.full((2,), unusable), made("paf")
-    models = [{"mask": mask, "w": w} for w in torch.randn(6, 3)]
-    attacked = attack_models(attack, [{"model": model} for model in models], range(6))
-    for i, upload in enumerate(attacked):
-        assert torch.equal(upload["model"]["mask"].nan_to_num(), mask.nan_to_num())
-        assert torch.equal(upload["model"]["w"], models[i]["w"]) == (i not in attack.malicious)
-    uploads = [{"model": {"mask": mask}} for _ in range(6)]
-    assert attack_models(attack, uploads, range(6)) is uploads
-
-
-@pytest.mark.parametrize("run, settings, networks, words", [
-    (fedsdd_ablations.run, {"K": 2, "local": "scaffold"}, 1, "does not go with local scaffold"),
-    (feddf.run, {"patience": None, "drop_worst": False}, 2, "needs one network for all clients")])
-def test_an_attack_that_could_not_be_carried_out_is_refused(run, settings, networks, words):
+@pytest.mark.parametrize("algorithm, settings, networks, words", [
+    (fedsdd_ablations, {"K": 2, "local": "scaffold"}, 1, "does not go with local scaffold"),
+    (feddf, {"patience": None, "drop_worst": False}, 2, "needs one network for all clients")])
+def test_an_attack_that_could_not_be_carried_out_is_refused(algorithm, settings, networks, words):
     fed = federation(network=(linear, with_hidden_layer)[:networks])
     with pytest.raises(ValueError, match="an attack on weights " + words):
-        next(run(fed, **settings, participation=1.0, attack=made("paf", 4)))
+        next(rounds(algorithm, fed, attack=made("paf", 4), **settings, participation=1.0))
 
-
-# ------------------------------------------------- uploads of samples of each client's own (FedGKT)
 
 @pytest.mark.parametrize("rows", [1, 4])
 def test_lie_on_samples_by_hand_repeats_one_value_for_all_rows(rows):

@@ -4,26 +4,24 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
-from toys import federation, labeled, last, linear, same, samples, through_a_file, with_hidden_layer
+from toys import (federation, labeled, last, linear, same, samples, through_a_file,
+                  with_hidden_layer)
 
-from algorithms import baselines
-from algorithms.baselines import centralized, centralized_all, public_private, standalone
-from experiment.plateau import with_plateau
-from federation import (
-    OPTIMIZERS,
-    client_metrics,
-    minibatches,
-    own_accuracy,
-    score,
-    server_metrics,
-    stream,
-)
-from federation.evaluation import Score
+from algorithms import ALGORITHMS, baselines
+from experiment.plateau import run_with_plateau
+from federation import (OPTIMIZERS, make_rng, mean_of, minibatches, own_accuracy, score_network,
+                        score_server, summarize)
 
 QUICK = {"rounds": 3, "batch_size": 4, "lr": 0.01}
 BOTH = {"network": (linear, with_hidden_layer)}          # client i has network i mod 2
 SIZES = (6, 3, 2)                  # with 8 public samples: no batch of 4 is of one sample
-ALL = [standalone, public_private, centralized, centralized_all]
+ALL = ["standalone", "public-private", "centralized", "centralized-all"]
+
+
+def rounds(name, fed, **settings):
+    """The rounds of a baseline with these settings."""
+    algorithm = ALGORITHMS[name]
+    return algorithm.run(fed, algorithm.Config(**QUICK, **settings))
 
 
 def test_own_accuracy_by_hand():
@@ -33,28 +31,15 @@ def test_own_accuracy_by_hand():
     found = [own_accuracy(predicted, labels, torch.tensor(own))
              for own in ([1, 0, 1, 1], [0, 0], [2])]
     assert found == [pytest.approx(1 / 4 * 1 / 3 + 3 / 4), pytest.approx(1 / 3), None]
-    scores = [Score(0.5, None, own) for own in found]
-    assert client_metrics(scores)["client_accuracy_own"] == pytest.approx((5 / 6 + 1 / 3) / 2)
-    for nobodys in (scores[2:], [Score(0.5, None)]):
-        assert client_metrics(nobodys).keys() == {
-            "client_accuracy", "client_accuracy_min", "client_accuracy_max"}
-
-
-def test_own_accuracy_of_nan_is_no_right_answer():
-    """Class 0 of three test images, class 1 of one; half of the client's images are of each."""
-    nan, labels = torch.full((4, 2), torch.nan), torch.tensor([0, 0, 0, 1])
-    assert own_accuracy(nan, labels, torch.tensor([0, 1])) == 0
+    assert mean_of(found) == pytest.approx((5 / 6 + 1 / 3) / 2) and mean_of([None]) is None
 
 
 def one_long_training(model, name, *parts, rates=(0.01, 0.01, 0.01)):
-    """A plain loop over all rounds with one optimizer: its moments are never forgotten.
-
-    parts    (images, labels, epochs): what a round trains on, one after the other
-    """
+    """A plain loop over all rounds with one optimizer, on parts (images, labels, epochs)."""
     adam = torch.optim.Adam(model.parameters(), weight_decay=1e-4, amsgrad=True)
     for t, adam.param_groups[0]["lr"] in enumerate(rates, start=1):
         for number, (images, labels, epochs) in enumerate(parts):
-            rng = stream(0, "alone", t, name, number)
+            rng = make_rng(0, "alone", t, name, number)
             for rows in minibatches(images, 4, rng, epochs):
                 adam.zero_grad()
                 F.cross_entropy(model(images[rows]), labels[rows]).backward()
@@ -76,26 +61,28 @@ def test_standalone_trains_each_on_its_own_data():
     expected = {"server": one_long_training(fed.server_model(), "server", (*fed.public, 2))}
     for i, private in enumerate(fed.private):
         expected[i] = one_long_training(fed.client_model(i, init=i), i, (*private, 2))
-    _, state = last(standalone(fed, **QUICK, local_epochs=2))
+    _, state = last(rounds("standalone", fed, local_epochs=2))
     assert same(models_of(state), expected)
 
 
 def test_with_lr_patience_the_rates_of_all_networks_fall_together():
     """With patience 0 they fall when round 2 is not better than 1; also after a resume."""
-    def reached(fed, state):
-        return {"accuracy": .5}
-    run = with_plateau(dataclasses.replace(baselines.STANDALONE, evaluate=reached), 0)
+    algorithm = dataclasses.replace(ALGORITHMS["standalone"],
+                                    evaluate=lambda fed, state: {"accuracy": .5})
     fed = labeled(sizes=SIZES, validation=samples(5))
+
+    def run(state=None):
+        return run_with_plateau(algorithm, fed, baselines.Config(**QUICK), state, patience=0)
     models = {"server": (fed.server_model(), fed.public)}
     models |= {i: (fed.client_model(i, init=i), own) for i, own in enumerate(fed.private)}
     expected = {name: one_long_training(model, name, (*data, 1), rates=(.01, .01, .001))
                 for name, (model, data) in models.items()}
-    rounds = list(run(fed, **QUICK))
-    assert same(models_of(rounds[-1][1]), expected)
-    assert [metrics["lr"] for metrics, _ in rounds] == pytest.approx([.01, .01, .01, .001])
-    for n, (_, state) in enumerate(rounds, start=1):
-        rest = run(fed, through_a_file(state), **QUICK)
-        assert same([state for _, state in rest], [state for _, state in rounds[n:]])
+    found = list(run())
+    assert same(models_of(found[-1][1]), expected)
+    assert [metrics["lr"] for metrics, _ in found] == pytest.approx([.01, .01, .01, .001])
+    for n, (_, state) in enumerate(found, start=1):
+        rest = run(through_a_file(state))
+        assert same([state for _, state in rest], [state for _, state in found[n:]])
 
 
 def test_public_private_makes_private_steps_then_public_ones():
@@ -103,14 +90,14 @@ def test_public_private_makes_private_steps_then_public_ones():
     fed = labeled(sizes=SIZES, **BOTH)
     expected = {i: one_long_training(fed.client_model(i, init=i), i, (*own, 2), (*fed.public, 3))
                 for i, own in enumerate(fed.private)}
-    _, state = last(public_private(fed, **QUICK, local_epochs=2, public_epochs=3))
+    _, state = last(rounds("public-private", fed, local_epochs=2, public_epochs=3))
     assert same(models_of(state), expected)
 
 
-@pytest.mark.parametrize("run", [centralized, centralized_all])
-def test_centralized_is_one_long_training(run):
-    """On all private samples, centralized_all on the public ones too; one for each network."""
-    if run is centralized:
+@pytest.mark.parametrize("name", ["centralized", "centralized-all"])
+def test_centralized_is_one_long_training(name):
+    """On all private samples, centralized-all on the public ones too; one for each network."""
+    if name == "centralized":
         fed = federation(sizes=SIZES, **BOTH, public=None, server_model=None)
         parts, expected = fed.private, {}
     else:
@@ -118,37 +105,43 @@ def test_centralized_is_one_long_training(run):
         parts, expected = [fed.public, *fed.private], {"server": fed.server_model()}
     expected |= {"linear": fed.client_model(0), "with_hidden_layer": fed.client_model(1)}
     images, labels = (torch.cat(tensors) for tensors in zip(*parts))
-    _, state = last(run(fed, **QUICK, local_epochs=2))
-    assert same(models_of(state), {name: one_long_training(model, name, (images, labels, 2))
-                                   for name, model in expected.items()})
+    _, state = last(rounds(name, fed, local_epochs=2))
+    assert same(models_of(state), {key: one_long_training(model, key, (images, labels, 2))
+                                   for key, model in expected.items()})
 
 
-@pytest.mark.parametrize("run", ALL, ids=lambda run: run.__name__)
+@pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("public_test", [None, samples(50, seed=9)], ids=["test", "public_test"])
-def test_a_server_is_the_headline_and_a_network_counts_for_each_client(run, public_test):
-    """In round 0 too. Clients 0, 2 and 4 have one kind of network, 1 and 3 another.
-
-    No bytes travel. Server and clients are judged as in the other algorithms.
-    """
+def test_a_server_is_the_headline_and_a_network_counts_for_each_client(name, public_test):
+    """In round 0 too. Clients 0, 2 and 4 have one kind of network, 1 and 3 another."""
     fed = labeled(sizes=(6, 3, 2, 5, 4), **BOTH, public_test=public_test)
-    for t, (metrics, state) in enumerate(run(fed, **QUICK)):
-        models = models_of(state)
-        clients = [models.get(i, models.get(name)) for i, name in enumerate(fed.architecture)]
-        networks = [fed.client_model(i) for i in range(5)]
-        for network, model in zip(networks, clients):
-            network.load_state_dict(model)
-        shared = run in (centralized, centralized_all)         # no network is a client's own
-        scores = [score(fed, network, None if shared else private.labels)
-                  for network, private in zip(networks, fed.private)]
-        expected = client_metrics(scores)
-        headline = "client_accuracy"
-        if run in (standalone, centralized_all):
-            expected |= server_metrics(fed, state["server"])
+    for t, (metrics, state) in enumerate(rounds(name, fed)):
+        models, scores = models_of(state), []
+        for i, architecture in enumerate(fed.architecture):
+            network = fed.client_model(i)
+            network.load_state_dict(models.get(i, models.get(architecture)))
+            own = fed.private[i].labels if i in models else None       # no network is its own
+            scores.append(score_network(fed, network, own))
+        expected, headline = summarize(scores), "client_accuracy"
+        if name in ("standalone", "centralized-all"):
+            expected |= score_server(fed, state["server"])
             headline = "server_accuracy"
         expected["accuracy"] = expected.pop(headline)
         bytes_of_round = {"bytes_up": 0, "bytes_down": 0} if t else {}
         assert metrics == expected | bytes_of_round
         assert expected["client_accuracy_min"] < expected["client_accuracy_max"]
+
+
+@pytest.mark.parametrize("name, epochs", [("standalone", [1] * 4), ("public-private", [1, 2] * 3)])
+def test_images_are_augmented_anew_in_each_pass(name, epochs):
+    """Also the public ones of public-private, which FedGEMS's clients see cropped once a round."""
+    seen = []
+    fed = labeled(sizes=SIZES, augment=lambda images, rng: seen.append(rng.random()) or images)
+    more = {"local_epochs": 1, "public_epochs": 2} if name == "public-private" else {}
+    last(rounds(name, fed, **more))
+    sizes = [8, *SIZES] if name == "standalone" else [n for own in SIZES for n in (own, 8)]
+    passes = sum(-(-size // 4) * n for size, n in zip(sizes, epochs, strict=True))
+    assert len({*seen}) == len(seen) == 3 * passes
 
 
 @pytest.mark.parametrize("name, amsgrad", [("amsgrad", True), ("adam", False)])

@@ -1,6 +1,5 @@
 """The rounds that `python -m reference.fedsdd` (fedmd, fedgems, fedgkt) print: their numbers are
-those of algorithms/, whatever stands at the top of the file, and those of a pencil."""
-import math
+those of algorithms/, whatever stands at the top of the file."""
 import re
 import subprocess
 import sys
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import toys
 from torch import nn
 
 import reference.fedgems
@@ -17,11 +17,10 @@ import reference.fedgkt
 import reference.fedmd
 import reference.fedsdd
 from algorithms import fedgems, fedgkt, fedmd, fedsdd
-from federation import Data, Federation
+from federation import Data
 
 ROOT = Path(__file__).parents[2]
 PICTURE = (ROOT / "docs" / "pictures" / "rounds.svg").read_text()
-LN3, THIRD = math.log(3), math.log(3) / 3
 ONCE = {"batch_size": 99, "local_epochs": 1}             # a step on all images
 SGD = {"optimizer": "sgd", "weight_decay": 0.0}
 
@@ -87,10 +86,6 @@ def close(found, expected):
     assert found == pytest.approx(expected, abs=1e-4) and found
 
 
-def near(tensor, expected):
-    torch.testing.assert_close(tensor, torch.tensor(expected), atol=2e-6, rtol=1e-5)
-
-
 def table(size, num_classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(size, num_classes, bias=False))
 
@@ -107,16 +102,14 @@ def rows_of(saved):
     return saved.get("model", saved)["1.weight"].T
 
 
-def federation(private, size, num_classes, labels=None, seed=0):
+def federation(private, size, num_classes, labels=None):
     """Image n is the n-th unit vector, public and, by number, a client's."""
     x = torch.eye(size).reshape(size, 1, 1, size)
     own = [Data(x[[n for n, _ in pairs]], torch.tensor([y for _, y in pairs])) for pairs in private]
-    labels = torch.zeros(size).long() if labels is None else torch.tensor(labels)
-    return Federation(private=own, test=Data(x, labels), public=Data(x, labels), seed=seed,
-                      num_classes=num_classes, device=torch.device("cpu"),
-                      architecture=["table"] * len(own),
-                      client_model=lambda i, init=0: table(size, num_classes),
-                      server_model=lambda init=0: table(size, num_classes))
+    data = Data(x, torch.zeros(size).long() if labels is None else torch.tensor(labels))
+    return toys.federation([1] * len(own), num_classes=num_classes, private=own, test=data,
+                           public=data, client_model=lambda i, init=0: table(size, num_classes),
+                           server_model=lambda init=0: table(size, num_classes))
 
 
 @both
@@ -124,25 +117,26 @@ def test_the_printed_round_of_fedsdd_is_that_of_the_algorithm(top, printed, monk
     text, top = printed(reference.fedsdd, top("fedsdd")), reference.fedsdd
     monkeypatch.setattr(fedsdd, "divide", lambda active, K, rng: top.GROUPS)
     fed = federation(top.PRIVATE, len(top.MODELS[0]), len(top.MODELS[0][0]))
-    state = {"algorithm": "fedsdd", "round": 0, "undistilled": [],
+    state = {"algorithm": "fedsdd", "round": 0, "recent_w": [],
              "global_models": [*map(weights, top.MODELS)]}
-    rounds = fedsdd.run(fed, state, rounds=top.ROUNDS, K=len(top.MODELS), R=top.R, **ONCE,
-                        participation=1.0, lr=top.LR, distill_steps=1, server_batch_size=99,
-                        server_lr=top.SERVER_LR, temperature=top.TEMPERATURE)
+    cfg = fedsdd.Config(rounds=top.ROUNDS, K=len(top.MODELS), R=top.R, **ONCE, participation=1.0,
+                        lr=top.LR, distill_steps=1, server_batch_size=99, server_lr=top.SERVER_LR,
+                        temperature=top.TEMPERATURE)
+    rounds = fedsdd.run(fed, cfg, state)
     for t, (shown, (_, after)) in enumerate(zip(text, rounds, strict=True), start=1):
         for k, group in enumerate(top.GROUPS):
             start = state["global_models"][k]
             close(row(shown["Round"], f"model {k}"), rows_of(start))
             for i in group:
-                trained = fedsdd.train_client(fed, fedsdd.Config(**ONCE, lr=top.LR), t, i, start)
+                trained = fedsdd.train_client(fed, cfg, t, i, start)
                 close(row(shown["Eq. (1)"], f"client {i}, model {k}, B = {len(top.PRIVATE[i])}"),
                       rows_of(trained))
-            w_k = after["undistilled"][-1][k]
+            w_k = after["recent_w"][-1][k]
             close(row(shown["Eq. (2)"], f"w_{k} of round {t}"), rows_of(w_k))
             close(row(shown["Step"], f"model {k} after the round"),
                   rows_of(after["global_models"][k]))
-        ensemble = [rows_of(w) for of_round in after["undistilled"] for w in of_round]
-        teacher, student = torch.stack(ensemble).mean(0), rows_of(after["undistilled"][-1][0])
+        ensemble = [rows_of(w) for of_round in after["recent_w"] for w in of_round]
+        teacher, student = torch.stack(ensemble).mean(0), rows_of(after["recent_w"][-1][0])
         assert f"1/{len(ensemble)} (" in shown["Eq. (3), (5)"]
         close(row(shown["Eq. (3), (5)"], "teacher's logits"), teacher)
         close(row(shown["Eq. (4)"], "p"), (teacher / top.TEMPERATURE).softmax(-1))
@@ -164,7 +158,7 @@ def test_the_printed_round_of_fedmd_is_that_of_the_algorithm(top, printed, monke
     none = {"digest_optimizer": None, "revisit_optimizer": None}
     clients = {i: {"model": weights(rows), **none} for i, rows in enumerate(top.CLIENTS)}
     state = {"algorithm": "fedmd", "round": 0, "clients": clients}
-    rounds = fedmd.run(fed, state, **vars(cfg))
+    rounds = fedmd.run(fed, cfg, state)
     for t, (shown, (_, after)) in enumerate(zip(text, rounds, strict=True), start=1):
         sent = torch.stack([rows_of(client)[top.SUBSET] for client in clients.values()])
         f = fedmd.consensus(sent, top.WEIGHTS)
@@ -198,7 +192,7 @@ def test_the_printed_round_of_fedgems_is_that_of_the_algorithm(top, printed):
              "clients": {i: snapshot(rows) for i, rows in enumerate(top.CLIENTS)}}
     cfg = fedgems.Config(rounds=top.ROUNDS, **ONCE, **SGD, server_batch_size=99, lr=top.LR,
                          server_lr=top.SERVER_LR, epsilon=top.EPSILON)
-    rounds = fedgems.run(fed, state, **vars(cfg))
+    rounds = fedgems.run(fed, cfg, state)
     for t, (shown, (metrics, after)) in enumerate(zip(text, rounds, strict=True), start=1):
         trained = [rows_of(fedgems.train_client(fed, cfg, t, i, client))
                    for i, client in state["clients"].items()]
@@ -278,7 +272,7 @@ def test_the_printed_round_of_fedgkt_is_that_of_the_algorithm(top, printed):
             close([float(x) for x in re.search(r"\((\S+(?:, \S+)+)\)$", part, re.M)[1].split(", ")],
                   z.grad)
 
-    rounds = fedgkt.run(fed, state, **vars(cfg))
+    rounds = fedgkt.run(fed, cfg, state)
     for t, (shown, (_, after)) in enumerate(zip(text, rounds, strict=True), start=1):
         server = state["server"]
         for i, labels in enumerate(map(torch.tensor, top.LABELS)):
@@ -343,73 +337,3 @@ def test_numbers_that_do_not_fit_are_an_error_of_one_line(name, change, line, pr
     with pytest.raises(SystemExit, match="2"):
         printed(getattr(reference, name), other(name) | change)
     assert capsys.readouterr().err == line + "\n"
-
-
-# What a pencil gives. Sample n is the n-th unit vector, a network a table: its row n are its logits
-# of sample n. A step on a batch of B adds lr / B (target - prediction) to the rows of the batch.
-
-SURE, LESS = math.log(10) - .9 * math.log(9), math.log(4) - .75 * LN3   # H(9/10, 1/10), H(3/4, 1/4)
-MORE = 1 / (1 + math.exp(1 / LESS - 1 / SURE))               # the weight of the one that is surer
-TAUGHT = 1 / (1 + math.exp(-MORE * LN3 - LN3))               # class 0 by the teacher of sample 1
-
-
-def test_a_round_of_fedgems_by_pencil(printed):
-    """Each sample is in another case. The clients 0 and 1 are right on sample 1, with (9/10, 1/10)
-    and (3/4, 1/4)."""
-    [shown] = printed(reference.fedgems, {
-        "LABELS": [0, 0, 1, 1], "PRIVATE": [[(1, 0)], [(3, 1)], [(0, 0)]], "ROUNDS": 1,
-        "CLIENTS": [[[LN3, 0], [0, 0], [LN3, 0], [0, LN3]], [[0, LN3], [LN3, 0], [2 * LN3, 0],
-                    [0, 0]], [[0, 0], [0, LN3], [LN3, 0], [LN3, 0]]],
-        "SERVER": [[LN3, 0], [0, LN3], [LN3, 0], [LN3, 0]], "POOL": {3: [0, 2 * LN3]},
-        "LR": 2 * LN3, "SERVER_LR": 4.0, "EPSILON": 0.75})
-    close(last_numbers(shown["Eq. (3)"], "image 1, "), [SURE, LESS])
-    close(last_numbers(shown["Eq. (4)"], "image 1, "), [MORE, 1 - MORE])
-    close(row(shown["Eq. (5)"], "teacher of image 1"), [LN3, -MORE * LN3])
-    taught = TAUGHT * math.log(TAUGHT / .25) + (1 - TAUGHT) * math.log((1 - TAUGHT) / .75)
-    pool = .1 * math.log(2 / 15) + .9 * math.log(18 / 5)
-    close(last_numbers(shown["Line 5-12"], "CE ="), [math.log(4 / 3), *[math.log(4)] * 3])
-    close(last_numbers(shown["Line 5-12"], "KL ="), [taught, .75 * math.log(4) + .25 * taught,
-                                                     pool, .75 * math.log(4) + .25 * pool])
-    # The server: each row moves by target less output.
-    moves = [1 - 3 / 4, 3 / 4 + TAUGHT / 4 - 1 / 4, 0 - 3 / 4, 3 / 4 * 0 + 1 / 4 * 1 / 10 - 3 / 4]
-    server = [[a + x, b - x] for (a, b), x in zip([(LN3, 0), (0, LN3), (LN3, 0), (LN3, 0)], moves)]
-    close(row(shown["Line 14, 15"], "server after the round"), server)
-    # Client 1: private training moved row 3; each row moves by ln 3 / 2 (target - output).
-    before, said = [(0, LN3), (LN3, 0), (2 * LN3, 0), (-LN3, LN3)], [1 / 4, 3 / 4, 9 / 10, 1 / 10]
-    server = [1 / (1 + math.exp(b - a)) for a, b in server]
-    moves = [LN3 / 2 * (3 / 4 * y + 1 / 4 * q - p) for y, q, p in zip([1, 1, 0, 0], server, said)]
-    close(row(shown["Eq. (6)"], "client 1 after the round"),
-          [[a + x, b - x] for (a, b), x in zip(before, moves)])
-
-
-def test_a_round_of_fedsdd_by_pencil():
-    """Eq. (1) to (5): K = 2 models, R = 2 rounds, temperature 2, three clients, four samples.
-
-    Clients 0 and 2 train the main model, client 1 the other: seed 2 draws these groups in round 2.
-    """
-    fed = federation([[(0, 0), (2, 1)], [(1, 0)], [(3, 1)]], 4, 2, seed=2)
-    models = [[0., 0.]] * 4, [[LN3, 0.], [0., 0.], [0., LN3], [0., 0.]]
-    undistilled = ([[2 * LN3, 0.], [0., 0.], [0., 0.], [0., 0.]],    # their mean: (ln 3, 0), zeros,
-                   [[0., 0.], [0., 0.], [0., 0.], [0., 2 * LN3]])    # zeros, (0, ln 3)
-    round_1 = {"algorithm": "fedsdd", "round": 1, "undistilled": [[*map(weights, undistilled)]],
-               "global_models": [*map(weights, models)]}
-    [(metrics, state)] = fedsdd.run(fed, round_1, rounds=2, K=2, R=2, participation=1.0,
-                                    local_epochs=1, lr=2 * LN3, distill_steps=1, server_lr=2.,
-                                    temperature=2.0)
-    main, other = map(rows_of, state["global_models"])
-
-    # Line 4-6, the rate 2 ln 3: a row of logits (0, 0) moves by ln 3 (1/2, -1/2) in client 0's
-    # batch of two, by (ln 3, -ln 3) alone. Eq. (2): client 0 weighs 2/3, client 2 weighs 1/3.
-    w0 = [THIRD, 0, -THIRD, -THIRD]                    # the class 0; class 1 has the opposite
-    near(other, [[LN3, 0.], [LN3, -LN3], [0., LN3], [0., 0.]])
-    # Eq. (3): the mean of the two models' logits; Eq. (5): its mean with that of round 1.
-    newest = torch.stack([*map(rows_of, state["undistilled"][1])])
-    near(newest.mean(0), [[2 * THIRD, -THIRD / 2], [LN3 / 2, -LN3 / 2],
-                           [-THIRD / 2, 2 * THIRD], [-THIRD / 2, THIRD / 2]])
-    teacher = [[2.5 * THIRD, -THIRD / 4], [LN3 / 4, -LN3 / 4], [-THIRD / 4, THIRD],
-               [-THIRD / 4, THIRD / 4 + LN3 / 2]]
-    # Eq. (4): 2² KL of softened predictions, mean over 4, rate 2: a row moves by teacher - student.
-    moves = [1 / (1 + math.exp(-(a - b) / 2)) - 1 / (1 + math.exp(-own))
-             for (a, b), own in zip(teacher, w0)]
-    near(main, [[own + move, -own - move] for own, move in zip(w0, moves)])
-    assert metrics["teacher_forwards"] == 2 * 2 * 4    # K R N

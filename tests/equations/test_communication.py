@@ -1,43 +1,32 @@
 """Bytes over the wire, by the papers' arithmetic (4 bytes a number, 1 KiB = 1024 bytes)."""
-
-import numpy as np
 import pytest
 import torch
 from torch import nn
-from toys import labeled, last, linear, with_batchnorm
+from toys import federation, labeled, last, linear, rounds, with_batchnorm
 
-from algorithms import ALGORITHMS
+from algorithms import ALGORITHMS, fedgkt, split_learning
 from benchmarks.costs import network_cost
-from federation.communication import (
-    features_bytes,
-    features_ledger,
-    logits_bytes,
-    logits_ledger,
-    split_learning_bytes,
-    weights_bytes,
-    weights_ledger,
-)
+from federation import Data, count_logit_bytes, count_weight_bytes
 from models import build
 
 KIB, MB, GIB = 1024, 1024**2, 1024**3            # FedGEMS writes "kb" and "MB"
-MAP = 16 * 32 * 32                               # numbers in the feature map of an image of CIFAR
 
 
 def test_fedavg_of_resnet11_costs_what_fedgems_counts():
     """127,642 parameters: 498.6 KiB a model; 16 clients, both ways: 15,955 KiB a round."""
     model = build("bottleneck11", (3, 32, 32), 10)
-    assert weights_bytes(model, 1) == 4 * 127_642 and round(4 * 127_642 / KIB, 1) == 498.6
-    ledger = weights_ledger([(model, 16)])
-    assert round((ledger["bytes_up"] + ledger["bytes_down"]) / KIB) == 15_955
+    one, all_clients = (count_weight_bytes([(model, clients)]) for clients in (1, 16))
+    assert one["bytes_up"] == 4 * 127_642 and round(one["bytes_up"] / KIB, 1) == 498.6
+    assert round((all_clients["bytes_up"] + all_clients["bytes_down"]) / KIB) == 15_955
 
 
 def test_bytes_are_proportional_to_clients_and_copies():
     """15 weights, with BatchNorm 17 and its buffers: a mean, a variance, a counter of 8 bytes.
     A secure sum's masked numbers take 8 bytes on their way up."""
-    assert weights_ledger([(linear(), 2), (with_batchnorm(), 3)], copies=2) == {
+    assert count_weight_bytes([(linear(), 2), (with_batchnorm(), 3)], copies=2) == {
         "bytes_up": 2 * 4 * (2 * 15 + 3 * 17), "bytes_down": 2 * 4 * (2 * 15 + 3 * 17),
         "bytes_up_buffers": 3 * (4 + 4 + 8), "bytes_down_buffers": 3 * (4 + 4 + 8)}
-    assert weights_ledger([(with_batchnorm(), 3)], up_number_bytes=8) == {
+    assert count_weight_bytes([(with_batchnorm(), 3)], up_number_bytes=8) == {
         "bytes_up": 3 * 8 * 17, "bytes_down": 3 * 4 * 17,
         "bytes_up_buffers": 3 * (8 + 8 + 8), "bytes_down_buffers": 3 * (4 + 4 + 8)}
 
@@ -47,31 +36,18 @@ def test_what_is_not_in_the_state_dict_does_not_travel_and_a_shared_layer_travel
     norm = nn.BatchNorm1d(4)
     model = nn.Sequential(norm, nn.Linear(4, 4), norm)
     model.register_buffer("cache", torch.zeros(30_000), persistent=False)
-    assert weights_ledger(iter([(model, 3)])) == {
+    assert count_weight_bytes([(model, 3)]) == {
         "bytes_up": 3 * 4 * (8 + 20), "bytes_down": 3 * 4 * (8 + 20),
         "bytes_up_buffers": 3 * (16 + 16 + 8), "bytes_down_buffers": 3 * (16 + 16 + 8)}
 
 
-@pytest.mark.parametrize("kind, numbers", [
-    (np.uint8, (200, 250, 100)), (np.int32, (50_000, 20_000, 1_000_000))])
-def test_bytes_of_numpys_whole_numbers_do_not_overflow(kind, numbers):
-    n, C, M = numbers
-    few, classes, many = map(kind, numbers)
-    assert logits_bytes(few, classes, many) == 4 * n * C * M
-    assert logits_ledger(many, classes, few, few, few) == logits_ledger(M, C, n, n, n)
-    assert features_bytes(few, many, classes) == features_bytes(n, M, C)
-    assert features_ledger(few, few, many, classes) == features_ledger(n, n, M, C)
-    assert split_learning_bytes(few, many) == split_learning_bytes(n, M)
-    assert weights_ledger([(with_batchnorm(), many)]) == weights_ledger([(with_batchnorm(), M)])
-
-
 def test_logits_bytes_by_hand():
     """5 clients, 3 classes. The numbers of the samples meant are counted apart, 4 bytes each."""
-    assert logits_ledger(5, 3, up=7, down=11, indices=13) == {
+    assert count_logit_bytes(5, 3, up=7, down=11, indices=13) == {
         "bytes_up": 4 * 7 * 3 * 5, "bytes_down": 4 * 11 * 3 * 5, "bytes_down_indices": 4 * 13 * 5}
-    assert logits_ledger(5, 3, up=7, down=7)["bytes_down_indices"] == 0
+    assert count_logit_bytes(5, 3, up=7, down=7)["bytes_down_indices"] == 0
     table_6 = {5_000: 3125, 10_000: 6250, 15_000: 9375, 20_000: 12_500, 25_000: 15_625}  # KiB
-    assert {n: logits_bytes(n, 10, 16) / KIB for n in table_6} == table_6
+    assert {n: count_logit_bytes(16, 10, n, 0)["bytes_up"] / KIB for n in table_6} == table_6
 
 
 TABLE_4 = {"fedmd": {32: 976.56, 180: 5493.16}, "cronus": {20: 610.35, 81: 2471.92},
@@ -86,40 +62,31 @@ def test_fedgems_table_4_is_whole_rounds_up_and_down(algo):
     settings = {"subset_size": None, "early_stopping": False, "transfer_public_epochs": 0,
                 "transfer_local_epochs": 0, "local_epochs": 1, "public_epochs": 1,
                 "server_epochs": 1}
-    settings = {name: settings[name] for name in settings.keys() & ALGORITHMS[algo].config_fields}
-    metrics, _ = last(ALGORITHMS[algo].run(fed, rounds=1, **settings))
+    has = ALGORITHMS[algo].Config.__dataclass_fields__.keys()
+    settings = {name: settings[name] for name in settings.keys() & has}
+    metrics, _ = last(rounds(ALGORITHMS[algo], fed, rounds=1, **settings))
     up, down, indices = (metrics[f"bytes_{way}"] for way in ("up", "down", "down_indices"))
     assert up == down == 4 * 25 * 10 * 16 and indices == 0
     assert {n: round(n * 1000 * (up + down) / MB, 2) for n in TABLE_4[algo]} == TABLE_4[algo]
 
 
-def test_eq13_features_bytes_by_hand():
-    """7 samples: a map of 5 numbers up, 3 soft labels down. bfloat16 halves the maps alone."""
-    assert features_bytes(7, 5, 3) == 7 * (4 * 5 + 4 * 3)
-    assert features_bytes(7, 5, 3, number_bytes=2) == 7 * (2 * 5 + 4 * 3)
-
-
-def test_eq12_split_learning_bytes_by_hand():
-    """7 samples: a map of 5 numbers up, its gradient down."""
-    assert split_learning_bytes(7, 5) == 7 * (4 * 5 + 4 * 5)
-
-
 def test_eq12_and_eq13_on_cifar_10():
     """50,000 images: an epoch of split learning takes 6.10 GiB, a round of FedGKT 3.054 GiB and
     its 200 rounds 610.7. FedGEMS counts half of the images, and of them the features alone:
-    "1.6M kb" a round, 31,250 MB (Table 4) in 20."""
-    assert round(split_learning_bytes(50_000, MAP) / GIB, 2) == 6.10
-    gkt = features_bytes(50_000, MAP, 10) / GIB
-    assert round(gkt, 3) == 3.054 and round(200 * gkt, 1) == 610.7
-    up = features_ledger(25_000, 25_000, MAP, 10)["bytes_up"]
-    assert up == 1_600_000 * KIB and 20 * up == 31_250 * MB
-
-
-def test_features_ledger_by_hand():
-    """7 samples in bfloat16, 3 unanswered; the clients' logits and labels are counted apart."""
-    assert features_ledger(7, 4, 5, 3, number_bytes=2) == {
-        "bytes_up": 7 * 5 * 2, "bytes_down": 4 * 3 * 4, "bytes_up_logits": 7 * 3 * 4,
-        "bytes_up_labels": 7 * 4}
+    "1.6M kb" a round, 31,250 MB (Table 4) in 20. Here there are 4 images."""
+    images = Data(torch.randn(4, 3, 32, 32), torch.arange(4))
+    fed = federation(sizes=(4,), num_classes=10, private=[images], test=images,
+                     network=lambda classes: build("gkt_edge", (3, 32, 32), classes),
+                     server=lambda classes: nn.Sequential(
+                         nn.AvgPool2d(32), nn.Flatten(), nn.Linear(16, classes)))
+    split, gkt = (last(rounds(algorithm, fed, rounds=1, local_epochs=1))[0]
+                  for algorithm in (split_learning, fedgkt))
+    up, down = gkt["bytes_up"], gkt["bytes_down"]
+    assert split["bytes_up"] == split["bytes_down"] == up == 4 * 4 * (16 * 32 * 32)
+    assert round((split["bytes_up"] + split["bytes_down"]) * 12_500 / GIB, 2) == 6.10
+    assert round((up + down) * 12_500 / GIB, 3) == 3.054
+    assert round(200 * (up + down) * 12_500 / GIB, 1) == 610.7
+    assert up * 6_250 == 1_600_000 * KIB and 20 * up * 6_250 == 31_250 * MB
 
 
 def test_network_cost_by_hand_on_a_tiny_convolution():

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 from test_dsfl import QUICK, agree, slow_rounds
-from toys import federation
+from toys import federation, rounds
 
 from algorithms import cronus
 
 LARGEST = torch.finfo(torch.float32).max
-both_branches = pytest.mark.parametrize("num_classes", [3, 12])    # of 8 clients: covariance, Gram
+of_8_clients = pytest.mark.parametrize("num_classes", [3, 12])
 
 
 def probabilities(num_clients, num_samples, num_classes, seed=0):
@@ -46,7 +46,6 @@ def slow_robust_mean(vectors, malicious_fraction):
 @pytest.mark.parametrize("num_clients, num_classes", [
     (8, 3), (8, 8), (8, 9), (8, 30), (5, 2), (5, 6), (16, 10), (3, 4), (2, 2), (1, 5)])
 def test_robust_mean_by_slow_loop(num_clients, num_classes):
-    """Up to as many classes as clients by the covariance, beyond by the Gram matrix."""
     probs = probabilities(num_clients, 12, num_classes)
     assert torch.equal(cronus.robust_mean(probs.float(), 0), probs.float().mean(0))
     for fraction in (0.0, 0.1, 0.25, 0.3, 0.49):
@@ -69,6 +68,7 @@ def test_two_passes_by_hand():
     (6, .1, 4),       # 1 each: 5, and 4, which is 6 / 2 + 1
     (16, .49, 12),    # ceil(3.92) = 4 each: 12 are at least 9, 8 are not
     (16, .1, 14), (16, 1 / 16, 14), (16, 2 / 16, 14), (2, .49, 2), (1, .49, 1),
+    (16, .3, 10), (16, .4, 12), (5, .4, 4), (5, .45, 5),     # a larger fraction leaves out fewer
     (50, .28, 36),    # 7 each: .28 x 50 / 2 is 7, though not in floating point
 ])
 def test_no_pass_leaves_fewer_than_half_plus_one(num_clients, fraction, kept):
@@ -80,7 +80,7 @@ def test_no_pass_leaves_fewer_than_half_plus_one(num_clients, fraction, kept):
         assert cronus.robust_mean(probs, fraction)[0, 0].item() == pytest.approx(sum(near) / kept)
 
 
-@both_branches
+@of_8_clients
 def test_a_liar_is_left_out_on_each_sample_it_lies_on(num_classes):
     """Another client goes in the second pass; the other samples are as without a lie."""
     honest = 0.5 * probabilities(8, 6, num_classes) + 0.5 / num_classes
@@ -92,7 +92,7 @@ def test_a_liar_is_left_out_on_each_sample_it_lies_on(num_classes):
     assert torch.equal(mean[[1, 3, 4]], cronus.robust_mean(honest, 0.1)[[1, 3, 4]])
 
 
-@both_branches
+@of_8_clients
 def test_liars_with_the_largest_numbers_are_left_out(num_classes):
     """No square nor sum of them is infinite, nor do they hide the others' differences from the
     second pass. With a fraction of .49, ceil(.49 x 8 / 2) = 2 are left out, once."""
@@ -106,17 +106,16 @@ def test_liars_with_the_largest_numbers_are_left_out(num_classes):
 
 
 def test_cronus_round_by_hand():
-    """Two rounds in plain Python, towards what two passes of the filter leave of all clients, on
-    all public samples."""
+    """Towards what two passes of the filter leave of all clients."""
     fed = federation(sizes=(5, 3, 4, 6, 2, 4, 3, 5))
     assert cronus.ALGORITHM.public == "unlabeled" and fed.public.labels is None
-    _, *rounds = cronus.run(fed, **QUICK, malicious_fraction=0.2)
+    _, *found = rounds(cronus, fed, **QUICK, malicious_fraction=0.2)
     everyone_left = []
 
     def mean_of_left(probs):
         means, left = slow_robust_mean(probs, 0.2)
         everyone_left.extend(map(tuple, left))
         return means.tolist()
-    for (metrics, state), slow in zip(rounds, slow_rounds(fed, mean_of_left), strict=True):
+    for (metrics, state), slow in zip(found, slow_rounds(fed, mean_of_left), strict=True):
         agree(fed, metrics, state, slow)
     assert set(map(len, everyone_left)) == {6} and len(set(everyone_left)) > 1

@@ -4,22 +4,12 @@ from functools import partial
 
 import pytest
 import torch
-from slow import (
-    close,
-    slow_accuracy,
-    slow_learner,
-    slow_logits,
-    slow_softmax,
-    slow_training,
-    towards_labels,
-    towards_probs,
-)
-from toys import federation, linear
+from slow import (close, slow_accuracy, slow_learner, slow_logits, slow_softmax, slow_training,
+                  towards_labels, towards_probs)
+from toys import Change, federation, last, linear, rounds
 
 from algorithms import cronus, dsfl, fd
-from federation import stream
-
-# ------------------------------------------------------------------------------ entropy reduction
+from federation import make_rng
 
 
 def test_era_of_a_one_hot_mean_is_near_one_hot_by_hand():
@@ -35,8 +25,6 @@ def test_era_sharpens_the_mean_and_not_each_client():
     mean = dsfl.entropy_reduction(torch.tensor([[[.8, .2]], [[.4, .6]]]), temperature=.1)
     assert mean[0, 0].item() == pytest.approx(1 / (1 + math.exp((.4 - .6) / .1)), abs=1e-6)
 
-
-# ---------------------------------------------------------- the loss, that of Cronus and FD as well
 
 @pytest.mark.parametrize("module", [dsfl, cronus, fd])
 def test_soft_cross_entropy_by_hand(module):
@@ -57,7 +45,6 @@ def test_the_gradient_of_soft_cross_entropy_is_q_minus_y_and_none_for_the_target
     assert target.grad is None
 
 
-# ------------------------------------------------------------------------------------ whole rounds
 QUICK = {"rounds": 2, "local_epochs": 2, "public_epochs": 1, "batch_size": 2, "lr": 0.05,
          "weight_decay": 0.01}
 amsgrad = partial(torch.optim.Adam, weight_decay=0.01, amsgrad=True)
@@ -72,12 +59,12 @@ def slow_rounds(fed, target_of):
     for t in (1, 2):
         for i, (images, labels) in enumerate(fed.private):
             slow_training(clients[i], updates[i], images, towards_labels(labels),
-                          epochs=2, batch_size=2, rng=stream(0, "local", t, i))
+                          epochs=2, batch_size=2, rng=make_rng(0, "local", t, i))
         private = sum(slow_accuracy(client, fed.test) for client in clients) / len(ids)
         target = target_of([[slow_softmax(z) for z in slow_logits(c, public)] for c in clients])
         for i in ids:
             slow_training(clients[i], updates[i], public, towards_probs(target),
-                          epochs=1, batch_size=2, rng=stream(0, "public", t, i))
+                          epochs=1, batch_size=2, rng=make_rng(0, "public", t, i))
         own = sum(slow_accuracy(client, fed.test) for client in clients) / len(ids)
         yield clients, target, private, own
 
@@ -97,8 +84,7 @@ def agree(fed, metrics, state, slow):
 @pytest.mark.parametrize("how", [{}, {"temperature": 0.5},
                                  {"aggregation": "mean", "temperature": 0.5}])
 def test_dsfl_round_by_hand(how):
-    """Two rounds in plain Python: server and clients learn towards the sharpened mean of all
-    clients on all public samples. The mean has no temperature."""
+    """Server and clients learn towards the sharpened mean, which has no temperature as "mean"."""
     fed = federation(sizes=(5, 3, 4), server=linear)
     assert dsfl.ALGORITHM.public == "unlabeled" and fed.public.labels is None
 
@@ -108,10 +94,22 @@ def test_dsfl_round_by_hand(how):
             slow_softmax([p / how.get("temperature", 0.1) for p in row]) for row in of_sample]
     server = slow_learner(fed.server_model())
     server_update = amsgrad(server, lr=0.03)
-    _, *rounds = dsfl.run(fed, **QUICK, server_epochs=2, server_batch_size=3, server_lr=0.03, **how)
-    for (metrics, state), slow in zip(rounds, slow_rounds(fed, mean), strict=True):
+    _, *found = rounds(dsfl, fed, **QUICK, server_epochs=2, server_batch_size=3, server_lr=0.03,
+                       **how)
+    for (metrics, state), slow in zip(found, slow_rounds(fed, mean), strict=True):
         agree(fed, metrics, state, slow)
         slow_training(server, server_update, fed.public.images, towards_probs(slow[1]),
-                      epochs=2, batch_size=3, rng=stream(0, "server", state["round"]))
+                      epochs=2, batch_size=3, rng=make_rng(0, "server", state["round"]))
         assert close(state["server"]["model"], server, atol=1e-4)
         assert metrics["server_accuracy"] == pytest.approx(slow_accuracy(server, fed.test))
+
+
+@pytest.mark.parametrize("module", [dsfl, cronus])
+@pytest.mark.parametrize("num_bad", [3, 2])
+def test_a_round_without_a_usable_upload_has_no_download(module, num_bad):
+    """Of three clients; a single usable upload is enough for one."""
+    bad = Change(lambda uploads, rows: uploads.index_fill(0, torch.arange(num_bad), math.nan))
+    metrics, _ = last(rounds(module, federation(sizes=(5, 3, 4)), attack=bad, **QUICK))
+    assert metrics["bad_uploads"] == num_bad and metrics["bytes_down_indices"] == 0
+    assert metrics["bytes_up"] == 4 * 8 * 3 * 3
+    assert metrics["bytes_down"] == (0 if num_bad == 3 else metrics["bytes_up"])

@@ -2,20 +2,13 @@
 import numpy as np
 import pytest
 import torch
-from slow import (
-    close,
-    cross_entropy_slope,
-    slow_accuracy,
-    slow_learner,
-    slow_own_accuracy,
-    slow_softmax,
-    slow_training,
-)
-from toys import federation, last, same
+from slow import (close, cross_entropy_slope, slow_accuracy, slow_learner, slow_own_accuracy,
+                  slow_softmax, slow_training)
+from toys import federation, last, rounds, same
 
 from algorithms import fd
 from attacks import Attack
-from federation import stream
+from federation import make_rng
 
 LOCAL = {"local_epochs": 2, "local_steps": None, "batch_size": 2, "lr": 0.05}
 NONE = [0., 0.]
@@ -60,8 +53,8 @@ def test_rounds_of_fd_against_algorithm_1(local_steps):
     updates = [torch.optim.Adam(c, lr=0.05, weight_decay=0.01, amsgrad=True) for c in clients]
     targets = [[[0.] * 3] * 3] * 3
     settings = LOCAL | {"local_steps": local_steps, "weight_decay": 0.01, "gamma": gamma}
-    _, *rounds = fd.run(fed, rounds=3, **settings)
-    for t, (metrics, state) in enumerate(rounds, start=1):
+    _, *found = rounds(fd, fed, rounds=3, **settings)
+    for t, (metrics, state) in enumerate(found, start=1):
         means = []
         for i in ids:
             labels, given = fed.private[i].labels.tolist(), [[] for _ in range(3)]
@@ -72,7 +65,7 @@ def test_rounds_of_fd_against_algorithm_1(local_steps):
                 return [ce + gamma * (q_c * sum(y) - y_c) for ce, q_c, y_c in
                         zip(cross_entropy_slope(z, labels[n]), q, y)]                # line 5
             slow_training(clients[i], updates[i], fed.private[i].images, slope, batch_size=2,
-                          epochs=2, steps=local_steps, rng=stream(0, "local", t, i))
+                          epochs=2, steps=local_steps, rng=make_rng(0, "local", t, i))
             means.append([mean_row(probs) for probs in given])                       # line 7-8
         targets = slow_others_mean(means)                                            # line 10-15
         assert np.allclose(state["targets"], targets, atol=1e-5)
@@ -92,7 +85,7 @@ def test_an_attack_is_on_the_rows_of_all_classes():
     def forge(i, upload, benign, rows):
         seen.append((benign, rows))
         return torch.full_like(upload, 7.)
-    _, state = last(fd.run(fed, rounds=1, **LOCAL, attack=Attack([0], forge)))
+    _, state = last(rounds(fd, fed, attack=Attack([0], forge), rounds=1, **LOCAL))
     [(benign, rows)] = seen
     assert benign.shape == (2, 3, 3) and rows.tolist() == [0, 1, 2]
     assert benign.any(-1).tolist() == [[True] * 3, [False, True, False]]

@@ -5,11 +5,10 @@ import pytest
 import torch
 from slow import close, slow_learner, slow_training, towards_labels
 from torch.nn import ParameterDict
-from toys import constant, federation, last, linear, samples, with_batchnorm
+from toys import constant, federation, last, linear, rounds, sample_clients, samples, with_batchnorm
 
 from algorithms import fedavg, fedbe, feddf, fedprox, fedsdd, scaffold
-from federation import active_in, stream
-from federation.parallel import sample_clients
+from federation import make_rng
 
 LOCAL = {"local_epochs": 3, "batch_size": 2, "lr": 0.1}
 QUICK = {**LOCAL, "rounds": 2, "participation": 0.5}
@@ -21,7 +20,7 @@ def slow_client(fed, start, t, i, *, local_epochs, batch_size, lr, mu=0.0):
     """A client's weights and biases after softmax regression by SGD from a state_dict."""
     learner, (images, labels) = slow_learner(start), fed.private[i]
     slow_training(learner, torch.optim.SGD(learner, lr=lr), images, towards_labels(labels), mu=mu,
-                  epochs=local_epochs, batch_size=batch_size, rng=stream(fed.seed, "local", t, i))
+                  epochs=local_epochs, batch_size=batch_size, rng=make_rng(fed.seed, "local", t, i))
     return learner
 
 
@@ -31,15 +30,15 @@ def slow_average(learners, sizes):
             for name, ws in zip(("1.weight", "1.bias"), zip(*learners))}
 
 
-@pytest.mark.parametrize("run, mu", [(fedavg.run, 0.0), (fedprox.run, 0.7)])
-def test_two_rounds_against_a_slow_loop(run, mu):
+@pytest.mark.parametrize("module, mu", [(fedavg, 0.0), (fedprox, 0.7)])
+def test_two_rounds_against_a_slow_loop(module, mu):
     fed = federation(sizes=(5, 3, 4, 6))
     expected = fed.client_model(0).state_dict()
     for t in (1, 2):
-        active = sample_clients(4, 0.5, stream(0, "active", t))
+        active = sample_clients(4, 0.5, make_rng(0, "active", t))
         trained = [slow_client(fed, expected, t, i, **LOCAL, mu=mu) for i in active]
         expected = slow_average(trained, [len(fed.private[i].labels) for i in active])
-    metrics, state = last(run(fed, **QUICK, **({"mu": mu} if mu else {})))
+    metrics, state = last(rounds(module, fed, **QUICK, **({"mu": mu} if mu else {})))
     assert close(state["server"]["model"], expected.values())
     assert metrics["bytes_up"] == metrics["bytes_down"] == 2 * 4 * (3 * 4 + 3)    # of two clients
 
@@ -48,10 +47,10 @@ def test_two_rounds_against_a_slow_loop(run, mu):
 def test_fedavg_round_by_hand(module, more):
     """A step from weights 0: the gradient is 1/3 - the class's share. Client 0 is not active."""
     fed = federation(sizes=(2, 6, 4))
-    t = next(t for t in itertools.count(1) if active_in(fed, 2 / 3, t) == [1, 2])
+    t = next(t for t in itertools.count(1) if fed.sample_clients(2 / 3, t) == [1, 2])
     before = {"algorithm": module.ALGORITHM.name, "round": t - 1,
               "server": {"model": constant(0., 0., 0.)}}
-    _, state = last(module.run(fed, before, rounds=t, participation=2 / 3, **STEP, **more))
+    _, state = last(rounds(module, fed, before, rounds=t, participation=2 / 3, **STEP, **more))
     bias = state["server"]["model"]["1.bias"]
     one, two = (torch.bincount(fed.private[i].labels, minlength=3) / n for i, n in [(1, 6), (2, 4)])
     assert torch.allclose(bias, -.5 * (6 / 10 * (1 / 3 - one) + 4 / 10 * (1 / 3 - two)), atol=1e-6)
@@ -79,14 +78,12 @@ def test_a_federation_of_one_is_local_training(module, more):
     own = fed.client_model(0).state_dict()
     for t in (1, 2):
         own = fedavg.train_client(fed, fedavg.Config(**LOCAL), t, 0, own)
-    metrics, state = last(module.run(fed, rounds=2, **LOCAL, **more))
+    metrics, state = last(rounds(module, fed, rounds=2, **LOCAL, **more))
     found = global_model(state)
     assert all(torch.allclose(found[name], w, atol=1e-5) for name, w in own.items())
     assert metrics.get("ensemble_accuracy", metrics["accuracy"]) == metrics["accuracy"]
     assert metrics["bad_uploads"] == 0 and not metrics.get("disagreement")
 
-
-# ---------------------------------------------------------------------------------------- FedProx
 
 def test_proximal_term_is_half_mu_squared_distance():
     model, start = ParameterDict({"w": torch.tensor(3.0)}), {"w": torch.tensor(1.0)}

@@ -6,29 +6,11 @@ import pytest
 import torch
 from slow import close, slow_learner, slow_logits, slow_slopes, slow_training
 from test_fedavg import slow_average, slow_client
-from toys import (
-    constant,
-    federation,
-    last,
-    linear,
-    same,
-    samples,
-    with_batchnorm,
-    with_hidden_layer,
-)
+from toys import (constant, federation, last, linear, loaded, rounds, same, sample_clients, samples,
+                  with_batchnorm, with_hidden_layer)
 
 from algorithms import fedbe, feddf
-from federation import (
-    accuracy,
-    active_clients,
-    average_weights,
-    disagreement,
-    loaded,
-    minibatches,
-    predict,
-    stream,
-)
-from federation.parallel import sample_clients
+from federation import accuracy, average_weights, disagreement, make_rng, minibatches, predict
 from reference.linear import kl_slope
 
 DISTILL = {"distill_steps": 5, "server_batch_size": 4, "server_lr": 0.3, "temperature": 2.0,
@@ -90,17 +72,17 @@ def test_drop_worst_by_hand():
 
 
 def with_spoilt_client():
-    """Client 1 of 3 learns wrong labels: on the validation set it is worse than a guess."""
+    """(a federation whose client 1 of 3 learns wrong labels, so that on the validation set it is
+    worse than a guess; the metrics of a round; what the clients upload)."""
     fed = with_validation((30, 20, 10))
     images, labels = fed.private[1]
     fed.private[1] = fed.private[1]._replace(images=3 * images, labels=(labels + 1) % 3)
-    return fed
+    metrics, _ = last(rounds(feddf, fed, **{**ONCE, **LONG, "drop_worst": True}))
+    return fed, metrics, own_models(fed, LONG)
 
 
 def test_worse_than_a_guess_neither_counts_nor_teaches(teachers_of):
-    fed = with_spoilt_client()
-    metrics, _ = last(feddf.run(fed, **{**ONCE, **LONG, "drop_worst": True}))
-    members = own_models(fed, LONG)
+    fed, metrics, members = with_spoilt_client()
     images, labels = fed.validation
     right = [accuracy(logits, labels) for logits in predicted(fed, members, images)]
     assert right[1] < 1.2 / 3 <= min(right[0], right[2])
@@ -115,13 +97,11 @@ def test_worse_than_a_guess_neither_counts_nor_teaches(teachers_of):
 @pytest.mark.parametrize("keyword, value", [("drop_worst", True), ("patience", 5)])
 def test_either_use_of_validation_images_needs_them(keyword, value):
     with pytest.raises(ValueError, match="feddf needs validation images"):
-        next(feddf.run(federation(), **{**ONCE, keyword: value}))
+        next(rounds(feddf, federation(), **{**ONCE, keyword: value}))
 
 
 def test_client_accuracy_is_of_the_uploads_that_count():
-    fed = with_spoilt_client()
-    metrics, _ = last(feddf.run(fed, **{**ONCE, **LONG, "drop_worst": True}))
-    members = own_models(fed, LONG)
+    fed, metrics, members = with_spoilt_client()
     logits = predicted(fed, {0: members[0], 2: members[2]}, fed.test.images)
     a, c = (accuracy(each, fed.test.labels) for each in logits)
     found = [metrics[f"client_accuracy{part}"] for part in ("", "_min", "_max")]
@@ -139,7 +119,7 @@ def test_the_papers_student_against_a_slow_adam():
     start, teacher = start_of(fed), 3 * torch.randn(6, 3)
     slow = slow_learner(start)
     adam = torch.optim.Adam(slow)
-    rng = stream(0, "distil", 3, 0)
+    rng = make_rng(0, "distil", 3, 0)
     for s, rows in enumerate(minibatches(fed.public.images, 4, rng, steps=steps)):
         g = slow_slopes(slow, fed.public.images, rows, towards_softened(teacher, 1.0))
         scale = min(1, norm / math.sqrt(sum((u * u).sum().item() for u in g)))
@@ -200,7 +180,7 @@ def test_feddf_round_by_hand():
     sizes, fed = (5, 3, 4, 6), federation((5, 3, 4, 6))
     expected = start_of(fed)
     for t in (1, 2):
-        active = sample_clients(4, 0.5, stream(0, "active", t))
+        active = sample_clients(4, 0.5, make_rng(0, "active", t))
         trained = [slow_client(fed, expected, t, i, **LOCAL) for i in active]
         teacher = torch.tensor([slow_logits(w, fed.public.images) for w in trained]).mean(0)
         own = [sizes[i] for i in active]
@@ -208,28 +188,30 @@ def test_feddf_round_by_hand():
         student = slow_learner(slow_average(trained, own))
         slow_training(student, torch.optim.SGD(student, lr=0.3), fed.public.images,
                       towards_softened(teacher, 2.0), epochs=5, steps=5, batch_size=4,
-                      rng=stream(0, "distil", t, 0))
+                      rng=make_rng(0, "distil", t, 0))
         expected = slow_average([student], [1])
-    _, state = last(feddf.run(fed, **{**QUICK, "participation": 0.5}))
+    _, state = last(rounds(feddf, fed, **{**QUICK, "participation": 0.5}))
     assert close(state["global_models"]["linear"], student)
 
 
 @pytest.mark.parametrize("measure", [
-    lambda fed, uploads: feddf.measure(fed, [*uploads], uploads, uploads, {}),
-    lambda fed, uploads: fedbe.measure(fed, fedbe.Config(), [*uploads], uploads,
-                                       [*uploads.values()])], ids=["feddf", "fedbe"])
+    lambda fed, state, uploads: feddf.measure(fed, state, [*uploads], uploads, uploads, {}),
+    lambda fed, state, uploads: fedbe.measure(fed, fedbe.Config(), state, [*uploads], uploads,
+                                              [*uploads.values()])], ids=["feddf", "fedbe"])
 def test_the_ensemble_predicts_by_mean_logits(measure):
     """Class 0 wins, 10/3 to 2. By probabilities it would lose: two of three are sure of class 1."""
     fed = federation(test=samples(6)._replace(labels=torch.zeros(6, dtype=torch.int64)))
     logits = [(10., 0., 0.), (0., 3., 0.), (0., 3., 0.)]
-    metrics = measure(fed, {i: constant(*z) for i, z in enumerate(logits)})
+    uploads = {i: constant(*z) for i, z in enumerate(logits)}
+    state = {"server": {"model": uploads[0]}, "global_models": {"linear": uploads[0]}}
+    metrics = measure(fed, state, uploads)
     assert metrics["ensemble_accuracy"] == 1 and metrics["disagreement"] == pytest.approx(2 / 3)
 
 
 def test_every_client_teaches_the_average_of_each_network(teachers_of):
     """Two students of 5 steps; 4 teachers and 8 images; 2 clients of each network."""
     fed = federation(network=MIXED)
-    (metrics, state), members = last(feddf.run(fed, **ONCE)), own_models(fed)
+    (metrics, state), members = last(rounds(feddf, fed, **ONCE)), own_models(fed)
     expected = predicted(fed, members, fed.public.images).mean(0)
     for k, (name, start, teacher, _) in enumerate(teachers_of):
         own = [members[i] for i in (k, k + 2)]
@@ -243,12 +225,26 @@ def test_every_client_teaches_the_average_of_each_network(teachers_of):
     assert metrics["bytes_down"] == metrics["bytes_up"] == 4 * (2 * (3 * 5) + 2 * (2 * 5 + 3 * 3))
 
 
+@pytest.mark.parametrize("network, each", [(MIXED, 2), (MIXED[0], 0)])
+def test_of_several_networks_each_global_model_has_an_accuracy(network, each):
+    """The headline is their mean. (Of one network it is the same number.)"""
+    fed = federation(network=network)
+    metrics, state = last(rounds(feddf, fed, **ONCE))
+    images, labels = fed.test
+    own = [accuracy(predict(loaded(fed.client_model(k), weights), images), labels)
+           for k, weights in enumerate(state["global_models"].values())]
+    assert metrics["accuracy"] == pytest.approx(sum(own) / len(own))
+    found = {name: x for name, x in metrics.items() if name.startswith("server_accuracy")}
+    assert found == pytest.approx({f"server_accuracy_{name}": x for name, x in zip(
+        fed.architecture, own[:each])})
+
+
 def test_a_network_whose_uploads_are_all_bad_distills_its_global_model(teachers_of):
     """Its clients are 1 and 3; the other network's clients are the teacher of both."""
     fed = federation(network=MIXED)
     for i in (1, 3):
         fed.private[i].images[0] = math.inf
-    metrics, state = last(feddf.run(fed, **ONCE))
+    metrics, state = last(rounds(feddf, fed, **ONCE))
     (_, first, teacher, _), (name, second, _, student) = teachers_of
     kept = {i: own_models(fed)[i] for i in (0, 2)}
     assert torch.allclose(teacher, predicted(fed, kept, fed.public.images).mean(0), atol=1e-6)
@@ -257,16 +253,24 @@ def test_a_network_whose_uploads_are_all_bad_distills_its_global_model(teachers_
     assert metrics["bad_uploads"] == 2 and metrics["teacher_forwards"] == 2 * 8
 
 
-def test_an_attack_on_several_networks_is_refused():
-    """It computes means over weights."""
-    with pytest.raises(ValueError, match="feddf: an attack on weights needs one network"):
-        next(feddf.run(federation(network=MIXED), **ONCE, attack=True))
+@pytest.mark.parametrize("more", [{}, {"patience": 100}])
+def test_a_student_that_diverges_is_left_out_for_the_average(more):
+    """Its rate of 1e38 makes it nan at every look. So nobody is bad in the next round."""
+    fed = with_validation((5, 3))
+    metrics, state = last(rounds(feddf, fed, **{**QUICK, **more, "server_lr": 1e38}))
+    expected = start_of(fed)
+    for t in (1, 2):
+        expected = average_weights([feddf.train_client(fed, feddf.Config(**LOCAL), t, i, expected)
+                                    for i in (0, 1)], [5, 3])
+    assert same(state["global_models"], {"linear": expected})
+    assert metrics["bad_uploads"] == 0 and metrics["accuracy"] > 0
 
 
 def test_of_each_network_the_same_share_takes_part():
-    """With one network they are FedAvg's."""
+    """At least one client: 0.1 of four is one. With one network they are FedAvg's."""
+    mixed, one = federation((3,) * 8, MIXED), federation((3,) * 8)
     for t in range(1, 20):
-        active = active_clients(federation((3,) * 8, MIXED), 0.5, t)
-        assert [[i % 2 for i in ids] for ids in active.values()] == [[0, 0], [1, 1]]
-        fedavgs = sample_clients(8, 0.4, stream(0, "active", t))
-        assert active_clients(federation((3,) * 8), 0.4, t) == {"linear": fedavgs}
+        for share, drawn in [(0.5, [[0, 0], [1, 1]]), (0.1, [[0], [1]])]:
+            active = mixed.sample_by_architecture(share, t)
+            assert [[i % 2 for i in ids] for ids in active.values()] == drawn
+        assert one.sample_by_architecture(0.4, t) == {"linear": one.sample_clients(0.4, t)}

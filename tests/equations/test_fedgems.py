@@ -6,15 +6,14 @@ from itertools import product
 import pytest
 import torch
 from slow import close, drawn, numbers, pixels, slow_accuracy, update_by
-from toys import SHAPE, labeled, last, linear, receives, same, with_batchnorm
+from toys import SHAPE, Change, labeled, last, linear, normal, rounds, same, with_batchnorm
 
 from algorithms import fedgem, fedgems, fedgems_ablations
-from algorithms.fedgems import entropy, entropy_weights, fuse, is_right, server_loss
-from federation import is_usable, predict
-from federation.uploads import HUGE
+from algorithms.fedgems import (CASES, choose_teacher, entropy, entropy_weights, fuse, is_right,
+                                server_loss)
+from federation import HUGE, is_usable, predict
 from reference import fedgems as oracle
 
-CASES = ("self_training", "self_distillation", "ensemble_distillation", "nobody_right")
 QUICK = {"rounds": 2, "local_epochs": 1, "public_epochs": 1, "server_epochs": 1, "batch_size": 4,
          "server_batch_size": 5, "lr": 0.1, "server_lr": 0.1, "epsilon": 0.6,
          "optimizer": "amsgrad", "weight_decay": 0.01}
@@ -26,22 +25,15 @@ def logits_of(*probs):
     return torch.tensor(probs, dtype=torch.float64).log()
 
 
-def random_logits(*shape, seed=0, scale=2.0):
-    rng = torch.Generator().manual_seed(seed)
-    return scale * torch.randn(*shape, generator=rng, dtype=torch.float64)
-
-
-# ----------------------------------------------------------------- who counts how much: Eq. (3)-(5)
-
 def test_eq3_by_hand():
     """In nats, a sum over the classes."""
     expected = [-(.8 * math.log(.8) + .2 * math.log(.2)), math.log(2)]
     assert entropy(logits_of([.8, .2], [.5, .5])).tolist() == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize("size", [1e3, 3e38])
+@pytest.mark.parametrize("size", [1e3, 0.9 * HUGE])
 def test_eq3_certain_logits_have_entropy_zero(size):
-    """Two finite float32 can be further apart than any float32."""
+    """Up to the largest number of a usable upload."""
     logits = torch.tensor([[size, -size, 0.0], [-size, 0.0, -size]])
     assert entropy(logits).tolist() == [oracle.entropy(z) for z in logits.tolist()] == [0.0, 0.0]
 
@@ -55,21 +47,13 @@ def test_eq4_weights_of_nearly_certain_clients_in_float32_are_those_of_float64()
     assert single.dtype == torch.float32 and (single - double).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("logits", [[0., 0., 0.], [110., 0.], [2., 1., 3.], [0., 0., -math.inf]])
-def test_eq3_has_a_finite_gradient(logits):
-    """- p_c (ln p_c + H), which is 0 where p_c is 0."""
-    logits = torch.tensor(logits).requires_grad_()
-    entropy(logits).backward()
-    p = logits.detach().double().softmax(0)
-    H = torch.special.entr(p).sum()
-    expected = [(-a * (a.log() + H)).item() if a > 0 else 0.0 for a in p]
-    assert logits.grad.tolist() == pytest.approx(expected, abs=1e-6)
-
-
 def test_reliable_is_who_predicts_the_label_by_hand():
+    """Labels may be a column."""
     logits = torch.tensor([[[1., 3., 2.], [5., 4., 3.]], [[.1, 0., 0.], [-9., -8., -7.]]])
-    reliable = is_right(logits, torch.tensor([1, 2]))
-    assert reliable.tolist() == [[True, False], [False, True]]
+    for labels in (torch.tensor([1, 2]), torch.tensor([[1], [2]])):
+        assert is_right(logits, labels).tolist() == [[True, False], [False, True]]
+    with pytest.raises(RuntimeError):
+        is_right(logits, torch.tensor([1]))                          # would be for all images
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, HUGE, -HUGE])
@@ -93,7 +77,7 @@ def test_eq4_by_hand():
 
 def test_eq4_unreliable_client_gets_exactly_zero():
     """And the others' weights are as without it: a 0 before the softmax would give it exp(0)."""
-    logits = random_logits(4, 5, 3, scale=.1)                   # 1/H is about .9, not far from 0
+    logits = .1 * normal(4, 5, 3)                   # 1/H is about .9, not far from 0
     reliable = torch.tensor([[True] * 5, [False] * 5, [True] * 5, [False] * 5])
     weights = entropy_weights(logits, reliable)
     assert weights[[1, 3]].tolist() == [[0.0] * 5] * 2
@@ -130,7 +114,7 @@ def test_eq5_fused_logits_by_hand():
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_eq4_eq5_a_logit_that_is_not_finite_reaches_nothing(bad):
     """One client has bad logits of the second of three samples, all clients of the third."""
-    logits, labels = random_logits(3, 3, 2), torch.tensor([0, 0, 0])
+    logits, labels = 2 * normal(3, 3, 2), torch.tensor([0, 0, 0])
     logits[:, :, 0] = logits[:, :, 1] + 1                                        # all are right
     others = entropy_weights(logits[[0, 2]], torch.ones(2, 3, dtype=torch.bool))
     without = fuse(logits[[0, 2]], others)
@@ -149,7 +133,19 @@ def test_a_weight_of_nan_shows_and_never_makes_a_uniform_teacher():
     assert weights.isnan().all() and fuse(logits, weights).isnan().all()
 
 
-# ------------------------------------------------------------------- losses: Eq. (1), (2), (5), (6)
+@pytest.mark.parametrize("right, in_pool, client_right", [*product((True, False), repeat=3)])
+def test_who_teaches_the_server_by_hand(right, in_pool, client_right):
+    """Line 5-12: a server that is right has no teacher; the pool goes before the clients."""
+    flags = [torch.tensor([flag]) for flag in (right, in_pool, client_right)]
+    teacher, has_teacher, case = choose_teacher(
+        *flags, pool_logits=torch.tensor([[5., 0.]]), ensemble=torch.tensor([[7., 1.]]))
+    expected = ("self_training" if right else "self_distillation" if in_pool else
+                "ensemble_distillation" if client_right else "nobody_right")
+    assert CASES[case] == expected and case.dtype == torch.int64
+    assert has_teacher.tolist() == [expected.endswith("distillation")]
+    if has_teacher:
+        assert teacher.tolist() == [[5., 0.] if in_pool else [7., 1.]]
+
 
 def test_eq1_by_hand():
     """Cross-entropy alone, neither weighed by epsilon nor moved by a teacher."""
@@ -181,27 +177,18 @@ def test_eq6_by_hand(file):
 
 
 def test_server_loss_is_one_mean_over_mixed_cases():
-    """The one sample of four with a teacher weighs a quarter, not as much as the other three."""
-    q, p = [.4, .6], [.9, .1]
+    """The one sample of four with a teacher weighs a quarter, not as much as the other three, whose
+    teachers may be anything. As numbers of rows 0 and 1 would be two samples."""
+    q, p, any_ = [.4, .6], [.9, .1], [math.nan, math.inf]
+    logits = logits_of(q, q, q, q).requires_grad_()
     with_teacher = .5 * -math.log(.4) + .5 * (.9 * math.log(.9 / .4) + .1 * math.log(.1 / .6))
-    loss = server_loss(logits_of(q, q, q, q), torch.tensor([0, 0, 1, 1]), logits_of(p, p, p, p),
-                       torch.tensor([True, False, False, False]), .5)
-    expected = (with_teacher - math.log(.4) - 2 * math.log(.6)) / 4
-    assert loss.item() == pytest.approx(expected, abs=1e-12)
+    for mask in (torch.tensor([True, False, False, False]), torch.tensor([1, 0, 0, 0])):
+        teacher = logits_of(p, any_, any_, any_)
+        loss = server_loss(logits, torch.tensor([0, 0, 1, 1]), teacher, mask, .5)
+        [gradient] = torch.autograd.grad(loss, logits)
+        expected = (with_teacher - math.log(.4) - 2 * math.log(.6)) / 4
+        assert loss.item() == pytest.approx(expected, abs=1e-12) and gradient.isfinite().all()
 
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_rows_without_a_teacher_may_hold_anything(bad):
-    logits, teacher = logits_of([.4, .6], [.3, .7]).requires_grad_(), logits_of([.9, .1], [.5, .5])
-    teacher[1, 1] = bad
-    loss = server_loss(logits, torch.tensor([0, 1]), teacher, torch.tensor([True, False]), .5)
-    kl = .9 * math.log(.9 / .4) + .1 * math.log(.1 / .6)
-    expected = (.5 * -math.log(.4) + .5 * kl - math.log(.7)) / 2
-    [gradient] = torch.autograd.grad(loss, logits)
-    assert loss.item() == pytest.approx(expected, abs=1e-12) and torch.isfinite(gradient).all()
-
-
-# ------------------------------------------------------------------------ whole rounds: Algorithm 1
 
 # What is done with a public sample, by (the server is right, it was right before): Alg. 1,
 # line 5-12; then Table 5 as fedgems_ablations.py reads it.
@@ -210,7 +197,7 @@ WITHOUT = {
     (): ALGORITHM_1,
     ("self_training",): ALGORITHM_1 | {(True, True): "self_distillation", (True, False): "clients"},
     ("self_distillation",): ALGORITHM_1 | {(False, True): "clients"},
-    ("ensemble_distillation",): ALGORITHM_1 | {(False, False): "labels"},
+    ("ensemble_distillation",): ALGORITHM_1 | {(False, False): "nobody_right"},
     ("self_training", "self_distillation"): dict.fromkeys(ALGORITHM_1, "clients")}
 
 
@@ -219,7 +206,7 @@ def slow_rounds(fed, settings, table=ALGORITHM_1):
     *private, public = ([*zip(pixels(images), labels.tolist())]
                         for images, labels in (*fed.private, fed.public))
     clients = [numbers(fed.client_model(i, init=i)) for i in range(len(private))]
-    server, kinds = numbers(fed.server_model()), set()
+    server, kinds, answers = numbers(fed.server_model()), set(), []
     *updates, server_update = (
         update_by(partial(torch.optim.Adam, lr=settings[lr], amsgrad=True,
                           weight_decay=settings["weight_decay"]), w)
@@ -234,15 +221,23 @@ def slow_rounds(fed, settings, table=ALGORITHM_1):
     def view(x):                                                    # it needs no rng in these tests
         return fed.augment(torch.tensor(x).view(1, *SHAPE), None).flatten().tolist()
 
-    rounds = oracle.run(
+    def who_teaches(*kind):
+        kinds.add(kind)
+        answers.append(table[kind])
+        return table[kind]
+
+    found = oracle.run(
         clients, server, private, public, rounds=settings["rounds"], batches=draw, updates=updates,
         server_update=server_update, epsilon=settings["epsilon"], augment=view,
-        who_teaches=lambda *kind: kinds.add(kind) or table[kind])
-    for server, clients, trained, pool, cases, weights in rounds:
-        of_clients = {n: "ensemble_distillation" if weights[n] else "nobody_right"
-                      for n, case in cases.items() if case == "clients"}
+        who_teaches=who_teaches)
+    for t, (server, clients, trained, pool, cases, weights) in enumerate(found, start=1):
+        of_clients = {n: "ensemble_distillation" if weights[n] else "nobody_right" for n in weights}
+        order = [n for rows in draw("server", t) for n in rows]              # of all epochs
+        taken = [of_clients[n] if answer == "clients" else answer
+                 for n, answer in zip(order, answers, strict=True)]
+        answers.clear()
         yield {"server": server, "clients": clients, "pool": pool, "asked": set(weights),
-               "cases": cases | of_clients, "kinds": kinds,
+               "cases": cases, "taken": taken, "kinds": kinds,
                "effective": [1 / sum(w * w for w in shares.values())
                              for shares in weights.values() if shares],
                "private": [slow_accuracy(client, fed.test) for client in trained]}
@@ -257,8 +252,8 @@ def agree(fed, metrics, state, slow):
     assert state["pool"]["mask"].tolist() == [n in slow["pool"] for n in range(N)]
     for n, z in slow["pool"].items():
         assert state["pool"]["logits"][n].tolist() == pytest.approx(z, abs=1e-4)
-    taken, effective = list(slow["cases"].values()), slow["effective"]
-    shares = [taken.count(case) / N for case in CASES]
+    taken, effective = slow["taken"], slow["effective"]
+    shares = [taken.count(case) / len(taken) for case in CASES]
     assert [metrics[case] for case in CASES] == pytest.approx(shares, abs=1e-6)
     assert metrics["pool"] == pytest.approx(len(slow["pool"]) / N, abs=1e-6)
     assert (metrics["bytes_up"], metrics["bytes_down"]) == (4 * asked * C * M, 4 * N * C * M)
@@ -280,15 +275,14 @@ def toy(**changes):
     ({}, {"seed": 4}), (TWICE, {"seed": 3, "augment": lambda images, rng: images.flip(-1)})],
     ids=["one epoch", "two, augmented"])
 def test_a_round_is_the_papers_algorithm(more, changes):
-    """Private training, upload, server, broadcast, distillation; two rounds, all four cases, a
-    pool of the first for the second. A sample asked for in two epochs is paid for once."""
+    """Two rounds, all four cases; a sample that is asked for in two epochs is paid for once."""
     fed, settings, known = toy(**changes), {**QUICK, **more}, []
-    rounds = list(fedgems.run(fed, **settings))[1:]
-    for (metrics, state), slow in zip(rounds, slow_rounds(fed, settings), strict=True):
+    _, *found = rounds(fedgems, fed, **settings)
+    for (metrics, state), slow in zip(found, slow_rounds(fed, settings), strict=True):
         agree(fed, metrics, state, slow)
         known.append(slow)
-    assert {case for slow in known for case in slow["cases"].values()} == set(CASES)
-    assert "self_distillation" in known[1]["cases"].values()
+    assert {case for slow in known for case in slow["taken"]} == set(CASES)
+    assert "self_distillation" in known[1]["taken"]
     twice = [n for n in known[0]["asked"] if known[0]["cases"][n] == "self_training"]
     assert bool(twice) == (more == TWICE)
     assert any(1.4 < x < 1.95 for slow in known for x in slow["effective"])
@@ -298,17 +292,14 @@ def test_a_round_is_the_papers_algorithm(more, changes):
 def test_ablations_move_samples_between_cases(off):
     """Table 5 as fedgems_ablations.py reads it: who is the teacher of each sample."""
     fed, settings, known = toy(seed=4), {**QUICK, "server_epochs": 2}, []
-    rounds = list(fedgems_ablations.run(fed, **settings, **dict.fromkeys(off, False)))[1:]
-    slow_ones = slow_rounds(fed, settings, WITHOUT[off])
-    for (metrics, state), slow in zip(rounds, slow_ones, strict=True):
+    _, *found = rounds(fedgems_ablations, fed, **settings, **dict.fromkeys(off, False))
+    for (metrics, state), slow in zip(found, slow_rounds(fed, settings, WITHOUT[off]), strict=True):
         agree(fed, metrics, state, slow)
         known.append(slow)
     assert set.union(*(slow["kinds"] for slow in known)) == set(ALGORITHM_1)
-    seen = {case for slow in known for case in slow["cases"].values()}
-    assert seen >= set(WITHOUT[off].values()) - {"clients"}
+    assert {case for slow in known for case in slow["taken"]} >= set(WITHOUT[off].values()) - {
+        "clients"}
 
-
-# ------------------------------------------------------------------------------- selection and pool
 
 def test_selection_is_in_eval_mode():
     """Of the crops that the server then learns, and with the weights before."""
@@ -316,14 +307,12 @@ def test_selection_is_in_eval_mode():
     logits = predict(fed.server_model(), fed.public.images.flip(-1))
     right = logits.argmax(1) == fed.public.labels
     assert 0 < right.sum() < 14
-    metrics, state = last(fedgems.run(fed, **{**QUICK, "rounds": 1, "server_batch_size": 14}))
+    metrics, state = last(rounds(fedgems, fed, **{**QUICK, "rounds": 1, "server_batch_size": 14}))
     assert torch.equal(state["pool"]["mask"], right)
     assert torch.allclose(state["pool"]["logits"][right], logits[right], atol=1e-6)
     assert metrics["self_training"] == pytest.approx(right.sum().item() / 14)
     assert state["server"]["model"]["0.num_batches_tracked"] == 1          # no prediction is a step
 
-
-# ------------------------------------------------------------------------------------- who is asked
 
 def test_nobody_right_is_plain_cross_entropy():
     """Clients that know class 0 alone, of which no public sample is, and an empty pool."""
@@ -332,44 +321,47 @@ def test_nobody_right_is_plain_cross_entropy():
     for private in fed.private:
         private.labels.zero_()
     settings = {**QUICK, "rounds": 1, "local_epochs": 10, "lr": 0.5}
-    metrics, state = last(fedgems.run(fed, **settings))
+    metrics, state = last(rounds(fedgems, fed, **settings))
     assert metrics["nobody_right"] > 0 == metrics["ensemble_distillation"]
     assert metrics["nobody_right"] + metrics["self_training"] == pytest.approx(1)
     assert metrics["effective_teachers"] is None
-    _, by_labels = last(fedgems.run(fed, **{**settings, "epsilon": 1.0}))
+    _, by_labels = last(rounds(fedgems, fed, **{**settings, "epsilon": 1.0}))
     assert same(state["server"], by_labels["server"])
 
 
 def test_an_upload_is_bad_only_for_what_was_asked():
     """Clients 0, 1, 2 have nan on samples 1, 2, 3, of which 1 and 3 were requested."""
-    logits, asked = random_logits(3, 3, 3), torch.tensor([False, True, False, True])
+    logits, asked = 2 * normal(3, 3, 3), torch.tensor([False, True, False, True])
     logits[range(3), range(3)] = math.nan
-    metrics = fedgems.measure(toy(), torch.arange(1, 4), logits, torch.zeros(3, 3),
-                              torch.zeros(4, 4), asked)
-    assert metrics["bad_uploads"] == 2
+    fed, times = toy(num_public=4), torch.zeros(4, 4, dtype=torch.int64)
+    times[3, asked], times[0, ~asked] = 1, 1
+    [(_, state)] = rounds(fedgems, fed, rounds=0)
+    metrics = fedgems.measure(fed, state, state["clients"], torch.arange(1, 4), logits,
+                              torch.zeros(3, 3), times)
+    assert metrics["bad_uploads"] == 2 and metrics["bytes_up"] == 4 * 2 * 3 * 3
 
 
-def test_clients_predict_exactly_what_the_pool_lacks(monkeypatch):
-    fed, seen = toy(), []
+def test_clients_predict_exactly_what_the_pool_lacks():
+    seen = []
 
     def note(uploads, rows):
         assert uploads.shape == (4, len(rows), 3)
         seen.append(rows.tolist())
         return uploads
-    rounds = list(fedgems.run(fed, **QUICK, **receives(monkeypatch, note)))
-    pools = [state["pool"]["mask"].tolist() for _, state in rounds]
+    found = list(rounds(fedgems, toy(), attack=Change(note), **QUICK))
+    pools = [state["pool"]["mask"].tolist() for _, state in found]
     assert seen == [[n for n in range(14) if not pool[n]] for pool in pools[:-1]]
     assert 0 < sum(pools[1]) < 14
 
 
 @pytest.mark.parametrize("off, expected", [("self_distillation", 14), ("ensemble_distillation", 0)])
-def test_an_ablations_clients_predict_what_may_be_requested(off, expected, monkeypatch):
+def test_an_ablations_clients_predict_what_may_be_requested(off, expected):
     """Every sample if the pool never teaches; none if the clients never teach."""
     seen = []
 
     def note(uploads, rows):
         seen.append(len(rows))
         return uploads
-    settings = {**QUICK, **receives(monkeypatch, note), off: False}
-    assert 0 < last(fedgems_ablations.run(toy(), **settings))[0]["pool"] < 1
-    assert seen == [expected] * 2
+    metrics, _ = last(rounds(
+        fedgems_ablations, toy(), attack=Change(note), **QUICK, **{off: False}))
+    assert 0 < metrics["pool"] < 1 and seen == [expected] * 2

@@ -1,39 +1,22 @@
 """FedGen: both equations by hand, rounds against a slow loop, what is FedAvg's, what is refused."""
 import math
-from collections import OrderedDict
 
 import pytest
 import torch
-from torch import nn
-from toys import federation, last, linear, same
+from toys import federation, last, linear, normed, rounds, same, sample_clients, with_features
 
 from algorithms import fedgen
 from attacks import Attack
-from federation import minibatches, snapshot, stream
-from federation.parallel import sample_clients
+from federation import make_rng, minibatches, snapshot
 
 LOCAL = {"local_epochs": 1, "local_steps": None, "batch_size": 2, "lr": 0.1}
 GENERATOR = {"batch_size": 2, "generator_steps": 3, "generator_lr": 0.02, "diversity": 0.5}
 ROUNDS = {**LOCAL, **GENERATOR, "rounds": 2, "participation": 0.5, "generated": 3}
 
 
-def plain(num_classes=3):
-    """Two features of an image, and the last layer."""
-    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
-    model.add_module("classifier", nn.Linear(2, num_classes))
-    return model
-
-
-def network(num_classes=3):
-    return nn.Sequential(OrderedDict(norm=nn.BatchNorm2d(1), flatten=nn.Flatten(),
-                                     dropout=nn.Dropout(0.5), classifier=nn.Linear(4, num_classes)))
-
-
 def ce(logits, labels):
     return -sum(z.log_softmax(0)[y] for z, y in zip(logits, labels)) / len(labels)
 
-
-# ---------------------------------------------------------------------------------- the equations
 
 def test_eq4_is_the_loss_of_the_mean_logits():
     """Two heads give [4, 0] and [-2, 0]: their mean is [1, 0]. The mean of both losses is 1.07."""
@@ -44,7 +27,7 @@ def test_eq4_is_the_loss_of_the_mean_logits():
 
 def test_eq5_generated_features_train_the_last_layer_alone():
     """One step with and without them: nothing else differs, BatchNorm's statistics included."""
-    fed, step = federation(network=network), {**LOCAL, "batch_size": 8}
+    fed, step = federation(network=normed), {**LOCAL, "batch_size": 8}
     start = fed.global_model().state_dict(), snapshot(fedgen.new_generator(fed)), [1 / 3] * 3
     one, two = (fedgen.train_client(fed, fedgen.Config(**step, generated=n), 1, 0, *start)[0]
                 for n in (0, 3))
@@ -69,8 +52,6 @@ def test_diversity_loss_keeps_no_tensor_larger_than_all_pairs():
     assert max(kept) <= 20 * 64 and features.grad.abs().sum() > 0
 
 
-# ----------------------------------------------------------------------------------------- rounds
-
 def slow_features(w, shares, count, rng):
     labels = rng.choice(3, count, p=shares)
     noise = torch.tensor(rng.standard_normal((count, 32)), dtype=torch.float32)
@@ -83,11 +64,11 @@ def slow_client(fed, i, t, model, generator, shares, weight):
     """(its model after local training, the labels that it has seen)."""
     w, seen = {name: x.clone().requires_grad_() for name, x in model.items()}, []
     images, labels = fed.private[i]
-    rng = stream(0, "generated", t, i)
-    for rows in minibatches(images, 2, stream(0, "local", t, i), epochs=1):
+    rng = make_rng(0, "generated", t, i)
+    for rows in minibatches(images, 2, make_rng(0, "local", t, i), epochs=1):
         seen += labels[rows].tolist()                                                    # line 8
         drawn, _, z = slow_features(generator, shares, 3, rng)                           # line 7
-        real = images[rows].flatten(1) @ w["1.weight"].T + w["1.bias"]
+        real = images[rows].flatten(1) @ w["hidden.weight"].T + w["hidden.bias"]
         ce_real, ce_drawn = (ce(x @ w["classifier.weight"].T + w["classifier.bias"], y)
                              for x, y in [(real, labels[rows]), (z.detach(), drawn)])
         loss = ce_real + weight * ce_drawn                                               # Eq. (5)
@@ -100,19 +81,19 @@ def slow_client(fed, i, t, model, generator, shares, weight):
 def test_two_rounds_against_a_slow_loop(weights):
     """Of Algorithm 1: half of four clients, one of them in both rounds. Adam is kept. The generated
     features have the text's weight in both rounds, or the public code's, 10 x 0.98^(t - 1)."""
-    fed, shares = federation(sizes=(5, 3, 4, 6), network=plain), [1 / 3] * 3
+    fed, shares = federation(sizes=(5, 3, 4, 6), network=with_features), [1 / 3] * 3
     model, start = fed.global_model().state_dict(), fedgen.new_generator(fed).state_dict()
     generator = {name: w.clone().requires_grad_() for name, w in start.items()}
     adam = torch.optim.Adam(generator.values(), weight_decay=0.01)
     for t in (1, 2):
-        active = sample_clients(4, 0.5, stream(0, "active", t))
+        active = sample_clients(4, 0.5, make_rng(0, "active", t))
         trained = [slow_client(fed, i, t, model, generator, shares, weights[t - 1])
                    for i in active]
         n = [len(fed.private[i].labels) for i in active]
         model = {name: sum(k * w[name] for k, (w, _) in zip(n, trained)) / sum(n)        # line 13
                  for name in model}
         seen = sum([labels for _, labels in trained], [])
-        shares, rng = [seen.count(c) / len(seen) for c in range(3)], stream(0, "generator", t)
+        shares, rng = [seen.count(c) / len(seen) for c in range(3)], make_rng(0, "generator", t)
         for _ in range(3):                                                               # line 14
             labels, noise, z = slow_features(generator, shares, 2, rng)
             logits = sum(z @ w["classifier.weight"].T + w["classifier.bias"] for w, _ in trained)
@@ -122,8 +103,8 @@ def test_two_rounds_against_a_slow_loop(weights):
             adam.zero_grad()
             (ce(logits / len(trained), labels) + 0.5 * torch.exp(-apart)).backward()     # Eq. (4)
             adam.step()
-    metrics, state = last(fedgen.run(fed, **ROUNDS, generated_weight=float(weights[0]),
-                                     generated_weight_decay=weights[1] / weights[0]))
+    metrics, state = last(rounds(fedgen, fed, **ROUNDS, generated_weight=float(weights[0]),
+                                 generated_weight_decay=weights[1] / weights[0]))
     assert state["label_shares"] == shares
     # Adam divides by the size of a gradient, so the rounding of a very small one can be seen.
     for ours, slow, atol in [(state["server"]["model"], model, 1e-5),
@@ -135,15 +116,14 @@ def test_two_rounds_against_a_slow_loop(weights):
 
 
 def test_an_attack_poisons_the_teachers_and_not_the_counts():
-    """Nothing but zeros from three of four clients; then the last layers differ, and so does the
-    generator, but not the labels that it is trained for."""
-    fed, everybody = federation(network=plain), {**ROUNDS, "participation": 1.0, "rounds": 1}
-    attack = Attack([0, 1, 2], lambda i, upload, benign, rows: upload * 0)
-    clean, poisoned = (last(fedgen.run(fed, **everybody, attack=x))[1] for x in (None, attack))
+    """Nothing but zeros from three of four clients."""
+    fed, attack = federation(network=with_features), Attack([0, 1, 2], lambda i, x, *others: x * 0)
+    everybody = {**ROUNDS, "participation": 1.0, "rounds": 1}
+    clean, poisoned = (last(rounds(fedgen, fed, attack=x, **everybody))[1] for x in (None, attack))
     assert clean["label_shares"] == poisoned["label_shares"]
     assert not same(clean["generator"]["model"], poisoned["generator"]["model"])
 
 
 def test_a_network_that_does_not_end_with_classifier_is_refused_in_one_line():
-    with pytest.raises(ValueError, match="classifier; linear does not$"):
-        next(fedgen.run(federation(network=linear)))
+    with pytest.raises(ValueError, match="fedgen: the last layer .* its name classifier$"):
+        next(rounds(fedgen, federation(network=linear)))

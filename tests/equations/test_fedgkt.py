@@ -8,20 +8,13 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from slow import drawn, numbers, pixels, update_by
+from slow import batches, drawn, numbers, pixels, update_by
 from torch import nn
-from toys import federation, last, linear, same, samples
+from toys import federation, last, linear, rounds, same, sample_clients, samples
 
 from algorithms import fedgkt, fedgkt_async
-from algorithms.fedgkt import client_loss, predict_with_features, server_loss
-from federation import prepared, stream
-from federation.communication import features_bytes
-from federation.evaluation import own_accuracy
-from federation.parallel import sample_clients
-from slow import batches
-
-from federation import OPTIMIZERS
-from federation.uploads import tensors
+from algorithms.fedgkt import client_loss, new_edge, predict_with_features, server_loss
+from federation import OPTIMIZERS, make_rng, own_accuracy
 from reference import fedgkt as oracle
 
 NUMBERS = 5          # in a feature map: neither the classes (3) nor the pixels (4)
@@ -29,7 +22,7 @@ SIZES = (5, 3, 4)
 QUICK = {"rounds": 2, "local_epochs": 2, "server_epochs": 2, "batch_size": 2,
          "server_batch_size": 3, "lr": 0.1, "server_lr": 0.05, "optimizer": "sgd",
          "server_optimizer": "sgd", "weight_decay": 0.01, "temperature": 2.0}
-RUNS = (fedgkt.run, fedgkt_async.run)
+BOTH = (fedgkt, fedgkt_async)
 
 
 class Edge(nn.Module):
@@ -85,13 +78,12 @@ def shifted(images, rng):
 
 def upload_images(fed, i, n):
     """What client i uploads after n trainings and trains on next: all its images at once."""
-    images = fed.private[i].images
-    return fed.augment(images, stream(fed.seed, "view", n, i)) if fed.augment else images
+    return fed.augment(fed.private[i].images, make_rng(fed.seed, "view", n, i))
 
 
 def finished(fed, **changes):
     """(metrics, state) of the last round."""
-    return last(fedgkt.run(fed, **{**QUICK, **changes}))
+    return last(rounds(fedgkt, fed, **{**QUICK, **changes}))
 
 
 def loaded(model, learner):
@@ -140,7 +132,7 @@ def slow_fedgkt(fed, groups, server_distill=True, client_distill=True, **changes
                             (server, use.server_optimizer, use.server_lr)])
 
     def server_batches(number, group):
-        rng = stream(fed.seed, "server", number)
+        rng = make_rng(fed.seed, "server", number)
         for _ in range(use.server_epochs):
             epoch = [(i, rows.tolist()) for i in group
                      for rows in batches(len(labels[i]), use.server_batch_size, 1, rng)]
@@ -196,7 +188,7 @@ def test_eq7_by_hand():
 def test_extraction_is_in_eval_mode_of_the_next_view(monkeypatch):
     """With the weights after training."""
     uploads, fed = uploads_of(monkeypatch), toy(network=EdgeWithBatchNorm, augment=shifted)
-    states = [state for _, state in fedgkt.run(fed, **QUICK)][1:]
+    states = [state for _, state in rounds(fedgkt, fed, **QUICK)][1:]
     for n, (state, sent) in enumerate(zip(states, uploads, strict=True), start=1):
         for i, (features, logits, labels) in sent.items():
             model = loaded(fed.client_model(i), state["clients"][i])
@@ -206,15 +198,16 @@ def test_extraction_is_in_eval_mode_of_the_next_view(monkeypatch):
             assert torch.equal(labels, fed.private[i].labels)
 
 
-@pytest.mark.parametrize("training, amp", [(True, False), (False, False), (True, True)])
-def test_b3_b15_extraction_is_by_row_and_holds_no_graph(training, amp, monkeypatch):
+@pytest.mark.parametrize("amp", [False, True])
+def test_b3_b15_extraction_is_by_row_and_holds_no_graph(amp, monkeypatch):
     """The network stays as it was; under amp maps are computed in bfloat16, kept in float32."""
     monkeypatch.setattr(fedgkt, "CHUNK", 4)
-    model, images = prepared(EdgeWithBatchNorm(), amp), samples(7).images
+    model = new_edge(toy(network=EdgeWithBatchNorm, amp=amp), 0)
+    images = samples(7).images
     model(images)                                                   # fills its running statistics
     before, expected = copy.deepcopy(model.state_dict()), EdgeWithBatchNorm().eval()
     expected.load_state_dict(before)
-    features, logits = predict_with_features(model.train(training), images)
+    features, logits = predict_with_features(model, images)
     atol = .1 if amp else 1e-6
     assert torch.allclose(features, expected.extract(images), atol=atol)
     assert torch.allclose(logits, expected(images), atol=atol)
@@ -222,7 +215,6 @@ def test_b3_b15_extraction_is_by_row_and_holds_no_graph(training, amp, monkeypat
     assert features.dtype == logits.dtype == torch.float32
     assert not features.requires_grad and not logits.requires_grad
     assert same(dict(model.state_dict()), dict(before))
-    assert model.training == model.bn.training == training
 
 
 def test_bfloat16_rounds_the_maps_that_are_sent_and_not_the_logits(monkeypatch):
@@ -249,40 +241,35 @@ def test_two_rounds_against_algorithm_1(settings):
     metrics, state = finished(fed, **settings)
     check(state, *slow_fedgkt(fed, [(0, 1, 2)] * 2, **settings)[-1])
     check_accuracies(fed, metrics, state)
-    n = 5 + 3 + 4
+    n = 5 + 3 + 4                                        # maps up, logits down: Eq. (13)
     assert {key: value for key, value in metrics.items() if key.startswith("bytes")} == {
         "bytes_up": 4 * NUMBERS * n, "bytes_down": 4 * 3 * n, "bytes_up_logits": 4 * 3 * n,
         "bytes_up_labels": 4 * n}
-    assert metrics["bytes_up"] + metrics["bytes_down"] == features_bytes(n, NUMBERS, 3)   # Eq. (13)
     assert metrics["trainings_min"] == metrics["trainings_max"] == 2 and metrics["bad_uploads"] == 0
     assert trainings(state) == [2, 2, 2] and state["round"] == 2
 
 
 def test_participation_below_1_against_algorithm_1():
-    """Who is absent keeps its network, its server logits and its images; batches are of its n-th
-    training."""
+    """Who is absent keeps all; batches are of its n-th training."""
     sizes = (5, 3, 4, 2)
     fed = toy(sizes, augment=shifted)
-    groups = [sample_clients(4, .5, stream(0, "active", t)) for t in range(1, 6)]
+    groups = [sample_clients(4, .5, make_rng(0, "active", t)) for t in range(1, 6)]
     assert len({tuple(group) for group in groups}) > 2 and not set.intersection(*map(set, groups))
-    rounds = list(fedgkt.run(fed, **{**QUICK, "rounds": 5}, participation=.5))
-    for group, ((_, before), (metrics, after)) in zip(groups, itertools.pairwise(rounds)):
+    found = list(rounds(fedgkt, fed, **{**QUICK, "rounds": 5}, participation=.5))
+    for group, ((_, before), (metrics, after)) in zip(groups, itertools.pairwise(found)):
         assert metrics["bytes_up"] == 4 * NUMBERS * sum(sizes[i] for i in group)
-        for i in range(4):
-            old, new = before["clients"][i], after["clients"][i]
-            assert same(old, new) == (i not in group)
-            for key in ("model", "trainings", "server_logits"):
-                assert same(old[key], new[key]) == (i not in group)
-    for (_, state), slow in zip(rounds[1:], slow_fedgkt(fed, groups), strict=True):
+        assert all(same(before["clients"][i], after["clients"][i]) == (i not in group)
+                   for i in range(4))
+    for (_, state), slow in zip(found[1:], slow_fedgkt(fed, groups), strict=True):
         check(state, *slow, atol=1e-4)
-    check_accuracies(fed, *rounds[-1])                                   # on clean images
+    check_accuracies(fed, *found[-1])                                    # on clean images
 
 
-@pytest.mark.parametrize("run", RUNS)
-def test_initial_weights_depend_on_the_seed_alone(run):
+@pytest.mark.parametrize("module", BOTH)
+def test_initial_weights_depend_on_the_seed_alone(module):
     """All clients start from the same weights, or each from its own; no data has a part in it."""
     def start(common=True, **changes):
-        _, state = next(run(toy(**changes), **QUICK, common_start=common))
+        _, state = next(rounds(module, toy(**changes), **QUICK, common_start=common))
         clients = [*state["clients"].values()]
         assert state["round"] == 0
         assert [client["server_logits"] for client in clients] == [None] * 3
@@ -306,43 +293,55 @@ def test_server_logits_are_of_the_trained_server():
     check_accuracies(fed, metrics, state)
     steps = 2 * 2 * (2 + 1 + 2)                       # rounds, E_s, ceil(n_i / 3)
     assert state["server"]["model"]["0.num_batches_tracked"].item() == steps
-    assert not any(value.requires_grad for value in tensors(state))
+    kept = [*state["server"]["model"].values(), *(
+        x for client in state["clients"].values()
+        for x in (*client["model"].values(), client["server_logits"]))]
+    assert not any(x.requires_grad for x in kept)
 
 
 # ---------------------------------------------------------------------------- asynchronous
 
 def test_asynchronous_rounds_against_algorithm_1(monkeypatch):
-    """A round has at least three uploads; if all waited, each training would take 0.4.
-
-    Uploads meet although their moments are different floats, as 3 * 0.1 and 2 * 0.15.
-    """
+    """Uploads meet although their moments are different floats, as 3 * 0.1 and 2 * 0.15."""
     fed, uploads = toy(augment=shifted), uploads_of(monkeypatch, fedgkt_async)
-    _, *rounds = fedgkt_async.run(fed, **{**QUICK, "rounds": 3}, latencies=(.4, .15, .1))
+    _, *found = rounds(fedgkt_async, fed, **{**QUICK, "rounds": 3}, latencies=(.4, .15, .1))
     groups = [[2], [1], [2],                                                # at .1, .15, .2
               [1, 2], [0, 2],                                               # at .3, .4
               [1], [2], [1, 2]]                                             # at .45, .5, .6
     assert [sorted(group) for group in uploads] == groups
     for (metrics, state), clock, server_trainings, answers, sent in zip(
-            rounds, (.2, .4, .6), (3, 5, 8), ([0, 1, 2], [1, 2, 4], [1, 4, 6]),
+            found, (.2, .4, .6), (3, 5, 8), ([0, 1, 2], [1, 2, 4], [1, 4, 6]),
             (4 + 3 + 4, (3 + 4) + (5 + 4), 3 + 4 + (3 + 4)), strict=True):
         assert metrics["clock"] == clock
         assert state["server_trainings"] == server_trainings
         assert trainings(state) == answers and metrics["bytes_up"] == 4 * NUMBERS * sent
         assert (metrics["trainings_min"], metrics["trainings_max"]) == (min(answers), max(answers))
         assert metrics["clock_if_all_wait"] == pytest.approx(sum(answers) / 3 * .4)
-    check(rounds[-1][1], *slow_fedgkt(fed, groups)[-1], atol=1e-4)
+    check(found[-1][1], *slow_fedgkt(fed, groups)[-1], atol=1e-4)
+
+
+def test_it_goes_on_with_the_latencies_of_its_state():
+    """They say what has arrived; with others of the same clients past uploads would arrive anew."""
+    fed, given = toy(), (.4, .15, .1)
+    (_, start), *_, (metrics, state) = rounds(fedgkt_async, fed, **QUICK, latencies=given)
+    for latencies in (given, None):
+        found, other = last(rounds(fedgkt_async, fed, start, **QUICK, latencies=latencies))
+        assert found == metrics and same(other["clients"], state["clients"])
+    with pytest.raises(ValueError, match=r"the state has the latencies \[0.4, 0.15, 0.1\]"):
+        next(rounds(fedgkt_async, fed, start, **QUICK, latencies=(.4, .15, .2)))
 
 
 def clocks(seed):
     """The simulated time after rounds 0, 1 and 2 of a single client: 0, its latency, and twice."""
     fed = toy(sizes=(1,), seed=seed)
-    return [metrics["clock"] for metrics, _ in fedgkt_async.run(fed, **QUICK)]
+    return [metrics["clock"] for metrics, _ in rounds(fedgkt_async, fed, **QUICK)]
 
 
 def test_latencies_are_uniform_from_1_to_10():
-    latencies = [clocks(seed)[1] for seed in range(40)]
-    assert 1 <= min(latencies) < 2 and 9 < max(latencies) <= 10
-    assert len(set(latencies)) == 40
+    _, state = next(rounds(fedgkt_async, toy(sizes=(1,) * 100), **QUICK))
+    latencies = state["latencies"]
+    assert 1 <= min(latencies) < 1.5 and 9.5 < max(latencies) <= 10
+    assert len(set(latencies)) == 100
 
 
 def test_latencies_are_drawn_once_from_the_seed():
@@ -350,21 +349,18 @@ def test_latencies_are_drawn_once_from_the_seed():
     assert start == 0 and end == pytest.approx(2 * latency) and clocks(seed=7)[1] == latency
 
 
-# ----------------------------------------------------------------- uploads not to be used
-
 @pytest.mark.parametrize("part, value", [("features", math.nan), ("logits", -1e30)])
-def test_non_finite_features_are_left_out(part, value, monkeypatch):
+def test_non_finite_features_are_left_out(part, value):
     """Client 1's in round 2: the server learns from the others alone; the client has no server
     logits for round 3, because those of round 1 may be of other images."""
-    fed = toy()
-    calls = iter([(t, name) for t in (1, 2) for name in ("features", "logits")])
+    fed, calls = toy(), itertools.count(1)
 
-    def spoilt(attack, uploads, client_ids):
-        if next(calls) == (2, part):
-            uploads[1][-1] = value
+    def spoil(uploads):
+        if next(calls) == 2:
+            getattr(uploads[1], part)[-1] = value
         return uploads
-    monkeypatch.setattr("federation.uploads.attack_samples", spoilt)
-    *_, (metrics, state) = fedgkt.run(fed, **QUICK, attack=True)
+    attack = types.SimpleNamespace(poison_samples=spoil)
+    metrics, state = last(rounds(fedgkt, fed, attack=attack, **QUICK))
     _, server, answers = slow_fedgkt(fed, [(0, 1, 2), (0, 2)])[-1]
     clients, _, _ = slow_fedgkt(fed, [(0, 1, 2)] * 2)[-1]         # its local training counts
     check(state, clients, server, [answers[0], None, answers[2]])
@@ -372,17 +368,18 @@ def test_non_finite_features_are_left_out(part, value, monkeypatch):
     assert metrics["bytes_down"] == 4 * fed.num_classes * (5 + 4)         # no answer to client 1
 
 
-# ------------------------------------------------------------ the metrics, what is refused
-
-@pytest.mark.parametrize("runs, federation, settings, message", [
-    (RUNS, {"network": (Edge, linear)}, {}, "linear has no feature map"),
-    (RUNS, {"network": (Edge, lambda classes: Edge(classes, 6))}, {},
-     r"makes no logits \[B, 3\] of the \[6, 1, 1\] feature maps of <lambda>"),
-    *((RUNS[1:], {}, {"latencies": latencies}, "latencies .* greater than 0")
+@pytest.mark.parametrize("modules, federation, settings, message", [
+    (BOTH, {"network": (Edge, linear)}, {}, "linear has no feature map"),
+    (BOTH, {"network": (Edge, lambda classes: Edge(classes, 6))}, {},
+     r"makes no logits \[B, 3\] of the \[6, 1, 1\] feature maps of <lambda>.*cannot be mul"),
+    (BOTH, {"server": lambda classes: linear_server(4)}, {}, r"makes no logits .* \[1, 4\] of one"),
+    (BOTH, {"network": (Edge, lambda classes: Edge(classes, 6)), "server": lambda classes:
+            nn.Sequential(nn.Flatten(), nn.AdaptiveAvgPool1d(classes))}, {},
+     r"one shape, not \[\(5, 1, 1\), \(6, 1, 1\)\]"),
+    *((BOTH[1:], {}, {"latencies": latencies}, "latencies ")
       for latencies in [(1., 2., 3., 4.), (1., 0., 2.)])])
-def test_what_does_not_fit_together_is_refused(runs, federation, settings, message):
-    """Before anything is computed: there is not even a first row."""
-    for run in runs:
+def test_what_does_not_fit_together_is_refused(modules, federation, settings, message):
+    for module in modules:
         with pytest.raises(ValueError, match=message) as error:
-            next(run(toy(**federation), **{**QUICK, **settings}))
+            next(rounds(module, toy(**federation), **{**QUICK, **settings}))
         assert "\n" not in str(error.value)

@@ -4,11 +4,10 @@ import math
 import pytest
 import torch
 from slow import close, cross_entropy_slope, slow_learner, slow_logits, slow_training
-from toys import federation, last, with_batchnorm
+from toys import federation, last, loaded, rounds, sample_clients, with_batchnorm
 
 from algorithms import fedntd
-from federation import average_weights, loaded, stream
-from federation.parallel import sample_clients
+from federation import average_weights, make_rng
 from reference.linear import kl_slope
 
 LOCAL = {"local_epochs": 3, "batch_size": 2, "lr": 0.1}
@@ -39,7 +38,7 @@ def test_the_labels_logit_neither_counts_nor_learns_from_the_teacher():
 
 def test_the_defaults_distill():
     """With beta 0 it would be FedAvg."""
-    assert fedntd.Config().beta == fedntd.PAPER["beta"] == 1
+    assert fedntd.Config().beta == fedntd.Config(**fedntd.PAPER).beta == 1
 
 
 def slope_of(labels, teacher_logits, tau, beta, keep_true):
@@ -59,18 +58,18 @@ def test_two_rounds_of_fedntd_against_a_slow_loop(keep_true):
     fed, distilled = federation(sizes=(5, 3, 4, 6)), (2., 0.7, keep_true)        # tau, beta
     expected = fed.client_model(0).state_dict()
     for t in (1, 2):
-        active, trained = sample_clients(4, 0.5, stream(0, "active", t)), []
+        active, trained = sample_clients(4, 0.5, make_rng(0, "active", t)), []
         for i in active:
             images, labels = fed.private[i]
             learner = slow_learner(expected)
             slope = slope_of(labels.tolist(), slow_logits(learner, images), *distilled)
             sgd = torch.optim.SGD(learner, lr=0.1, momentum=0.9, weight_decay=0.01)
             slow_training(learner, sgd, images, slope, epochs=3, batch_size=2,
-                          rng=stream(0, "local", t, i))
+                          rng=make_rng(0, "local", t, i))
             trained.append(dict(zip(expected, (w.detach() for w in learner))))
         expected = average_weights(trained, [len(fed.private[i].labels) for i in active])
     how = dict(zip(("temperature", "beta", "keep_true"), distilled))
-    metrics, state = last(fedntd.run(fed, **QUICK, **how))
+    metrics, state = last(rounds(fedntd, fed, **QUICK, **how))
     assert close(state["server"]["model"], expected.values())
     assert metrics["bytes_up"] == metrics["bytes_down"] == 2 * 4 * (3 * 4 + 3)    # of two clients
 

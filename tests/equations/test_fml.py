@@ -4,28 +4,17 @@ import math
 
 import pytest
 import torch
-from slow import (
-    close,
-    cross_entropy_slope,
-    slow_accuracy,
-    slow_learner,
-    slow_logits,
-    slow_own_accuracy,
-    slow_slopes,
-    slow_softmax,
-)
-from toys import federation, last, linear, same, with_batchnorm, with_hidden_layer
+from slow import (batches, close, cross_entropy_slope, slow_accuracy, slow_learner, slow_logits,
+                  slow_own_accuracy, slow_slopes, slow_softmax)
+from toys import (federation, last, linear, rounds, same, sample_clients, samples,
+                  with_batchnorm, with_hidden_layer)
 
 from algorithms import fedavg, fml, local
 from attacks import Attack
-from federation import stream
-from federation.parallel import sample_clients
-from slow import batches
+from federation import make_rng
 
 LOCAL = {"local_epochs": 2, "local_steps": None, "batch_size": 2, "lr": 0.05}
 
-
-# ----------------------------------------------------------------------------------- the equation
 
 def test_mutual_loss_by_hand():
     """Two samples, two classes. The teacher says (.8, .2) of the first, where KL(student ||
@@ -39,17 +28,6 @@ def test_mutual_loss_by_hand():
         assert found.item() == pytest.approx(weight * ce + (1 - weight) * kl, abs=1e-6)
 
 
-def test_mutual_loss_against_a_slow_loop():
-    generator = torch.Generator().manual_seed(0)
-    student, teacher = torch.randn(2, 6, 4, generator=generator, dtype=torch.float64)
-    labels, expected = torch.tensor([3, 0, 1, 1, 2, 0]), 0
-    for z, y, g in zip(student.tolist(), labels.tolist(), teacher.tolist()):
-        q, p = slow_softmax(z), slow_softmax(g)
-        kl = sum(p_c * math.log(p_c / q_c) for p_c, q_c in zip(p, q))
-        expected += (-0.3 * math.log(q[y]) + 0.7 * kl) / 6
-    assert fml.mutual_loss(student, labels, teacher, 0.3).item() == pytest.approx(expected)
-
-
 def test_its_gradient_is_that_of_both_terms():
     """Of CE q - y, of KL q - p, each divided by the batch size; none for the teacher."""
     student, teacher = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(1))
@@ -61,13 +39,11 @@ def test_its_gradient_is_that_of_both_terms():
     assert teacher.grad is None
 
 
-# ----------------------------------------------------------------------------------------- rounds
-
 def slow_client(fed, i, t, personal, update, shared, alpha, beta):
     """Trains the personal model in place, and returns the client's copy of the shared one."""
     copy, (images, labels) = [w.detach().clone().requires_grad_() for w in shared], fed.private[i]
     of_copy = torch.optim.SGD(copy, lr=0.05, momentum=0.9)                   # new in every round
-    for rows in batches(len(labels), 2, 2, stream(0, "local", t, i)):
+    for rows in batches(len(labels), 2, 2, make_rng(0, "local", t, i)):
         z = [slow_logits(learner, images) for learner in (personal, copy)]   # before either step
         for learner, own, other, weight in [(personal, 0, 1, alpha), (copy, 1, 0, beta)]:
             def slope(n, _, own=own, other=other, weight=weight):
@@ -83,14 +59,15 @@ def slow_client(fed, i, t, personal, update, shared, alpha, beta):
 
 @pytest.mark.parametrize("alpha, beta", [(0.5, 0.5), (0.2, 0.9)])
 def test_rounds_of_fml_against_a_slow_loop(alpha, beta):
-    """Half of four clients take part. A personal model and its momentum stay with the client."""
-    fed, ids = federation(sizes=(5, 3, 4, 6), server=linear), range(4)
+    """Half of four clients take part. A personal model and its momentum stay with the client. The
+    shared model sees no public images: its accuracy is of the clients' half of the test set."""
+    fed, ids = federation(server=linear, public_test=samples(25, seed=9)), range(4)
     personal = [slow_learner(fed.client_model(i, init=i)) for i in ids]
     updates = [torch.optim.SGD(w, lr=0.05, momentum=0.9) for w in personal]
     shared = slow_learner(fed.server_model())
-    rounds = fml.run(fed, rounds=3, participation=0.5, **LOCAL, alpha_ce=alpha, beta_ce=beta)
-    for t, (metrics, state) in enumerate(rounds):
-        active = sample_clients(4, 0.5, stream(0, "active", t)) if t else []
+    found = rounds(fml, fed, rounds=3, participation=0.5, **LOCAL, alpha_ce=alpha, beta_ce=beta)
+    for t, (metrics, state) in enumerate(found):
+        active = sample_clients(4, 0.5, make_rng(0, "active", t)) if t else []
         copies = [slow_client(fed, i, t, personal[i], updates[i], shared, alpha, beta)
                   for i in active]
         sizes = [len(fed.private[i].labels) for i in active]
@@ -106,32 +83,30 @@ def test_rounds_of_fml_against_a_slow_loop(alpha, beta):
 
 
 def test_with_cross_entropy_alone_it_is_fedavg_and_local_training():
-    """Bit for bit: the shared model is FedAvg's, with the same optimizer; the personal ones, of two
-    networks, are those of local training."""
+    """Bit for bit: the shared model is FedAvg's, the personal ones, of two networks, `local`'s."""
     fed = federation(sizes=(5, 1, 4, 6), network=(linear, with_hidden_layer), server=with_batchnorm,
                      augment=lambda images, rng: images + rng.normal())
     shared = dataclasses.replace(
         fed, client_model=lambda i, init=0: fed.server_model(init), architecture=["shared"] * 4)
     both = {**LOCAL, "rounds": 3, "participation": 0.5, "weight_decay": 0.01}
-    rounds = zip(fml.run(fed, **both, alpha_ce=1.0, beta_ce=1.0), local.run(fed, **both),
-                 fedavg.run(shared, **both, optimizer="momentum"), strict=True)
-    for (metrics, state), (alone, theirs), (averaged, average) in rounds:
+    found = zip(rounds(fml, fed, **both, alpha_ce=1.0, beta_ce=1.0), rounds(local, fed, **both),
+                rounds(fedavg, shared, **both, optimizer="momentum"), strict=True)
+    for (metrics, state), (alone, theirs), (averaged, average) in found:
         assert same(state["server"]["model"], average["server"]["model"])
         assert same(state["clients"], theirs["clients"])
         assert metrics["server_accuracy"] == averaged["accuracy"]
         assert metrics["accuracy"] == alone["accuracy"]
-    _, mutual = last(fml.run(fed, **both))
+    _, mutual = last(rounds(fml, fed, **both))
     assert not same(mutual["server"], state["server"])
     assert not same(mutual["clients"], state["clients"])
 
 
 def test_a_client_whose_upload_is_left_out_keeps_what_it_trained():
-    """Client 1 sends nan: its personal model is what it is without the attack. The shared model is
-    the mean of the other copies."""
+    """Client 1 sends nan. The shared model is the mean of the other copies."""
     fed = federation(sizes=(5, 3, 4))
     attack = Attack([1], lambda i, upload, benign, rows: upload * math.nan)
-    (_, start), (_, honest) = fml.run(fed, rounds=1, **LOCAL)
-    metrics, state = last(fml.run(fed, rounds=1, **LOCAL, attack=attack))
+    (_, start), (_, honest) = rounds(fml, fed, rounds=1, **LOCAL)
+    metrics, state = last(rounds(fml, fed, attack=attack, rounds=1, **LOCAL))
     assert metrics["bad_uploads"] == 1 and same(state["clients"], honest["clients"])
     assert not same(state["clients"][1], start["clients"][1])
     shared = start["server"]["model"]

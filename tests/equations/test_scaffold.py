@@ -1,17 +1,13 @@
 """SCAFFOLD: the correction, the control variates, whole rounds, and the mistakes of public code."""
-import inspect
-
+import pytest
 import torch
 from pytest import approx
-from slow import close, slow_learner, slow_slopes, towards_labels
-from torch import nn
-from toys import federation, last, linear, same, with_batchnorm, with_hidden_layer
+from slow import batches, close, slow_learner, slow_slopes, towards_labels
+from toys import (federation, last, linear, rounds, same, sample_clients, with_batchnorm,
+                  with_hidden_layer)
 
 from algorithms import fedsdd_ablations, scaffold
-from federation import stream
-from federation.parallel import sample_clients
-from slow import batches
-from federation.uploads import tensors
+from federation import make_rng
 
 LOCAL = {"local_epochs": 3, "batch_size": 2, "lr": 0.1}
 
@@ -43,7 +39,7 @@ def test_a_frozen_parameter_stays_as_it_is():
         model[1].weight.requires_grad_(False)
         return model
     fed = federation(network=network)
-    _, state = last(scaffold.run(fed, rounds=2, participation=0.5, **LOCAL))
+    _, state = last(rounds(scaffold, fed, rounds=2, participation=0.5, **LOCAL))
     start, end = fed.client_model(0).state_dict(), state["server"]["model"]
     assert {name for name in start if same(start[name], end[name])} == {"1.weight"}
 
@@ -53,13 +49,13 @@ def test_scaffold_round_against_slow_loop():
     fed, lr_g, n = federation(sizes=(5, 3, 4, 6)), 0.7, 4
     x = [w.detach() for w in slow_learner(fed.client_model(0))]
     c, c_i = [0., 0.], [[0., 0.]] * n
-    active = {t: sample_clients(n, 0.5, stream(0, "active", t)) for t in (1, 2)}
+    active = {t: sample_clients(n, 0.5, make_rng(0, "active", t)) for t in (1, 2)}
     assert len({*active[1]} & {*active[2]}) == 1            # one client returns, one does not
     for t in (1, 2):
         dy, dc = [], []
         for i in active[t]:
             (images, labels), y, steps = fed.private[i], x, 0                              # line 7
-            for rows in batches(len(labels), 2, 3, stream(0, "local", t, i)):
+            for rows in batches(len(labels), 2, 3, make_rng(0, "local", t, i)):
                 slopes = slow_slopes(y, images, rows, towards_labels(labels))
                 y = [w - 0.1 * (g - a + b) for w, g, a, b in zip(y, slopes, c_i[i], c)]    # line 10
                 steps += 1
@@ -70,17 +66,18 @@ def test_scaffold_round_against_slow_loop():
             c_i[i] = new
         x = [v + lr_g * (d + e) / 2 for v, d, e in zip(x, *dy)]                            # line 16
         c = [b + 2 / n * (d + e) / 2 for b, d, e in zip(c, *dc)]                           # line 17
-    _, state = last(scaffold.run(fed, rounds=2, participation=0.5, global_lr=lr_g, **LOCAL))
+    _, state = last(rounds(scaffold, fed, rounds=2, participation=0.5, global_lr=lr_g, **LOCAL))
     kept = state["client_controls"]
-    assert kept.keys() == {*active[1], *active[2]}
+    never = {*range(n)} - {*active[1], *active[2]}
+    assert len(never) == 1 and not any(w.any() for i in never for w in kept[i].values())
     for ours, slow in [(state["server"]["model"], x), (state["server"]["control"], c),
-                       *((kept[i], c_i[i]) for i in kept)]:
+                       *((kept[i], c_i[i]) for i in kept if i not in never)]:
         assert close(ours, slow)
 
 
 def start_server(fed):
     """What the server has before round 1."""
-    return next(scaffold.run(fed))[1]["server"]
+    return next(scaffold.run(fed, scaffold.Config()))[1]["server"]
 
 
 def test_opposite_updates_cancel_and_one_is_one_nth():
@@ -104,7 +101,7 @@ def test_the_control_of_a_network_counts_that_networks_clients():
     fed = federation(network=(linear, with_hidden_layer))
     x = fed.client_model(0).state_dict()
     d = {name: torch.full_like(w, .5) for name, w in x.items()}
-    start = {"server": scaffold.zero_control(linear()), "clients": {}}
+    start = fedsdd_ablations.start_control(fed, "linear")
     group = fedsdd_ablations.Group([0, 2], "linear", x, start)
     trained = {i: scaffold.Trained({"model": x, "control_change": d}, d) for i in group.clients}
     uploads = {i: trained[i].upload for i in trained}
@@ -112,15 +109,15 @@ def test_the_control_of_a_network_counts_that_networks_clients():
     _, control = fedsdd_ablations.aggregate(fed, cfg, group, trained, uploads)
     assert same(control, {"server": d, "clients": {0: d, 2: d}})
     _, control = fedsdd_ablations.aggregate(fed, cfg, group, trained, {2: uploads[2]})
-    assert control["clients"].keys() == {2}, "client 0, whose upload is bad, keeps its control"
+    kept = {0: start["clients"][0], 2: d}        # client 0, whose upload is bad, keeps its own
+    assert same(control["clients"], kept)
 
 
 def test_controls_hold_parameters_only():
-    """BatchNorm's buffers are averaged by samples, as in FedAvg. No upload holds a graph."""
+    """BatchNorm's buffers are averaged by samples, as in FedAvg."""
     fed, cfg = federation(sizes=(5, 3), network=with_batchnorm), scaffold.Config(**LOCAL)
     server = start_server(fed)
-    trained = {i: scaffold.train_client(fed, cfg, 1, i, server, None) for i in (0, 1)}
-    assert not any(w.requires_grad for w in tensors(trained))
+    trained = {i: scaffold.train_client(fed, cfg, 1, i, server, server["control"]) for i in (0, 1)}
     uploads = {i: trained[i].upload for i in trained}
     after = scaffold.aggregate(fed, cfg, server, uploads, 2)
     names = dict(fed.client_model(0).named_parameters()).keys()
@@ -130,41 +127,42 @@ def test_controls_hold_parameters_only():
     assert torch.allclose(after["model"]["0.running_mean"], (5 * means[0] + 3 * means[1]) / 8)
 
 
-class Tied(nn.Module):
-    """Two layers that share one weight, which has two names in the state_dict."""
-
-    def __init__(self, num_classes=3):
-        super().__init__()
-        self.first = nn.Linear(4, 4, bias=False)
-        self.second = nn.Linear(4, 4, bias=False)
-        self.second.weight = self.first.weight
-
-    def forward(self, images):
-        return self.second(self.first(images.flatten(1)))[:, :3]
-
-
-def test_a_weight_with_two_names_moves_by_the_mean_change_under_both():
-    """Clients of 1 and 3 samples, y = x + 1 and x + 5, eta_g 1/2: x + 1/2 (1 + 5) / 2 = x + 1.5,
-    where the average by samples is x + (1 + 3 * 5) / 4 = x + 4."""
-    fed, cfg = federation(sizes=(1, 3), network=Tied), scaffold.Config(**LOCAL, global_lr=0.5)
-    server = start_server(fed)
-    x, zeros = server["model"], scaffold.zero_control(Tied())
-    uploads = {i: {"model": {name: x[name] + change for name in x}, "control_change": zeros}
-               for i, change in [(0, 1.0), (1, 5.0)]}
-    after = scaffold.aggregate(fed, cfg, server, uploads, 2)["model"]
-    assert after.keys() == {"first.weight", "second.weight"}
-    for name in after:
-        assert torch.allclose(after[name], x[name] + 1.5)
-    client = scaffold.train_client(fed, cfg, 1, 0, server, None)
-    assert client.upload["control_change"].keys() == after.keys()
+def test_a_client_whose_upload_is_left_out_keeps_its_control():
+    """One pixel makes the second of two clients infinite."""
+    fed = federation(sizes=(5, 3))
+    fed.private[1].images[0, 0, 0, 0] = torch.inf
+    (_, start), (metrics, state) = rounds(scaffold, fed, rounds=1, participation=1.0, **LOCAL)
+    before, after = start["client_controls"], state["client_controls"]
+    assert metrics["bad_uploads"] == 1
+    assert [same(before[i], after[i]) for i in (0, 1)] == [False, True]
 
 
 def test_messages_are_twice_the_parameters():
     """A model and the change of a control; the control itself stays with the client."""
-    metrics, _ = last(scaffold.run(federation(), rounds=1, participation=1.0, **LOCAL))
+    metrics, _ = last(rounds(scaffold, federation(), rounds=1, participation=1.0, **LOCAL))
     assert metrics["bytes_up"] == metrics["bytes_down"] == 4 * 2 * (4 * 3 + 3) * 4    # 4 clients
 
 
 def test_scaffold_offers_no_other_optimizer():
-    settings = inspect.signature(scaffold.run).parameters.keys()
-    assert not {"optimizer", "weight_decay", "momentum"} & settings
+    fields = scaffold.Config.__dataclass_fields__.keys()
+    assert not {"optimizer", "weight_decay", "momentum"} & fields
+
+
+SIX = (4,) * 6
+
+
+@pytest.mark.parametrize("module, first, then, word", [
+    (scaffold, {}, {}, "scaffold: the state is of 6 clients, not 4"),
+    (fedsdd_ablations, {"local": "scaffold"}, {"local": "scaffold"}, "other clients"),
+    (fedsdd_ablations, {"local": "fedavg"}, {"local": "scaffold"}, "of another `local`"),
+    (fedsdd_ablations, {"local": "scaffold"}, {"local": "fedavg"}, "of another `local`")])
+def test_a_state_of_other_clients_or_without_controls_is_refused(module, first, then, word):
+    """Server's c would not be the mean of the clients' c_i."""
+    more = {} if module is scaffold else {"K": 1}
+    short = {"participation": 0.5, "local_epochs": 1, **more}
+    _, state = last(rounds(module, federation(SIX), rounds=1, **short, **first))
+    sizes = SIX if "another" in word else SIX[:4]
+    with pytest.raises(ValueError, match=word):
+        next(rounds(module, federation(sizes), state, rounds=2, **short, **then))
+    _, after = last(rounds(module, federation(SIX), state, rounds=2, **short, **first))
+    assert after["round"] == 2

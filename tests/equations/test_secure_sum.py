@@ -1,24 +1,24 @@
 """The secure sum: masks that cancel, messages that alone say nothing, and FedSDD on top of it."""
-import itertools
 import math
 
 import numpy as np
 import pytest
 import torch
-from toys import federation, last, same, with_batchnorm, with_hidden_layer
+from test_fedsdd import EIGHT, models_of
+from toys import federation, last, rounds, same, with_batchnorm, with_hidden_layer
 
-from algorithms import fedavg, fedsdd_ablations
-from algorithms.secure_sum import average_of_masked, count_valid, masked, masked_model
-from federation import stream
+from algorithms import fedsdd, fedsdd_ablations
+from algorithms.secure_sum import (average_of_masked, count_valid, masked, masked_model,
+                                   masked_upload)
+from federation import make_rng
 
 QUICK = {"rounds": 2, "participation": 1.0, "local_epochs": 1, "batch_size": 2, "lr": 0.1,
          "distill_steps": 3, "server_batch_size": 4}
-EIGHT = (5, 3, 4, 6, 4, 5, 3, 4)
 
 
 def pair_rng(i, j):
     assert i < j
-    return stream(7, "mask", 1, i, j)
+    return make_rng(7, "mask", 1, i, j)
 
 
 def send(values, weights, group=None):
@@ -77,29 +77,17 @@ def test_an_average_is_not_rounded_to_float32():
     assert average(send([2**24 + 1] * 2, [1, 3]), like=0).item() == 2**24 + 1       # no float32
 
 
-def test_weights_are_whole_numbers_of_any_type_and_messages_any_iterable():
-    """A mask that is added to a weight of 1.0 as a float would not cancel."""
-    found = [average(iter(send([2.0, 6.0], [kind(1), kind(3)]))).item()
-             for kind in (int, float, np.float32, np.uint8, torch.tensor)]
-    assert found == [5.0] * 5
-
-
-@pytest.mark.parametrize("weight", [0.5, -1, math.nan, math.inf])
-def test_a_weight_that_is_no_whole_number_is_refused(weight):
-    with pytest.raises(ValueError, match="^weight is .*: a secure sum adds whole numbers >= 0$"):
-        send([2.0], [weight])
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e30, -1e30])
 def test_a_model_that_cannot_be_summed_counts_for_nothing_and_stays_hidden(value):
     messages = send([1.0, value, 7.0], [5, 3, 4])
     assert count_valid(messages) == 2
     assert average(messages).item() == pytest.approx((5 * 1 + 4 * 7) / (5 + 4))
     assert all(x.dtype == torch.int64 and (x != 0).all() for x in messages[1].values())
-    assert average(send([value, 7.0], [1, 4])).item() == 7
     one_bad = [{"fine": torch.tensor(1.0), "w": torch.tensor(w)} for w in (value, 7.0)]
     assert count_valid([masked_model(model, 1, i, [0, 1], pair_rng)
                         for i, model in enumerate(one_bad)]) == 1
+    alone = send([value, 7.0, value], [1, 4, 2])            # which nothing hides
+    assert count_valid(alone) == 1 and average(alone).item() == 7
     nobody = send([value, value], [1, 1])
     assert count_valid(nobody) == 0 and average(nobody) is None
 
@@ -112,61 +100,66 @@ def test_each_client_of_a_group_may_send_its_share_of_the_limit():
     assert average(send([2.0**38 / 4 * 1.001] * 4, [1] * 4)) is None
 
 
-def models_of(state):
-    """The global models, by their numbers."""
-    return [*itertools.chain(*state["global_models"].values())]
-
-
 @pytest.mark.parametrize("network, settings", [
     (with_batchnorm, {"K": 4}), (with_batchnorm, {"K": 2, "local": "fedprox", "mu": 0.3}),
     ((with_batchnorm, with_hidden_layer), {"K": 2, "R": 2})], ids=["K", "fedprox", "networks"])
 def test_fedsdd_with_a_secure_sum_is_the_plain_run_to_rounding(network, settings):
     fed = federation(sizes=EIGHT, network=network)
-    plain, secure = (list(fedsdd_ablations.run(fed, **QUICK, **settings, secure_sum=s))
+    plain, secure = (list(rounds(fedsdd_ablations, fed, **QUICK, **settings, secure_sum=s))
                      for s in (False, True))
     for (a, state_a), (b, state_b) in zip(plain, secure, strict=True):
         for one, other in zip(models_of(state_a), models_of(state_b), strict=True):
-            for name, w in one.items():
-                assert not w.is_floating_point() or torch.allclose(other[name], w, atol=1e-5)
+            assert all(torch.allclose(other[name], w, atol=1e-5)
+                       for name, w in one.items() if w.is_floating_point())
         assert all(value == pytest.approx(b[key], abs=0.026)              # one test image of 40
                    for key, value in a.items() if value is not None and "bytes_up" not in key)
     assert b["bytes_up"] == 2 * a["bytes_up"]
 
 
-def test_uploads_are_masked_anew_in_every_round(monkeypatch):
+def test_uploads_are_masked_anew_in_every_round():
     """A mask that came back would tell how a client's model changed in between."""
-    sent, original = [], fedsdd_ablations.received
+    fed = federation(sizes=EIGHT)
+    weights = fed.global_model().state_dict()
+    first, second = ([masked_upload(fed, t, i, range(8), weights) for i in range(8)]
+                     for t in (1, 2))
+    for a, b in zip(first, second):
+        assert all(x.dtype == torch.int64 for x in a.values())
+        assert (a["model.1.weight"] / 2**24).abs().median() > 1e9           # weights are below 10
+        assert all((a[name] != b[name]).all() for name in a)                # "counts": 1 and masks
 
-    def noted(*args):
-        sent.append(original(*args))
-        return sent[-1]
-    monkeypatch.setattr(fedsdd_ablations, "received", noted)
-    last(fedsdd_ablations.run(federation(sizes=EIGHT), **QUICK, K=1, secure_sum=True))
-    assert [len(uploads) for uploads in sent] == [8, 8]
-    for first, second in zip(sent[0].values(), sent[1].values()):
-        assert all(x.dtype == torch.int64 for x in first.values())
-        assert (first["model.1.weight"] / 2**24).abs().median() > 1e9       # weights are below 10
-        assert first["counts"] != second["counts"]                          # 1 and the masks
+
+def test_what_the_server_sees_are_the_masked_uploads(monkeypatch):
+    fed, cfg, seen = federation(sizes=EIGHT), fedsdd_ablations.Config(**QUICK), []
+    monkeypatch.setattr(fedsdd_ablations, "average_of_masked", lambda messages, like:
+                        seen.append(messages) or average_of_masked(messages, like))
+    states = [state for _, state in rounds(fedsdd_ablations, fed, **QUICK, K=1, secure_sum=True)]
+    for t, (before, messages) in enumerate(zip(states, seen), start=1):
+        [weights] = models_of(before)
+        expected = [masked_upload(fed, t, i, range(8), fedsdd.train_client(fed, cfg, t, i, weights))
+                    for i in range(8)]
+        assert same(messages, expected)
+    assert len(seen) == 2
 
 
 def test_clients_whose_models_are_not_finite_are_left_out_and_counted():
     """If nobody of a group is left, its global model stays."""
     fed = federation(sizes=EIGHT)
     fed.private[3].images[:] = math.nan
-    plain, secure = (last(fedsdd_ablations.run(fed, **QUICK, K=2, secure_sum=s))
-                     for s in (False, True))
-    assert plain[0]["bad_uploads"] == secure[0]["bad_uploads"] == 1
-    for a, b in zip(models_of(plain[1]), models_of(secure[1]), strict=True):
-        assert torch.allclose(a["1.weight"], b["1.weight"], atol=1e-5)
+    (a, plain), (b, secure) = (last(rounds(fedsdd_ablations, fed, **QUICK, K=2, secure_sum=s))
+                               for s in (False, True))
+    assert a["bad_uploads"] == b["bad_uploads"] == 1
+    torch.testing.assert_close(models_of(plain), models_of(secure), atol=1e-5, rtol=1e-5)
     for private in fed.private:
         private.images[:] = math.nan
-    metrics, state = last(fedsdd_ablations.run(fed, **QUICK, students="none", K=1, secure_sum=True))
+    metrics, state = last(rounds(fedsdd_ablations, fed, **QUICK, students="none", K=1,
+                                 secure_sum=True))
     assert metrics["bad_uploads"] == 8
-    assert same(models_of(state), [next(fedavg.run(fed))[1]["server"]["model"]])
+    assert same(models_of(state), [fed.global_model().state_dict()])
 
 
 @pytest.mark.parametrize("settings, word", [
     ({"K": 8}, "two"), ({"K": 5}, "two"), ({"K": 2, "local": "scaffold"}, "local fedavg and")])
 def test_what_a_secure_sum_cannot_do_is_refused(settings, word):
     with pytest.raises(ValueError, match=word):
-        next(fedsdd_ablations.run(federation(sizes=EIGHT), **QUICK, **settings, secure_sum=True))
+        next(rounds(fedsdd_ablations, federation(sizes=EIGHT), **QUICK, **settings,
+                    secure_sum=True))

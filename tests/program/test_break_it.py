@@ -44,7 +44,7 @@ def test_each_names_a_test_that_exists():
 
 HAND = "equations/test_distillation.py::test_kl_is_from_teacher_to_student_by_hand[fedsdd]"
 VERDICTS = {    # what: (old, new, verdict)
-    "a wrong sum": ("log_ratio).sum(-1)", "log_ratio).mean(-1)", "caught"),
+    "a wrong sum": ("log_q)).sum(-1)", "log_q)).mean(-1)", "caught"),
     "a docstring": ("the mean over the batch: a scalar", "a scalar", "SURVIVED"),
     "a name that is nowhere": ("student / temperature", "student / heat",
                                f"broken: NameError in the call of tests/{HAND}"),

@@ -13,8 +13,7 @@ from data.images import adapt, crop_and_flip, normalize, statistics
 from data.load import Dataset, load_dataset, load_public
 from experiment import build
 from experiment.settings import Command, Images, Method, Training
-from federation import Data, restrict_public
-from federation.samples import as_they_are
+from federation import Data
 from partition import PARTITIONS
 
 FOREIGN = toy_set(4, 6, 2, seed=1)
@@ -26,7 +25,8 @@ FLAGS = dataclasses.asdict(Images()) | dataclasses.asdict(Training()) | dict(
     server_model="mlp")
 
 # An algorithm that sees whatever public images there are, and whose server has a network.
-SEES_ALL = SimpleNamespace(public="joint", server="images", check=lambda fed, **settings: None)
+SEES_ALL = SimpleNamespace(public="joint", server="images", Config=SimpleNamespace,
+                           check=lambda fed, cfg, attack: None)
 
 
 @pytest.fixture(autouse=True)
@@ -92,9 +92,12 @@ def test_without_joint_public_images_have_neither_labels_nor_a_test_set():
 
 def test_an_algorithm_sees_only_the_public_data_that_it_uses():
     fed, *_ = built(public="half")
-    seen = [restrict_public(fed, use).public for use in ("none", "unlabeled", "joint")]
-    assert seen[0] is None and seen[2] == fed.public
-    assert seen[1].images is fed.public.images and seen[1].labels is None
+    for use in ("none", "unlabeled", "labeled"):
+        algorithm = SimpleNamespace(public=use, server="none")
+        method = Method(use, algorithm, {}, [], {"model": ["mlp"], "server_model": "mlp"}, 1)
+        seen = build.seen_by(method, fed, {"joint": False}).public
+        expected = {"none": None, "unlabeled": Data(fed.public.images, None)}
+        assert seen == expected.get(use, fed.public)
 
 
 @pytest.mark.parametrize("algo, has_one", [("fedavg", False), ("dsfl", True), ("fedgkt", True)])
@@ -350,7 +353,7 @@ def test_networks_are_those_of_the_flags():
 
 def test_augment_and_amp_reach_the_federation():
     plain, other = built()[0], built(augment=True, amp=True)[0]
-    assert (plain.augment, plain.amp) == (as_they_are, False)
+    assert plain.augment(plain.test.images, None) is plain.test.images and not plain.amp
     assert (other.augment, other.amp) == (crop_and_flip, True)
 
 

@@ -26,7 +26,7 @@ def source(module, name):
         return inspect.getsource(getattr(module, name))
     text = inspect.getsource(module)
     for node in ast.parse(text).body:
-        if isinstance(node, ast.Assign) and node.targets[0].id == name:
+        if isinstance(node, ast.Assign) and name in [target.id for target in node.targets]:
             return ast.get_source_segment(text, node)
         if isinstance(node, ast.ImportFrom) and name in [alias.name for alias in node.names]:
             return source(importlib.import_module(node.module), name)

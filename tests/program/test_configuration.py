@@ -193,4 +193,5 @@ def test_every_preset_runs(tmp_path, paper, algo):
           "2", "--partition", "iid", "--threads", "1", "--out", str(tmp_path / "out"), *flags])
     rows = kept(tmp_path / "out" / f"{algo}-seed0")
     no_server = {"server_accuracy"} if algo in ("public-private", "centralized") else set()
-    assert {*ALGORITHMS[algo].log_columns} - no_server <= rows[1].keys() and len(rows) == 2
+    columns = {*ALGORITHMS[algo].scores, *ALGORITHMS[algo].columns}
+    assert columns - no_server <= rows[1].keys() and len(rows) == 2

@@ -8,23 +8,24 @@ import json
 import math
 import re
 import sys
+import typing
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from commands import OF_PAPERS, main
+from test_federation import refuses_wrong_values
 from torch import nn
-from toys import federation, labeled, last_layer, same, samples, through_a_file, without_seconds
+from toys import (federation, labeled, last_layer, same, sample_clients, samples, through_a_file,
+                  without_seconds)
 
 from algorithms import ALGORITHMS
-from algorithms.ranges import RANGES
 from attacks import Attack
 from experiment import keep
 from experiment.keep import load_model
 from experiment.settings import Images, Program, Training
-from federation import Federation, parallel, randomness, seeded, stream
-from federation.parallel import active_clients, sample_clients
+from federation import Federation, make_rng, seed_torch
 
 SETTINGS = {    # of the hyperparameters with these names; all others keep their defaults
     "rounds": 2, "participation": 0.7, "local_epochs": 1, "server_epochs": 1, "batch_size": 4,
@@ -85,15 +86,25 @@ def toy(algo, **changes):
     return dataclasses.replace(fed, public=None) if public == "none" else fed
 
 
-def takes(algo, name):
-    """True if the algorithm has a keyword of this name."""
-    return name in inspect.signature(ALGORITHMS[algo].run).parameters
+def fields_of(algo):
+    """{name: the field} of the settings of an algorithm."""
+    return {field.name: field for field in dataclasses.fields(ALGORITHMS[algo].Config)}
 
 
-def run(algo, fed=None, state=None, **changes):
+def can_be_attacked(algo):
+    return "attack" in inspect.signature(ALGORITHMS[algo].run).parameters
+
+
+def config(algo, **changes):
+    """Its Config, small; of the changes it takes what it has."""
+    return ALGORITHMS[algo].Config(**{
+        name: x for name, x in {**SETTINGS, **changes}.items() if name in fields_of(algo)})
+
+
+def run(algo, fed=None, state=None, attack=None, **changes):
     """[(metrics, state)] of a run, or of what is left of it after `state`."""
-    settings = {name: x for name, x in {**SETTINGS, **changes}.items() if takes(algo, name)}
-    rounds = ALGORITHMS[algo].run(toy(algo) if fed is None else fed, state, **settings)
+    more = {} if attack is None else {"attack": attack}
+    rounds = ALGORITHMS[algo].run(fed or toy(algo), config(algo, **changes), state, **more)
     return [(without_seconds(metrics), state) for metrics, state in rounds]
 
 
@@ -115,9 +126,8 @@ class Record(NamedTuple):
 def kept(function, algo):
     fed, before, seeds = toy(algo), generators(), []
     with pytest.MonkeyPatch.context() as patch:
-        for name, module in list(sys.modules.items()):
-            if name.startswith(("algorithms.", "federation.")) and hasattr(module, "seeded"):
-                patch.setattr(module, "seeded", lambda *keys: seeds.append(keys) or seeded(*keys))
+        patch.setattr(Federation, "random_numbers", lambda fed, *name: (
+            seeds.append(name) or seed_torch(fed.seed, *name)))
         rounds = [(metrics, state, copy.deepcopy(state)) for metrics, state in run(algo, fed)]
     return Record(rounds, fed, seeds, same(generators(), before))
 
@@ -161,7 +171,7 @@ def sound(models):
 
 # ---------------------------------------------------------------------------------- the same bytes
 
-@pytest.mark.parametrize("algo", [algo for algo in ALGORITHMS if takes(algo, "local_steps")])
+@pytest.mark.parametrize("algo", [a for a in ALGORITHMS if "local_steps" in fields_of(a)])
 def test_local_steps_are_counted_over_passes(algo):
     """Two batches a pass: three passes are six steps."""
     passes, six, five = (run(algo, toy(algo, sizes=[4] * 6), rounds=1, batch_size=2, **length)
@@ -174,8 +184,16 @@ def test_local_steps_are_counted_over_passes(algo):
 def test_the_order_of_the_clients_does_not_matter(algo, monkeypatch):
     """Nor what was drawn before: the same seed gives the same metrics and states, bit for bit. The
     rounds go on from the state at the start, through a file."""
+    def backwards(fed, ids, fn, threads=None, to_server=False):
+        ids = list(ids)
+        found = {i: fn(i) for i in ids[::-1]}
+        return {i: found[i] for i in ids}
+
     first, *rounds = whole(algo)
-    monkeypatch.setattr(parallel, "own_share", lambda ids: ids[::-1])
+    for module in [module for name, module in sys.modules.items()
+                   if name.startswith(("algorithms", "federation")) or name == algo]:
+        if hasattr(module, "parallel_map"):
+            monkeypatch.setattr(module, "parallel_map", backwards)
     torch.rand(3)
     assert same(run(algo, rounds=0), [first])
     assert same(run(algo, state=through_a_file(first[1])), rounds)
@@ -187,8 +205,9 @@ def test_another_seed_trains_otherwise(algo):
     sizes = (5, 6, 7, 8, 9, 5)
     ends = [run(algo, toy(algo, sizes=sizes, seed=seed), start(algo), rounds=1,
                 participation=1.0)[-1][1] for seed in (0, 1)]
-    before, *after = ([*models_in({key: x for key, x in state.items() if key != "undistilled"})]
-                      for state in (start(algo), *ends))
+    before, *after = (
+        [*models_in({key: x for key, x in state.items() if not key.startswith("recent")})]
+        for state in (start(algo), *ends))
     trained = [(a, b) for old, a, b in zip(before, *after, strict=True) if not same(old, a)]
     assert trained and not any(same(a, b) for a, b in trained)
 
@@ -217,12 +236,12 @@ def test_the_federation_and_the_global_generators_are_left_alone(algo):
 @every_algorithm
 def test_metrics_are_numbers_with_a_headline(algo):
     assert [state["round"] for _, state in whole(algo)] == [0, 1, 2]
-    columns = ALGORITHMS[algo].log_columns
+    columns = {*ALGORITHMS[algo].scores, *ALGORITHMS[algo].columns}
     for metrics, state in whole(algo):
         assert all(type(x) in (int, float, type(None)) for x in metrics.values())
         assert keep.dumps(metrics) and "accuracy" in metrics and "round" not in metrics
         assert all(0 <= x <= 1 for name, x in metrics.items() if "accuracy" in name)
-        assert state["round"] == 0 or set(columns) <= metrics.keys()
+        assert state["round"] == 0 or columns <= metrics.keys()
         sent = [x for name, x in metrics.items() if name.startswith("bytes")]
         assert all(type(x) is int and x >= 0 for x in sent)
 
@@ -246,63 +265,48 @@ def test_a_lone_client_works(algo):
     assert keep.dumps(metrics) and sound(models_in(state)) and not metrics.get("bad_uploads")
 
 
-def test_every_range_is_of_a_flag_that_exists():
-    """A misspelled name would allow more in silence."""
-    flags = {name for algo in OF_PAPERS for name in ALGORITHMS[algo].config_fields}
-    flags |= {field.name for table in (Images, Training, Program)
-              for field in dataclasses.fields(table)}
-    assert {name for names in RANGES.values() for name in names.split()} <= flags
+@every_algorithm
+def test_a_config_refuses_values_outside_their_interval_and_of_another_type(algo):
+    refuses_wrong_values(ALGORITHMS[algo].Config)
+    ALGORITHMS[algo].Config(**ALGORITHMS[algo].paper)
 
 
 def test_hyperparameters_of_one_name_have_one_type():
     """In one command a flag is parsed once, for all algorithms."""
     types = {}
     for algo in ALGORITHMS:
-        for name, parameter in ALGORITHMS[algo].config_fields.items():
-            assert types.setdefault(name, parameter.type) == parameter.type, (algo, name)
-
-
-@every_algorithm
-def test_a_value_outside_its_range_or_choices_is_refused_before_training(algo):
-    """At the call, also on resume; nothing has to be asked of the generator."""
-    for name, parameter in ALGORITHMS[algo].config_fields.items():
-        if parameter.type is bool:
-            continue
-        wrong = "no such choice" if isinstance(parameter.default, str) else math.nan
-        for state in (None, whole(algo)[1][1]):
-            with pytest.raises(ValueError, match=f"{algo}: {name} is "):
-                ALGORITHMS[algo].run(toy(algo), state, **{name: wrong})
+        for name, kind in typing.get_type_hints(
+                ALGORITHMS[algo].Config, include_extras=True).items():
+            assert types.setdefault(name, kind) == kind, (algo, name)
 
 
 @every_algorithm
 def test_a_state_of_another_algorithm_is_refused(algo):
-    with pytest.raises(ValueError, match=f"{algo}: the state is another algorithm's"):
-        ALGORITHMS[algo].run(toy(algo), {"round": 1, "something": []})
+    with pytest.raises(ValueError, match=f"^{algo}: the state is of something$"):
+        run(algo, state={"algorithm": "something", "round": 1})
 
 
 @every_algorithm
 def test_no_hyperparameter_has_the_name_of_a_flag_of_every_run(algo):
     flags = {field.name for table in (Images, Training, Program)
              for field in dataclasses.fields(table)}
-    assert not ALGORITHMS[algo].config_fields.keys() & flags
+    assert not fields_of(algo).keys() & flags
 
 
 @every_algorithm
 def test_check_takes_all_settings_and_tells_what_needs_validation_images(algo):
     """As the program calls it. Without these images an algorithm that declares no need runs."""
-    algorithm, fed, without = ALGORITHMS[algo], toy(algo), toy(algo, validation=None)
-    settings = {name: SETTINGS.get(name, parameter.default)
-                for name, parameter in algorithm.config_fields.items()}
-    algorithm.check(fed, **settings)
-    if algorithm.needs_validation(settings):
-        with pytest.raises(ValueError, match=f"{algo} needs validation images"):
-            algorithm.check(without, **settings)
-        with pytest.raises(ValueError, match=f"{algo} needs validation images"):
-            run(algo, without, **settings)
-    unused = {name: False if isinstance(settings[name], bool) else None
+    algorithm, cfg, without = ALGORITHMS[algo], config(algo), toy(algo, validation=None)
+    algorithm.check(toy(algo), cfg)
+    if algorithm.needs_validation(cfg):
+        with pytest.raises(ValueError, match=f"^{algo} needs validation images"):
+            algorithm.check(without, cfg)
+        with pytest.raises(ValueError, match=f"^{algo} needs validation images"):
+            run(algo, without)
+    unused = {name: False if isinstance(getattr(cfg, name), bool) else None
               for name in algorithm.validation_for}
-    algorithm.check(without, **settings | unused)
-    assert len(run(algo, without, **settings | unused | {"rounds": 1})) == 2
+    algorithm.check(without, config(algo, **unused))
+    assert len(run(algo, without, **unused | {"rounds": 1})) == 2
 
 
 # ------------------------------------------------------------------------------ uploads gone wrong
@@ -317,7 +321,7 @@ def without_client(state, i):
 def test_a_client_whose_numbers_are_not_finite_is_left_out(algo):
     fed = toy(algo)
     fed.private[2].images[0, 0, 0, 0] = math.inf
-    for metrics, state in run(algo, fed, untrained(algo), participation=1.0, latencies=(1.0,) * 6):
+    for metrics, state in run(algo, fed, participation=1.0, latencies=(1.0,) * 6):
         assert keep.dumps(metrics)
         if "bad_uploads" in metrics and state["round"]:
             assert metrics["bad_uploads"] == 1 and sound(models_in(without_client(state, 2)))
@@ -328,7 +332,7 @@ def test_when_every_client_is_spoilt_the_run_goes_on(algo):
     fed = toy(algo)
     for private in fed.private:
         private.images[0, 0, 0, 0] = math.nan
-    rounds = run(algo, fed, untrained(algo), participation=1.0, latencies=(1.0,) * 6)[-2:]
+    rounds = run(algo, fed, participation=1.0, latencies=(1.0,) * 6)[-2:]
     assert rounds[-1][1]["round"] == 2 and all(keep.dumps(metrics) for metrics, _ in rounds)
     if "bad_uploads" in rounds[0][0]:
         assert [metrics["bad_uploads"] for metrics, _ in rounds] == [6, 6]
@@ -383,22 +387,22 @@ def test_amp_reaches_training_and_prediction(algo):
         assert {own for training, own in Net.types if training} == {dtype}
 
 
-@pytest.mark.parametrize("algo", [algo for algo in ALGORITHMS if takes(algo, "participation")])
+@pytest.mark.parametrize("algo", [a for a in ALGORITHMS if "participation" in fields_of(a)])
 def test_only_the_clients_of_a_round_are_trained(algo, monkeypatch):
     """0.7 of the clients of each architecture, two of three; of all, in FedGKT."""
     trained = []                         # the clients whose local training has drawn its batches
 
-    def watched(seed, *keys):
-        if keys[0] == "local":
-            trained.append(keys[2])
-        return stream(seed, *keys)
-    monkeypatch.setattr(randomness, "stream", watched)
+    def watched(fed, *name):
+        if name[0] == "local":
+            trained.append(name[2])
+        return seed_torch(fed.seed, *name)
+    monkeypatch.setattr(Federation, "random_numbers", watched)
     fed = toy(algo)
     for t, state in [(1, whole(algo)[0][1]), (2, whole(algo)[1][1])]:
         trained.clear()
         run(algo, fed, state, rounds=t)
-        drawn = [sum(active_clients(fed, 0.7, t).values(), []),
-                 sample_clients(6, 0.7, stream(fed.seed, "active", t))]
+        drawn = [sum(fed.sample_by_architecture(0.7, t).values(), []),
+                 sample_clients(6, 0.7, make_rng(fed.seed, "active", t))]
         assert sorted(trained) in map(sorted, drawn)
 
 
@@ -429,7 +433,7 @@ ONE_STEP = {   # with one step in each training, but for Adam's second one
 def test_optimizer_and_decay_reach_all_networks(algo):
     """A penalty of 1 / lr. By SGD nothing is left of w: w - lr (g + w / lr) = -lr g. By Adam, which
     divides the gradient by its size, w moves by about lr in a step, and 1e-4 is a hundred lr."""
-    if not takes(algo, "weight_decay"):
+    if "weight_decay" not in fields_of(algo):
         return
     network = Headless if algo == "split-learning" else Scaled
     fed = toy(algo, sizes=(5, 3, 4), network=network, server=last_layer, num_public=8)
@@ -450,7 +454,7 @@ def attacked(algo, forged, state, **changes):
     and what the attack was handed: [(client, upload, benign, rows)]."""
     handed = []
 
-    def forge(i, upload, benign, rows, num_benign=None):
+    def forge(i, upload, benign, rows, num_benign=None, part=()):
         handed.append((i, upload, benign, rows))
         return forged(upload)
     return run(algo, toy(algo, network=Net), state, participation=1.0,
@@ -460,15 +464,15 @@ def attacked(algo, forged, state, **changes):
 @every_algorithm
 def test_an_attack_sees_every_round_and_what_it_returns_arrives(algo):
     """An idle one changes nothing. Zeros instead of the uploads change the next state; nan is
-    counted, and left out. FedGKT's uploads come twice: as feature maps, then as logits. FedSDD has
+    counted, and left out. FedGKT's uploads have two parts: feature maps and logits. FedSDD has
     one group: without a benign client in it nobody is attacked."""
-    if not takes(algo, "attack"):
+    if not can_be_attacked(algo):
         return
     groups = {"K": 1} if algo in ("fedsdd", "fedsdd-ablations") else {}
     (_, first), *clean = run(algo, toy(algo, network=Net), participation=1.0, **groups)
     rounds, handed = attacked(algo, lambda upload: upload, first, **groups)
     parts = 2 if algo == "fedgkt" else 1
-    assert same(rounds, clean) and [i for i, *_ in handed] == [0, 1, 2, 3, 4] * parts * 2
+    assert same(rounds, clean) and [i for i, *_ in handed[::parts]] == [0, 1, 2, 3, 4] * 2
     for _, upload, benign, rows in handed:              # each place of an upload has its number
         assert len(set(rows.tolist())) == len(upload) and len(benign) > 0
     for value, bad in [(0.0, 0), (math.nan, 5)]:

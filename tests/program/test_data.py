@@ -15,7 +15,7 @@ from torchvision import datasets
 
 from data import images, load, readers
 from data.load import DATASETS, TORCHVISION, load_dataset
-from federation import Data, from_tensors
+from federation import Data
 
 CHANNELS_LAST = {"memory_format": torch.channels_last}
 rng = np.random.default_rng
@@ -613,57 +613,3 @@ def test_by_superclass_keeps_the_old_labels_as_subclasses():
         assert part.labels.tolist() == SUPERCLASS[old.labels].tolist()
         assert torch.equal(part.images, old.images)
     assert after.num_classes == 3 and np.array_equal(after.subclass, TOY.train.labels)
-
-
-# ------------------------------------------------------------------------------------ from_tensors
-def two_classes():
-    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
-
-
-OWN = torch.rand(3, 1, 2, 2), torch.tensor([0, 1, 1])
-CLIENTS = [OWN, OWN, OWN]
-
-
-def test_from_tensors_keeps_the_tensors_and_counts_the_networks_outputs():
-    fed = from_tensors(CLIENTS, OWN, [two_classes], public=(OWN[0], None), validation=OWN)
-    for part in (*fed.private, fed.test, fed.validation):
-        assert torch.equal(part.images, OWN[0]) and part.labels is OWN[1]
-    assert torch.equal(fed.public.images, OWN[0]) and fed.public.labels is None
-    assert fed.num_classes == 2
-
-
-def test_from_tensors_gives_clients_the_networks_in_turn():
-    fed = from_tensors(CLIENTS, OWN, [two_classes, lambda: two_classes().append(torch.nn.Tanh())])
-    assert [len(fed.client_model(i)) for i in range(3)] == [2, 3, 2]
-    assert fed.architecture == ["network 0", "network 1", "network 0"]
-
-
-def test_the_weights_of_from_tensors_networks_depend_on_seed_and_init():
-    one, same, *others = (from_tensors(CLIENTS, OWN, [two_classes], seed=seed).client_model(0, init)
-                          for seed, init in [(0, 0), (0, 0), (1, 0), (0, 1)])
-    assert torch.equal(one[1].weight, same[1].weight)
-    assert not any(torch.equal(one[1].weight, other[1].weight) for other in others)
-
-
-def test_the_servers_network_is_another_if_it_is_given():
-    fed = from_tensors(CLIENTS, OWN, [two_classes],
-                       server_network=lambda: two_classes().append(torch.nn.Tanh()))
-    assert len(fed.server_model()) == 3
-    assert from_tensors(CLIENTS, OWN, [two_classes]).server_model is None
-
-
-@pytest.mark.parametrize("x, y, words", [
-    (torch.zeros(3, 1, 2, 2).byte(), OWN[1], "images are torch.uint8: make them floats"),
-    (torch.zeros(3, 4), OWN[1], r"images are floats .* not \[3, 4\]$"),
-    (torch.zeros(0, 1, 2, 2), OWN[1][:0], "images are floats .* with n > 0"),
-    (torch.arange(12.).view(3, 1, 2, 2) * 20, OWN[1], "images hold .* from 0 to 220, like bytes"),
-    (OWN[0], OWN[1][:2], r"labels are whole numbers \[3\] from 0 to 1"),
-    (OWN[0], OWN[1].float(), r"labels are whole numbers \[3\]"),
-    (OWN[0], OWN[1] + 1, "labels are .* from 0 to 1, as the network has 2 outputs"),
-    (OWN[0], OWN[1] - 1, "labels are .* from 0 to 1")])
-@pytest.mark.parametrize("name", ["client 1", "test", "public", "validation"])
-def test_from_tensors_refuses_what_does_not_fit(name, x, y, words):
-    parts = dict.fromkeys(["client 1", "test", "public", "validation"], OWN)
-    client, test, public, validation = (parts | {name: (x, y)}).values()
-    with pytest.raises(ValueError, match=f"^{name}: {words}"):
-        from_tensors([OWN, client], test, [two_classes], public=public, validation=validation)

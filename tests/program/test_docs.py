@@ -37,8 +37,8 @@ LAYERS = {       # what of the project the files of a folder, or one file, may i
     "experiment": "experiment data algorithms federation attacks partition models",
     "algorithms": "algorithms federation attacks",
     "data": "data federation",
-    "federation": "federation attacks",
-    "attacks.py": "", "partition.py": "", "models.py": "",
+    "federation.py": "",
+    "attacks.py": "federation", "partition.py": "", "models.py": "",
     "reference": "math sys pathlib reference"}
 FILES = {layer: [layer] if layer.endswith(".py") else
          [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / layer).glob("*.py"))]
@@ -139,7 +139,7 @@ def test_the_commands_of_headers_are_understood(command):
 @pytest.mark.parametrize("file", FILES["algorithms"])
 def test_all_draws_are_by_the_runs_seed(file):
     for node in ast.walk(tree(file)):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("stream", "seeded"):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("make_rng", "seed_torch"):
             assert ast.unparse(node.args[0]) == "fed.seed"
 
 

@@ -15,7 +15,7 @@ from toys import federation, same
 
 from algorithms import fedsdd
 from algorithms.fedgems import entropy
-from federation import predict_models, stream
+from federation import make_rng, predict_models
 
 every_exercise = pytest.mark.parametrize("name", EXERCISES)
 KL, CE = "KL(student || teacher)", F.cross_entropy
@@ -64,7 +64,7 @@ def test_a_gradient_that_must_not_be_stands_in_the_docstring(name):
     slopes = [(label, x) for found in expected(name) for label, x in found.items()
               if label.startswith("gradient")]
     none = {label for label, _ in slopes} - {label for label, x in slopes if x.any()}
-    assert not none or "no gradient" in own(name).__doc__
+    assert not none or "no gradient" in " ".join(own(name).__doc__.split())
 
 
 @pytest.mark.parametrize("text, answer", [
@@ -105,7 +105,7 @@ def test_an_exercise_is_written_where_its_grading_looks_for_it(tmp_path, monkeyp
     assert path.read_text() == template(name)
     for first, second, status, answer in [
             ("client_logits.detach()", "logits", 0, "right: "),
-            ("logits", "client_logits.detach()", 1, "known mistake: the client learns in the se")]:
+            ("logits", "client_logits", 1, "known mistake: the client learns in the se")]:
         path.write_text(template(name).replace("    ...", f"""
     ce = F.cross_entropy(logits, labels)
     return ce + distill * distillation_loss({first}, {second}, temperature)"""))
@@ -119,27 +119,24 @@ def test_the_round_to_write_is_fedsdds():
         rounds=3, participation=1.0, K=2, R=2, local_epochs=1, batch_size=4, lr=0.1,
         distill_steps=2, server_batch_size=4, server_lr=1.0)
     cfg, sizes = fedsdd.Config(**settings), [len(data.labels) for data in fed.private]
-    (_, state), *rounds = fedsdd.run(fed, **settings)
-    models, undistilled = state["global_models"], []
+    (_, state), *rounds = fedsdd.run(fed, cfg)
+    models, recent_w = state["global_models"], []
     for t, (_, state) in enumerate(rounds, start=1):
-        groups = fedsdd.divide(range(4), 2, stream(fed.seed, "groups", t))
-        models, undistilled = one_round(
-            models, undistilled, groups, sizes, 2,
+        groups = fedsdd.divide(range(4), 2, make_rng(fed.seed, "groups", t))
+        models, recent_w = one_round(
+            models, recent_w, groups, sizes, 2,
             train=lambda i, model: fedsdd.train_client(fed, cfg, t, i, model),
             predict=lambda model: predict_models(fed, [model], fed.public.images)[0],
             distill=lambda model, teacher: fedsdd.distill(
                 fed, cfg, t, model, fed.public.images, teacher))
-        assert same(models, state["global_models"]) and same(undistilled, state["undistilled"])
+        assert same(models, state["global_models"]) and same(recent_w, state["recent_w"])
 
 
 # --------------------------------------------------------------------------------- the known ones
 
-RIGHT_ENOUGH = {  # what an exercise does not ask for: rounding, memory, types, checks, -inf
-    "the digits of H near certainty are lost", "0 times log 0", "a client's own tensor comes back",
-    "a negative weight", "a weight of nan counts as 0", "a sum in bfloat16 stands still",
-    "nobody is right about a list of labels", "two weights of 1e308 are shares of 0"}
+RIGHT_ENOUGH = {  # what an exercise does not ask for: rounding, checks
+    "the digits of H near certainty are lost", "a weight of nan counts as 0"}
 RIGHT_ENOUGH_IN = {("attacks.ofom", "OFOM's second attacker counts samples as clients"),
-                   ("cronus.soft_cross_entropy", "0 times infinity is nan"),
                    ("fedproto.prototypes", "0 times nan")}
 
 
@@ -195,12 +192,12 @@ def loop_server_loss(logits, labels, teacher, has_teacher, epsilon):
     return total / len(labels)
 
 
-def loop_round(models, undistilled, groups, sizes, R, train, predict, distill):
+def loop_round(models, recent_w, groups, sizes, R, train, predict, distill):
     w = []
     for model, group in zip(models, groups):
         total = sum(sizes[i] for i in group)
         w.append({"w": sum(sizes[i] / total * train(i, model)["w"] for i in group)})
-    kept = (undistilled + [w])[-R:]
+    kept = (recent_w + [w])[-R:]
     logits = [predict(x) for models in kept for x in models]
     main_model = distill(w[0], sum(logits) / len(logits))
     return [main_model] + w[1:], kept
@@ -232,11 +229,12 @@ def ce_minus_entropy(t, s):
 
 RIGHT = {
     "fedsdd.distillation_loss": [
-        kd, lambda t, s, T: T**2 * F.kl_div(log_softmax(s / T), softmax(t / T),
-                                            reduction="batchmean"),
+        lambda t, s, T: kd(t.detach(), s, T),
+        lambda t, s, T: T**2 * F.kl_div(log_softmax(s / T), softmax(t.data / T),
+                                        reduction="batchmean"),
         lambda t, s, T: T * T * ce_minus_entropy(t / T, s / T),
         lambda t, s, T: T**2 * xlogy_kl(t / T, s / T).mean(),
-        lambda t, s, T: kd(t.double(), s.double(), T),
+        lambda t, s, T: kd(t.detach().double(), s.double(), T),
         lambda t, s, T: F.kl_div((s / T).log_softmax(1), (t / T).softmax(1).detach(),
                                  reduction="none").sum() * T**2 / len(s)],
     "fedkd.kl_divergence": [
@@ -277,7 +275,7 @@ RIGHT = {
                 torch.where(has[:, None], t, 0), z), CE(z, y, reduction="none")).mean()],
     "fedgkt.server_loss": [
         lambda z, y, t, T, distill=True: CE(z, y) + (kd(t.detach(), z, T) if distill else 0)],
-    "averaging.average_weights": [loop_average],
+    "federation.average_weights": [loop_average],
     "one_round.fedsdd": [loop_round],
     "fedmd.digest_loss": [
         lambda z, f: F.l1_loss(z, f.detach()),
@@ -306,15 +304,16 @@ def shares(weights):
 
 WRONG = {   # (a student's form, part of its name in mistakes.py, or "" for none)
     "fedsdd.distillation_loss": [
-        (lambda t, s, T: kd(s, t, T), KL),
-        (lambda t, s, T: kd(t, s, T, lambda T: 1), "no temperature²"),
-        (lambda t, s, T: kd(t, s, T, lambda T: 2 * T), "twice the temperature"),
-        (lambda t, s, T: kd(t, s, T, mean=torch.mean), "C times too small"),
-        (lambda t, s, T: kd(t, s, T, mean=torch.sum), "the sum over the batch"),
+        (lambda t, s, T: kd(s, t.detach(), T), KL),
+        (lambda t, s, T: kd(t.detach(), s, T, lambda T: 1), "no temperature²"),
+        (lambda t, s, T: kd(t.detach(), s, T, lambda T: 2 * T), "twice the temperature"),
+        (lambda t, s, T: kd(t.detach(), s, T, mean=torch.mean), "C times too small"),
+        (lambda t, s, T: kd(t.detach(), s, T, mean=torch.sum), "the sum over the batch"),
         (lambda t, s, T: T**2 * xlogy_kl(t, s / T).mean(), "the teacher is not softened"),
-        (lambda t, s, T: T**2 * (softmax(t / T) * (softmax(t / T) / softmax(s / T)).log())
+        (lambda t, s, T: kd(t, s, T), "the teacher learns too"),
+        (lambda t, s, T: T**2 * (softmax(t.data / T) * (softmax(t.data / T) / softmax(s / T)).log())
          .sum(-1).mean(), ""),
-        (lambda t, s, T: T**2 * CE(s / T, softmax(t / T)), ""),
+        (lambda t, s, T: T**2 * CE(s / T, softmax(t.detach() / T)), ""),
         (lambda t, s, T: kd(t, s.detach(), T), "")],
     "fedkd.kl_divergence": [
         (lambda t, s: kd(s, t.detach(), 1.0), KL),
@@ -355,12 +354,12 @@ WRONG = {   # (a student's form, part of its name in mistakes.py, or "" for none
         (lambda z, y, t, T, distill=True: CE(z, y) + distill * kd(
             t.detach(), z, T, lambda T: 1), "no temperature²"),
         (lambda z, y, t, T, distill=True: CE(z, y) + distill * kd(t, z, T),
-         "the client's logits get a gradient")],
-    "averaging.average_weights": [
+         "the teacher's logits get a gradient")],
+    "federation.average_weights": [
         (lambda states, weights: {k: sum(s[k] for s in states) / len(states) for k in states[0]},
          "all models weigh the same"),
         (lambda states, weights: {k: sum(a * s[k] for a, s in zip(shares(weights), states))
-                                  for k in states[0]}, "")],
+                                  for k in states[0]}, "counters are averaged")],
     "one_round.fedsdd": [
         (lambda models, *rest: loop_round(models[:1] * len(models), *rest), "from the main model"),
         (lambda m, u, groups, sizes, *rest: loop_round(m, u, groups, {i: 1 for i in sizes}, *rest),

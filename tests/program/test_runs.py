@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 import torch
 from commands import child, refused, status_of
-from test_command_line import contents, kept
+from test_command_line import contents, hyperparameters, kept
+from toys import same
 
 from algorithms import ALGORITHMS
 from experiment import keep, processes
-from federation import parallel_map
-from federation.parallel import packed, unpacked
+from federation import pack, parallel_map, unpack
 from fedkd_minimal import main
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +37,7 @@ EDGES = ("fedgkt", "fedgkt-async", "split-learning")
 def command(algos, npz, *more):
     """The command line of a short run; FedGKT and split learning have networks of their own."""
     own = [f"--{name.replace('_', '-')}={value}" for name, value in OWN.items()
-           if any(name in ALGORITHMS[algo].config_fields for algo in algos.split(","))]
+           if any(name in hyperparameters(algo) for algo in algos.split(","))]
     networks = ("--model", "gkt_edge_small", "--server-model", "gkt_server_small")
     if algos.split(",")[0] not in EDGES:
         networks = ("--model", "mlp", "--server-model", "mlp")
@@ -180,8 +180,7 @@ def test_a_gpu_gives_the_same_bytes_twice(npz, tmp_path):
     torch.tensor([True])], ids=["matrix", "scalar", "bfloat16", "no rows", "mask"])
 def test_a_message_is_read_as_it_was_sent(sent):
     """No rows are sent once FedGEMS's server gets all public images right by itself."""
-    [(name, got)] = unpacked(packed([("logits", sent)]), "cpu")
-    assert (name, got.dtype) == ("logits", sent.dtype) and torch.equal(got, sent)
+    assert same(unpack(pack({3: (sent, [sent])}), "cpu"), {3: (sent, [sent])})
 
 
 def started(work, tmp_path):
@@ -254,7 +253,7 @@ def stopped_after(rounds, argv, algo=None):
     ("fedgems", ["--lr-patience", "1"]),
     ("feddf", ["--patience", "none", "--max-grad-norm", "none"])])
 def test_other_modes_go_on_with_the_same_bytes(algo, more, npz, tmp_path):
-    all_clients = ["--participation=1"] * ("participation" in ALGORITHMS[algo].config_fields)
+    all_clients = ["--participation=1"] * ("participation" in hyperparameters(algo))
     argv = command(algo, npz, *more, *all_clients)
     main([*argv, "--out", str(tmp_path / "whole")])
     stopped_after(2, [*argv, "--out", str(tmp_path / "out")])

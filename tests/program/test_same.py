@@ -70,8 +70,9 @@ def test_a_bad_upload_leaves_all_as_if_its_client_were_not_there(algo):
     """One pixel spoils what the last of six clients trains."""
     def kept(state):
         """Without the last client's own, and SCAFFOLD's control, which counts all clients."""
-        state = {key: [x[i] for i in range(5)] if key in ("clients", "targets", "server_logits")
-                 else x for key, x in state.items()}
+        of_clients = ("clients", "client_controls", "targets", "server_logits", "latencies")
+        state = {key: [x[i] for i in range(5)] if key in of_clients else x
+                 for key, x in state.items()}
         return {key: {name: y for name, y in x.items() if name != "control"}
                 if key == "server" else x for key, x in state.items()}
 

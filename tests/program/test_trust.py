@@ -158,13 +158,13 @@ def using(*public):
 
 NEEDS = {   # what a federation lacks: (the federation, the algorithms that need it, their words)
     "public images": (lambda: dataclasses.replace(toy(), public=None),
-                      using("unlabeled", "labeled", "joint"), "needs public images: "),
+                      using("unlabeled", "labeled", "joint"), "needs public images"),
     "their labels": (toy, using("labeled", "joint"), "needs the labels"),
     "a validation set": (labeled, ["feddf", "fedmd", "fedmd-pooled"], "needs validation images"),
     "a network of the server": (
         lambda: dataclasses.replace(labeled(), server_model=None),
         ["fml", "fedkd", "dsfl", "fedgem", "fedgems", "standalone", "centralized-all"],
-        "needs a network of the server: ")}
+        "needs a network of the server")}
 
 
 @pytest.mark.parametrize("lacking, algo", [(x, algo) for x in NEEDS for algo in NEEDS[x][1]])
@@ -172,4 +172,4 @@ def test_an_algorithm_says_what_it_needs(lacking, algo):
     make, _, words = NEEDS[lacking]
     more = {"distill": True} if algo == "fedbe" else {}      # else its ensemble only predicts
     with pytest.raises(ValueError, match=words):
-        next(ALGORITHMS[algo].run(make(), **more))
+        next(ALGORITHMS[algo].run(make(), ALGORITHMS[algo].Config(**more)))

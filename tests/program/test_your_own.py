@@ -1,8 +1,6 @@
 """YOUR_OWN.md: its algorithm, its library program, its prediction of a folder, as printed there."""
 import contextlib
 import dataclasses
-import functools
-import importlib.util
 import json
 import re
 import sys
@@ -14,13 +12,14 @@ import torch
 from commands import refused
 from PIL import Image
 from test_command_line import configured
+from test_federation import module_of
 from toys import same
 
 import algorithms
 from algorithms import ALGORITHMS
 from data.load import load_dataset
 from experiment import keep
-from federation import evaluation
+from federation import accuracy, disagreement
 from fedkd_minimal import main
 
 PAGE = (Path(__file__).parents[2] / "docs" / "YOUR_OWN.md").read_text()
@@ -30,13 +29,10 @@ BLOCKS = dict(re.findall(r"<!-- test: (\w+) -->\n```python\n(.*?)```", PAGE, re.
 @pytest.fixture
 def fedavgm(monkeypatch, tmp_path):
     """The module of the page's algorithm, after it was put into the registry."""
-    (tmp_path / "fedavgm.py").write_text(BLOCKS["algorithm"])
-    spec = importlib.util.spec_from_file_location("fedavgm", tmp_path / "fedavgm.py")
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "fedavgm", module)
+    module = module_of(BLOCKS["algorithm"], tmp_path / "fedavgm.py", monkeypatch)
+    monkeypatch.setitem(sys.modules, "algorithms.fedavgm", module)
     monkeypatch.setattr(algorithms, "fedavgm", module, raising=False)
-    spec.loader.exec_module(module)
-    monkeypatch.setitem(ALGORITHMS, "fedavgm", module.ALGORITHM)
+    monkeypatch.setattr(algorithms, "NAMES", (*algorithms.NAMES, "fedavgm"))
     return module
 
 
@@ -46,7 +42,7 @@ def test_the_pages_algorithm_keeps_every_promise(fedavgm):
         test_contracts.hold(contract, "fedavgm")
 
 
-@pytest.mark.parametrize("flags", ["", " --dataset some.npz", " --paper fedsdd", " --paper fedgkt"])
+@pytest.mark.parametrize("flags", ["", " --dataset some.npz"])
 def test_a_sibling_has_the_settings_of_the_one_it_is_like(fedavgm, flags):
     federation, methods = configured("--algo fedavg,fedavgm" + flags)
     own = methods["fedavgm"].hyperparameters
@@ -102,11 +98,10 @@ def test_a_hyperparameter_without_a_range_has_one_by_its_type(fedavgm, capsys):
 @pytest.mark.parametrize("value, text", [
     (torch.tensor(0.5), "tensor(0.5000)"), (float("nan"), "nan"), ("much", "'much'")])
 def test_a_metric_that_is_no_number_is_named(fedavgm, value, text, monkeypatch, npz, capsys):
-    @functools.wraps(fedavgm.run)
-    def run(*arguments, **settings):
-        for metrics, state in fedavgm.run(*arguments, **settings):
+    def run(*arguments):
+        for metrics, state in fedavgm.run(*arguments):
             yield metrics | {"distance": value}, state
-    monkeypatch.setitem(ALGORITHMS, "fedavgm", dataclasses.replace(fedavgm.ALGORITHM, run=run))
+    monkeypatch.setattr(fedavgm, "ALGORITHM", dataclasses.replace(fedavgm.ALGORITHM, run=run))
     refused(capsys, f"--algo fedavgm --dataset {npz} --clients 4 --partition iid".split(),
             "fedavgm", "distance", text)
 
@@ -147,13 +142,13 @@ def test_a_loaded_ensemble_predicts_as_in_the_run(algo, networks, npz, tmp_path)
     test, (model, prepare, _) = load_dataset(npz).test, keep.load_model(run.folder, "ensemble")
     images, members = prepare(test.images), len(networks.split(",")) * 2 * 2
     logits = torch.stack([member(images) for member in model.members[-members // 2:]])
-    assert evaluation.accuracy(model(images), test.labels) == run.rows[-1]["ensemble_accuracy"]
-    assert evaluation.disagreement(logits) == run.rows[-1]["disagreement"] > 0
+    assert accuracy(model(images), test.labels) == run.rows[-1]["ensemble_accuracy"]
+    assert disagreement(logits) == run.rows[-1]["disagreement"] > 0
     assert len(model.members) == members and not model.training
     torch.testing.assert_close(model(images), sum(m(images) for m in model.members) / members)
     if algo == "fedsdd-ablations":
         averaged = [keep.load_model(run.folder, name)[0] for name in ("averaged", "averaged 1")]
-        accuracies = [evaluation.accuracy(m(images), test.labels) for m in averaged]
+        accuracies = [accuracy(m(images), test.labels) for m in averaged]
         assert sum(accuracies) / 2 == pytest.approx(run.rows[-1]["averaged_accuracy"], abs=1e-6)
 
 
@@ -182,9 +177,9 @@ def test_a_loaded_model_predicts_as_in_the_run(algo, key, npz, tmp_path, monkeyp
     [run] = main(f"--algo {algo} --dataset {npz} --clients 4 --partition iid --rounds 1 --threads "
                  "1 --local-epochs 1 --out runs/digits".split())
     test, (model, prepare, classes) = load_dataset(npz).test, keep.load_model(run.folder)
-    found = [evaluation.accuracy(model(prepare(test.images)), test.labels)]
+    found = [accuracy(model(prepare(test.images)), test.labels)]
     if algo == "fedgkt":
-        found = [evaluation.accuracy(model(prepare(test.images)), test.labels) for model, *_ in
+        found = [accuracy(model(prepare(test.images)), test.labels) for model, *_ in
                  (keep.load_model(run.folder, f"client {i}") for i in range(4))]
     assert sum(found) / len(found) == pytest.approx(run.rows[-1][key], abs=1e-6)
     assert classes[-3:] == ["0", "1", "2"] and not model.training
