@@ -31,6 +31,7 @@ from experiment.processes import fail, from_first, is_first
 from experiment.settings import NETWORKS, Images, Method, Training, flag_with, text_of
 from federation import average_weights, in_bfloat16
 
+FORMAT = 2       # of states, in config.json: a run of another format does not go on
 FILES = ("config.json", "checkpoint.pt", "metrics.jsonl", "timing.jsonl")
 
 
@@ -80,7 +81,7 @@ def config_for(command, datasets, seed, method):
     if shared["joint"] and method.algorithm.public != "joint":           # as build.of_the_task
         images = images | {"classes": images["classes"][datasets.foreign.num_classes:]}
     return json.loads(dumps({
-        "algo": method.label, "seed": seed,
+        "format": FORMAT, "algo": method.label, "seed": seed,
         "data": {flag.name: shared[flag.name] for flag in fields(Images)},
         "fingerprints": datasets.fingerprints,
         "training": {flag.name: shared[flag.name] for flag in fields(Training)
@@ -141,9 +142,9 @@ def find(record):
                                   if value != now[name])
     record.config["environment"] = before
     if (record.folder / "checkpoint.pt").exists():
-        kept = loaded(record.folder, (record.folder / "checkpoint.pt").read_bytes(), "cpu")
-        if len(then["images"]["classes"]) != len(record.config["images"]["classes"]):
+        if then.get("format") != FORMAT:
             raise ValueError(f"{record.folder} is from an older version: choose another --out")
+        kept = loaded(record.folder, (record.folder / "checkpoint.pt").read_bytes(), "cpu")
         record.rows, record.timings = kept["rows"], kept["timings"]
     elif (record.folder / "metrics.jsonl").exists():
         raise ValueError(f"{record.folder} has metrics.jsonl, but no checkpoint.pt")

@@ -546,6 +546,13 @@ def test_a_spoilt_run_is_refused_in_one_line(stopped, npz, capsys, name, spoil):
     assert contents(stopped) == before
 
 
+def test_a_run_of_an_older_version_is_refused_in_one_line(stopped, npz, capsys):
+    """Its states may be laid out in another way."""
+    path = stopped / "fedavg-seed0" / "config.json"
+    path.write_text(path.read_text().replace('"format": 2', '"format": 1'))
+    refused(capsys, command("fedavg", npz, "--out", stopped), "older version")
+
+
 def test_nothing_is_executed_from_a_checkpoint(stopped, npz, capsys, tmp_path):
     class Bomb:
         def __reduce__(self):
