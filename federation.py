@@ -206,12 +206,14 @@ def from_tensors(private, test, networks, *, public=None, validation=None, serve
                       whole numbers [n] from 0
     test, validation  (images, labels)
     networks          [Network, ...]: Network() is a new nn.Module, images -> logits [B, C]; client
-                      i uses networks[i % len(networks)]
+                      i uses networks[i % len(networks)]. Images come channels-last: `flatten` or
+                      `reshape` them, as `view` fails
     public            (images, labels), or (images, None) where no algorithm needs labels
     server_network    Network of a server with a model of its own: for FedGEMS it reads images, for
                       FedGKT feature maps
     options           augment, amp: see `Federation`
-    raises            ValueError: the parts do not fit together
+    raises            ValueError: images, labels or networks are not as said; what a network itself
+                      raises comes through
     """
     device = torch.device(device)
     if not networks or not private:
@@ -410,13 +412,14 @@ class Algorithm:
         if not self.mixed_networks and len({*fed.architecture}) > 1:
             raise ValueError(f"{self.name}: every client needs the same network")
         if self.needs_public(cfg) and fed.public is None:
-            raise ValueError(f"{self.name} needs public images")
+            raise ValueError(f"{self.name} needs public images: from_tensors(..., public=)")
         if self.needs_labels(cfg) and fed.public.labels is None:
             raise ValueError(f"{self.name} needs the labels of the public images")
         if self.needs_validation(cfg) and fed.validation is None:
-            raise ValueError(f"{self.name} needs validation images")
+            raise ValueError(f"{self.name} needs validation images: from_tensors(..., validation=)")
         if self.server != "none" and fed.server_model is None:
-            raise ValueError(f"{self.name} needs a network of the server")
+            raise ValueError(f"{self.name} needs a network of the server: "
+                             "from_tensors(..., server_network=)")
         if self.check_more:
             self.check_more(fed, cfg, state, attack)
 

@@ -29,11 +29,11 @@ A round, beside lines of Algorithm 1 (HTML); CE is cross-entropy, e epsilon, KL'
   step   who predicts   images              mode    gradient   augmented      loss, how often
   1      all clients    their own           train   yes        in each pass   CE, local_epochs
   2      all clients    public, unpooled    eval    no         once a round   none, once
-  3, 4   the server     public              eval    no         as in step 2   none, before a step
+  3, 4   the server     public              eval    no         as in step 2   none
   3      the server     public              train   yes        as in step 2   above, server_epochs
   5      all clients    public              train   yes        as in step 2   Eq. (6), public_epochs
-  -      the server     half of the test    eval    no         no             `accuracy`, after 3
-  -      all clients    the other half      eval    no         no             means, after 1 and 5
+  -      the server     test, one half      eval    no         no             `accuracy`, after 3
+  -      all clients    test, other half    eval    no         no             means, after 1 and 5
 
 A client is wrong on an image for which it sends nan, infinity, or 1e30 or more in magnitude.
 
@@ -111,7 +111,7 @@ def run(fed, cfg, state=None, attack=None):
             uploads = attack.poison_rows(uploads, unpooled)
         client_logits = torch.stack([*uploads.values()])                     # [M, n, C]
 
-        # Step 3: the weight of each client on each image, the ensemble, the server's training.
+        # Step 3: the clients that are right make the ensemble, and the server trains.
         reliable = is_right(client_logits, labels[unpooled])                 # bool [M, n]
         weights = entropy_weights(client_logits, reliable)                   # [M, n], Eq. (3), (4)
         client_right = torch.zeros_like(pool["mask"])                        # bool [N]

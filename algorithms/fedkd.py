@@ -22,7 +22,7 @@ The algorithm; the numbers are ours. CE is cross-entropy with the label, KL is a
                   S = CE(mentor) + CE(mentee); S and what the other model predicts are constants
   5           send the change of the mentee, compressed: of each matrix of weights the largest
                   singular values and their vectors, as few as have the share `energy` of the sum
-                  of all squared values; a vector, or a matrix with fewer numbers, as it is
+                  of all squared values; it is sent as it is if that needs no more numbers
   6       change = the mean of these changes, by numbers of images, compressed again
   7       the server and all clients, active or not, add this change to the mentee
 BatchNorm's statistics are sent as they are after training; their mean becomes the mentee's.
