@@ -365,3 +365,12 @@ def test_an_ablations_clients_predict_what_may_be_requested(off, expected):
     metrics, _ = last(rounds(
         fedgems_ablations, toy(), attack=Change(note), **QUICK, **{off: False}))
     assert 0 < metrics["pool"] < 1 and seen == [expected] * 2
+
+
+def test_a_teacher_in_double_precision_teaches_a_student_in_single():
+    """e = 0, p = (.8, .2), q = (.5, .5): the mean over two images, of which one has a teacher."""
+    logits, labels = torch.zeros(2, 2), torch.tensor([0, 0])
+    teacher = torch.tensor([[.8, .2]] * 2, dtype=torch.float64).log()
+    loss = fedgems.server_loss(logits, labels, teacher, torch.tensor([True, False]), epsilon=0.0)
+    kl = .8 * math.log(.8 / .5) + .2 * math.log(.2 / .5)
+    assert loss.item() == pytest.approx((kl + math.log(2)) / 2)
