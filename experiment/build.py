@@ -311,7 +311,7 @@ def check_method(method, fed, attack):
         image, name = fed.private[0].images[:1], method.networks["server_model"]
         try:
             fits = predict(fed.server_model(), image).shape == (1, fed.num_classes)
-        except Exception:                # of many types: it is some other network's forward
+        except RuntimeError:             # torch's own, of shapes that do not fit
             fits = False
         if not fits:
             raise ValueError(f"{method.label}: the server's network {name} does not make logits "

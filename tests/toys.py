@@ -148,11 +148,6 @@ class Change:
         return dict(zip(uploads, self.change(torch.stack([*uploads.values()]), rows)))
 
 
-def receives(monkeypatch, change):
-    """{"attack": an attack after which the server receives change(uploads [M, n, C], rows [n])}."""
-    return {"attack": Change(change)}
-
-
 def loaded(model, weights):
     """The network after a copy of these weights into it."""
     model.load_state_dict(weights)
