@@ -19,8 +19,8 @@ FedAvg:
 
     @dataclass
     class Config(Settings):
-        rounds: int = 20
-        participation: Share = 0.4           # a float in (0, 1]; `int` and `float` are 0 or more
+        rounds: Natural = 20                 # an int, 0 or more; section 3 has more of these types
+        participation: Share = 0.4           # a float in (0, 1]
         lr: Positive = 0.1
 
     def run(fed, cfg, state=None, attack=None):
@@ -59,30 +59,31 @@ FedAvg:
 
     ALGORITHM = Algorithm("mine", run, Config)
 
-`run` yields once before the first round, as round 0, and once after each round. Given a state that
-it has yielded, it goes on with the next round, and makes the same numbers as without the stop.
-  metrics    {name: a number, or None where there is none}. `accuracy` is the headline, `bytes_up`
-             and `bytes_down` are those of all clients in the round, `bad_uploads` counts the
-             clients that were left out
-  state      all that a later round needs: numbers, tensors, state_dicts, lists, dicts. Trained
-             models stand in `server` and `clients` ({i: snapshot}) or `global_models`. Neither
-             `run` nor its caller changes a state once it is yielded
-  cfg        a caller may lower a learning rate in it between two rounds
-  attack     an Attack of attacks.py: `poison_weights` takes the uploads {client: state_dict},
-             `poison_rows` {client: [n, ...]} of the same n samples, `poison_samples` those of each
-             client's own samples; they return them with those of malicious clients replaced
-  parallel   what a client computes in parallel_map is a function of its id; it returns tensors and
-             changes nothing outside, as another process may compute it. What the server trains is
-             a function under @on_server, or each process would train it for itself
-  names      random numbers have a name of words and numbers: "active", t for the clients of round
-             t; "local", t, i for client i's training; "view", t for the crops of public images;
-             "init", k for the k-th random weights. No two purposes share a name
+`run` yields once before the first round, as round 0, and once after each round. If it is given a
+state that it has yielded, it goes on with the next round, with the numbers of a run without a stop.
+  metrics    {name: a number, or None where there is none}. `accuracy` is the headline. `bytes_up`
+             and `bytes_down` are the sums over the clients in this round, and `bad_uploads` is the
+             number of clients whose uploads were left out
+  state      everything that a later round needs: numbers, tensors, state_dicts, lists, dicts. The
+             trained models stand in "server", "clients" ({i: snapshot}) or "global_models". Nobody
+             changes a state that has been yielded
+  cfg        the caller may lower a learning rate in it between two rounds
+  attack     an Attack of attacks.py, whose functions replace the uploads of malicious clients:
+             `poison_weights` in {client: state_dict}, `poison_rows` in {client: [n, ...]} of the
+             same n samples, `poison_samples` in {client: [n_i, ...]} of each client's own samples
+  parallel   a client's work in parallel_map may be done by another process: it returns tensors, and
+             changes nothing outside. The server's work stands under @on_server; without it each
+             process would train the server's model anew
+  names      a stream of random numbers is named by its purpose: "active", t for the clients of
+             round t; "local", t, i for client i's training; "view", t for the crops of the public
+             images; "init", k for the k-th random weights
 """
 import contextlib
 import copy
 import functools
 import io
 import itertools
+import math
 import typing
 import zlib
 from collections.abc import Callable
@@ -107,14 +108,14 @@ def seed_sequence(seed, name):
 
 
 def make_rng(seed, *name):
-    """A numpy Generator. The same name gives the same numbers, another name other ones."""
+    """A numpy Generator: the same name gives the same numbers, and another name gives others."""
     return np.random.default_rng(seed_sequence(seed, name))
 
 
 @contextlib.contextmanager
 def seed_torch(seed, *name):
-    """In this block torch draws new weights and dropout by this name; then it is as before. Yields
-    the numpy Generator of the same name."""
+    """`with seed_torch(0, "local", t, i) as rng:` seeds torch, which draws weights and dropout, by
+    this name, and restores its state at the end. `rng` is the numpy Generator of the name."""
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     number = int(seed_sequence(seed, name).generate_state(1, np.uint64)[0])
     with torch.random.fork_rng(devices=gpus):
@@ -139,61 +140,59 @@ class Federation:
     private: list[Data]                 # private[i]: the samples of client i
     test: Data
     num_classes: int
-    client_model: Callable              # client_model(i, init=0): client i's new network, with the
-    #                                     random weights number `init` of this seed
+    client_model: Callable              # client_model(i, init=0) makes a new network of client
+    #                                     i's architecture; `init` numbers its random weights
     architecture: list[str]             # architecture[i]: the name of client i's network
     seed: int
     device: torch.device                # all tensors are on it
-    server_model: Callable | None = None     # server_model(init=0), likewise: the server's own
+    server_model: Callable | None = None     # server_model(init=0) makes a new one of the server
     public: Data | None = None
-    public_test: Data | None = None     # the public half of the test images, if they are halved;
-    #                                     with FedMD's joint layer, test images of the public task
-    num_public_classes: int = 0         # FedMD's joint output layer has so many outputs for the
-    #                                     classes of the public images, before those of the task
-    validation: Data | None = None      # no client's: for early stopping, rates, drop_worst
-    augment: Callable = lambda images, rng: images     # with --augment: crops and flips each of
-    #                                     the images [B, c, h, w] at random
-    amp: bool = False                   # networks compute in bfloat16: see `new_network`
-    threads: int | None = None          # CPU threads while the server trains; None: as now
+    public_test: Data | None = None     # test images like the public ones: their half of the test
+    #                                     set, or with FedMD's joint layer those of the public task
+    num_public_classes: int = 0         # with FedMD's joint layer: the first so many outputs are
+    #                                     for the classes of the public images
+    validation: Data | None = None      # images that no client holds
+    augment: Callable = lambda images, rng: images     # crops and flips images [B, c, h, w] at
+    #                                     random, if the run is augmented
+    amp: bool = False                   # True: networks compute in bfloat16, see `new_network`
+    threads: int | None = None          # torch's CPU threads while the server trains
 
     def global_model(self, init=0):
-        """A new network of the architecture that all clients have; see `client_model`."""
+        """A new network of the one architecture that all clients have."""
         return self.client_model(0, init)
 
     def rng(self, *name):
-        """A numpy Generator for what is named: fed.rng("groups", t)."""
+        """The numpy Generator of a purpose: fed.rng("groups", t)."""
         return make_rng(self.seed, *name)
 
     def random_numbers(self, *name):
-        """`with fed.random_numbers("local", t, i) as rng:` is around every training.
-
-        rng, a numpy Generator, is for the order of batches and augmentation, torch's for dropout.
-        """
+        """`with fed.random_numbers("local", t, i) as rng:` stands around every training: `rng`
+        draws the order of the batches and the crops, and torch, seeded as well, dropout."""
         return seed_torch(self.seed, *name)
 
     def sample_clients(self, share, t):
-        """Sorted ids of the clients that are active in round t: a share of all, at least one."""
+        """The clients that are active in round t: sorted ids of a share of all, at least one."""
         return draw_clients(range(len(self.private)), share, self.rng("active", t))
 
     def clients_by_architecture(self):
-        """{architecture: its clients}, in the order of each architecture's first client."""
+        """{architecture: the ids of its clients}."""
         return {name: [i for i, other in enumerate(self.architecture) if other == name]
                 for name in dict.fromkeys(self.architecture)}
 
     def sample_by_architecture(self, share, t):
-        """{architecture: its active clients of round t}: the same share of each architecture's."""
+        """{architecture: those of its clients that are active in round t}: the same share of
+        each, at least one."""
         rng = self.rng("active", t)
         return {name: draw_clients(ids, share, rng)
                 for name, ids in self.clients_by_architecture().items()}
 
     def augment_public(self, t):
-        """The public images as teacher and student see them in round t: with --augment cropped and
-        flipped, once."""
+        """The public images, augmented once for round t: teacher and student see the same."""
         return self.augment(self.public.images, self.rng("view", t))
 
 
 def draw_clients(ids, share, rng):
-    """A share of these ids, rounded, at least one, drawn at random without replacement; sorted."""
+    """Sorted random ids: a share of these, rounded, and at least one."""
     size = max(1, round(share * len(ids)))
     return [ids[j] for j in sorted(rng.choice(len(ids), size=size, replace=False))]
 
@@ -282,10 +281,10 @@ def from_tensors(private, test, networks, *, public=None, validation=None, serve
 
 
 def new_network(make, seed, *name, device, amp=False):
-    """The network of make(), on a device, channels-last, with the random weights of this name.
+    """make() on a device, channels-last, with the random weights that the name gives.
 
-    amp    it computes in bfloat16; its weights, and the logits that it returns, are float32. Make
-           another one instead of a deepcopy, which would compute with this one's weights
+    amp    it computes in bfloat16; its weights and its logits stay float32. Do not deepcopy it: the
+           copy would compute with this one's weights
     """
     with seed_torch(seed, *name):
         model = make().to(device, memory_format=torch.channels_last)
@@ -295,8 +294,7 @@ def new_network(make, seed, *name, device, amp=False):
 
 
 def in_bfloat16(function):
-    """A network's `forward`, or another function of one tensor, computed in bfloat16. It returns
-    float32."""
+    """function(tensor), as a network's `forward`, computed in bfloat16; it returns float32."""
     def wrapper(inputs):
         # Without the cache: inside a caller's own autocast it would keep the first batch's weights.
         with torch.autocast(inputs.device.type, torch.bfloat16, cache_enabled=False):
@@ -306,10 +304,12 @@ def in_bfloat16(function):
 
 
 # --------------------------------------------------------------------------------------------------
-# 3  Settings, and the declaration of an algorithm. The type of a setting has the interval of its
-# values; `int` and `float` alone are 0 or more.
+# 3  Settings, and the declaration of an algorithm. A number's type has the interval in which its
+# values lie; plain `int` and `float` take every number.
 
+Natural = Annotated[int, "[0, 1e9]"]
 Count = Annotated[int, "[1, 1e9]"]
+NonNegative = Annotated[float, "[0, inf)"]
 Positive = Annotated[float, "(0, inf)"]
 Share = Annotated[float, "(0, 1]"]
 Fraction = Annotated[float, "[0, 1]"]
@@ -325,38 +325,31 @@ class Settings:
 
 
 def checked(name, value, kind):
-    """The value. Raises ValueError, which begins with the name, unless it is of this type.
-
-    kind    bool, str, a Literal, int, float, or a tuple[bool, ...] and so on; a number, or a tuple
-            of numbers, may be Annotated with its interval; or one of these | None
-    """
+    """The value of a setting. Raises ValueError, which begins with its name, if it does not fit its
+    type."""
     if isinstance(value, np.generic):
         value = value.item()
-    interval = "[0, inf)"
-    if type(None) in typing.get_args(kind):                  # X | None
-        if value is None:
-            return None
-        kind = typing.get_args(kind)[0]
-    if typing.get_origin(kind) is Annotated:
-        kind, interval = typing.get_args(kind)
-    if typing.get_origin(kind) is Literal:
-        if value not in typing.get_args(kind):
-            raise ValueError(f"{name} is {value!r}: choose from {', '.join(typing.get_args(kind))}")
-        return value
-    is_tuple = typing.get_origin(kind) is tuple
-    if is_tuple and not isinstance(value, (tuple, list)):
-        raise ValueError(f"{name} is {value!r}: it must be a tuple or a list")
-    kind = typing.get_args(kind)[0] if is_tuple else kind
-    for x in value if is_tuple else [value]:
-        if kind in (bool, str):
-            if not isinstance(x, kind):
-                noun = "True or False" if kind is bool else "a text"
-                raise ValueError(f"{name} is {x!r}: it must be {noun}")
-        elif (isinstance(x, bool) or not isinstance(x, Integral if kind is int else Real)
-              or not is_in(x, interval)):
-            noun = "whole number" if kind is int else "number"
-            raise ValueError(f"{name} is {x!r}: it must be a {noun} in {interval}")
+    if not fits(value, kind):
+        raise ValueError(f"{name} is {value!r}: {words_for(kind)}")
     return value
+
+
+def fits(value, kind):
+    """isinstance(value, kind), also for Annotated[float, "(0, 1]"], a Literal, tuple[kind, ...] and
+    kind | None. An int is a float, a bool is not an int, a list is a tuple."""
+    origin, inside = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        return fits(value, inside[0]) and is_in(value, inside[1])
+    if origin is Literal:
+        return value in inside
+    if origin is tuple:
+        return isinstance(value, (tuple, list)) and all(fits(x, inside[0]) for x in value)
+    if inside:
+        return any(fits(value, one) for one in inside)
+    if kind in (int, float):
+        number = Integral if kind is int else Real
+        return isinstance(value, number) and not isinstance(value, bool) and abs(value) < math.inf
+    return isinstance(value, kind)
 
 
 def is_in(x, interval):
@@ -367,6 +360,21 @@ def is_in(x, interval):
     return above and below
 
 
+def words_for(kind):
+    """What a message says of a type: "it must be a number in (0, 1]", "choose from sgd, adam"."""
+    origin, inside = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        return f"{words_for(inside[0])} in {inside[1]}"
+    if origin is Literal:
+        return f"choose from {', '.join(inside)}"
+    if origin is tuple:
+        return f"{words_for(inside[0])}, or several in a tuple or a list"
+    if inside:
+        return words_for(inside[0])                                              # of X | None
+    nouns = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
+    return f"it must be {nouns[kind]}"
+
+
 @dataclass(frozen=True, eq=False)
 class Algorithm:
     """The last lines of an algorithm's file: what it needs."""
@@ -374,35 +382,26 @@ class Algorithm:
     name: str                # as in its states, and on the command line
     run: Callable            # run(fed, cfg, state=None, attack=None) yields (metrics, state)
     Config: type             # the dataclass of its settings
-    public: Literal["none", "unlabeled", "labeled", "joint"] = "none"    # its public images;
-    #                          joint: also of another task, in one output layer, as in FedMD
-    public_for: tuple = ()       # it needs public images if one of these settings is on; without
-    #                              such settings always, unless `public` is "none"
-    labels_for: tuple = ()       # it needs their labels if one of these settings is above 0;
-    #                              without such settings if `public` is "labeled" or "joint"
-    validation_for: tuple = ()   # it needs validation images if one of these settings is on
+    public: Literal["none", "unlabeled", "labeled", "joint"] = "none"    # the public images that it
+    #                          sees; joint: also of another task, in one output layer, as in FedMD
+    needs_for: Callable | None = None    # needs_for(cfg) -> those of "public", "labels" (of public
+    #                          images) and "validation" that it needs with these settings; without
+    #                          this function it needs what `public` says
     mixed_networks: bool = False     # may clients have different networks?
     server: Literal["none", "images", "features"] = "none"   # what a network of the server's reads
     check_more: Callable | None = None   # check_more(fed, cfg, state, attack) raises ValueError
     program: dict = field(default_factory=dict)  # for the program alone: algorithms/__init__.py
 
     def __post_init__(self):
-        for name in ("public", "server"):
-            checked(f"{self.name}: {name}", getattr(self, name),
-                    typing.get_type_hints(Algorithm)[name])
+        for name, kind in typing.get_type_hints(Algorithm).items():
+            if typing.get_origin(kind) is Literal:
+                checked(f"{self.name}: {name}", getattr(self, name), kind)
 
-    def needs_public(self, cfg):
-        always = self.public != "none" and not self.public_for
-        return always or any(getattr(cfg, name) not in (None, "none", False)
-                             for name in self.public_for)
-
-    def needs_labels(self, cfg):
-        always = self.public in ("labeled", "joint") and not self.labels_for
-        return self.needs_public(cfg) and (
-            always or any(getattr(cfg, name) > 0 for name in self.labels_for))
-
-    def needs_validation(self, cfg):
-        return any(getattr(cfg, name) not in (None, False) for name in self.validation_for)
+    def needs(self, cfg):
+        """Those of "public", "labels" and "validation" that it needs with these settings: a set."""
+        if self.needs_for:
+            return {*self.needs_for(cfg)}
+        return {"none": set(), "unlabeled": {"public"}}.get(self.public, {"public", "labels"})
 
     def check(self, fed, cfg, state=None, attack=None):
         """Raises ValueError if it cannot run on this federation with these settings, or go on from
@@ -411,11 +410,12 @@ class Algorithm:
             raise ValueError(f"{self.name}: the state is of {state.get('algorithm')}")
         if not self.mixed_networks and len({*fed.architecture}) > 1:
             raise ValueError(f"{self.name}: every client needs the same network")
-        if self.needs_public(cfg) and fed.public is None:
+        needs = self.needs(cfg)
+        if "public" in needs and fed.public is None:
             raise ValueError(f"{self.name} needs public images: from_tensors(..., public=)")
-        if self.needs_labels(cfg) and fed.public.labels is None:
+        if "labels" in needs and fed.public.labels is None:
             raise ValueError(f"{self.name} needs the labels of the public images")
-        if self.needs_validation(cfg) and fed.validation is None:
+        if "validation" in needs and fed.validation is None:
             raise ValueError(f"{self.name} needs validation images: from_tensors(..., validation=)")
         if self.server != "none" and fed.server_model is None:
             raise ValueError(f"{self.name} needs a network of the server: "
@@ -428,13 +428,15 @@ class Algorithm:
 # 4  Several processes. All run the same lines; where these say parallel_map each computes a part.
 
 def parallel_map(fed, ids, fn, threads=None, to_server=False):
-    """The papers' "for each client i in parallel do": {i: fn(i) for i in ids}, by all processes.
+    """The papers' "for each client i in parallel do": {i: fn(i) for i in ids}.
 
-    fn(i) returns tensors and numbers (in tuples, lists, dicts), changes nothing outside, and does
-    not call parallel_map. Process r of P computes it for ids[r], ids[r + P], ...; then all
-    processes have all results.
-    threads      torch's CPU threads meanwhile; None: as they are
-    to_server    results are large: only the first process, which is the server, has them, others {}
+    Process r of P computes fn(ids[r]), fn(ids[r + P]), ...; then every process has all results.
+    fn         returns tensors and numbers, also in tuples, lists and dicts. It changes nothing
+               outside and does not call parallel_map. If it raises in one process, the others wait
+               until they are ended; the program ends them
+    threads    torch's CPU threads meanwhile; None: as many as before
+    to_server  True: only the first process, the server, has the results, as they are large; the
+               others have {}
     """
     ids = list(ids)
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
@@ -451,8 +453,8 @@ def parallel_map(fed, ids, fn, threads=None, to_server=False):
 
 
 def on_server(function):
-    """Decorator of function(fed, ...): one process computes it, with the server's CPU threads; all
-    processes have the result. Inside it nothing calls parallel_map or predict_models."""
+    """Decorator of function(fed, ...): one process computes it, with the server's CPU threads, and
+    all have the result. The function calls neither parallel_map nor predict_models."""
     @functools.wraps(function)
     def wrapper(fed, *arguments, **keywords):
         return parallel_map(fed, [0], lambda _: function(fed, *arguments, **keywords),
@@ -495,11 +497,12 @@ def unpack(message, device):
 # 5  Training. A network whose optimizer goes on in later rounds is kept as a snapshot.
 
 def minibatches(images, batch_size, rng, epochs=None, steps=None):
-    """Yields the rows, int64 [B], of each batch of `epochs` shuffled passes over the images; or, if
-    `steps` is not None, of so many batches, in as many passes as they need.
+    """Yields the row numbers of a batch, int64 [B], again and again: in each epoch every image
+    once, in a new random order.
 
-    The last batch of a pass may be smaller. A batch of one image has it twice, as BatchNorm needs
-    two values of each feature in train mode.
+    steps    None, or the number of batches, over as many epochs as they need
+    The last batch of an epoch may be smaller. One of a single image has it twice, since BatchNorm
+    in train mode needs two values of a feature.
     """
     passes = range(epochs) if steps is None else itertools.count()
     orders = (torch.from_numpy(rng.permutation(len(images))).to(images.device) for _ in passes)
@@ -520,11 +523,11 @@ def snapshot(model, optimizer=None):
 
 
 def resume(saved, model, optimizer, lr, weight_decay=0.0):
-    """(the network, its optimizer), after a copy of a snapshot into both.
+    """(model, its optimizer): the network and an optimizer, as they were in a snapshot.
 
-    optimizer    its name in OPTIMIZERS; it is new if the snapshot has none. Learning rate and
-                 weight decay are the ones given here
-    raises       ValueError: the snapshot's optimizer is another one
+    optimizer    a name in OPTIMIZERS. The optimizer is new if the snapshot has none; its learning
+                 rate and weight decay are always those that are given here
+    raises       ValueError: the snapshot has the state of another optimizer
     """
     model.load_state_dict(saved["model"])
     name, optimizer = optimizer, OPTIMIZERS[optimizer](model.parameters(), lr=lr,
@@ -549,15 +552,15 @@ HUGE = 1e30    # float32 ends at 3e38: sums of such numbers, or quotients by a s
 
 
 def is_usable(upload):
-    """False if a number of an upload, tensors or dicts or tuples of tensors, is nan, infinite, or
-    1e30 or more in magnitude."""
+    """False if a number in an upload is nan, infinite, or 1e30 or more in magnitude. An upload is a
+    tensor, or a dict or tuple of uploads."""
     if isinstance(upload, Tensor):
         return not upload.is_floating_point() or bool((upload.abs() < HUGE).all())
     return all(map(is_usable, upload.values() if isinstance(upload, dict) else upload))
 
 
 def drop_bad_uploads(uploads):
-    """{client: upload} without the uploads that are not usable."""
+    """{client: upload}, those that are usable."""
     return {i: upload for i, upload in uploads.items() if is_usable(upload)}
 
 
@@ -600,8 +603,8 @@ def prediction_batch(images):
 
 
 def predict_models(fed, models, images, new_model=None):
-    """Logits, float32 [M, N, C], of M state_dicts of fed.global_model(), or of new_model(), by all
-    processes."""
+    """Logits, float32 [M, N, C], of M state_dicts of fed.global_model() or new_model(); all
+    processes compute a part."""
     def load(m):
         network = (new_model or fed.global_model)()
         network.load_state_dict(models[m])
@@ -628,10 +631,12 @@ def accuracy(logits, labels):
 
 
 def own_accuracy(logits, labels, own_labels):
-    """`accuracy` on test images [N, C], [N], weighed as if classes had a client's own shares.
+    """The accuracy on a client's own classes: each test image weighs as much as its class does in
+    the client's images.
 
-    own_labels    int64 [n]: of the client's images; a class without test images is left out
-    returns       a float in [0, 1]; None: no class of the client has test images
+    logits, labels    of the test images, [N, C] and [N]
+    own_labels        of the client's images, int64 [n]; classes without test images are left out
+    returns           a float in [0, 1]; None: no class of the client has test images
     >>> logits = torch.tensor([[1., 0.], [0., 1.], [0., 1.]])        # right, right, wrong
     >>> own_accuracy(logits, torch.tensor([0, 1, 0]), own_labels=torch.tensor([0, 1, 1, 1]))
     0.875
@@ -646,9 +651,19 @@ def own_accuracy(logits, labels, own_labels):
 
 
 def mean_of(values):
-    """The mean of those values that are not None; None, if all are."""
+    """The mean of the values that are not None; None if there is none."""
     known = [x for x in values if x is not None]
     return fmean(known) if known else None
+
+
+def predict_clients(fed, clients, images):
+    """{i: logits, float32 [N, C]} of the networks of these clients, {i: snapshot}."""
+    def predict_client(i):
+        model = fed.client_model(i)
+        model.load_state_dict(clients[i]["model"])
+        return predict(model, images)
+
+    return parallel_map(fed, clients, predict_client)
 
 
 def score_clients(fed, clients, key="client_accuracy", each=False):
@@ -657,50 +672,33 @@ def score_clients(fed, clients, key="client_accuracy", each=False):
     key, key_min, key_max    mean, minimum and maximum over the clients, on fed.test
     key_own                  the mean of `own_accuracy`, over the clients that have one
     key_public_test          the mean on fed.public_test, if there are such images
-    key_as_public            of a joint output layer: the mean share of the images of fed.test that
-                             are answered with a public class
+    key_as_public            with FedMD's joint layer: the share of all answers on fed.test that
+                             are a public class
     key_i                    with `each`: the accuracy of client i
     """
-    def test(i):
-        model = fed.client_model(i)
-        model.load_state_dict(clients[i]["model"])
-        return score_network(fed, model, fed.private[i].labels)
-
-    found = parallel_map(fed, clients, test)
-    of_each = {f"{key}_{i}": of_client[""] for i, of_client in found.items()}
-    return summarize([*found.values()], key) | (of_each if each else {})
-
-
-def score_network(fed, model, own_labels=None):
-    """What `score_clients` averages, of one network: {"": accuracy on fed.test, "_own": ...}.
-
-    own_labels    int64 [n]: labels of the client whose images weigh in `_own`; None: there is no
-                  `_own`
-    """
-    logits = predict(model, fed.test.images)                                             # [N, C]
-    found = {"": accuracy(logits, fed.test.labels)}
+    logits, labels = predict_clients(fed, clients, fed.test.images), fed.test.labels     # [N, C]
+    accuracies = {i: accuracy(of_i, labels) for i, of_i in logits.items()}
+    metrics = {
+        key: fmean(accuracies.values()),
+        f"{key}_min": min(accuracies.values()), f"{key}_max": max(accuracies.values()),
+        f"{key}_own": mean_of(own_accuracy(logits[i], labels, fed.private[i].labels)
+                              for i in logits)}
     if fed.public_test is not None:
-        images, labels = fed.public_test
-        found["_public_test"] = accuracy(predict(model, images), labels)
+        on_public = predict_clients(fed, clients, fed.public_test.images)
+        metrics[f"{key}_public_test"] = fmean(
+            accuracy(of_i, fed.public_test.labels) for of_i in on_public.values())
     if fed.num_public_classes > 0:
-        answers = logits.argmax(-1)
-        found["_as_public"] = int((answers < fed.num_public_classes).sum()) / len(answers)
-    if own_labels is not None:
-        found["_own"] = own_accuracy(logits, fed.test.labels, own_labels)
-    return found
-
-
-def summarize(accuracies, key="client_accuracy"):
-    """The metrics of `score_clients`, of the `score_network` of each client."""
-    each = [of_client[""] for of_client in accuracies]
-    return {key: fmean(each), f"{key}_min": min(each), f"{key}_max": max(each),
-            **{key + ending: mean_of(of_client[ending] for of_client in accuracies)
-               for ending in accuracies[0] if ending}}
+        metrics[f"{key}_as_public"] = fmean(
+            int((of_i.argmax(-1) < fed.num_public_classes).sum()) / len(of_i)
+            for of_i in logits.values())
+    if each:
+        metrics |= {f"{key}_{i}": x for i, x in accuracies.items()}
+    return metrics
 
 
 def score_personal(fed, clients):
-    """`score_clients`, with the mean of `own_accuracy` as `accuracy`: for models that stay with
-    their clients."""
+    """`score_clients` of models that stay with their clients: `accuracy` is the mean of
+    `own_accuracy`."""
     found = score_clients(fed, clients)
     return {"accuracy": found.pop("client_accuracy_own"), **found}
 
@@ -712,7 +710,8 @@ def score_global(fed, state):
 
 
 def disagreement(member_logits):
-    """Share of images of which two models predict different classes, the mean over all pairs.
+    """The share of images of which two models predict different classes, the mean over all pairs
+    of models.
 
     member_logits    [M, N, C]
     returns          a float in [0, 1]; None if M is 1
@@ -722,9 +721,11 @@ def disagreement(member_logits):
 
 
 def score_server(fed, server):
-    """{"server_accuracy": of the server's own network, a snapshot, on fed.test}. Where half of the
-    test images is public (fed.public_test) it is on this half, as in FedGEMS, and
-    "server_accuracy_private_test" on fed.test, the other half."""
+    """{"server_accuracy"} of the server's own network, a snapshot, on fed.test.
+
+    Where there is a public half of the test images, fed.public_test, it is on that half, as in
+    FedGEMS; on fed.test, the other half, it is "server_accuracy_private_test".
+    """
     def test(data):
         logits = predict_models(fed, [server["model"]], data.images, fed.server_model)[0]
         return accuracy(logits, data.labels)
@@ -742,28 +743,23 @@ def score_server(fed, server):
 FLOAT_BYTES = INDEX_BYTES = 4
 
 
-def count_weight_bytes(messages, copies=1, up_number_bytes=FLOAT_BYTES):
-    """{"bytes_up": ..., ...} of a round in which clients receive and send the weights of networks.
+def count_weight_bytes(messages, number_bytes=FLOAT_BYTES):
+    """The bytes of a round in which clients receive the weights of a network and send them back.
 
-    messages           [(network, number of clients that received one and sent one), ...]
-    copies             2 for SCAFFOLD's weights and control variate; buffers are sent once
-    up_number_bytes    8 for the masked numbers of a secure sum
+    messages        [(network, number of such clients), ...]
+    number_bytes    of a number; the masked ones of a secure sum have 8
     """
-    def weights(size):
-        return sum(size * copies * n * sum(w.numel() for w in model.parameters())
-                   for model, n in messages)
-
-    def buffers(size):                                       # a counter has 8 bytes
-        return sum(n * w.numel() * max(size, w.element_size()) for model, n in messages
-                   for name, w in model.named_buffers() if name in model.state_dict())
-
-    return {"bytes_up": weights(up_number_bytes), "bytes_up_buffers": buffers(up_number_bytes),
-            "bytes_down": weights(FLOAT_BYTES), "bytes_down_buffers": buffers(FLOAT_BYTES)}
+    weights = number_bytes * sum(n * w.numel() for model, n in messages for w in model.parameters())
+    buffers = sum(n * w.numel() * max(number_bytes, w.element_size())      # a counter has 8 bytes
+                  for model, n in messages
+                  for name, w in model.named_buffers() if name in model.state_dict())
+    return {"bytes_up": weights, "bytes_up_buffers": buffers,
+            "bytes_down": weights, "bytes_down_buffers": buffers}
 
 
 def count_logit_bytes(num_clients, num_classes, up, down, indices=0):
-    """The metrics of a round in which each client sends the logits (or probabilities) of `up`
-    samples, and receives those of `down` samples, and `indices` numbers of samples."""
+    """The bytes of a round in which each client sends the logits, or probabilities, of `up` samples
+    and receives those of `down` samples, and `indices` row numbers."""
     return {"bytes_up": FLOAT_BYTES * up * num_classes * num_clients,
             "bytes_down": FLOAT_BYTES * down * num_classes * num_clients,
             "bytes_down_indices": INDEX_BYTES * indices * num_clients}

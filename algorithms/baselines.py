@@ -37,34 +37,36 @@ Departures
   2  public-private: augments public images in each pass. FedGEMS's clients: once a round.
 """
 from dataclasses import dataclass
+from functools import partial
+from statistics import fmean
 
 import torch
 import torch.nn.functional as F
 
-from federation import (Algorithm, Count, Data, Optimizer, Positive, Settings, minibatches,
-                        parallel_map, resume, score_clients, score_network, score_server, snapshot,
-                        summarize)
+from federation import (Algorithm, Count, Data, Natural, NonNegative, Optimizer, Positive, Settings,
+                        accuracy, minibatches, parallel_map, predict_models, resume, score_clients,
+                        score_server, snapshot)
 
 
 @dataclass
 class Config(Settings):
-    rounds: int = 20                    # of training
+    rounds: Natural = 20                # of training
     local_epochs: Count = 1             # passes of each network over its images in a round
     batch_size: Count = 64              # of every network
     lr: Positive = 1e-3                 # of every network, constant
     optimizer: Optimizer = "amsgrad"    # of every network
-    weight_decay: float = 1e-4          # L2 penalty of this optimizer
+    weight_decay: NonNegative = 1e-4    # L2 penalty of this optimizer
 
 
 @dataclass
 class PublicPrivateConfig(Settings):
-    rounds: int = 10                    # of training
+    rounds: Natural = 10                # of training
     local_epochs: Count = 5             # passes of a client over its own images in a round,
-    public_epochs: int = 1              #   then over the public images
+    public_epochs: Natural = 1          #   then over the public images
     batch_size: Count = 64              # of every client
     lr: Positive = 1e-3                 # of every client, constant
     optimizer: Optimizer = "amsgrad"    # of every client
-    weight_decay: float = 1e-4          # L2 penalty of this optimizer
+    weight_decay: NonNegative = 1e-4    # L2 penalty of this optimizer
 
 
 # Table 13, rows Standalone and Centralized, and row FedGEMS for public-private, where they differ
@@ -189,20 +191,29 @@ def networks_of(state):
 
 def evaluate(fed, state):
     """Test accuracies of the server and of the clients."""
-    def test(name):
-        model = new_network(fed, name)
-        model.load_state_dict(state["global_models"][name]["model"])
-        return score_network(fed, model)
-
     if "clients" in state:
         clients = score_clients(fed, state["clients"])
     else:
-        of_network = parallel_map(fed, state["global_models"], test)
-        clients = summarize([of_network[name] for name in fed.architecture])
+        clients = score_shared(fed, state["global_models"])
     if "server" not in state:
         return {"accuracy": clients.pop("client_accuracy"), **clients}
     server = score_server(fed, state["server"])
     return {"accuracy": server.pop("server_accuracy"), **server, **clients}
+
+
+def score_shared(fed, networks):
+    """`score_clients` of clients that use the network of their architecture, {name: snapshot}."""
+    def score(data):
+        of_network = {name: accuracy(predict_models(fed, [network["model"]], data.images, partial(
+            new_network, fed, name))[0], data.labels) for name, network in networks.items()}
+        return [of_network[name] for name in fed.architecture]           # of each client
+
+    each = score(fed.test)
+    metrics = {"client_accuracy": fmean(each), "client_accuracy_min": min(each),
+               "client_accuracy_max": max(each)}
+    if fed.public_test is not None:
+        metrics["client_accuracy_public_test"] = fmean(score(fed.public_test))
+    return metrics
 
 
 # --------------------------------------------------------------------------------------------------

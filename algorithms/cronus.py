@@ -51,20 +51,20 @@ from typing import Annotated
 import torch
 import torch.nn.functional as F
 
-from federation import (Algorithm, Count, Optimizer, Positive, Settings, count_logit_bytes,
-                        drop_bad_uploads, minibatches, parallel_map, predict, resume, score_clients,
-                        snapshot)
+from federation import (Algorithm, Count, Natural, NonNegative, Optimizer, Positive, Settings,
+                        count_logit_bytes, drop_bad_uploads, minibatches, parallel_map, predict,
+                        resume, score_clients, snapshot)
 
 
 @dataclass
 class Config(Settings):
-    rounds: int = 10                     # of communication
+    rounds: Natural = 10                 # of communication
     local_epochs: Count = 5              # step 3: passes of a client over its own images
-    public_epochs: int = 1               # step 6: passes of a client over the public images
+    public_epochs: Natural = 1           # step 6: passes of a client over the public images
     batch_size: Count = 64
     lr: Positive = 1e-3                  # constant
     optimizer: Optimizer = "amsgrad"
-    weight_decay: float = 1e-4           # L2 penalty of the optimizer
+    weight_decay: NonNegative = 1e-4     # L2 penalty of the optimizer
     malicious_fraction: Annotated[float, "[0, 0.5)"] = 0.1     # epsilon; more than 0.3 or so leaves
     #                                      out fewer clients again: see `robust_mean`
 

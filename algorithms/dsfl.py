@@ -50,23 +50,23 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from federation import (Algorithm, Count, Optimizer, Positive, Settings, count_logit_bytes,
-                        drop_bad_uploads, minibatches, on_server, parallel_map, predict, resume,
-                        score_clients, score_server, snapshot)
+from federation import (Algorithm, Count, Natural, NonNegative, Optimizer, Positive, Settings,
+                        count_logit_bytes, drop_bad_uploads, minibatches, on_server, parallel_map,
+                        predict, resume, score_clients, score_server, snapshot)
 
 
 @dataclass
 class Config(Settings):
-    rounds: int = 10                     # of communication
+    rounds: Natural = 10                 # of communication
     local_epochs: Count = 5              # step 3: passes of a client over its own images
-    public_epochs: int = 1               # step 7: passes of a client over the public images
+    public_epochs: Natural = 1           # step 7: passes of a client over the public images
     server_epochs: Count = 2             # step 6: passes of the server over the public images
     batch_size: Count = 64               # of a client
     server_batch_size: Count = 64
     lr: Positive = 1e-3                  # of a client, constant
     server_lr: Positive = 1e-3           # constant
     optimizer: Optimizer = "amsgrad"     # of each client, and of the server
-    weight_decay: float = 1e-4           # L2 penalty of the optimizers
+    weight_decay: NonNegative = 1e-4     # L2 penalty of the optimizers
     aggregation: Literal["era", "mean"] = "era"      # step 5. An attacker may send numbers below 0:
     #                                      then a mean may be negative, and the loss unbounded
     temperature: Positive = 0.1          # of ERA: a smaller one gives a sharper mean

@@ -46,21 +46,21 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from federation import (Algorithm, Count, Optimizer, Positive, Settings, count_logit_bytes,
-                        drop_bad_uploads, minibatches, parallel_map, resume, score_clients,
-                        snapshot)
+from federation import (Algorithm, Count, Natural, NonNegative, Optimizer, Positive, Settings,
+                        count_logit_bytes, drop_bad_uploads, minibatches, parallel_map, resume,
+                        score_clients, snapshot)
 
 
 @dataclass
 class Config(Settings):
-    rounds: int = 10                     # of communication
+    rounds: Natural = 10                 # of communication
     local_epochs: Count = 5              # passes of a client over its images in a round
     local_steps: Count | None = None     # if it is a number: so many steps, instead of passes
     batch_size: Count = 64
     lr: Positive = 1e-3                  # constant
     optimizer: Optimizer = "amsgrad"
-    weight_decay: float = 1e-4           # L2 penalty of the optimizer
-    gamma: float = 1.0                   # weight of the second term; 0: each client is alone
+    weight_decay: NonNegative = 1e-4     # L2 penalty of the optimizer
+    gamma: NonNegative = 1.0             # weight of the second term; 0: each client is alone
 
 
 # The paper's, with 10 clients of 2,000 images of MNIST, where it differs from Config: departure 3.

@@ -34,21 +34,21 @@ from dataclasses import dataclass
 
 import torch.nn.functional as F
 
-from federation import (OPTIMIZERS, Algorithm, Count, Optimizer, Positive, Settings, Share,
-                        average_weights, count_weight_bytes, drop_bad_uploads, minibatches,
-                        parallel_map, score_global)
+from federation import (OPTIMIZERS, Algorithm, Count, Natural, NonNegative, Optimizer, Positive,
+                        Settings, Share, average_weights, count_weight_bytes, drop_bad_uploads,
+                        minibatches, parallel_map, score_global)
 
 
 @dataclass
 class Config(Settings):
-    rounds: int = 20                     # of communication
+    rounds: Natural = 20                 # of communication
     participation: Share = 0.4           # share of the clients that are active in a round
     local_epochs: Count = 5              # passes of a client over its images in a round
     local_steps: Count | None = None     # if it is a number: so many steps, instead of passes
     batch_size: Count = 32               # of a client
     lr: Positive = 0.1                   # of a client, constant
     optimizer: Optimizer = "sgd"         # of a client, new in every round; sgd has no momentum
-    weight_decay: float = 0.0            # L2 penalty of this optimizer
+    weight_decay: NonNegative = 0.0      # L2 penalty of this optimizer
 
 
 # FedSDD, section 4.1, where it differs from Config.

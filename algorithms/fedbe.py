@@ -51,21 +51,22 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from federation import (Algorithm, Count, Positive, Settings, Share, accuracy, average_weights,
-                        count_weight_bytes, disagreement, drop_bad_uploads, is_usable, minibatches,
-                        on_server, parallel_map, predict_models, score_global)
+from federation import (Algorithm, Count, Natural, Positive, Settings, Share, accuracy,
+                        average_weights, count_weight_bytes, disagreement, drop_bad_uploads,
+                        is_usable, minibatches, on_server, parallel_map, predict_models,
+                        score_global)
 
 
 @dataclass
 class Config(Settings):
-    rounds: int = 20                     # of communication
+    rounds: Natural = 20                 # of communication
     participation: Share = 0.4           # share of the clients that are active in a round
     local_epochs: Count = 5              # passes of a client over its images in a round
     local_steps: Count | None = None     # if it is a number: so many steps, instead of passes
     batch_size: Count = 32               # of a client
     lr: Positive = 0.1                   # of a client, constant; SGD without momentum
     posterior: Literal["gaussian", "dirichlet"] = "gaussian"     # where models are drawn from
-    samples: int = 10                    # models drawn in a round
+    samples: Natural = 10                # models drawn in a round
     concentration: Positive = 1.0        # of the Dirichlet distribution, for each client
     distill: bool = False                # the global model trains on the ensemble's predictions
     distill_steps: Count = 100           # SGD steps of the server in a round, with --distill
@@ -245,6 +246,7 @@ def measure(fed, cfg, state, active, uploads, ensemble):
 # What it needs, and what the program prints
 
 ALGORITHM = Algorithm(
-    "fedbe", run, Config, public="unlabeled", public_for=("distill",), program=dict(
+    "fedbe", run, Config, public="unlabeled",
+    needs_for=lambda cfg: {"public"} if cfg.distill else set(), program=dict(
         paper=PAPER, scores={"accuracy": "server", "ensemble_accuracy": "ensemble"},
         columns=("disagreement",)))

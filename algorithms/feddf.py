@@ -51,21 +51,22 @@ from statistics import fmean
 import torch
 import torch.nn.functional as F
 
-from federation import (OPTIMIZERS, Algorithm, Count, Optimizer, Positive, Settings, Share,
-                        accuracy, average_weights, count_weight_bytes, disagreement,
-                        drop_bad_uploads, is_usable, minibatches, parallel_map, predict)
+from federation import (OPTIMIZERS, Algorithm, Count, Natural, NonNegative, Optimizer, Positive,
+                        Settings, Share, accuracy, average_weights, count_weight_bytes,
+                        disagreement, drop_bad_uploads, is_usable, minibatches, parallel_map,
+                        predict)
 
 
 @dataclass
 class Config(Settings):
-    rounds: int = 20                     # of communication
+    rounds: Natural = 20                 # of communication
     participation: Share = 0.4           # share of the clients that are active in a round
     local_epochs: Count = 5              # passes of a client over its images in a round
     local_steps: Count | None = None     # if it is a number: so many steps, instead of passes
     batch_size: Count = 32               # of a client
     lr: Positive = 0.1                   # of a client, constant
     optimizer: Optimizer = "sgd"         # of a client, new in every round; sgd has no momentum
-    weight_decay: float = 0.0            # L2 penalty of this optimizer
+    weight_decay: NonNegative = 0.0      # L2 penalty of this optimizer
     drop_worst: bool = True              # leave out clients near chance accuracy
     distill_steps: Count = 100           # of a student in a round, at most
     server_batch_size: Count = 128       # of a student
@@ -288,9 +289,13 @@ def check(fed, cfg, state, attack):
         raise ValueError("feddf: an attack on weights needs one network for all clients")
 
 
+def needs(cfg):
+    return {"public"} | ({"validation"} if cfg.drop_worst or cfg.patience is not None else set())
+
+
 ALGORITHM = Algorithm(
     "feddf", run, Config, public="unlabeled", mixed_networks=True,
-    validation_for=("drop_worst", "patience"), check_more=check, program=dict(
+    needs_for=needs, check_more=check, program=dict(
         paper=PAPER, scores={"accuracy": "server", "ensemble_accuracy": "ensemble",
                              "client_accuracy": "clients"},
         columns=("disagreement", "teacher_forwards", "dropped", "steps"),

@@ -49,23 +49,24 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from federation import (HUGE, Algorithm, Count, Fraction, Optimizer, Positive, Settings,
-                        count_logit_bytes, is_usable, minibatches, on_server, parallel_map, predict,
-                        predict_models, resume, score_clients, score_server, snapshot)
+from federation import (HUGE, Algorithm, Count, Fraction, Natural, NonNegative, Optimizer, Positive,
+                        Settings, count_logit_bytes, is_usable, minibatches, on_server,
+                        parallel_map, predict, predict_models, resume, score_clients, score_server,
+                        snapshot)
 
 
 @dataclass
 class Config(Settings):
-    rounds: int = 10                    # T
+    rounds: Natural = 10                # T
     local_epochs: Count = 5             # step 1: passes of a client over its own images
     server_epochs: Count = 1            # step 3: passes of the server over the public images
-    public_epochs: int = 1              # step 5: passes of a client over the public images
+    public_epochs: Natural = 1          # step 5: passes of a client over the public images
     batch_size: Count = 64              # of a client
     server_batch_size: Count = 64       # of the server
     lr: Positive = 1e-3                 # of a client
     server_lr: Positive = 1e-3          # of the server
     optimizer: Optimizer = "amsgrad"    # of each client and of the server
-    weight_decay: float = 1e-4          # L2 penalty of this optimizer
+    weight_decay: NonNegative = 1e-4    # L2 penalty of this optimizer
     epsilon: Fraction = 0.75            # weight of CE where there is a teacher
 
 

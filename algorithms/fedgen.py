@@ -50,25 +50,26 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from federation import (FLOAT_BYTES, INDEX_BYTES, Algorithm, Count, Positive, Settings, Share,
-                        average_weights, count_weight_bytes, drop_bad_uploads, in_bfloat16,
-                        minibatches, on_server, parallel_map, resume, score_global, snapshot)
+from federation import (FLOAT_BYTES, INDEX_BYTES, Algorithm, Count, Natural, NonNegative, Positive,
+                        Settings, Share, average_weights, count_weight_bytes, drop_bad_uploads,
+                        in_bfloat16, minibatches, on_server, parallel_map, resume, score_global,
+                        snapshot)
 
 
 @dataclass
 class Config(Settings):
-    rounds: int = 20                       # of communication
+    rounds: Natural = 20                   # of communication
     participation: Share = 0.4             # share of the clients that are active in a round
     local_epochs: Count = 5                # passes of a client over its images in a round
     local_steps: Count | None = None       # if it is a number: so many steps, instead of passes
     batch_size: Count = 32                 # of a client, and of the generator
     lr: Positive = 0.1                     # of a client, constant; SGD without momentum
-    generated: int = 32                    # labels y' in a step of a client; 0 is FedAvg
-    generated_weight: float = 1.0          # weight of their loss, b_t, in round 1
+    generated: Natural = 32                # labels y' in a step of a client; 0 is FedAvg
+    generated_weight: NonNegative = 1.0    # weight of their loss, b_t, in round 1
     generated_weight_decay: Positive = 1.0  # b_t is multiplied by this after every round
     generator_steps: Count = 50            # of Adam in a round
     generator_lr: Positive = 3e-4          # in round 1; it is multiplied by 0.98 after every round
-    diversity: float = 1.0                 # weight of the diversity loss
+    diversity: NonNegative = 1.0           # weight of the diversity loss
 
 
 # The setting of Table 1, where it differs from Config; lr is the public code's for MNIST.

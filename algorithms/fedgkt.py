@@ -51,14 +51,15 @@ from typing import Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from federation import (FLOAT_BYTES, INDEX_BYTES, Algorithm, Count, Optimizer, Positive, Settings,
-                        Share, accuracy, drop_bad_uploads, in_bfloat16, mean_of, minibatches,
-                        on_server, own_accuracy, parallel_map, predict, resume, snapshot)
+from federation import (FLOAT_BYTES, INDEX_BYTES, Algorithm, Count, Natural, NonNegative, Optimizer,
+                        Positive, Settings, Share, accuracy, drop_bad_uploads, in_bfloat16, mean_of,
+                        minibatches, on_server, own_accuracy, parallel_map, predict, resume,
+                        snapshot)
 
 
 @dataclass
 class Config(Settings):
-    rounds: int = 10                     # of communication
+    rounds: Natural = 10                 # of communication
     participation: Share = 1.0           # share of the clients that are active in a round
     local_epochs: Count = 1              # E_c: passes of a client over its images
     server_epochs: Count = 5             # E_s: passes of the server over the uploads of a round
@@ -68,7 +69,7 @@ class Config(Settings):
     server_lr: Positive = 1e-3           # constant
     optimizer: Optimizer = "amsgrad"             # of each client, kept over the rounds
     server_optimizer: Optimizer = "amsgrad"      # kept over the rounds
-    weight_decay: float = 1e-4           # L2 penalty of both
+    weight_decay: NonNegative = 1e-4     # L2 penalty of both
     temperature: Positive = 3.0          # T, of teacher and student; the public code's
     server_distill: bool = True          # False: the server trains by CE alone
     client_distill: bool = True          # False: the clients train by CE alone

@@ -33,29 +33,28 @@ Departures
   3  Paper: no rounds. Here: step 3.
 """
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 from algorithms.fedgkt import check as check_networks
 from algorithms.fedgkt import (evaluate, make_upload, measure, new_client, predict_server,
                                train_client, train_server)
-from federation import (Algorithm, Count, Optimizer, Positive, Settings, drop_bad_uploads,
-                        parallel_map, snapshot)
+from federation import (Algorithm, Count, Natural, NonNegative, Optimizer, Positive, Settings,
+                        drop_bad_uploads, parallel_map, snapshot)
 
 
 @dataclass
 class Config(Settings):
-    rounds: int = 10                     # of as many uploads as there are clients, or more
+    rounds: Natural = 10                 # of as many uploads as there are clients, or more
     local_epochs: Count = 1              # E_c: passes of a client over its images
     server_epochs: Count = 5             # E_s: passes of the server over the uploads of a moment
-    latencies: Annotated[tuple[float, ...], "(0, inf)"] | None = None    # one for each client;
-    #                                      None: drawn from 1 to 10
+    latencies: tuple[Positive, ...] | None = None    # one for each client; None: drawn from 1 to 10
     batch_size: Count = 32               # of a client
     server_batch_size: Count = 32
     lr: Positive = 1e-3                  # of a client, constant
     server_lr: Positive = 1e-3           # constant
     optimizer: Optimizer = "amsgrad"             # of each client, kept over the rounds
     server_optimizer: Optimizer = "amsgrad"      # kept over the rounds
-    weight_decay: float = 1e-4           # L2 penalty of both
+    weight_decay: NonNegative = 1e-4     # L2 penalty of both
     temperature: Positive = 3.0          # T, of teacher and student
     server_distill: bool = True          # False: the server trains by CE alone
     client_distill: bool = True          # False: the clients train by CE alone

@@ -51,15 +51,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from federation import (FLOAT_BYTES, OPTIMIZERS, Algorithm, Count, Optimizer, Positive, Settings,
-                        Share, accuracy, average_weights, count_weight_bytes, drop_bad_uploads,
-                        is_usable, minibatches, parallel_map, predict_models, resume,
-                        score_personal, snapshot)
+from federation import (FLOAT_BYTES, OPTIMIZERS, Algorithm, Count, Natural, NonNegative, Optimizer,
+                        Positive, Settings, Share, accuracy, average_weights, count_weight_bytes,
+                        drop_bad_uploads, is_usable, minibatches, parallel_map, predict_models,
+                        resume, score_personal, snapshot)
 
 
 @dataclass
 class Config(Settings):
-    rounds: int = 20                     # of communication
+    rounds: Natural = 20                 # of communication
     participation: Share = 1.0           # share of the clients that are active in a round
     local_epochs: Count = 5              # passes of a client over its images in a round
     local_steps: Count | None = None     # if it is a number: so many steps, instead of passes
@@ -71,7 +71,7 @@ class Config(Settings):
     energy_rounds: Count = 20            # 1: energy_last from the start
     optimizer: Optimizer = "momentum"    # the mentor's is kept over the rounds, that of mentee and
     #                                      W is new in every round
-    weight_decay: float = 0.0            # L2 penalty of both optimizers
+    weight_decay: NonNegative = 0.0      # L2 penalty of both optimizers
 
 
 # These values are ours, as in fml.py, so that the two can be compared. The command line has no

@@ -51,31 +51,31 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from federation import (OPTIMIZERS, Algorithm, Count, Data, Optimizer, Positive, Settings, accuracy,
-                        count_logit_bytes, drop_bad_uploads, minibatches, parallel_map, predict,
-                        resume, score_clients)
+from federation import (OPTIMIZERS, Algorithm, Count, Data, Natural, NonNegative, Optimizer,
+                        Positive, Settings, accuracy, count_logit_bytes, drop_bad_uploads,
+                        minibatches, parallel_map, predict, resume, score_clients)
 
 
 @dataclass
 class Config(Settings):
-    rounds: int = 10                        # P
-    transfer_public_epochs: int = 5         # step 0: passes over the public images, at most
+    rounds: Natural = 10                    # P
+    transfer_public_epochs: Natural = 5     # step 0: passes over the public images, at most
     transfer_public_batch_size: Count = 128
-    transfer_local_epochs: int = 10         # step 0: passes over the private images, at most
+    transfer_local_epochs: Natural = 10     # step 0: passes over the private images, at most
     transfer_batch_size: Count = 32
     early_stopping: bool = True             # False: step 0 makes all passes, over all public ones;
     #                                         at most 10 passes over private images never stop early
-    min_delta: float = 0.005                # step 0, public images: a smaller gain is none
+    min_delta: NonNegative = 0.005          # step 0, public images: a smaller gain is none
     subset_size: Count | None = 1000        # n; None: all public images
-    public_epochs: int = 1                  # digest: passes over the n public images
+    public_epochs: Natural = 1              # digest: passes over the n public images
     public_batch_size: Count = 64
     local_epochs: Count = 1                 # revisit: passes over the private images
     batch_size: Count = 5
     lr: Positive = 1e-3                     # of all training, constant
     optimizer: Optimizer = "adam"           # of all training
-    weight_decay: float = 0.0               # L2 penalty of the optimizers, on all weights
-    kernel_l2: float = 1e-3                 # factor of |W|², the penalty on the last layer
-    consensus_weights: tuple[float, ...] | None = None   # c_k, up to a factor; None: equal
+    weight_decay: NonNegative = 0.0         # L2 penalty of the optimizers, on all weights
+    kernel_l2: NonNegative = 1e-3           # factor of |W|², the penalty on the last layer
+    consensus_weights: tuple[NonNegative, ...] | None = None   # c_k, up to a factor; None: equal
 
 
 # The code's, where it differs from Config; the paper (section 3) has n, and Adam. Departure 7 is
@@ -343,9 +343,15 @@ def check(fed, cfg, state, attack):
                          f"{len(fed.private)} clients, not all 0, not {[*given]}")
 
 
+def needs(cfg):
+    """Public images always; their labels and validation images for what step 0 does with them."""
+    return ({"public"} | ({"labels"} if cfg.transfer_public_epochs > 0 else set())
+            | ({"validation"} if cfg.early_stopping else set()))
+
+
 ALGORITHM = Algorithm(
-    "fedmd", run, Config, public="joint", labels_for=("transfer_public_epochs",),
-    mixed_networks=True, validation_for=("early_stopping",), check_more=check, program=dict(
+    "fedmd", run, Config, public="joint", mixed_networks=True, needs_for=needs,
+    check_more=check, program=dict(
         scores={"accuracy": "clients, after private training",
                 "client_accuracy_distilled": "clients, after distillation"},
         paper=PAPER, plateau=("lr",), evaluate=evaluate))

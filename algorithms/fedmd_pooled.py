@@ -39,23 +39,25 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from algorithms.fedmd import PRIVATE_MIN_DELTA, PRIVATE_PATIENCE, penalty, transfer_public
-from federation import (Algorithm, Count, Data, Optimizer, Positive, Settings, accuracy,
-                        minibatches, parallel_map, predict, resume, score_clients, snapshot)
+from algorithms.fedmd import (PRIVATE_MIN_DELTA, PRIVATE_PATIENCE, needs, penalty,
+                              transfer_public)
+from federation import (Algorithm, Count, Data, Natural, NonNegative, Optimizer, Positive, Settings,
+                        accuracy, minibatches, parallel_map, predict, resume, score_clients,
+                        snapshot)
 
 
 @dataclass
 class Config(Settings):
-    rounds: int = 20                        # passes over all private images, at most
-    transfer_public_epochs: int = 5         # step 0: passes over the public images, at most
+    rounds: Natural = 20                    # passes over all private images, at most
+    transfer_public_epochs: Natural = 5     # step 0: passes over the public images, at most
     transfer_public_batch_size: Count = 128
     batch_size: Count = 32                  # of private images
     early_stopping: bool = True             # False: all passes, step 0 over all public images
-    min_delta: float = 0.005                # step 0: a smaller gain is none
+    min_delta: NonNegative = 0.005          # step 0: a smaller gain is none
     lr: Positive = 1e-3                     # of all training, constant
     optimizer: Optimizer = "adam"           # of all training
-    weight_decay: float = 0.0               # L2 penalty of the optimizers, on all weights
-    kernel_l2: float = 1e-3                 # factor of |W|², the penalty on the last layer
+    weight_decay: NonNegative = 0.0         # L2 penalty of the optimizers, on all weights
+    kernel_l2: NonNegative = 1e-3           # factor of |W|², the penalty on the last layer
 
 
 # The code's, where it differs from Config.
@@ -137,7 +139,6 @@ def evaluate(fed, state):
 # What it needs, and what the program prints
 
 ALGORITHM = Algorithm(
-    "fedmd-pooled", run, Config, public="joint", labels_for=("transfer_public_epochs",),
-    mixed_networks=True, validation_for=("early_stopping",), program=dict(
+    "fedmd-pooled", run, Config, public="joint", mixed_networks=True, needs_for=needs, program=dict(
         scores={"accuracy": "clients"}, paper=PAPER,
         columns=("client_accuracy_min", "client_accuracy_max")))

@@ -51,21 +51,21 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from federation import (FLOAT_BYTES, INDEX_BYTES, Algorithm, Count, Optimizer, Positive, Settings,
-                        accuracy, drop_bad_uploads, mean_of, minibatches, own_accuracy,
-                        parallel_map, resume, score_personal, snapshot)
+from federation import (FLOAT_BYTES, INDEX_BYTES, Algorithm, Count, Natural, NonNegative, Optimizer,
+                        Positive, Settings, accuracy, drop_bad_uploads, mean_of, minibatches,
+                        own_accuracy, parallel_map, resume, score_personal, snapshot)
 
 
 @dataclass
 class Config(Settings):
-    rounds: int = 20                     # of communication
+    rounds: Natural = 20                 # of communication
     local_epochs: Count = 5              # passes of a client over its images in a round
     local_steps: Count | None = None     # if it is a number: so many steps, instead of passes
     batch_size: Count = 32               # of a client
     lr: Positive = 0.01                  # of a client, constant
-    prototype_weight: float = 1.0        # lambda: weight of R
+    prototype_weight: NonNegative = 1.0  # lambda: weight of R
     optimizer: Optimizer = "momentum"    # one for each client, kept over the rounds
-    weight_decay: float = 0.0            # L2 penalty of this optimizer
+    weight_decay: NonNegative = 0.0      # L2 penalty of this optimizer
 
 
 # The public code's for MNIST, where they differ from Config, but for batch_size, there 4; its

@@ -49,14 +49,14 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from federation import (Algorithm, Count, Positive, Settings, Share, accuracy, average_weights,
-                        count_weight_bytes, disagreement, drop_bad_uploads, is_usable, minibatches,
-                        on_server, parallel_map, predict_models)
+from federation import (Algorithm, Count, Natural, Positive, Settings, Share, accuracy,
+                        average_weights, count_weight_bytes, disagreement, drop_bad_uploads,
+                        is_usable, minibatches, on_server, parallel_map, predict_models)
 
 
 @dataclass
 class Config(Settings):
-    rounds: int = 20                     # T
+    rounds: Natural = 20                 # T
     participation: Share = 0.4           # share of the clients that are active in a round
     K: Count = 4                         # global models, and groups of clients; at most the
     #                                      active clients

@@ -53,28 +53,28 @@ import torch
 from algorithms import fedprox, fedsdd, scaffold
 from algorithms.fedsdd import average, distillation_loss, divide
 from algorithms.secure_sum import NUMBER_BYTES, average_of_masked, count_valid, masked_upload
-from federation import (FLOAT_BYTES, Algorithm, Count, Positive, Settings, Share, accuracy,
+from federation import (Algorithm, Count, Natural, NonNegative, Positive, Settings, Share, accuracy,
                         average_weights, count_weight_bytes, disagreement, drop_bad_uploads,
                         minibatches, parallel_map, predict)
 
 
 @dataclass
 class Config(Settings):
-    rounds: int = 20                     # T
+    rounds: Natural = 20                 # T
     participation: Share = 0.4           # share of the clients that are active in a round
     K: Count = 4                         # global models of each network; at most its active
     #                                      clients
     R: Count = 1                         # rounds whose members form the ensemble
     ensemble: Literal["aggregated", "clients"] = "aggregated"    # the members of a round
     students: Literal["main", "all", "none"] = "main"            # who learns from the teacher
-    warmup_rounds: int = 0               # rounds at the start in which nobody does
+    warmup_rounds: Natural = 0           # rounds at the start in which nobody does
     secure_sum: bool = False             # the server sees a group's sum, and no client's model
     local: Literal["fedavg", "fedprox", "scaffold"] = "fedavg"   # local training and step 7
     local_epochs: Count = 5              # passes of a client over its images in a round
     local_steps: Count | None = None     # if it is a number: so many steps, instead of passes
     batch_size: Count = 32               # of a client
     lr: Positive = 0.1                   # of a client, constant; SGD without momentum
-    mu: float = 0.001                    # weight of the penalty; for --local fedprox alone
+    mu: NonNegative = 0.001              # weight of the penalty; for --local fedprox alone
     distill_steps: Count = 100           # steps of the server in a round, for each student
     server_batch_size: Count = 128
     server_lr: Positive = 0.0125         # constant; SGD without momentum
@@ -267,14 +267,25 @@ def distill(fed, cfg, t, m, network, weights, images, teacher):
 # Metrics; no step of the algorithm uses them
 
 def measure(fed, cfg, state, groups, uploads):
-    """The metrics of a round. SCAFFOLD sends twice a model; masked numbers have 8 bytes."""
+    """The metrics of a round."""
     active, valid = sum(len(group.clients) for group in groups), len(uploads)
     if cfg.secure_sum:               # which clients sent zeros is hidden, but not how many
         valid = sum(count_valid([uploads[i] for i in group.clients]) for group in groups)
-    sent = [(new_network(fed, group.network), len(group.clients)) for group in groups]
     return {**evaluate(fed, cfg, state), "bad_uploads": active - valid,
-            **count_weight_bytes(sent, copies=2 if cfg.local == "scaffold" else 1,
-                                 up_number_bytes=NUMBER_BYTES if cfg.secure_sum else FLOAT_BYTES)}
+            **count_bytes(cfg, [(new_network(fed, group.network), len(group.clients))
+                                for group in groups])}
+
+
+def count_bytes(cfg, messages):
+    """The bytes of a round, see `count_weight_bytes`. Masked numbers have 8 bytes; SCAFFOLD's
+    control variates are as many numbers as the weights."""
+    sent = count_weight_bytes(messages)
+    if cfg.secure_sum:
+        masked = count_weight_bytes(messages, NUMBER_BYTES)
+        sent |= {key: masked[key] for key in ("bytes_up", "bytes_up_buffers")}
+    if cfg.local == "scaffold":
+        sent |= {key: 2 * sent[key] for key in ("bytes_up", "bytes_down")}
+    return sent
 
 
 def evaluate(fed, cfg, state):
@@ -333,7 +344,8 @@ def check(fed, cfg, state, attack):
 
 
 ALGORITHM = Algorithm(
-    "fedsdd-ablations", run, Config, public="unlabeled", public_for=("students",),
-    mixed_networks=True, check_more=check, program=dict(
+    "fedsdd-ablations", run, Config, public="unlabeled", mixed_networks=True,
+    needs_for=lambda cfg: set() if cfg.students == "none" else {"public"}, check_more=check,
+    program=dict(
         paper=PAPER, scores={**fedsdd.ALGORITHM.program["scores"], "averaged_accuracy": "averaged"},
         columns=fedsdd.ALGORITHM.program["columns"]))

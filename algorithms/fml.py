@@ -47,15 +47,15 @@ from dataclasses import dataclass
 
 import torch.nn.functional as F
 
-from federation import (OPTIMIZERS, Algorithm, Count, Fraction, Optimizer, Positive, Settings,
-                        Share, accuracy, average_weights, count_weight_bytes, drop_bad_uploads,
-                        minibatches, parallel_map, predict_models, resume, score_personal,
-                        snapshot)
+from federation import (OPTIMIZERS, Algorithm, Count, Fraction, Natural, NonNegative, Optimizer,
+                        Positive, Settings, Share, accuracy, average_weights, count_weight_bytes,
+                        drop_bad_uploads, minibatches, parallel_map, predict_models, resume,
+                        score_personal, snapshot)
 
 
 @dataclass
 class Config(Settings):
-    rounds: int = 20                     # of communication
+    rounds: Natural = 20                 # of communication
     participation: Share = 1.0           # share of the clients that are active in a round
     local_epochs: Count = 5              # passes of a client over its images in a round
     local_steps: Count | None = None     # if it is a number: so many steps, instead of passes
@@ -65,7 +65,7 @@ class Config(Settings):
     beta_ce: Fraction = 0.5              # weight of CE in the loss of the copy
     optimizer: Optimizer = "momentum"    # the personal model's is kept over the rounds, the copy's
     #                                      is new in every round
-    weight_decay: float = 0.0            # L2 penalty of both optimizers
+    weight_decay: NonNegative = 0.0      # L2 penalty of both optimizers
 
 
 # Of no paper: our own values. The public code has, as Config, all clients active, alpha_ce, beta_ce

@@ -34,20 +34,20 @@ from dataclasses import dataclass
 
 import torch.nn.functional as F
 
-from federation import (Algorithm, Count, Optimizer, Positive, Settings, Share, minibatches,
-                        parallel_map, resume, score_personal, snapshot)
+from federation import (Algorithm, Count, Natural, NonNegative, Optimizer, Positive, Settings,
+                        Share, minibatches, parallel_map, resume, score_personal, snapshot)
 
 
 @dataclass
 class Config(Settings):
-    rounds: int = 20                     # of training
+    rounds: Natural = 20                 # of training
     participation: Share = 1.0           # share of the clients that are active in a round
     local_epochs: Count = 5              # passes of a client over its images in a round
     local_steps: Count | None = None     # if it is a number: so many steps, instead of passes
     batch_size: Count = 32               # of a client
     lr: Positive = 0.01                  # of a client, constant
     optimizer: Optimizer = "momentum"    # one for each client, kept over the rounds
-    weight_decay: float = 0.0            # L2 penalty of this optimizer
+    weight_decay: NonNegative = 0.0      # L2 penalty of this optimizer
 
 
 # Of no paper: the values of PAPER in fml.py.

@@ -49,14 +49,14 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from federation import (Algorithm, Count, Positive, Settings, Share, average_weights,
+from federation import (Algorithm, Count, Natural, Positive, Settings, Share, average_weights,
                         count_weight_bytes, drop_bad_uploads, minibatches, parallel_map,
                         score_global)
 
 
 @dataclass
 class Config(Settings):
-    rounds: int = 20                     # of communication
+    rounds: Natural = 20                 # of communication
     participation: Share = 0.4           # share of the clients that are active in a round
     local_epochs: Count = 5              # passes of a client over its images in a round
     local_steps: Count | None = None     # if it is a number: so many steps, instead of passes
@@ -198,9 +198,10 @@ def aggregate(fed, cfg, server, uploads, num_clients):
 # Metrics; no line of the algorithm uses them
 
 def measure(fed, state, active, uploads):
-    """The metrics of a round."""
+    """The metrics of a round. Both ways, a control variate is as large as the weights."""
+    sent = count_weight_bytes([(fed.global_model(), len(active))])
     return {**score_global(fed, state), "bad_uploads": len(active) - len(uploads),
-            **count_weight_bytes([(fed.global_model(), len(active))], copies=2)}
+            **sent, "bytes_up": 2 * sent["bytes_up"], "bytes_down": 2 * sent["bytes_down"]}
 
 
 # --------------------------------------------------------------------------------------------------

@@ -47,18 +47,18 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 
 from algorithms.fedgkt import check, feature_numbers, new_edge, predict_stacked
-from federation import (FLOAT_BYTES, Algorithm, Count, Optimizer, Positive, Settings, accuracy,
-                        minibatches, resume, snapshot)
+from federation import (FLOAT_BYTES, Algorithm, Count, Natural, NonNegative, Optimizer, Positive,
+                        Settings, accuracy, minibatches, resume, snapshot)
 
 
 @dataclass
 class Config(Settings):
-    rounds: int = 10                     # passes of the first half from client to client
+    rounds: Natural = 10                 # passes of the first half from client to client
     local_epochs: Count = 1              # passes of a client over its own images in a round
     batch_size: Count = 32               # images whose feature maps go up at once
     lr: Positive = 1e-3                  # of both halves, constant
     optimizer: Optimizer = "amsgrad"     # of each half, kept over clients and rounds
-    weight_decay: float = 1e-4           # L2 penalty of both halves
+    weight_decay: NonNegative = 1e-4     # L2 penalty of both halves
 
 
 # FedGKT, Table 10, iid, where it differs from Config: FedGKT's values, not split learning's.

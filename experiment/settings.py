@@ -25,7 +25,7 @@ from data import readers
 from data.load import DATASETS
 from experiment.presets import PAPERS, PUBLIC_SETS
 from experiment.processes import cpu_has_bfloat16, num_cores, say
-from federation import Algorithm, Count, Positive, checked
+from federation import Algorithm, Count, Natural, NonNegative, Positive, checked
 from partition import PARTITIONS
 
 Names = tuple[str, ...]
@@ -41,11 +41,11 @@ class Images:
     train_size: Count | None = None       # at most this many training images, of each class a share
     test_size: Count | None = None        # at most this many test images, of each class a share
     image_size: Few | None = None         # resizes a folder's images to this height and width
-    classes: tuple[int, ...] | None = None    # only these classes of the task
+    classes: tuple[Natural, ...] | None = None    # only these classes of the task
     clients: Count = 20                   # number of clients
     partition: str = "dirichlet_equal"    # split among the clients: a name of --list, or a .npz
     #                                       file of row numbers, as --out writes it
-    split_seed: int | None = None         # decides who has which images, for all seeds (default:
+    split_seed: Natural | None = None         # decides who has which images, for all seeds (default:
     #                                       each seed its own; of a .npz file 0)
     alpha: Positive = 0.5                 # of Dirichlet partitions; smaller is more heterogeneous
     per_class: Count = 3                  # images of a class, for few_per_class and by_subclass
@@ -75,8 +75,8 @@ class Training:
     #                                       without a better validation accuracy
     attack: Literal[tuple(attacks.ATTACKS)] | None = None     # how some clients poison uploads
     attackers: Count | None = None        # malicious clients (default: 1, with ofom 2)
-    attack_scale: float = 10.0            # strength of paf and ofom, in standard deviations
-    attack_z: Annotated[float, "(-inf, inf)"] | None = None    # strength of lie (default: the
+    attack_scale: NonNegative = 10.0      # strength of paf and ofom, in standard deviations
+    attack_z: float | None = None    # strength of lie (default: the
     #                                       paper's formula)
 
 
@@ -86,7 +86,7 @@ class Program:
 
     algo: Names = ()                      # algorithms on the same data; a colon adds one's
     #                                       hyperparameters, as in fedsdd:R=1,fedsdd:R=4:K=2
-    seeds: tuple[int, ...] = (0,)         # one run for each
+    seeds: tuple[Natural, ...] = (0,)         # one run for each
     out: str | None = None                # folder of the runs: the same command goes on, a longer
     #                                       one adds seeds, algorithms, rounds (default: none)
     device: str | None = None             # cpu, cuda, cuda:1, ... (default: a GPU if there is one)
@@ -345,8 +345,8 @@ def shared_by(methods, given):
     if found["joint"] is None:
         found["joint"] = is_foreign(found["public"]) and any(
             method.algorithm.public == "joint"
-            and method.algorithm.needs_labels(method.cfg) for method in methods)
-    needed = any(method.algorithm.needs_validation(method.cfg) for method in methods)
+            and "labels" in method.algorithm.needs(method.cfg) for method in methods)
+    needed = any("validation" in method.algorithm.needs(method.cfg) for method in methods)
     needed = needed or found["lr_patience"] is not None
     if found["validation"] is None and needed and "validation" not in given:
         found["validation"] = 0.1
@@ -399,11 +399,11 @@ def check(command, given):
     for method in command.methods:
         algorithm = method.algorithm
         is_unknown = public not in (*HELD_OUT, *DATASETS) and "public" not in given
-        if algorithm.needs_public(method.cfg) and (public is None or is_unknown):
+        if "public" in algorithm.needs(method.cfg) and (public is None or is_unknown):
             papers = f" (the paper's: {public})" if public else ""
             raise ValueError(f"{method.label} needs public images for {shared['dataset']}: "
                              f"--public fifth, half, NAME or PATH{papers}")
-        needs_labels = algorithm.needs_labels(method.cfg)
+        needs_labels = "labels" in algorithm.needs(method.cfg)
         if is_foreign(public) and needs_labels and algorithm.public not in served:
             raise ValueError(f"{method.label}: the public images need labels of the task: "
                              f"--public half or fifth, not {public}")

@@ -20,15 +20,15 @@ def test_fedavg_of_resnet11_costs_what_fedgems_counts():
     assert round((all_clients["bytes_up"] + all_clients["bytes_down"]) / KIB) == 15_955
 
 
-def test_bytes_are_proportional_to_clients_and_copies():
+def test_bytes_are_proportional_to_clients_and_to_the_size_of_a_number():
     """15 weights, with BatchNorm 17 and its buffers: a mean, a variance, a counter of 8 bytes.
-    A secure sum's masked numbers take 8 bytes on their way up."""
-    assert count_weight_bytes([(linear(), 2), (with_batchnorm(), 3)], copies=2) == {
-        "bytes_up": 2 * 4 * (2 * 15 + 3 * 17), "bytes_down": 2 * 4 * (2 * 15 + 3 * 17),
+    A secure sum's masked numbers take 8 bytes."""
+    assert count_weight_bytes([(linear(), 2), (with_batchnorm(), 3)]) == {
+        "bytes_up": 4 * (2 * 15 + 3 * 17), "bytes_down": 4 * (2 * 15 + 3 * 17),
         "bytes_up_buffers": 3 * (4 + 4 + 8), "bytes_down_buffers": 3 * (4 + 4 + 8)}
-    assert count_weight_bytes([(with_batchnorm(), 3)], up_number_bytes=8) == {
-        "bytes_up": 3 * 8 * 17, "bytes_down": 3 * 4 * 17,
-        "bytes_up_buffers": 3 * (8 + 8 + 8), "bytes_down_buffers": 3 * (4 + 4 + 8)}
+    assert count_weight_bytes([(with_batchnorm(), 3)], number_bytes=8) == {
+        "bytes_up": 3 * 8 * 17, "bytes_down": 3 * 8 * 17,
+        "bytes_up_buffers": 3 * (8 + 8 + 8), "bytes_down_buffers": 3 * (8 + 8 + 8)}
 
 
 def test_what_is_not_in_the_state_dict_does_not_travel_and_a_shared_layer_travels_once():

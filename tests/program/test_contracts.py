@@ -298,13 +298,13 @@ def test_check_takes_all_settings_and_tells_what_needs_validation_images(algo):
     """As the program calls it. Without these images an algorithm that declares no need runs."""
     algorithm, cfg, without = ALGORITHMS[algo], config(algo), toy(algo, validation=None)
     algorithm.check(toy(algo), cfg)
-    if algorithm.needs_validation(cfg):
+    if "validation" in algorithm.needs(cfg):
         with pytest.raises(ValueError, match=f"^{algo} needs validation images"):
             algorithm.check(without, cfg)
         with pytest.raises(ValueError, match=f"^{algo} needs validation images"):
             run(algo, without)
-    unused = {name: False if isinstance(getattr(cfg, name), bool) else None
-              for name in algorithm.validation_for}
+    unused = {"feddf": {"drop_worst": False, "patience": None}, "fedmd": {"early_stopping": False},
+              "fedmd-pooled": {"early_stopping": False}}.get(algo, {})
     algorithm.check(without, config(algo, **unused))
     assert len(run(algo, without, **unused | {"rounds": 1})) == 2
 

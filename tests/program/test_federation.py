@@ -49,22 +49,20 @@ def test_the_algorithm_in_the_docstring_is_fedavg(tmp_path, monkeypatch):
 
 def wrong_values(kind):
     """Values that are not of a setting's type, or outside its interval, at its open ends, too."""
-    wrong = [None]
-    if type(None) in typing.get_args(kind):
-        wrong, kind = [], typing.get_args(kind)[0]
-    interval = "[0, inf)"
-    if typing.get_origin(kind) is typing.Annotated:
-        kind, interval = typing.get_args(kind)
-    if typing.get_origin(kind) is typing.Literal:
-        return [*wrong, "no such choice", 3]
+    origin, inside = typing.get_origin(kind), typing.get_args(kind)
+    if type(None) in inside:
+        return [wrong for wrong in wrong_values(inside[0]) if wrong is not None]
+    if origin is typing.Annotated:
+        low, high = map(float, inside[1][1:-1].split(","))
+        return [low if inside[1][0] == "(" else low - 1,
+                high if inside[1][-1] == ")" else high + 1, *wrong_values(inside[0])]
+    if origin is typing.Literal:
+        return [None, "no such choice", 3]
+    if origin is tuple:
+        return [None, 1, *((1, wrong) for wrong in wrong_values(inside[0]))]
     if kind is bool:
-        return [*wrong, "yes", 1]
-    is_tuple = typing.get_origin(kind) is tuple
-    number = typing.get_args(kind)[0] if is_tuple else kind
-    low, high = map(float, interval[1:-1].split(","))
-    found = [low if interval[0] == "(" else low - 1, high if interval[-1] == ")" else high + 1,
-             float("nan"), "1", *([0.5] if number is int else [])]
-    return [*wrong, *([1, *((1, x) for x in found)] if is_tuple else [*found, True, (1, 1)])]
+        return [None, "yes", 1]
+    return [None, float("nan"), float("inf"), "1", True, (1, 1), *([0.5] if kind is int else [])]
 
 
 def refuses_wrong_values(Config):
@@ -81,23 +79,25 @@ def test_a_config_of_a_file_whose_annotations_are_texts_is_checked(tmp_path, mon
 from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
-from federation import Count, Positive, Settings, Share
+from federation import Count, Natural, NonNegative, Positive, Settings, Share
 
 @dataclass
 class Config(Settings):
-    rounds: int = 20
+    rounds: Natural = 20
     share: Share = 1.0
     steps: Count | None = None
     rate: Positive = 0.1
-    decay: float = 0.0
+    decay: NonNegative = 0.0
+    shift: float = 0.0
     bad: Annotated[float, "[0, 0.5)"] = 0.1
     kind: Literal["a", "b"] = "a"
-    each: tuple[float, ...] | None = None
+    each: tuple[NonNegative, ...] | None = None
     flag: bool = False
 """, tmp_path / "future.py", monkeypatch)
     assert type(dataclasses.fields(future.Config)[0].type) is str
     refuses_wrong_values(future.Config)
-    given = {"rounds": 0, "share": 1, "steps": np.int64(7), "rate": 1e9, "bad": 0.0, "kind": "b",
+    given = {"rounds": 0, "share": 1, "steps": np.int64(7), "rate": 1e9, "shift": -1, "bad": 0.0,
+             "kind": "b",
              "each": (0.0, 2), "flag": np.bool_(True)}
     cfg = future.Config(**given)
     assert dataclasses.asdict(cfg) == given | {"decay": 0.0}

@@ -87,11 +87,11 @@ def test_variants_of_an_algorithm_are_named_in_table_and_folders(fedavgm, npz, t
     assert "\nfedavg  " in table and f"\n{variant}  server  " in table
 
 
-def test_a_hyperparameter_without_a_range_has_one_by_its_type(fedavgm, capsys):
-    for value in ("inf", "nan", "much", "-2"):
+def test_a_hyperparameter_has_the_range_beside_its_field(fedavgm, capsys):
+    for value in ("inf", "nan", "much", "-2", "1.5"):
         refused(capsys, f"--algo fedavgm --server-momentum {value}".split(), "momentum")
-    [method] = configured("--algo fedavgm --server-momentum 2")[1].values()
-    assert method.hyperparameters["server_momentum"] == 2
+    [method] = configured("--algo fedavgm --server-momentum 0.9")[1].values()
+    assert method.hyperparameters["server_momentum"] == 0.9
     assert all(map(configured, re.findall(r"fedkd_minimal\.py (.*\bfedavgm\b.*)", PAGE)))
 
 
