@@ -9,8 +9,30 @@ The sections below are: 1 random numbers, 2 the federation and how one is made o
 3 settings and what an algorithm declares, 4 several processes, 5 training, 6 uploads and their
 average, 7 prediction and accuracy, 8 bytes.
 
-An algorithm of your own is a file with a `Config`, a generator `run` and an `ALGORITHM`. Here is
-FedAvg:
+An algorithm is a file with a Config, its settings; with `run`, a generator over its rounds; and with
+an `ALGORITHM`, which says what it needs. `run` yields (metrics, state) before the first round, as
+round 0, and after each round. If it is given a state that it has yielded, it goes on with the next
+round, with the numbers of a run without a stop.
+  metrics    {name: a number, or None where there is none}. `accuracy` is the headline. `bytes_up`
+             and `bytes_down` are the sums over the clients in this round, and `bad_uploads` is the
+             number of clients whose uploads were left out
+  state      a dict of everything that a later round needs: "algorithm", the name in ALGORITHM;
+             "round"; and numbers, tensors, lists, dicts. A trained model is a snapshot, {"model":
+             its state_dict, "optimizer": ... if that goes on}; the server's stands in "server",
+             or several in "global_models", those of clients in "clients", {i: snapshot}. Nobody
+             changes a state that was yielded
+  cfg        the caller may lower a learning rate in it between two rounds
+  attack     an Attack of attacks.py, whose functions replace the uploads of malicious clients:
+             `poison_weights` in {client: state_dict}, `poison_rows` in {client: [n, ...]} of the
+             same n samples, `poison_samples` in {client: [n_i, ...]} of each client's own samples
+  parallel   a client's work in parallel_map may be done by another process: it returns tensors, and
+             changes nothing outside. The server's work stands under @on_server; without it each
+             process would train the server's model anew
+  streams    random numbers are named by their purpose: "active", t for the clients of round t;
+             "local", t, i for client i's training; "distil", t, k for the distillation of model k;
+             "view", t for the crops of the public images; "init", k for the k-th random weights
+
+This is FedAvg:
 
     from dataclasses import dataclass
     import torch
@@ -58,29 +80,9 @@ FedAvg:
         return model.state_dict()
 
     ALGORITHM = Algorithm("mine", run, Config)
-
-`run` yields once before the first round, as round 0, and once after each round. If it is given a
-state that it has yielded, it goes on with the next round, with the numbers of a run without a stop.
-  metrics    {name: a number, or None where there is none}. `accuracy` is the headline. `bytes_up`
-             and `bytes_down` are the sums over the clients in this round, and `bad_uploads` is the
-             number of clients whose uploads were left out
-  state      everything that a later round needs: numbers, tensors, state_dicts, lists, dicts. The
-             trained models stand in "server", "clients" ({i: snapshot}) or "global_models". Nobody
-             changes a state that has been yielded
-  cfg        the caller may lower a learning rate in it between two rounds
-  attack     an Attack of attacks.py, whose functions replace the uploads of malicious clients:
-             `poison_weights` in {client: state_dict}, `poison_rows` in {client: [n, ...]} of the
-             same n samples, `poison_samples` in {client: [n_i, ...]} of each client's own samples
-  parallel   a client's work in parallel_map may be done by another process: it returns tensors, and
-             changes nothing outside. The server's work stands under @on_server; without it each
-             process would train the server's model anew
-  names      a stream of random numbers is named by its purpose: "active", t for the clients of
-             round t; "local", t, i for client i's training; "view", t for the crops of the public
-             images; "init", k for the k-th random weights
 """
 import contextlib
 import copy
-import functools
 import io
 import itertools
 import math
@@ -88,7 +90,7 @@ import typing
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from numbers import Integral, Real
 from statistics import fmean
 from typing import Annotated, Literal, NamedTuple
@@ -133,9 +135,13 @@ class Data(NamedTuple):
     labels: Tensor | None  # int64 [n]; None: the algorithm must not use them
 
 
+def as_they_are(images, rng):
+    return images
+
+
 @dataclass(repr=False)
 class Federation:
-    """The input of every algorithm. Nothing in it ever changes."""
+    """The input of every algorithm, which changes nothing in it."""
 
     private: list[Data]                 # private[i]: the samples of client i
     test: Data
@@ -152,8 +158,8 @@ class Federation:
     num_public_classes: int = 0         # with FedMD's joint layer: the first so many outputs are
     #                                     for the classes of the public images
     validation: Data | None = None      # images that no client holds
-    augment: Callable = lambda images, rng: images     # crops and flips images [B, c, h, w] at
-    #                                     random, if the run is augmented
+    augment: Callable = as_they_are     # augment(images, rng): crops and flips images
+    #                                     [B, c, h, w] at random, if the run is augmented
     amp: bool = False                   # True: networks compute in bfloat16, see `new_network`
     threads: int | None = None          # torch's CPU threads while the server trains
 
@@ -198,7 +204,7 @@ def draw_clients(ids, share, rng):
 
 
 def from_tensors(private, test, networks, *, public=None, validation=None, server_network=None,
-                 seed=0, device="cpu", **options):
+                 seed=0, device="cpu", augment=as_they_are, amp=False):
     """A `Federation` of your own tensors (or numpy arrays), which it copies, and networks.
 
     private           [(images, labels), ...] of each client: floats [n, c, h, w], normalized, and
@@ -210,74 +216,85 @@ def from_tensors(private, test, networks, *, public=None, validation=None, serve
     public            (images, labels), or (images, None) where no algorithm needs labels
     server_network    Network of a server with a model of its own: for FedGEMS it reads images, for
                       FedGKT feature maps
-    options           augment, amp: see `Federation`
+    augment, amp      see `Federation`
     raises            ValueError: images, labels or networks are not as said; what a network itself
                       raises comes through
     """
-    device = torch.device(device)
     if not networks or not private:
         raise ValueError("private and networks are lists of at least one")
-    parts = {"test": test, **{f"client {i}": part for i, part in enumerate(private)}}
-    parts |= {} if public is None else {"public": public}
-    parts |= {} if validation is None else {"validation": validation}
-    images = {}
-    for name, (given, _) in parts.items():
-        given = torch.as_tensor(given)
-        fits = given.is_floating_point() and given.ndim == 4 and len(given) > 0
-        if fits:
-            images[name] = given.to(device, torch.float32, copy=True,
-                                    memory_format=torch.channels_last)
-            fits = (images[name].isfinite().all()
-                    and given.shape[1:] == images["test"].shape[1:])
-        if not fits:
-            raise ValueError(f"{name}: images are finite floats [n, c, h, w], normalized, n > 0, "
-                             f"and of one size, not {given.dtype} {[*given.shape]}")
-
-    for make in [*networks] + ([server_network] if server_network else []):
-        with seed_torch(seed, "try"):                    # the caller's random numbers stay
-            if isinstance(make, nn.Module) or (model := make()) is make():
-                raise ValueError("networks: give a class or function that makes a new network in "
-                                 "each call")
-        for name, w in model.state_dict().items():
-            if w.is_floating_point() and not (w.dtype == torch.float32 and w.isfinite().all()):
-                raise ValueError(f"networks: {name} is not of finite float32 numbers")
+    device = torch.device(device)
+    test_images = image_tensor("test", test[0], device)
+    for make in networks:
+        check_network("networks", make, seed)
+    if server_network is not None:
+        check_network("server_network", server_network, seed)
 
     def client_model(i, init=0):
-        return new_network(networks[i % len(networks)], seed, "init", init, device=device,
-                           amp=options.get("amp", False))
+        return new_network(networks[i % len(networks)], seed, "init", init, device=device, amp=amp)
 
     def server_model(init=0):
-        return new_network(server_network, seed, "server init", init, device=device,
-                           amp=options.get("amp", False))
+        return new_network(server_network, seed, "server init", init, device=device, amp=amp)
 
-    shapes = [tuple(predict(client_model(j), images["test"][:1]).shape)
-              for j in range(len(networks))]
+    shapes = [tuple(predict(client_model(j), test_images[:1]).shape) for j in range(len(networks))]
     num_classes = shapes[0][-1]
     if {*shapes} != {(1, num_classes)}:
         raise ValueError(f"networks: all must give logits [B, C] with the same C, not of one image "
                          f"{', '.join(map(str, shapes))}")
 
-    def data(name):
-        if name not in parts:
-            return None
-        if name == "public" and parts[name][1] is None:
-            return Data(images[name], None)
-        if parts[name][1] is None:
-            raise ValueError(f"{name}: only public images may have no labels")
-        given, n = torch.as_tensor(parts[name][1]).to(device), len(images[name])
-        labels = given.to(torch.int64, copy=True)
-        if given.shape != (n,) or (labels != given).any() or labels.min() < 0 or (
-                labels.max() >= num_classes):
-            raise ValueError(f"{name}: labels are whole numbers [{n}] from 0 to {num_classes - 1}, "
-                             f"as the network has {num_classes} outputs")
-        return Data(images[name], labels)
+    def data(name, part):
+        images = image_tensor(name, part[0], device)
+        if images.shape[1:] != test_images.shape[1:]:
+            raise ValueError(f"{name}: images are {[*images.shape[1:]]}, test images "
+                             f"{[*test_images.shape[1:]]}")
+        if part[1] is None and name == "public":
+            return Data(images, None)
+        return Data(images, label_tensor(name, part[1], len(images), num_classes, device))
 
     return Federation(
-        private=[data(f"client {i}") for i in range(len(private))], test=data("test"),
-        public=data("public"), validation=data("validation"), num_classes=num_classes,
+        private=[data(f"client {i}", part) for i, part in enumerate(private)],
+        test=data("test", test), public=public and data("public", public),
+        validation=validation and data("validation", validation), num_classes=num_classes,
         client_model=client_model, server_model=server_model if server_network else None,
         architecture=[f"network {i % len(networks)}" for i in range(len(private))],
-        seed=seed, device=device, **options)
+        seed=seed, device=device, augment=augment, amp=amp)
+
+
+def image_tensor(name, given, device):
+    """A copy of images [n, c, h, w], float32, channels-last. Raises ValueError if they are not."""
+    given = torch.as_tensor(given)
+    if not given.is_floating_point() or given.ndim != 4 or len(given) == 0:
+        raise ValueError(f"{name}: images are floats [n, c, h, w], normalized, n > 0, not "
+                         f"{given.dtype} {[*given.shape]}")
+    images = given.to(device, torch.float32, copy=True, memory_format=torch.channels_last)
+    if not images.isfinite().all():
+        raise ValueError(f"{name}: images are not finite in float32")
+    return images
+
+
+def label_tensor(name, given, n, num_classes, device):
+    """A copy of labels, int64 [n]. Raises ValueError unless they are whole numbers of classes."""
+    if given is None:
+        raise ValueError(f"{name}: only public images may have no labels")
+    given = torch.as_tensor(given).to(device)
+    labels = given.to(torch.int64, copy=True)
+    if given.shape != (n,) or (labels != given).any() or labels.min() < 0 or (
+            labels.max() >= num_classes):
+        raise ValueError(f"{name}: labels are whole numbers [{n}] from 0 to {num_classes - 1}, as "
+                         f"the network has {num_classes} outputs")
+    return labels
+
+
+def check_network(name, make, seed):
+    """Raises ValueError unless make() is a new network in each call, of finite float32 numbers."""
+    with seed_torch(seed, "try"):                        # the caller's random numbers stay
+        if isinstance(make, nn.Module):
+            raise ValueError(f"{name}: give the class of a network, not a network")
+        model = make()
+        if model is make():
+            raise ValueError(f"{name}: give a function that makes a new network in each call")
+    for key, w in model.state_dict().items():
+        if w.is_floating_point() and not (w.dtype == torch.float32 and w.isfinite().all()):
+            raise ValueError(f"{name}: {key} is not of finite float32 numbers")
 
 
 def new_network(make, seed, *name, device, amp=False):
@@ -313,7 +330,10 @@ NonNegative = Annotated[float, "[0, inf)"]
 Positive = Annotated[float, "(0, inf)"]
 Share = Annotated[float, "(0, 1]"]
 Fraction = Annotated[float, "[0, 1]"]
-Optimizer = Literal["sgd", "momentum", "nesterov", "adam", "amsgrad"]
+OPTIMIZERS = {"sgd": torch.optim.SGD, "momentum": partial(torch.optim.SGD, momentum=0.9),
+              "nesterov": partial(torch.optim.SGD, momentum=0.9, nesterov=True),
+              "adam": torch.optim.Adam, "amsgrad": partial(torch.optim.Adam, amsgrad=True)}
+Optimizer = Literal[tuple(OPTIMIZERS)]
 
 
 class Settings:
@@ -368,7 +388,7 @@ def words_for(kind):
     if origin is Literal:
         return f"choose from {', '.join(inside)}"
     if origin is tuple:
-        return f"{words_for(inside[0])}, or several in a tuple or a list"
+        return f"it must be a tuple or a list, of each value {words_for(inside[0])}"
     if inside:
         return words_for(inside[0])                                              # of X | None
     nouns = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
@@ -384,13 +404,13 @@ class Algorithm:
     Config: type             # the dataclass of its settings
     public: Literal["none", "unlabeled", "labeled", "joint"] = "none"    # the public images that it
     #                          sees; joint: also of another task, in one output layer, as in FedMD
-    needs_for: Callable | None = None    # needs_for(cfg) -> those of "public", "labels" (of public
-    #                          images) and "validation" that it needs with these settings; without
-    #                          this function it needs what `public` says
+    needs_for: Callable | None = None    # needs_for(cfg), what `needs` returns, if it depends on the
+    #                          settings
     mixed_networks: bool = False     # may clients have different networks?
     server: Literal["none", "images", "features"] = "none"   # what a network of the server's reads
     check_more: Callable | None = None   # check_more(fed, cfg, state, attack) raises ValueError
-    program: dict = field(default_factory=dict)  # for the program alone: algorithms/__init__.py
+    program: dict = field(default_factory=dict)  # what fedkd_minimal.py needs besides, see
+    #                          algorithms/__init__.py
 
     def __post_init__(self):
         for name, kind in typing.get_type_hints(Algorithm).items():
@@ -398,10 +418,12 @@ class Algorithm:
                 checked(f"{self.name}: {name}", getattr(self, name), kind)
 
     def needs(self, cfg):
-        """Those of "public", "labels" and "validation" that it needs with these settings: a set."""
+        """What it cannot do without: a set of "public" (images), "labels" (of these images) and
+        "validation" (images)."""
         if self.needs_for:
             return {*self.needs_for(cfg)}
-        return {"none": set(), "unlabeled": {"public"}}.get(self.public, {"public", "labels"})
+        return {"none": set(), "unlabeled": {"public"}, "labeled": {"public", "labels"},
+                "joint": {"public", "labels"}}[self.public]
 
     def check(self, fed, cfg, state=None, attack=None):
         """Raises ValueError if it cannot run on this federation with these settings, or go on from
@@ -455,7 +477,7 @@ def parallel_map(fed, ids, fn, threads=None, to_server=False):
 def on_server(function):
     """Decorator of function(fed, ...): one process computes it, with the server's CPU threads, and
     all have the result. The function calls neither parallel_map nor predict_models."""
-    @functools.wraps(function)
+    @wraps(function)
     def wrapper(fed, *arguments, **keywords):
         return parallel_map(fed, [0], lambda _: function(fed, *arguments, **keywords),
                             threads=fed.threads)[0]
@@ -497,10 +519,10 @@ def unpack(message, device):
 # 5  Training. A network whose optimizer goes on in later rounds is kept as a snapshot.
 
 def minibatches(images, batch_size, rng, epochs=None, steps=None):
-    """Yields the row numbers of a batch, int64 [B], again and again: in each epoch every image
-    once, in a new random order.
+    """Yields the row numbers of each batch, int64 [B]: in an epoch every image once, in a new order.
 
-    steps    None, or the number of batches, over as many epochs as they need
+    epochs    how many passes over the images, unless `steps` is given
+    steps     how many batches, in as many epochs as they need
     The last batch of an epoch may be smaller. One of a single image has it twice, since BatchNorm
     in train mode needs two values of a feature.
     """
@@ -511,27 +533,21 @@ def minibatches(images, batch_size, rng, epochs=None, steps=None):
         yield rows if len(rows) > 1 else rows.repeat(2)
 
 
-OPTIMIZERS = {"sgd": torch.optim.SGD, "momentum": partial(torch.optim.SGD, momentum=0.9),
-              "nesterov": partial(torch.optim.SGD, momentum=0.9, nesterov=True),
-              "adam": torch.optim.Adam, "amsgrad": partial(torch.optim.Adam, amsgrad=True)}
-
-
 def snapshot(model, optimizer=None):
     """{"model": state_dict, "optimizer": state_dict or None}: copies, to be kept between rounds."""
     return {"model": {name: w.clone() for name, w in model.state_dict().items()},
             "optimizer": None if optimizer is None else copy.deepcopy(optimizer.state_dict())}
 
 
-def resume(saved, model, optimizer, lr, weight_decay=0.0):
+def resume(saved, model, name, lr, weight_decay=0.0):
     """(model, its optimizer): the network and an optimizer, as they were in a snapshot.
 
-    optimizer    a name in OPTIMIZERS. The optimizer is new if the snapshot has none; its learning
-                 rate and weight decay are always those that are given here
-    raises       ValueError: the snapshot has the state of another optimizer
+    name      of the optimizer, in OPTIMIZERS. It is new if the snapshot has none; its learning rate
+              and weight decay are always those that are given here
+    raises    ValueError: the snapshot has the state of another optimizer
     """
     model.load_state_dict(saved["model"])
-    name, optimizer = optimizer, OPTIMIZERS[optimizer](model.parameters(), lr=lr,
-                                                       weight_decay=weight_decay)
+    optimizer = OPTIMIZERS[name](model.parameters(), lr=lr, weight_decay=weight_decay)
     if saved["optimizer"] is not None:
         new, old = optimizer.param_groups[0], saved["optimizer"]["param_groups"][0]
         if any(new.get(key) != old.get(key) for key in ("momentum", "nesterov", "amsgrad")):
@@ -588,7 +604,7 @@ def predict(model, images):
     """Logits, float32 [N, C], of images [N, c, h, w]. A model in train mode returns to it."""
     was_training = model.training
     model.eval()
-    if len(images) == 0:
+    if len(images) == 0:                                 # FedGEMS may ask clients for none
         logits = model(images.new_zeros(1, *images.shape[1:]))[:0]
     else:
         logits = torch.cat([model(batch) for batch in images.split(prediction_batch(images))])
@@ -631,8 +647,8 @@ def accuracy(logits, labels):
 
 
 def own_accuracy(logits, labels, own_labels):
-    """The accuracy on a client's own classes: each test image weighs as much as its class does in
-    the client's images.
+    """The accuracy on a client's own classes: the mean of the accuracies on each class, weighted by
+    the client's numbers of images of it.
 
     logits, labels    of the test images, [N, C] and [N]
     own_labels        of the client's images, int64 [n]; classes without test images are left out
@@ -641,9 +657,10 @@ def own_accuracy(logits, labels, own_labels):
     >>> own_accuracy(logits, torch.tensor([0, 1, 0]), own_labels=torch.tensor([0, 1, 1, 1]))
     0.875
     """
-    right = labels[is_correct(logits, labels)]
-    own, tested, right = (x.bincount(minlength=logits.shape[1]).double()     # images of each class
-                          for x in (own_labels, labels, right))
+    def count(labels):                                                       # of each class, [C]
+        return labels.bincount(minlength=logits.shape[1]).double()
+
+    own, tested, right = map(count, (own_labels, labels, labels[is_correct(logits, labels)]))
     own[tested == 0] = 0
     if own.sum() == 0:
         return None
@@ -654,6 +671,17 @@ def mean_of(values):
     """The mean of the values that are not None; None if there is none."""
     known = [x for x in values if x is not None]
     return fmean(known) if known else None
+
+
+def disagreement(member_logits):
+    """The share of images of which two models predict different classes, the mean over all pairs
+    of models.
+
+    member_logits    [M, N, C]
+    returns          a float in [0, 1]; None if M is 1
+    """
+    pairs = [*itertools.combinations(member_logits.argmax(-1), 2)]           # of int64 [N]
+    return mean_of(int((a != b).sum()) / len(a) for a, b in pairs)
 
 
 def predict_clients(fed, clients, images):
@@ -699,25 +727,14 @@ def score_clients(fed, clients, key="client_accuracy", each=False):
 def score_personal(fed, clients):
     """`score_clients` of models that stay with their clients: `accuracy` is the mean of
     `own_accuracy`."""
-    found = score_clients(fed, clients)
-    return {"accuracy": found.pop("client_accuracy_own"), **found}
+    metrics = score_clients(fed, clients)
+    return {"accuracy": metrics.pop("client_accuracy_own"), **metrics}
 
 
 def score_global(fed, state):
     """{"accuracy": the test accuracy of the one global model, state["server"]["model"]}."""
     logits = predict_models(fed, [state["server"]["model"]], fed.test.images)[0]         # [N, C]
     return {"accuracy": accuracy(logits, fed.test.labels)}
-
-
-def disagreement(member_logits):
-    """The share of images of which two models predict different classes, the mean over all pairs
-    of models.
-
-    member_logits    [M, N, C]
-    returns          a float in [0, 1]; None if M is 1
-    """
-    pairs = [*itertools.combinations(member_logits.argmax(-1), 2)]           # of int64 [N]
-    return mean_of(int((a != b).sum()) / len(a) for a, b in pairs)
 
 
 def score_server(fed, server):

@@ -164,15 +164,14 @@ def average(fed, group, uploads, before):
 
 
 @on_server
-def distill(fed, cfg, t, weights, images, teacher):
-    """The weights of the main model after SGD on the public images, which starts from `weights`.
+def distill(fed, cfg, t, w_0, images, teacher):
+    """The weights of the main model: w_0 after SGD on the public images.
 
-    weights    w_0
     images     the public ones of this round [N, c, h, w]
     teacher    its logits of them [N, C]
     """
     model = fed.global_model()
-    model.load_state_dict(weights)
+    model.load_state_dict(w_0)
     optimizer = torch.optim.SGD(model.parameters(), lr=cfg.server_lr)
     model.train()
     with fed.random_numbers("distil", t, 0) as rng:        # 0: the number of the main model
@@ -208,14 +207,14 @@ def measure(fed, state, active, uploads):
 
 
 def evaluate(fed, state):
-    """Test accuracies of the main model and, from round 1 on, of the ensemble."""
+    """Test accuracy of the main model; from round 1 on the ensemble's, too, and what it costs."""
     images, labels = fed.test
     global_models, recent_w = state["global_models"], state["recent_w"]
     metrics = {"accuracy": accuracy(predict_models(fed, global_models[:1], images)[0], labels)}
     if not recent_w:
         return metrics
     ensemble = [w_k for of_round in recent_w for w_k in of_round]
-    logits = predict_models(fed, ensemble, images)                       # [K R, test images, C]
+    logits = predict_models(fed, ensemble, images)              # [up to K R, test images, C]
     return {
         **metrics, "ensemble_accuracy": accuracy(logits.mean(0), labels),
         "disagreement": disagreement(logits[-len(global_models):]),      # of this round's w_k
@@ -227,7 +226,7 @@ def evaluate(fed, state):
 
 def check(fed, cfg, state, attack):
     """Raises ValueError if a group would have no client, or a state has another K."""
-    active = len(fed.sample_clients(cfg.participation, t=1))
+    active = len(fed.sample_clients(cfg.participation, t=1))             # as many in every round
     if cfg.K > active:
         raise ValueError(f"fedsdd: K = {cfg.K} global models need as many active clients, but "
                          f"participation {cfg.participation:g} of {len(fed.private)} clients is "

@@ -37,7 +37,6 @@ def module_of(text, path, monkeypatch):
 def test_the_algorithm_in_the_docstring_is_fedavg(tmp_path, monkeypatch):
     """Bit for bit."""
     _, _, text = federation_py.__doc__.partition("FedAvg:\n")
-    text = text[text.index("    from dataclasses"):text.index("\n\n`run` yields")]
     mine = module_of(textwrap.dedent(text), tmp_path / "mine.py", monkeypatch)
     fed, settings = federation((40, 33, 70, 6)), {"rounds": 2, "participation": 0.5, "lr": 0.1}
     both = zip(rounds(mine, fed, **settings),
@@ -144,7 +143,7 @@ def test_images_and_labels_that_do_not_fit_are_refused_by_the_name_of_their_part
 
 
 @pytest.mark.parametrize("words, networks", [
-    ("give a class or function", [NETWORK]), ("give a class or function", [lambda: NETWORK]),
+    ("give the class", [NETWORK]), ("a new network in each call", [lambda: NETWORK]),
     ("with the same C, ", [with_hidden_layer, lambda: with_hidden_layer(5)]),
     ("with the same C, ", [lambda: nn.Conv2d(1, 3, (2, 1))]),
     ("finite float32", [with_weights(torch.bfloat16)]), ("finite", [with_weights(value=torch.inf)]),
@@ -153,7 +152,7 @@ def test_networks_that_do_not_fit_are_refused(words, networks):
     with pytest.raises(ValueError, match=f"^networks: .*{words}"):
         of_tensors(networks)
     if "same" not in words:
-        with pytest.raises(ValueError, match=f"^networks: .*{words}"):
+        with pytest.raises(ValueError, match=f"^server_network: .*{words}"):
             of_tensors(server_network=networks[0])
 
 
