@@ -6,8 +6,8 @@ two into a folder, and they run:
         print(metrics["accuracy"])
 
 The sections below are: 1 random numbers, 2 the federation and how one is made of tensors,
-3 settings and what an algorithm declares, 4 several processes, 5 training, 6 uploads and their
-average, 7 prediction and accuracy, 8 bytes.
+3 training, 4 uploads and their average, 5 prediction and accuracy, 6 bytes, 7 settings and what an
+algorithm declares, 8 several processes.
 
 An algorithm is a file with a Config, its settings; with `run`, a generator over its rounds; and with
 an `ALGORITHM`, which says what it needs. `run` yields (metrics, state) before the first round, as
@@ -17,10 +17,9 @@ round, with the numbers of a run without a stop.
              and `bytes_down` are the sums over the clients in this round, and `bad_uploads` is the
              number of clients whose uploads were left out
   state      a dict of everything that a later round needs: "algorithm", the name in ALGORITHM;
-             "round"; and numbers, tensors, lists, dicts. A trained model is a snapshot, {"model":
-             its state_dict, "optimizer": ... if that goes on}; the server's stands in "server",
-             or several in "global_models", those of clients in "clients", {i: snapshot}. Nobody
-             changes a state that was yielded
+             "round"; and numbers, tensors, lists, dicts. Trained models are state_dicts: the
+             server's in "server", {"model": ...}, those of clients in "clients", {i: {"model":
+             ...}}, several global ones in "global_models". Nobody changes a state once yielded
   cfg        the caller may lower a learning rate in it between two rounds
   attack     an Attack of attacks.py, whose functions replace the uploads of malicious clients:
              `poison_weights` in {client: state_dict}, `poison_rows` in {client: [n, ...]} of the
@@ -41,7 +40,7 @@ This is FedAvg:
 
     @dataclass
     class Config(Settings):
-        rounds: Natural = 20                 # an int, 0 or more; section 3 has more of these types
+        rounds: Natural = 20                 # an int, 0 or more; section 7 has more of these types
         participation: Share = 0.4           # a float in (0, 1]
         lr: Positive = 0.1
 
@@ -321,7 +320,278 @@ def in_bfloat16(function):
 
 
 # --------------------------------------------------------------------------------------------------
-# 3  Settings, and the declaration of an algorithm. A number's type has the interval in which its
+# 3  Training. A network whose optimizer goes on in later rounds is kept as a snapshot.
+
+def minibatches(images, batch_size, rng, epochs=None, steps=None):
+    """Yields the row numbers of each batch, int64 [B]: in an epoch every image once, in a new order.
+
+    epochs    how many passes over the images, unless `steps` is given
+    steps     how many batches, in as many epochs as they need
+    The last batch of an epoch may be smaller. One of a single image has it twice, since BatchNorm
+    in train mode needs two values of a feature.
+    """
+    made = 0
+    for _ in range(epochs) if steps is None else itertools.count():
+        order = torch.from_numpy(rng.permutation(len(images))).to(images.device)
+        for rows in order.split(batch_size):
+            if made == steps:
+                return
+            yield rows if len(rows) > 1 else rows.repeat(2)
+            made += 1
+
+
+def snapshot(model, optimizer=None):
+    """{"model": state_dict, "optimizer": state_dict or None}: copies, to be kept between rounds."""
+    return {"model": {name: w.clone() for name, w in model.state_dict().items()},
+            "optimizer": None if optimizer is None else copy.deepcopy(optimizer.state_dict())}
+
+
+def resume(saved, model, name, lr, weight_decay=0.0):
+    """(model, its optimizer): the network and an optimizer, as they were in a snapshot.
+
+    name      of the optimizer, in OPTIMIZERS. It is new if the snapshot has none; its learning rate
+              and weight decay are always those that are given here
+    raises    ValueError: the snapshot has the state of another optimizer
+    """
+    model.load_state_dict(saved["model"])
+    optimizer = OPTIMIZERS[name](model.parameters(), lr=lr, weight_decay=weight_decay)
+    if saved["optimizer"] is not None:
+        new, old = optimizer.param_groups[0], saved["optimizer"]["param_groups"][0]
+        is_same = all(new.get(key) == old.get(key) for key in ("momentum", "nesterov", "amsgrad"))
+        if not is_same:
+            raise ValueError(f"the snapshot is of another optimizer than {name}")
+        state = copy.deepcopy(saved["optimizer"]["state"])       # steps change it in place
+        for numbers in state.values():
+            if "step" in numbers:
+                numbers["step"] = numbers["step"].cpu()          # on a GPU, Adam would wait for it
+        optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
+    return model, optimizer
+
+
+# --------------------------------------------------------------------------------------------------
+# 4  Uploads, and their average
+
+HUGE = 1e30    # float32 ends at 3e38: sums of such numbers, or quotients by a small temperature,
+#                would overflow
+
+
+def is_usable(upload):
+    """False if a number in an upload is nan, infinite, or 1e30 or more in magnitude. An upload is a
+    tensor, or a dict or tuple of uploads."""
+    if isinstance(upload, Tensor):
+        return not upload.is_floating_point() or bool((upload.abs() < HUGE).all())
+    return all(map(is_usable, upload.values() if isinstance(upload, dict) else upload))
+
+
+def drop_bad_uploads(uploads):
+    """{client: upload}, those that are usable."""
+    return {i: upload for i, upload in uploads.items() if is_usable(upload)}
+
+
+def average_weights(state_dicts, sizes):
+    """The average of M state_dicts of one architecture, weighted by M `sizes`.   FedSDD Eq. (2)
+
+    BatchNorm's running statistics are averaged, too; integers, its counters, take the maximum.
+    """
+    shares = [size / sum(sizes) for size in sizes]
+    average = {}
+    for name, first in state_dicts[0].items():
+        values = [weights[name] for weights in state_dicts]
+        if first.is_floating_point():
+            average[name] = sum(share * value for share, value in zip(shares, values))
+        else:
+            average[name] = torch.stack(values).amax(0)
+    return average
+
+
+# --------------------------------------------------------------------------------------------------
+# 5  Prediction and accuracy. All predict in eval mode, without gradient.
+
+@torch.no_grad()
+def predict(model, images):
+    """Logits, float32 [N, C], of images [N, c, h, w]. A model in train mode returns to it."""
+    was_training = model.training
+    model.eval()
+    if len(images) == 0:                                 # FedGEMS may ask clients for none
+        logits = model(images.new_zeros(1, *images.shape[1:]))[:0]
+    else:
+        logits = torch.cat([model(batch) for batch in images.split(prediction_batch(images))])
+    model.train(was_training)
+    return logits
+
+
+def prediction_batch(images):
+    """How many images are predicted at once: on a CPU few, so that their maps fit into memory that
+    training has freed; on a GPU more, since starting its kernels takes time."""
+    return 64 if images.device.type == "cpu" else 500
+
+
+def predict_models(fed, state_dicts, images, new_model=None):
+    """Logits, float32 [M, N, C], of M state_dicts of fed.global_model() or new_model(); all
+    processes compute a part."""
+    def load(m):
+        network = (new_model or fed.global_model)()
+        network.load_state_dict(state_dicts[m])
+        return network
+
+    if len(state_dicts) == 1:                                 # each process predicts some batches
+        network, parts = load(0), images.split(prediction_batch(images))
+        logits = parallel_map(fed, range(len(parts)), lambda j: predict(network, parts[j]))
+        return torch.cat([*logits.values()])[None]
+    logits = parallel_map(fed, range(len(state_dicts)), lambda m: predict(load(m), images))
+    return torch.stack([*logits.values()])
+
+
+def is_correct(logits, labels):
+    """True where the largest logit is the label's, and all are finite: [N, C], [N] -> bool [N].
+    Labels [N, 1] are taken as [N]."""
+    answers = logits.argmax(-1)
+    return (answers == labels.view_as(answers)) & logits.isfinite().all(-1)
+
+
+def accuracy(logits, labels):
+    """Share of the samples that are right: [N, C], [N] -> float in [0, 1]."""
+    return int(is_correct(logits, labels).sum()) / len(labels)
+
+
+def own_accuracy(logits, labels, own_labels):
+    """The accuracy on a client's own classes: the mean of the accuracies on each class, weighted by
+    the client's numbers of images of it.
+
+    logits, labels    of the test images, [N, C] and [N]
+    own_labels        of the client's images, int64 [n]; classes without test images are left out
+    returns           a float in [0, 1]; None: no class of the client has test images
+    >>> logits = torch.tensor([[1., 0.], [0., 1.], [0., 1.]])        # right, right, wrong
+    >>> own_accuracy(logits, torch.tensor([0, 1, 0]), own_labels=torch.tensor([0, 1, 1, 1]))
+    0.875
+    """
+    def count(answers):                                                      # of each class, [C]
+        return answers.bincount(minlength=logits.shape[1]).double()
+
+    own, tested, right = map(count, (own_labels, labels, labels[is_correct(logits, labels)]))
+    own[tested == 0] = 0
+    if own.sum() == 0:
+        return None
+    return float((own * right / tested.clamp(min=1)).sum() / own.sum())
+
+
+def mean_of(values):
+    """The mean of the values that are not None; None if there is none."""
+    known = [x for x in values if x is not None]
+    return fmean(known) if known else None
+
+
+def disagreement(member_logits):
+    """The share of images of which two models predict different classes, the mean over all pairs
+    of models.
+
+    member_logits    [M, N, C]
+    returns          a float in [0, 1]; None if M is 1
+    """
+    pairs = [*itertools.combinations(member_logits.argmax(-1), 2)]           # of int64 [N]
+    return mean_of(int((a != b).sum()) / len(a) for a, b in pairs)
+
+
+def predict_clients(fed, clients, images):
+    """{i: logits, float32 [N, C]} of the networks of these clients, {i: snapshot}."""
+    def predict_client(i):
+        model = fed.client_model(i)
+        model.load_state_dict(clients[i]["model"])
+        return predict(model, images)
+
+    return parallel_map(fed, clients, predict_client)
+
+
+def score_clients(fed, clients, key="client_accuracy", each=False):
+    """Accuracies of the networks of all these clients, {i: snapshot}, also of untrained ones:
+
+    key, key_min, key_max    mean, minimum and maximum over the clients, on fed.test
+    key_own                  the mean of `own_accuracy`, over the clients that have one
+    key_public_test          the mean on fed.public_test, if there are such images
+    key_as_public            with FedMD's joint layer: the share of all answers on fed.test that
+                             are a public class
+    key_i                    with `each`: the accuracy of client i
+    """
+    logits, labels = predict_clients(fed, clients, fed.test.images), fed.test.labels     # [N, C]
+    accuracies = {i: accuracy(of_i, labels) for i, of_i in logits.items()}
+    metrics = {
+        key: fmean(accuracies.values()),
+        f"{key}_min": min(accuracies.values()), f"{key}_max": max(accuracies.values()),
+        f"{key}_own": mean_of(own_accuracy(logits[i], labels, fed.private[i].labels)
+                              for i in logits)}
+    if fed.public_test is not None:
+        on_public = predict_clients(fed, clients, fed.public_test.images)
+        metrics[f"{key}_public_test"] = fmean(
+            accuracy(of_i, fed.public_test.labels) for of_i in on_public.values())
+    if fed.num_public_classes > 0:
+        metrics[f"{key}_as_public"] = fmean(
+            int((of_i.argmax(-1) < fed.num_public_classes).sum()) / len(of_i)
+            for of_i in logits.values())
+    if each:
+        metrics |= {f"{key}_{i}": x for i, x in accuracies.items()}
+    return metrics
+
+
+def score_personal(fed, clients):
+    """`score_clients` of models that stay with their clients: `accuracy` is the mean of
+    `own_accuracy`."""
+    metrics = score_clients(fed, clients)
+    return {"accuracy": metrics.pop("client_accuracy_own"), **metrics}
+
+
+def score_global(fed, state):
+    """{"accuracy": the test accuracy of the one global model, state["server"]["model"]}."""
+    logits = predict_models(fed, [state["server"]["model"]], fed.test.images)[0]         # [N, C]
+    return {"accuracy": accuracy(logits, fed.test.labels)}
+
+
+def score_server(fed, server):
+    """{"server_accuracy"} of the server's own network, a snapshot, on fed.test.
+
+    Where there is a public half of the test images, fed.public_test, it is on that half, as in
+    FedGEMS; on fed.test, the other half, it is "server_accuracy_private_test".
+    """
+    def test(data):
+        logits = predict_models(fed, [server["model"]], data.images, fed.server_model)[0]
+        return accuracy(logits, data.labels)
+
+    if fed.public_test is None:
+        return {"server_accuracy": test(fed.test)}
+    return {"server_accuracy": test(fed.public_test),
+            "server_accuracy_private_test": test(fed.test)}
+
+
+# --------------------------------------------------------------------------------------------------
+# 6  Bytes over the wire, by the papers' formulas: a number is a float32. The papers do not count
+# BatchNorm's buffers and row numbers of images: they have keys of their own.
+
+FLOAT_BYTES = INDEX_BYTES = 4
+
+
+def count_weight_bytes(messages, number_bytes=FLOAT_BYTES):
+    """The bytes of a round in which clients receive the weights of a network and send them back.
+
+    messages        [(network, number of such clients), ...]
+    number_bytes    of a number; the masked ones of a secure sum have 8
+    """
+    weights = number_bytes * sum(n * w.numel() for model, n in messages for w in model.parameters())
+    buffers = sum(n * w.numel() * max(number_bytes, w.element_size())      # a counter has 8 bytes
+                  for model, n in messages
+                  for name, w in model.named_buffers() if name in model.state_dict())
+    return {"bytes_up": weights, "bytes_up_buffers": buffers,
+            "bytes_down": weights, "bytes_down_buffers": buffers}
+
+
+def count_logit_bytes(num_clients, num_classes, up, down, indices=0):
+    """The bytes of a round in which each client sends the logits, or probabilities, of `up` samples
+    and receives those of `down` samples, and `indices` row numbers."""
+    return {"bytes_up": FLOAT_BYTES * up * num_classes * num_clients,
+            "bytes_down": FLOAT_BYTES * down * num_classes * num_clients,
+            "bytes_down_indices": INDEX_BYTES * indices * num_clients}
+
+
+# --------------------------------------------------------------------------------------------------
+# 7  Settings, and the declaration of an algorithm. A number's type has the interval in which its
 # values lie; plain `int` and `float` take every number.
 
 Natural = Annotated[int, "[0, 1e9]"]
@@ -447,7 +717,7 @@ class Algorithm:
 
 
 # --------------------------------------------------------------------------------------------------
-# 4  Several processes. All run the same lines; where these say parallel_map each computes a part.
+# 8  Several processes. All run the same lines; where these say parallel_map each computes a part.
 
 def parallel_map(fed, ids, fn, threads=None, to_server=False):
     """The papers' "for each client i in parallel do": {i: fn(i) for i in ids}.
@@ -485,6 +755,7 @@ def on_server(function):
 
 
 def send_to_all(fed, own, senders):
+    """The results {i: value} of all `senders`, in every process."""
     results = {}
     for source in senders:
         message = [pack(own)] if source == dist.get_rank() else [None]
@@ -494,6 +765,7 @@ def send_to_all(fed, own, senders):
 
 
 def send_to_first(fed, own):
+    """The results {i: value} of all processes, in the first one; {} in the others."""
     if dist.get_rank() > 0:
         dist.send_object_list([pack(own)], dst=0)
         return {}
@@ -505,6 +777,7 @@ def send_to_first(fed, own):
 
 
 def pack(value):
+    """The bytes of a value whose tensors may be on a GPU, to be unpacked on another one."""
     file = io.BytesIO()
     torch.save(value, file)
     return file.getvalue()
@@ -513,270 +786,3 @@ def pack(value):
 def unpack(message, device):
     # The sender is a process of this run; weights_only would refuse the NamedTuples in a message.
     return torch.load(io.BytesIO(message), map_location=device, weights_only=False)
-
-
-# --------------------------------------------------------------------------------------------------
-# 5  Training. A network whose optimizer goes on in later rounds is kept as a snapshot.
-
-def minibatches(images, batch_size, rng, epochs=None, steps=None):
-    """Yields the row numbers of each batch, int64 [B]: in an epoch every image once, in a new order.
-
-    epochs    how many passes over the images, unless `steps` is given
-    steps     how many batches, in as many epochs as they need
-    The last batch of an epoch may be smaller. One of a single image has it twice, since BatchNorm
-    in train mode needs two values of a feature.
-    """
-    passes = range(epochs) if steps is None else itertools.count()
-    orders = (torch.from_numpy(rng.permutation(len(images))).to(images.device) for _ in passes)
-    batches = (rows for order in orders for rows in order.split(batch_size))
-    for rows in itertools.islice(batches, steps):
-        yield rows if len(rows) > 1 else rows.repeat(2)
-
-
-def snapshot(model, optimizer=None):
-    """{"model": state_dict, "optimizer": state_dict or None}: copies, to be kept between rounds."""
-    return {"model": {name: w.clone() for name, w in model.state_dict().items()},
-            "optimizer": None if optimizer is None else copy.deepcopy(optimizer.state_dict())}
-
-
-def resume(saved, model, name, lr, weight_decay=0.0):
-    """(model, its optimizer): the network and an optimizer, as they were in a snapshot.
-
-    name      of the optimizer, in OPTIMIZERS. It is new if the snapshot has none; its learning rate
-              and weight decay are always those that are given here
-    raises    ValueError: the snapshot has the state of another optimizer
-    """
-    model.load_state_dict(saved["model"])
-    optimizer = OPTIMIZERS[name](model.parameters(), lr=lr, weight_decay=weight_decay)
-    if saved["optimizer"] is not None:
-        new, old = optimizer.param_groups[0], saved["optimizer"]["param_groups"][0]
-        if any(new.get(key) != old.get(key) for key in ("momentum", "nesterov", "amsgrad")):
-            raise ValueError(f"the snapshot is of another optimizer than {name}")
-        state = copy.deepcopy(saved["optimizer"]["state"])       # steps change it in place
-        for numbers in state.values():
-            if "step" in numbers:
-                numbers["step"] = numbers["step"].cpu()          # on a GPU, Adam would wait for it
-        optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
-    return model, optimizer
-
-
-# --------------------------------------------------------------------------------------------------
-# 6  Uploads, and their average
-
-HUGE = 1e30    # float32 ends at 3e38: sums of such numbers, or quotients by a small temperature,
-#                would overflow
-
-
-def is_usable(upload):
-    """False if a number in an upload is nan, infinite, or 1e30 or more in magnitude. An upload is a
-    tensor, or a dict or tuple of uploads."""
-    if isinstance(upload, Tensor):
-        return not upload.is_floating_point() or bool((upload.abs() < HUGE).all())
-    return all(map(is_usable, upload.values() if isinstance(upload, dict) else upload))
-
-
-def drop_bad_uploads(uploads):
-    """{client: upload}, those that are usable."""
-    return {i: upload for i, upload in uploads.items() if is_usable(upload)}
-
-
-def average_weights(models, sizes):
-    """The average of M state_dicts of one architecture, weighted by M `sizes`.   FedSDD Eq. (2)
-
-    BatchNorm's running statistics are averaged, too; integers, its counters, take the maximum.
-    """
-    shares = [size / sum(sizes) for size in sizes]
-    average = {}
-    for name, first in models[0].items():
-        values = [model[name] for model in models]
-        if first.is_floating_point():
-            average[name] = sum(share * value for share, value in zip(shares, values))
-        else:
-            average[name] = torch.stack(values).amax(0)
-    return average
-
-
-# --------------------------------------------------------------------------------------------------
-# 7  Prediction and accuracy. All predict in eval mode, without gradient.
-
-@torch.no_grad()
-def predict(model, images):
-    """Logits, float32 [N, C], of images [N, c, h, w]. A model in train mode returns to it."""
-    was_training = model.training
-    model.eval()
-    if len(images) == 0:                                 # FedGEMS may ask clients for none
-        logits = model(images.new_zeros(1, *images.shape[1:]))[:0]
-    else:
-        logits = torch.cat([model(batch) for batch in images.split(prediction_batch(images))])
-    model.train(was_training)
-    return logits
-
-
-def prediction_batch(images):
-    """How many images are predicted at once: on a CPU few, so that their maps fit into memory that
-    training has freed; on a GPU more, since starting its kernels takes time."""
-    return 64 if images.device.type == "cpu" else 500
-
-
-def predict_models(fed, models, images, new_model=None):
-    """Logits, float32 [M, N, C], of M state_dicts of fed.global_model() or new_model(); all
-    processes compute a part."""
-    def load(m):
-        network = (new_model or fed.global_model)()
-        network.load_state_dict(models[m])
-        return network
-
-    if len(models) == 1:                                 # each process predicts some batches
-        network, parts = load(0), images.split(prediction_batch(images))
-        logits = parallel_map(fed, range(len(parts)), lambda j: predict(network, parts[j]))
-        return torch.cat([*logits.values()])[None]
-    logits = parallel_map(fed, range(len(models)), lambda m: predict(load(m), images))
-    return torch.stack([*logits.values()])
-
-
-def is_correct(logits, labels):
-    """True where the largest logit is the label's, and all are finite: [N, C], [N] -> bool [N].
-    Labels [N, 1] are taken as [N]."""
-    answers = logits.argmax(-1)
-    return (answers == labels.view_as(answers)) & logits.isfinite().all(-1)
-
-
-def accuracy(logits, labels):
-    """Share of the samples that are right: [N, C], [N] -> float in [0, 1]."""
-    return int(is_correct(logits, labels).sum()) / len(labels)
-
-
-def own_accuracy(logits, labels, own_labels):
-    """The accuracy on a client's own classes: the mean of the accuracies on each class, weighted by
-    the client's numbers of images of it.
-
-    logits, labels    of the test images, [N, C] and [N]
-    own_labels        of the client's images, int64 [n]; classes without test images are left out
-    returns           a float in [0, 1]; None: no class of the client has test images
-    >>> logits = torch.tensor([[1., 0.], [0., 1.], [0., 1.]])        # right, right, wrong
-    >>> own_accuracy(logits, torch.tensor([0, 1, 0]), own_labels=torch.tensor([0, 1, 1, 1]))
-    0.875
-    """
-    def count(labels):                                                       # of each class, [C]
-        return labels.bincount(minlength=logits.shape[1]).double()
-
-    own, tested, right = map(count, (own_labels, labels, labels[is_correct(logits, labels)]))
-    own[tested == 0] = 0
-    if own.sum() == 0:
-        return None
-    return float((own * right / tested.clamp(min=1)).sum() / own.sum())
-
-
-def mean_of(values):
-    """The mean of the values that are not None; None if there is none."""
-    known = [x for x in values if x is not None]
-    return fmean(known) if known else None
-
-
-def disagreement(member_logits):
-    """The share of images of which two models predict different classes, the mean over all pairs
-    of models.
-
-    member_logits    [M, N, C]
-    returns          a float in [0, 1]; None if M is 1
-    """
-    pairs = [*itertools.combinations(member_logits.argmax(-1), 2)]           # of int64 [N]
-    return mean_of(int((a != b).sum()) / len(a) for a, b in pairs)
-
-
-def predict_clients(fed, clients, images):
-    """{i: logits, float32 [N, C]} of the networks of these clients, {i: snapshot}."""
-    def predict_client(i):
-        model = fed.client_model(i)
-        model.load_state_dict(clients[i]["model"])
-        return predict(model, images)
-
-    return parallel_map(fed, clients, predict_client)
-
-
-def score_clients(fed, clients, key="client_accuracy", each=False):
-    """Accuracies of the networks of all these clients, {i: snapshot}, also of untrained ones:
-
-    key, key_min, key_max    mean, minimum and maximum over the clients, on fed.test
-    key_own                  the mean of `own_accuracy`, over the clients that have one
-    key_public_test          the mean on fed.public_test, if there are such images
-    key_as_public            with FedMD's joint layer: the share of all answers on fed.test that
-                             are a public class
-    key_i                    with `each`: the accuracy of client i
-    """
-    logits, labels = predict_clients(fed, clients, fed.test.images), fed.test.labels     # [N, C]
-    accuracies = {i: accuracy(of_i, labels) for i, of_i in logits.items()}
-    metrics = {
-        key: fmean(accuracies.values()),
-        f"{key}_min": min(accuracies.values()), f"{key}_max": max(accuracies.values()),
-        f"{key}_own": mean_of(own_accuracy(logits[i], labels, fed.private[i].labels)
-                              for i in logits)}
-    if fed.public_test is not None:
-        on_public = predict_clients(fed, clients, fed.public_test.images)
-        metrics[f"{key}_public_test"] = fmean(
-            accuracy(of_i, fed.public_test.labels) for of_i in on_public.values())
-    if fed.num_public_classes > 0:
-        metrics[f"{key}_as_public"] = fmean(
-            int((of_i.argmax(-1) < fed.num_public_classes).sum()) / len(of_i)
-            for of_i in logits.values())
-    if each:
-        metrics |= {f"{key}_{i}": x for i, x in accuracies.items()}
-    return metrics
-
-
-def score_personal(fed, clients):
-    """`score_clients` of models that stay with their clients: `accuracy` is the mean of
-    `own_accuracy`."""
-    metrics = score_clients(fed, clients)
-    return {"accuracy": metrics.pop("client_accuracy_own"), **metrics}
-
-
-def score_global(fed, state):
-    """{"accuracy": the test accuracy of the one global model, state["server"]["model"]}."""
-    logits = predict_models(fed, [state["server"]["model"]], fed.test.images)[0]         # [N, C]
-    return {"accuracy": accuracy(logits, fed.test.labels)}
-
-
-def score_server(fed, server):
-    """{"server_accuracy"} of the server's own network, a snapshot, on fed.test.
-
-    Where there is a public half of the test images, fed.public_test, it is on that half, as in
-    FedGEMS; on fed.test, the other half, it is "server_accuracy_private_test".
-    """
-    def test(data):
-        logits = predict_models(fed, [server["model"]], data.images, fed.server_model)[0]
-        return accuracy(logits, data.labels)
-
-    if fed.public_test is None:
-        return {"server_accuracy": test(fed.test)}
-    return {"server_accuracy": test(fed.public_test),
-            "server_accuracy_private_test": test(fed.test)}
-
-
-# --------------------------------------------------------------------------------------------------
-# 8  Bytes over the wire, by the papers' formulas: a number is a float32. The papers do not count
-# BatchNorm's buffers and row numbers of images: they have keys of their own.
-
-FLOAT_BYTES = INDEX_BYTES = 4
-
-
-def count_weight_bytes(messages, number_bytes=FLOAT_BYTES):
-    """The bytes of a round in which clients receive the weights of a network and send them back.
-
-    messages        [(network, number of such clients), ...]
-    number_bytes    of a number; the masked ones of a secure sum have 8
-    """
-    weights = number_bytes * sum(n * w.numel() for model, n in messages for w in model.parameters())
-    buffers = sum(n * w.numel() * max(number_bytes, w.element_size())      # a counter has 8 bytes
-                  for model, n in messages
-                  for name, w in model.named_buffers() if name in model.state_dict())
-    return {"bytes_up": weights, "bytes_up_buffers": buffers,
-            "bytes_down": weights, "bytes_down_buffers": buffers}
-
-
-def count_logit_bytes(num_clients, num_classes, up, down, indices=0):
-    """The bytes of a round in which each client sends the logits, or probabilities, of `up` samples
-    and receives those of `down` samples, and `indices` row numbers."""
-    return {"bytes_up": FLOAT_BYTES * up * num_classes * num_clients,
-            "bytes_down": FLOAT_BYTES * down * num_classes * num_clients,
-            "bytes_down_indices": INDEX_BYTES * indices * num_clients}
