@@ -360,3 +360,14 @@ def test_what_does_not_fit_together_is_refused(modules, federation, settings, me
         with pytest.raises(ValueError, match=message) as error:
             next(rounds(module, toy(**federation), **{**QUICK, **settings}))
         assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("network, method", [
+    (Edge, "extract"), (Edge, "classify"), (nn.Sequential, "forward")])      # the last: the server
+@pytest.mark.parametrize("error", [ValueError, TypeError])
+def test_an_error_inside_a_network_comes_through(network, method, error, monkeypatch):
+    def broken(*args):
+        raise error("mine")
+    monkeypatch.setattr(network, method, broken)
+    with pytest.raises(error, match="^mine$"):
+        next(rounds(fedgkt, toy(), **QUICK))

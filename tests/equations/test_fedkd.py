@@ -248,6 +248,16 @@ def test_buffers_travel_as_they_are_and_the_mean_change_goes_to_all_clients():
     assert metrics["bytes_down"] == 4 * 4 * (1 + 1 + (3 + 1 + 4) + 3)
 
 
+def test_a_round_without_a_usable_upload_has_no_download():
+    """All four clients have sent all 17 numbers of the mentee, whose change has no SVD."""
+    fed = federation(network=with_features, server=normed)
+    for private in fed.private:
+        private.images[0, 0, 0, 0] = math.nan
+    metrics, _ = last(rounds(fedkd, fed, rounds=1, **LOCAL))
+    assert metrics["bad_uploads"] == 4 and metrics["bytes_up"] == 4 * 4 * (1 + 1 + 3 * 4 + 3)
+    assert metrics["bytes_down"] == metrics["bytes_down_buffers"] == 0
+
+
 def test_a_client_whose_upload_is_left_out_keeps_what_it_trained():
     """Clients 0 and 1 send nan: what they keep is as it is without the attack."""
     fed = federation(sizes=(5, 3, 2), network=with_features, server=normed)
