@@ -4,8 +4,7 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
-from toys import (federation, labeled, last, linear, same, samples, through_a_file,
-                  with_hidden_layer)
+from toys import federation, labeled, last, linear, loaded, same, samples, with_hidden_layer
 
 from algorithms import ALGORITHMS, baselines
 from experiment.plateau import run_with_plateau
@@ -66,23 +65,17 @@ def test_standalone_trains_each_on_its_own_data():
 
 
 def test_with_lr_patience_the_rates_of_all_networks_fall_together():
-    """With patience 0 they fall when round 2 is not better than 1; also after a resume."""
+    """With patience 0 they fall when round 2 is not better than 1."""
     algorithm = dataclasses.replace(ALGORITHMS["standalone"],
                                     evaluate=lambda fed, state: {"accuracy": .5})
     fed = labeled(sizes=SIZES, validation=samples(5))
-
-    def run(state=None):
-        return run_with_plateau(algorithm, fed, baselines.Config(**QUICK), state, patience=0)
     models = {"server": (fed.server_model(), fed.public)}
     models |= {i: (fed.client_model(i, init=i), own) for i, own in enumerate(fed.private)}
     expected = {name: one_long_training(model, name, (*data, 1), rates=(.01, .01, .001))
                 for name, (model, data) in models.items()}
-    found = list(run())
+    found = list(run_with_plateau(algorithm, fed, baselines.Config(**QUICK), None, 0))
     assert same(models_of(found[-1][1]), expected)
     assert [metrics["lr"] for metrics, _ in found] == pytest.approx([.01, .01, .01, .001])
-    for n, (_, state) in enumerate(found, start=1):
-        rest = run(through_a_file(state))
-        assert same([state for _, state in rest], [state for _, state in found[n:]])
 
 
 def test_public_private_makes_private_steps_then_public_ones():

@@ -1,4 +1,4 @@
-"""DS-FL: entropy reduction of the mean probabilities; the loss; rounds against plain Python."""
+"""DS-FL: entropy reduction of the mean probabilities; rounds against plain Python."""
 import math
 from functools import partial
 
@@ -8,7 +8,7 @@ from slow import (close, slow_accuracy, slow_learner, slow_logits, slow_softmax,
                   towards_labels, towards_probs)
 from toys import Change, federation, last, linear, rounds
 
-from algorithms import cronus, dsfl, fd
+from algorithms import cronus, dsfl
 from federation import make_rng
 
 
@@ -18,31 +18,6 @@ def test_era_of_a_one_hot_mean_is_near_one_hot_by_hand():
     expected = [right if c == 3 else (1 - right) / 9 for c in range(10)]
     mean = dsfl.entropy_reduction(torch.eye(10).double()[None, [3]], temperature=.1)
     assert mean[0].tolist() == pytest.approx(expected, abs=1e-12) and round(right, 4) == .9996
-
-
-def test_era_sharpens_the_mean_and_not_each_client():
-    """(.8, .2) and (.4, .6): e^6 of e^6 + e^4, .88. Each client sharpened, then the mean: .56."""
-    mean = dsfl.entropy_reduction(torch.tensor([[[.8, .2]], [[.4, .6]]]), temperature=.1)
-    assert mean[0, 0].item() == pytest.approx(1 / (1 + math.exp((.4 - .6) / .1)), abs=1e-6)
-
-
-@pytest.mark.parametrize("module", [dsfl, cronus, fd])
-def test_soft_cross_entropy_by_hand(module):
-    """q = (.6, .4); y = (.8, .2): - .8 ln .6 - .2 ln .4; y = (0, 1), a label's: - ln .4."""
-    logits = torch.tensor([[.6, .4]] * 2, dtype=torch.float64).log() + torch.tensor([[3.], [-7.]])
-    target = torch.tensor([[.8, .2], [0., 1.]], dtype=torch.float64)
-    expected = [-.8 * math.log(.6) - .2 * math.log(.4), -math.log(.4)]
-    found = module.soft_cross_entropy(logits, target)
-    assert found.tolist() == pytest.approx(expected, abs=1e-12)
-
-
-@pytest.mark.parametrize("module", [dsfl, cronus, fd])
-def test_the_gradient_of_soft_cross_entropy_is_q_minus_y_and_none_for_the_target(module):
-    logits = torch.tensor([[.6, .4]]).log().requires_grad_()
-    target = torch.tensor([[.8, .2]], requires_grad=True)
-    module.soft_cross_entropy(logits, target).sum().backward()
-    assert torch.allclose(logits.grad, torch.tensor([[.6 - .8, .4 - .2]]), atol=1e-6)
-    assert target.grad is None
 
 
 QUICK = {"rounds": 2, "local_epochs": 2, "public_epochs": 1, "batch_size": 2, "lr": 0.05,

@@ -1,19 +1,15 @@
 """FedAvg and FedProx: rounds against slow loops, the proximal term."""
-import itertools
 
 import pytest
 import torch
 from slow import close, slow_learner, slow_training, towards_labels
-from torch.nn import ParameterDict
-from toys import constant, federation, last, linear, rounds, sample_clients, samples, with_batchnorm
+from toys import federation, last, linear, rounds, sample_clients, with_batchnorm
 
-from algorithms import fedavg, fedbe, feddf, fedprox, fedsdd, scaffold
+from algorithms import fedavg, fedbe, fedprox, scaffold
 from federation import make_rng
 
 LOCAL = {"local_epochs": 3, "batch_size": 2, "lr": 0.1}
 QUICK = {**LOCAL, "rounds": 2, "participation": 0.5}
-STEP = {"local_epochs": 1, "batch_size": 8, "lr": 0.5}              # on all samples of a client
-BOTH = [(fedavg, {}), (fedprox, {"mu": 0.001})]
 
 
 def slow_client(fed, start, t, i, *, local_epochs, batch_size, lr, mu=0.0):
@@ -43,51 +39,20 @@ def test_two_rounds_against_a_slow_loop(module, mu):
     assert metrics["bytes_up"] == metrics["bytes_down"] == 2 * 4 * (3 * 4 + 3)    # of two clients
 
 
-@pytest.mark.parametrize("module, more", BOTH)
-def test_fedavg_round_by_hand(module, more):
-    """A step from weights 0: the gradient is 1/3 - the class's share. Client 0 is not active."""
-    fed = federation(sizes=(2, 6, 4))
-    t = next(t for t in itertools.count(1) if fed.sample_clients(2 / 3, t) == [1, 2])
-    before = {"algorithm": module.ALGORITHM.name, "round": t - 1,
-              "server": {"model": constant(0., 0., 0.)}}
-    _, state = last(rounds(module, fed, before, rounds=t, participation=2 / 3, **STEP, **more))
-    bias = state["server"]["model"]["1.bias"]
-    one, two = (torch.bincount(fed.private[i].labels, minlength=3) / n for i, n in [(1, 6), (2, 4)])
-    assert torch.allclose(bias, -.5 * (6 / 10 * (1 / 3 - one) + 4 / 10 * (1 / 3 - two)), atol=1e-6)
-
-
-def global_model(state):
-    """The weights of the one global model in a state."""
-    if "server" in state:
-        return state["server"]["model"]
-    models = state["global_models"]              # a list; or {network: it, or one}
-    models = models["linear"] if isinstance(models, dict) else models
-    return models[0] if isinstance(models, list) else models
-
-
-DISTILL = {"distill_steps": 3, "server_batch_size": 4, "server_lr": 0.1}
-
-
 @pytest.mark.parametrize("module, more", [
     pytest.param(fedavg, {}, id="fedavg"), pytest.param(fedprox, {"mu": 0.0}, id="fedprox"),
-    (scaffold, {}), (fedbe, {"posterior": "gaussian"}), (fedbe, {"posterior": "dirichlet"}),
-    (fedsdd, {"K": 1, **DISTILL}), (feddf, {"server_optimizer": "sgd", **DISTILL})])
+    (scaffold, {}), (fedbe, {"posterior": "gaussian"}), (fedbe, {"posterior": "dirichlet"})])
 def test_a_federation_of_one_is_local_training(module, more):
     """Its control corrects nothing, its posterior is a point, its ensemble says what it says."""
-    fed = federation(sizes=(5,), validation=samples(20))
+    fed = federation(sizes=(5,))
     own = fed.client_model(0).state_dict()
     for t in (1, 2):
         own = fedavg.train_client(fed, fedavg.Config(**LOCAL), t, 0, own)
     metrics, state = last(rounds(module, fed, rounds=2, **LOCAL, **more))
-    found = global_model(state)
+    found = state["server"]["model"]
     assert all(torch.allclose(found[name], w, atol=1e-5) for name, w in own.items())
     assert metrics.get("ensemble_accuracy", metrics["accuracy"]) == metrics["accuracy"]
     assert metrics["bad_uploads"] == 0 and not metrics.get("disagreement")
-
-
-def test_proximal_term_is_half_mu_squared_distance():
-    model, start = ParameterDict({"w": torch.tensor(3.0)}), {"w": torch.tensor(1.0)}
-    assert fedprox.proximal_term(model, start, 0.5).item() == 0.5 / 2 * (3 - 1)**2
 
 
 def test_proximal_gradient_is_mu_times_difference():

@@ -63,15 +63,6 @@ def test_samples_have_the_averages_buffers(draw):
     assert not torch.allclose(sample["0.weight"], average["0.weight"], atol=1e-5)
 
 
-def test_teacher_is_the_sharpened_mean_of_probabilities():
-    """(.8, .2) and (.4, .6): mean (.6, .4), squares .36 : .16; a shift of logits is nothing."""
-    members = torch.tensor([[[.8, .2]], [[.4, .6]]]).log() + torch.tensor([[[3.0]], [[-2.0]]])
-    probs = fedbe.sharpened_teacher(members).softmax(-1)[0]
-    assert probs.tolist() == pytest.approx([.36 / .52, .16 / .52], abs=1e-6)
-    probs = fedbe.sharpened_teacher(torch.tensor([[[1e4, -1e4]], [[-1e4, 1e4]]])).softmax(-1)[0]
-    assert probs.tolist() == pytest.approx([.5, .5], abs=1e-6)
-
-
 def test_kl_is_a_sum_over_classes_from_teacher_to_student():
     """The mean of two samples; from student to teacher the first would be .2231, not .1927."""
     teacher = torch.tensor([[.8, .2], [.1, .9]], dtype=torch.float64).log()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from slow import batches, drawn, numbers, pixels, update_by
 from torch import nn
-from toys import federation, last, linear, rounds, same, sample_clients, samples
+from toys import federation, last, linear, loaded, rounds, same, sample_clients, samples
 
 from algorithms import fedgkt, fedgkt_async
 from algorithms.fedgkt import client_loss, new_edge, predict_with_features, server_loss
@@ -86,11 +86,6 @@ def finished(fed, **changes):
     return last(rounds(fedgkt, fed, **{**QUICK, **changes}))
 
 
-def loaded(model, learner):
-    model.load_state_dict(learner["model"])
-    return model.eval()
-
-
 def trainings(state):
     """How often each client has been trained."""
     return [client["trainings"] for client in state["clients"].values()]
@@ -99,10 +94,10 @@ def trainings(state):
 @torch.no_grad()
 def check_accuracies(fed, metrics, state):
     """Mean, least and largest over the clients: their extractor with the server behind it."""
-    server, stacked, own = loaded(fed.server_model(), state["server"]), [], []
-    on_own_classes = []
+    server = loaded(fed.server_model(), state["server"]["model"]).eval()
+    stacked, own, on_own_classes = [], [], []
     for i, client in state["clients"].items():
-        model = loaded(fed.client_model(i), client)
+        model = loaded(fed.client_model(i), client["model"]).eval()
         features = model.extract(fed.test.images)
         for found, logits in ((stacked, server(features)), (own, model.classify(features))):
             found.append(int((logits.argmax(1) == fed.test.labels).sum()) / len(logits))
@@ -159,8 +154,6 @@ def check(state, clients, server, answers, atol=1e-5):
         assert ours is None or np.allclose(ours, expected, atol=10 * atol)
 
 
-# ------------------------------------------------------------------------------ the losses
-
 T, LABELS = 3.0, torch.tensor([0, 0])
 # Logits whose softmax at temperature T are these numbers; at 1 their T-th powers, scaled.
 STUDENT, TEACHER = (T * torch.tensor(probs, dtype=torch.float64).log() for probs in
@@ -183,15 +176,13 @@ def test_eq7_by_hand():
         assert client_loss(STUDENT, LABELS, teacher, T).item() == pytest.approx(expected, abs=1e-12)
 
 
-# ------------------------------------------------------------------------------ extraction
-
 def test_extraction_is_in_eval_mode_of_the_next_view(monkeypatch):
     """With the weights after training."""
     uploads, fed = uploads_of(monkeypatch), toy(network=EdgeWithBatchNorm, augment=shifted)
     states = [state for _, state in rounds(fedgkt, fed, **QUICK)][1:]
     for n, (state, sent) in enumerate(zip(states, uploads, strict=True), start=1):
         for i, (features, logits, labels) in sent.items():
-            model = loaded(fed.client_model(i), state["clients"][i])
+            model = loaded(fed.client_model(i), state["clients"][i]["model"]).eval()
             images = upload_images(fed, i, n)
             assert torch.allclose(features, model.extract(images), atol=1e-4)
             assert torch.allclose(logits, model(images), atol=1e-4)
@@ -205,8 +196,8 @@ def test_b3_b15_extraction_is_by_row_and_holds_no_graph(amp, monkeypatch):
     model = new_edge(toy(network=EdgeWithBatchNorm, amp=amp), 0)
     images = samples(7).images
     model(images)                                                   # fills its running statistics
-    before, expected = copy.deepcopy(model.state_dict()), EdgeWithBatchNorm().eval()
-    expected.load_state_dict(before)
+    before = copy.deepcopy(model.state_dict())
+    expected = loaded(EdgeWithBatchNorm(), before).eval()
     features, logits = predict_with_features(model, images)
     atol = .1 if amp else 1e-6
     assert torch.allclose(features, expected.extract(images), atol=atol)
@@ -227,8 +218,6 @@ def test_bfloat16_rounds_the_maps_that_are_sent_and_not_the_logits(monkeypatch):
         assert sent[i].features.dtype == sent[i].logits.dtype == torch.float32
     assert 2 * half["bytes_up"] == full["bytes_up"]
 
-
-# ---------------------------------------------------------------- whole rounds, synchronous
 
 @pytest.mark.parametrize("settings", [
     {"optimizer": "amsgrad", "lr": .01, "server_optimizer": "nesterov", "server_lr": .02},
@@ -285,10 +274,11 @@ def test_server_logits_are_of_the_trained_server():
     """In eval mode after the last epoch, of the maps that were sent, row by row."""
     fed = toy(network=EdgeWithBatchNorm, server=layered_server)
     metrics, state = finished(fed)
-    server = loaded(fed.server_model(), state["server"])
+    server = loaded(fed.server_model(), state["server"]["model"]).eval()
     for i, (images, _) in enumerate(fed.private):
+        edge = loaded(fed.client_model(i), state["clients"][i]["model"]).eval()
         with torch.no_grad():
-            expected = server(loaded(fed.client_model(i), state["clients"][i]).extract(images))
+            expected = server(edge.extract(images))
         assert torch.allclose(state["clients"][i]["server_logits"], expected, atol=1e-5)
     check_accuracies(fed, metrics, state)
     steps = 2 * 2 * (2 + 1 + 2)                       # rounds, E_s, ceil(n_i / 3)
@@ -298,8 +288,6 @@ def test_server_logits_are_of_the_trained_server():
         for x in (*client["model"].values(), client["server_logits"]))]
     assert not any(x.requires_grad for x in kept)
 
-
-# ---------------------------------------------------------------------------- asynchronous
 
 def test_asynchronous_rounds_against_algorithm_1(monkeypatch):
     """Uploads meet although their moments are different floats, as 3 * 0.1 and 2 * 0.15."""
@@ -331,22 +319,11 @@ def test_it_goes_on_with_the_latencies_of_its_state():
         next(rounds(fedgkt_async, fed, start, **QUICK, latencies=(.4, .15, .2)))
 
 
-def clocks(seed):
-    """The simulated time after rounds 0, 1 and 2 of a single client: 0, its latency, and twice."""
-    fed = toy(sizes=(1,), seed=seed)
-    return [metrics["clock"] for metrics, _ in rounds(fedgkt_async, fed, **QUICK)]
-
-
 def test_latencies_are_uniform_from_1_to_10():
     _, state = next(rounds(fedgkt_async, toy(sizes=(1,) * 100), **QUICK))
     latencies = state["latencies"]
     assert 1 <= min(latencies) < 1.5 and 9.5 < max(latencies) <= 10
     assert len(set(latencies)) == 100
-
-
-def test_latencies_are_drawn_once_from_the_seed():
-    start, latency, end = clocks(seed=7)
-    assert start == 0 and end == pytest.approx(2 * latency) and clocks(seed=7)[1] == latency
 
 
 @pytest.mark.parametrize("part, value", [("features", math.nan), ("logits", -1e30)])
@@ -383,3 +360,14 @@ def test_what_does_not_fit_together_is_refused(modules, federation, settings, me
         with pytest.raises(ValueError, match=message) as error:
             next(rounds(module, toy(**federation), **{**QUICK, **settings}))
         assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("network, method", [
+    (Edge, "extract"), (Edge, "classify"), (nn.Sequential, "forward")])      # the last: the server
+@pytest.mark.parametrize("error", [ValueError, TypeError])
+def test_an_error_inside_a_network_comes_through(network, method, error, monkeypatch):
+    def broken(*args):
+        raise error("mine")
+    monkeypatch.setattr(network, method, broken)
+    with pytest.raises(error, match="^mine$"):
+        next(rounds(fedgkt, toy(), **QUICK))

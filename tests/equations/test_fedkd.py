@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from slow import batches, doubles, near, own_share, slow_forward
-from toys import (federation, last, last_layer, linear, normal, normed, rounds, same,
-                  sample_clients, samples, with_batchnorm, with_features)
+from toys import (federation, last, last_layer, normal, normed, rounds, same,
+                  sample_clients, samples, with_features)
 
 from algorithms import fedavg, fedkd
 from attacks import Attack
@@ -52,21 +52,6 @@ def test_no_loss_has_a_gradient_across_and_the_weight_has_none():
         assert slopes[2] is slopes[3] is None
 
 
-def test_hidden_losses_by_hand():
-    """Differences 1, 0 and -2, 1: their squares are 6, over two samples and two dimensions. Logits
-    of 0 for two classes: CE is ln 2 for both models, S is ln 4, KL is 0."""
-    mentor = torch.tensor([[3., 1.], [0., 2.]], requires_grad=True)
-    mapped = torch.tensor([[2., 1.], [2., 1.]], requires_grad=True)
-    zeros, labels, S = torch.zeros(2, 2), torch.tensor([0, 1]), math.log(4)
-    losses = fedkd.adaptive_losses(zeros, zeros, labels, mentor, mapped)
-    H = (1 + 0 + 4 + 1) / 4
-    assert [x.item() for x in losses] == pytest.approx([math.log(2) + H / S] * 2)
-    slope = torch.tensor([[2 * 1 / 4, 0], [2 * -2 / 4, 2 * 1 / 4]]) / S
-    for loss, own, other, sign in [(losses[0], mentor, mapped, 1), (losses[1], mapped, mentor, -1)]:
-        slopes = torch.autograd.grad(loss, (own, other), allow_unused=True)
-        assert torch.allclose(sign * slopes[0], slope) and slopes[1] is None
-
-
 def test_two_certain_models_that_are_right_have_finite_losses():
     """S is 0, which counts as a millionth."""
     certain = torch.tensor([[1e4, 0.]])
@@ -86,26 +71,18 @@ def matrix_with(*values, rows=8, columns=8, seed=0):
 def test_the_fewest_singular_values_with_the_share_of_the_squares_by_hand(energy, K):
     """3, 1, 1: the squares are 9, 1, 1 of 11, so the first has .818, two .909. Of the plain values
     the first would have .6, two .8."""
-    arrived, numbers = fedkd.compress(matrix_with(3., 1., 1.), energy)
+    matrix = matrix_with(3., 1., 1.)
+    arrived, numbers = fedkd.compress(matrix, energy)
     assert numbers == K * (8 + 1 + 8)
     expected = [3, 1, 1][:K] + [0] * (8 - K)
     assert torch.linalg.svdvals(arrived).tolist() == pytest.approx(expected)
+    assert (matrix - arrived).square().sum().item() == pytest.approx(3 - K)     # what is left out
 
 
 def test_a_share_that_is_reached_exactly_is_enough():
     """4, 3: the squares are 16 and 9 of 25."""
     matrix = torch.diag(torch.tensor([4., 3., 0., 0., 0., 0.]))
     assert [fedkd.compress(matrix, energy)[1] for energy in (16 / 25, 0.65)] == [13, 2 * 13]
-
-
-def test_compress_against_numpy():
-    matrix = normal(12, 20)
-    U, s, V = np.linalg.svd(matrix.numpy(), full_matrices=False)
-    for energy in (0.3, 0.5, 0.6):
-        K = next(k for k in range(1, 13) if sum(s[:k]**2) >= energy * sum(s**2))
-        rebuilt = sum(s[k] * np.outer(U[:, k], V[k]) for k in range(K))
-        arrived, numbers = fedkd.compress(matrix, energy)
-        assert np.allclose(arrived, rebuilt) and numbers == K * (12 + 1 + 20)
 
 
 @pytest.mark.parametrize("energy", [0.01, 0.95, 1.0])
@@ -271,6 +248,16 @@ def test_buffers_travel_as_they_are_and_the_mean_change_goes_to_all_clients():
     assert metrics["bytes_down"] == 4 * 4 * (1 + 1 + (3 + 1 + 4) + 3)
 
 
+def test_a_round_without_a_usable_upload_has_no_download():
+    """All four clients have sent all 17 numbers of the mentee, whose change has no SVD."""
+    fed = federation(network=with_features, server=normed)
+    for private in fed.private:
+        private.images[0, 0, 0, 0] = math.nan
+    metrics, _ = last(rounds(fedkd, fed, rounds=1, **LOCAL))
+    assert metrics["bad_uploads"] == 4 and metrics["bytes_up"] == 4 * 4 * (1 + 1 + 3 * 4 + 3)
+    assert metrics["bytes_down"] == metrics["bytes_down_buffers"] == 0
+
+
 def test_a_client_whose_upload_is_left_out_keeps_what_it_trained():
     """Clients 0 and 1 send nan: what they keep is as it is without the attack."""
     fed = federation(sizes=(5, 3, 2), network=with_features, server=normed)
@@ -295,11 +282,3 @@ def test_an_attack_is_on_the_change_that_arrives():
     _, change, _ = fedkd.train_client(fed, cfg, 1, 2, start["clients"][2], mentee)
     assert near(state["server"]["model"],
                 {name: w.double() + 2 / 10 * change[name] for name, w in mentee.items()})
-
-
-@pytest.mark.parametrize("networks", [
-    {"network": linear, "server": last_layer}, {"network": last_layer, "server": linear},
-    {"network": (last_layer, with_batchnorm), "server": last_layer}])
-def test_networks_without_features_are_refused_in_one_line(networks):
-    with pytest.raises(ValueError, match="must be linear, and its name classifier$"):
-        next(rounds(fedkd, federation(**networks)))

@@ -46,13 +46,6 @@ def rows_of(fed, **settings):
     return list(rounds(fedmd, fed, attack=idle, **settings)), rows
 
 
-def test_consensus_is_of_logits_not_of_probabilities():
-    """Of (4, 0) and (0, 1): (2, .5). The mean of the softmaxes is another one."""
-    logits = torch.tensor([[[4., 0.], [1., 1.]], [[0., 1.], [1., 4.]]])
-    assert fedmd.consensus(logits, [1, 1]).tolist() == [
-        [(4 + 0) / 2, (0 + 1) / 2], [(1 + 1) / 2, (1 + 4) / 2]]
-
-
 @pytest.mark.parametrize("weights", [[2, 1, 1], torch.tensor([2, 1, 1]), [.5, .25, .25]])
 def test_a_weighted_consensus_by_hand(weights):
     logits = torch.tensor([[[4., 0.]], [[0., 8.]], [[-4., 4.]]])

@@ -12,19 +12,6 @@ from federation import make_rng
 LOCAL = {"local_epochs": 3, "batch_size": 2, "lr": 0.1}
 
 
-def test_correction_is_servers_minus_own_control():
-    """Gradient -.5, c_i = .3, c = .1. The wrong sign gives -.3."""
-    corrected = scaffold.corrected_gradient(*torch.tensor([-.5, .3, .1], dtype=torch.float64))
-    assert corrected.item() == approx(-.5 - .3 + .1, abs=1e-15)
-
-
-def test_new_control_by_hand():
-    """c_i = .3, c = .1, x = 1, y = .6 after 2 steps of .1."""
-    values = torch.tensor([.3, .1, 1., .6], dtype=torch.float64)
-    new = scaffold.updated_client_control(*values, steps=2, lr=.1)
-    assert new.item() == approx(.3 - .1 + (1 - .6) / (2 * .1), abs=1e-12)
-
-
 def test_new_control_is_the_mean_gradient_along_the_path():
     """Whatever c_i and c were: y = x - lr sum_k (g_k - c_i + c)."""
     c, c_i, x, *gradients = torch.tensor([.7, -.4, 1., .3, .9, -2.], dtype=torch.float64)
@@ -66,34 +53,16 @@ def test_scaffold_round_against_slow_loop():
             c_i[i] = new
         x = [v + lr_g * (d + e) / 2 for v, d, e in zip(x, *dy)]                            # line 16
         c = [b + 2 / n * (d + e) / 2 for b, d, e in zip(c, *dc)]                           # line 17
-    _, state = last(rounds(scaffold, fed, rounds=2, participation=0.5, global_lr=lr_g, **LOCAL))
+    metrics, state = last(rounds(scaffold, fed, rounds=2, participation=0.5, global_lr=lr_g,
+                                 **LOCAL))
     kept = state["client_controls"]
     never = {*range(n)} - {*active[1], *active[2]}
     assert len(never) == 1 and not any(w.any() for i in never for w in kept[i].values())
     for ours, slow in [(state["server"]["model"], x), (state["server"]["control"], c),
                        *((kept[i], c_i[i]) for i in kept if i not in never)]:
         assert close(ours, slow)
-
-
-def start_server(fed):
-    """What the server has before round 1."""
-    return next(scaffold.run(fed, scaffold.Config()))[1]["server"]
-
-
-def test_opposite_updates_cancel_and_one_is_one_nth():
-    """Two of four clients send +d and -d; then one alone: the model moves by d, c by d / 4."""
-    fed, cfg = federation(), scaffold.Config(global_lr=1.0)
-    server = start_server(fed)
-    x, d = server["model"], {name: torch.full_like(w, .5) for name, w in server["model"].items()}
-    uploads = {i: {"model": {name: x[name] + sign * d[name] for name in x},
-                   "control_change": {name: sign * d[name] for name in x}}
-               for i, sign in [(0, 1), (1, -1)]}
-    both, one = (scaffold.aggregate(fed, cfg, server, sent, 4)
-                 for sent in (uploads, {0: uploads[0]}))
-    for name in x:
-        assert torch.allclose(both["model"][name], x[name], atol=1e-6)
-        assert torch.allclose(one["model"][name], x[name] + d[name], atol=1e-6)      # global_lr 1
-        assert not both["control"][name].any() and torch.equal(one["control"][name], d[name] / 4)
+    # Two clients send a model and the change of a control, which itself stays with them.
+    assert metrics["bytes_up"] == metrics["bytes_down"] == 2 * 4 * 2 * (4 * 3 + 3)
 
 
 def test_the_control_of_a_network_counts_that_networks_clients():
@@ -116,7 +85,7 @@ def test_the_control_of_a_network_counts_that_networks_clients():
 def test_controls_hold_parameters_only():
     """BatchNorm's buffers are averaged by samples, as in FedAvg."""
     fed, cfg = federation(sizes=(5, 3), network=with_batchnorm), scaffold.Config(**LOCAL)
-    server = start_server(fed)
+    server = next(rounds(scaffold, fed))[1]["server"]
     trained = {i: scaffold.train_client(fed, cfg, 1, i, server, server["control"]) for i in (0, 1)}
     uploads = {i: trained[i].upload for i in trained}
     after = scaffold.aggregate(fed, cfg, server, uploads, 2)
@@ -135,12 +104,6 @@ def test_a_client_whose_upload_is_left_out_keeps_its_control():
     before, after = start["client_controls"], state["client_controls"]
     assert metrics["bad_uploads"] == 1
     assert [same(before[i], after[i]) for i in (0, 1)] == [False, True]
-
-
-def test_messages_are_twice_the_parameters():
-    """A model and the change of a control; the control itself stays with the client."""
-    metrics, _ = last(rounds(scaffold, federation(), rounds=1, participation=1.0, **LOCAL))
-    assert metrics["bytes_up"] == metrics["bytes_down"] == 4 * 2 * (4 * 3 + 3) * 4    # 4 clients
 
 
 def test_scaffold_offers_no_other_optimizer():
@@ -164,5 +127,3 @@ def test_a_state_of_other_clients_or_without_controls_is_refused(module, first, 
     sizes = SIX if "another" in word else SIX[:4]
     with pytest.raises(ValueError, match=word):
         next(rounds(module, federation(sizes), state, rounds=2, **short, **then))
-    _, after = last(rounds(module, federation(SIX), state, rounds=2, **short, **first))
-    assert after["round"] == 2

@@ -42,7 +42,7 @@ def test_each_names_a_test_that_exists():
 
 # ------------------------------------------------------------------------------------- the program
 
-HAND = "equations/test_distillation.py::test_kl_is_from_teacher_to_student_by_hand[fedsdd]"
+HAND = "equations/test_distillation.py::test_distillation_is_t_squared_times_mean_kl[fedsdd]"
 VERDICTS = {    # what: (old, new, verdict)
     "a wrong sum": ("log_q)).sum(-1)", "log_q)).mean(-1)", "caught"),
     "a docstring": ("the mean over the batch: a scalar", "a scalar", "SURVIVED"),

@@ -11,7 +11,7 @@ from functions import EQUATIONS, INPUTS, identical, normal, own, results, rng
 LOGITS = {  # the positions of logits: what counts is their softmax
     "fedsdd.distillation_loss": (0, 1), "fedgems.entropy": (0,), "fedgems.is_right": (0,),
     "fedgems.entropy_weights": (0,), "fedgems.server_loss": (0, 2), "fedgems.distillation": (0, 2),
-    "fedgem.distillation": (0, 2),
+    "fedgem.distillation": (0, 2), "fedbe.sharpened_teacher": (0,),
     "fedgen.generator_loss": (0,), "fedgkt.server_loss": (0, 2), "fedgkt.client_loss": (0, 2),
     "fedntd.not_true_loss": (0, 2), "fml.mutual_loss": (0, 2)}
 LOGITS |= {f"{file}.soft_cross_entropy": (0,) for file in ("dsfl", "cronus", "fd")}
