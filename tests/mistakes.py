@@ -215,7 +215,7 @@ TABLE["algorithms/fedprox.py", "fedavg"] = [
     ('OPTIMIZERS[«cfg.optimizer→"sgd"»]',
      "contracts::optimizer_and_decay_reach_all_networks[fedprox]", "clients keep SGD")]
 TABLE["algorithms/scaffold.py", "scaffold"] = [
-    ('"bytes_up": «2 * →»sent["bytes_up"]', "messages_are_twice_the_parameters", "control variates travel free"),
+    ('"bytes_up": «2 * →»sent["bytes_up"]', "scaffold_round_against_slow_loop", "control variates travel free"),
     ("grad «- client_control +→+ client_control -» server_control",
      "new_control_is_the_mean_gradient_along_the_path", "the correction has the wrong sign"),
     ("(«global_params - local_params→local_params - global_params»)",

@@ -4,7 +4,7 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
-from toys import federation, labeled, last, linear, loaded, same, samples, with_hidden_layer
+from toys import federation, labeled, last, linear, same, samples, with_hidden_layer
 
 from algorithms import ALGORITHMS, baselines
 from experiment.plateau import run_with_plateau
