@@ -12,7 +12,7 @@ arXiv:2110.11027.
 Clients hold labeled images of their own; the server and all clients hold N labeled public images.
 Each keeps a network of any architecture and its optimizer; the server also keeps a pool of logits.
 
-A round, beside lines of Algorithm 1 (HTML); CE is cross-entropy, e epsilon, KL's temperature is 1.
+A round; in [] are lines of Algorithm 1 (HTML). CE is cross-entropy, e epsilon; KL's temperature 1.
   1   Each client trains on its own images by CE.                                            [25-27]
   2   Each client predicts the public images that are not in the pool, and sends the logits. [31-33]
   3   The server trains on the public images. Before each of its steps it predicts the batch; where
@@ -26,23 +26,23 @@ A round, beside lines of Algorithm 1 (HTML); CE is cross-entropy, e epsilon, KL'
   4   The server predicts all public images, and sends these server_logits to the clients.   [15-17]
   5   Each client trains on them by e CE + (1 - e) KL(server_logits || client).   Eq. (6)    [19-23]
 
-  step   who predicts   images              mode    gradient   augmented      loss, how often
-  1      all clients    their own           train   yes        in each pass   CE, local_epochs
-  2      all clients    public, unpooled    eval    no         once a round   none, once
-  3, 4   the server     public              eval    no         as in step 2   none
-  3      the server     public              train   yes        as in step 2   above, server_epochs
-  5      all clients    public              train   yes        as in step 2   Eq. (6), public_epochs
-  -      the server     test, one half      eval    no         no             `accuracy`, after 3
-  -      all clients    test, other half    eval    no         no             means, after 1 and 5
+  step   who predicts   images               mode   gradient  augmented     loss, how often
+  1      all clients    their own            train  yes       in each pass  CE, local_epochs
+  2      all clients    public, not in pool  eval   no        once a round  none, once
+  3      the server     public               eval   no        as in step 2  none, before each step
+  3      the server     public               train  yes       as in step 2  step 3's, server_epochs
+  4      the server     public               eval   no        as in step 2  none, once
+  5      all clients    public               train  yes       as in step 2  Eq. (6), public_epochs
+  -      the server     test, one half       eval   no        no            `accuracy`, after 3
+  -      all clients    test, other half     eval   no        no            means, after 1 and 5
 
 A client is wrong on an image for which it sends nan, infinity, or 1e30 or more in magnitude.
 
-Departures; 6 and more are in docs/DEPARTURES.md
+Departures; 5 and more are in docs/DEPARTURES.md
   1  Paper, Algorithm 1: private training ends the round. Here, as in section 3.2: it comes first.
   2  Paper: leaves open which clients Eq. (4) is over. Here: those that are right; if none is, CE.
   3  Paper, text: epsilon weighs the distillation. Here, as in the equations: it weighs CE.
   4  Paper, line 7: logits of the last round enter the pool. Here: those that were just found right.
-  5  Paper: silent on mode and crops. Here: as in the table; the pool has earlier rounds' crops.
 """
 from dataclasses import dataclass
 
@@ -162,7 +162,6 @@ def is_right(logits, labels):
     Logits with nan, infinity, or 1e30 or more in magnitude are wrong: differences and sums of the
     rest do not overflow in float32.
     """
-    labels = torch.as_tensor(labels, device=logits.device).reshape(logits.shape[-2])     # or [n, 1]
     return (logits.argmax(-1) == labels) & (logits.abs() < HUGE).all(-1)
 
 
@@ -170,7 +169,7 @@ def entropy_weights(client_logits, reliable):
     """The weight of each client on each image: softmax of 1/H over the clients that are right.
 
     client_logits    [M, n, C], float32 or wider
-    reliable         bool [M, n]: who is right, in the paper's word
+    reliable         bool [M, n]: the paper's word for clients that are right
     returns          [M, n]: 0 for other clients, whose logits may be nan; each column sums to 1, or
                      to 0 if no client is right
     source           Eq. (4); 1/H is unbounded there, and H below 1e-6 counts as 1e-6 here
@@ -216,7 +215,7 @@ def train_server(fed, cfg, t, server, pool, images, client_right, ensemble):
     """Step 3: the server's snapshot and its pool after training, and for the metrics `times`.
 
     images                    the public ones of this round [N, c, h, w]
-    client_right, ensemble    bool [N], logits [N, C]: 0 where no client is right
+    client_right, ensemble    bool [N], logits [N, C]: 0 where no client is right, or was asked
     times                     int64 [4, N]: how often each image was in each of CASES
     """
     labels = fed.public.labels
@@ -248,7 +247,7 @@ def train_server(fed, cfg, t, server, pool, images, client_right, ensemble):
 def choose_teacher(right, in_pool, client_right, pool_logits, ensemble):
     """The server's teacher of each image: nobody, the pool, or the clients.   Lines 5-12
 
-    right, in_pool, client_right    bool [B]: the server is right; it has been; a client is right
+    right, in_pool, client_right    bool [B]; `right`: the server is right
     pool_logits, ensemble           [B, C]
     returns    teacher [B, C]; has_teacher, bool [B]: where it is False, `teacher` means nothing;
                case, int64 [B]: which of CASES
@@ -269,13 +268,12 @@ def server_loss(logits, labels, teacher, has_teacher, epsilon):
     """The mean over a batch of CE, Eq. (1), or with a teacher of Eq. (2), (5): a scalar.
 
     logits, labels          [B, C], [B]
-    teacher, has_teacher    logits [B, C], which get no gradient; bool [B], or 0 and 1. Where it is
-                            False, the logits may be anything
+    teacher, has_teacher    logits [B, C], which get no gradient; bool [B]: where it is False, the
+                            logits may be anything
     """
-    has_teacher = has_teacher.bool()                       # as indices 0 and 1 would be row numbers
-    losses = F.cross_entropy(logits, labels, reduction="none")                   # [B]
-    losses[has_teacher] = distillation(logits[has_teacher], labels[has_teacher],
-                                       teacher[has_teacher], epsilon).to(losses)
+    teacher = torch.where(has_teacher[:, None], teacher, 0.0)
+    losses = torch.where(has_teacher, distillation(logits, labels, teacher, epsilon),
+                         F.cross_entropy(logits, labels, reduction="none"))      # [B]
     return losses.mean()
 
 

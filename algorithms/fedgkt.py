@@ -11,21 +11,21 @@ Edge", arXiv:2007.14513.
 
 Clients hold labeled images of their own. A client's network is an extractor, which makes feature
 maps H of images, and a classifier, which makes logits of H; the server's makes logits of H, too.
-No network is sent: each stays, with its optimizer, where it is trained. A client also keeps Z_s.
-Its view is its images, with --augment cropped and flipped; that of step 2 lasts until it trains.
+No network is sent: each stays, with its optimizer, where it is trained. A view is all images of a
+client, cropped and flipped once (with --augment); it trains on the last one that it uploaded.
 
 A round; in brackets are lines of the paper's Algorithm 1. CE is cross-entropy with the label, and
 KD(Z) = T² KL(softmax(Z / T) || softmax(logits / T)), or 0 if there is no Z:
-  1   each active client trains on its view by CE + KD(Z_s)            Eq. (7), (10)  [3-5, 19-22]
-  2   it uploads H, logits Z_c and labels of a new view                Eq. (3), (9)   [24-30]
+  1   each active client trains on its last view by CE + KD(Z_s)       Eq. (7), (10)  [3-5, 19-22]
+  2   it makes a new view, and uploads its H, logits Z_c and labels    Eq. (3), (9)   [24-30]
   3   the server trains on all uploads, client after client in each
       pass, by CE + KD(Z_c)                                            Eq. (6), (8)   [6-10]
   4   it predicts Z_s, its logits of the uploaded H                    Eq. (11)       [11-12]
   5   each of these clients receives the Z_s of its own images                        [14-15]
 
   step   who predicts             images       mode    gradient   augmented    loss, how often
-  1      an active client         its own      train   yes        once         CE + KD, E_c passes
-  2      the same                 its own      eval    no         anew, once   none, once
+  1      an active client         last view    train   yes        once         CE + KD, E_c passes
+  2      the same                 new view     eval    no         once         none, once
   3      the server               uploaded H   train   yes        as in 2      CE + KD, E_s passes
   4      the server               uploaded H   eval    no         as in 2      none, once
   -      extractor, then server   test         eval    no         no           `accuracy`, after 5
@@ -116,7 +116,7 @@ def run(fed, cfg, state=None, attack=None):
 
         # Step 4: it predicts their feature maps: {client: Z_s [n, C]}.
         server_logits = predict_server(fed, server, uploads)
-        del uploads                          # frees the feature maps before new ones are made
+        del uploads     # or these feature maps would stay in memory while the next are made
 
         # Step 5: each of these clients receives its own; after a bad upload it has none.
         clients = clients | {i: trained[i] | {"server_logits": server_logits.get(i)}
@@ -143,8 +143,8 @@ def new_client(fed, cfg, i):
 
 
 def view(fed, i, client):
-    """Client i's images [n, c, h, w], cropped and flipped. They depend on the number of its
-    trainings alone, and are made anew where they are needed: a state has no images."""
+    """Client i's view, images [n, c, h, w]. It depends on the number of its trainings alone, and is
+    made twice, for an upload and for the next training: a state has no images."""
     rng = fed.rng("view", client["trainings"], i)
     return fed.augment(fed.private[i].images, rng)                           # departure 4
 
@@ -250,11 +250,11 @@ def train_server(fed, cfg, t, server, uploads):
 def server_batches(cfg, uploads, rng):
     """[(a client, row numbers of its upload)]: the batches of a pass over all uploads.
 
-    Client comes after client, each one's rows in random order; or, mixed, the batches of all.
-    """
+    Client comes after client, each one's rows in random order; mixed: all batches are shuffled, so
+    that a pass does not end with those of the last client."""
     batches = [(i, rows) for i, sent in uploads.items()
                for rows in minibatches(sent.labels, cfg.server_batch_size, rng, epochs=1)]
-    if cfg.server_order == "mixed":                      # not in the paper
+    if cfg.server_order == "mixed":                                              # departure 5
         rng.shuffle(batches)
     return batches
 
@@ -287,7 +287,7 @@ def measure(fed, cfg, state, active, answered):
     active, answered    the clients that uploaded, and those of them that received Z_s
     """
     up, down = (sum(len(fed.private[i].labels) for i in ids) for ids in (active, answered))
-    trainings = [client["trainings"] for client in state["clients"].values()]
+    trainings = [client["trainings"] for client in state["clients"].values()]     # so far
     return {**evaluate(fed, state), "bad_uploads": len(active) - len(answered),
             "trainings_min": min(trainings), "trainings_max": max(trainings),
             "bytes_up": getattr(torch, cfg.features).itemsize * up * feature_numbers(fed),
@@ -342,16 +342,15 @@ def check(fed, cfg, state, attack):
             raise ValueError(f"{name} has no feature map to send: a client's network needs the "
                              "methods extract and classify, as gkt_edge has them")
         features, _ = predict_with_features(edge, fed.private[0].images[:1])     # [1, ...]
-        shape = [*features.shape[1:]]
-        shapes.add(tuple(shape))
-        refusal = (f"the server's network makes no logits [B, {fed.num_classes}] of the {shape} "
-                   f"feature maps of {name} (gkt_server_small goes with gkt_edge_small alone)")
+        shapes.add(tuple(features.shape[1:]))
         try:
             logits = predict(fed.server_model(), features)
+            if logits.shape != (1, fed.num_classes):
+                raise RuntimeError(f"it makes {[*logits.shape]} of one map")
         except RuntimeError as error:                    # torch's own, of shapes that do not fit
-            raise ValueError(f"{refusal}: {error}") from error
-        if logits.shape != (1, fed.num_classes):
-            raise ValueError(f"{refusal}, but {[*logits.shape]} of one")
+            raise ValueError(f"the server's network makes no logits [B, {fed.num_classes}] of the "
+                             f"{[*features.shape[1:]]} feature maps of {name} (gkt_server_small "
+                             f"goes with gkt_edge_small alone): {error}") from error
     if len(shapes) > 1:
         raise ValueError(f"feature maps of all clients need one shape, not {sorted(shapes)}")
 

@@ -1,18 +1,18 @@
 """FedKD: a client's own mentor and a shared mentee distill from each other; SVD factors are sent.
 
 Wu et al., "Communication-efficient federated learning via knowledge distillation", Nature
-Communications 2022, arXiv:2108.13323. Its text was not at hand: "paper" is what later papers say.
+Communications 2022, arXiv:2108.13323. Not at hand: below, "paper" is what later papers say of it.
 
     python fedkd_minimal.py --algo fedkd
         runs `Config` on digits of 16x16 pixels: 20 clients hold unequal shares of the classes
         (Dirichlet, alpha 0.5), 300 images each. Every second mentor has one hidden layer (mlp), the
         others are CNNs (cnn_large); the mentee is a smaller CNN (cnn). 1.5 minutes on two cores.
 
-Clients hold labeled images of their own. Each keeps its mentor, the mentor's optimizer and a matrix
-W. The mentee is the same in the server and all clients. Features are the inputs of the last layer.
+Clients hold labeled images of their own. Each keeps its mentor, the mentor's optimizer and W, a
+matrix from the mentee's features to the mentor's. Features are the inputs of the last layer.
 
 The algorithm; the numbers are ours. CE is cross-entropy with the label, KL is at temperature 1:
-  1   start with a mentor and a W in each client and a mentee, all of random weights
+  1   start with a mentor and a W in each client and one mentee for all, of random weights
   2   for each round t:
   3       for each active client, in parallel:
   4           train the mentor, a copy of the mentee, and W on the client's images, in each batch by
@@ -22,7 +22,7 @@ The algorithm; the numbers are ours. CE is cross-entropy with the label, KL is a
                   S = CE(mentor) + CE(mentee); S and what the other model predicts are constants
   5           send the change of the mentee, compressed: of each matrix of weights the largest
                   singular values and their vectors, as few as have the share `energy` of the sum
-                  of all squared values; it is sent as it is if that needs no more numbers
+                  of all squared values; or the matrix as it is, if it has no more numbers
   6       change = the mean of these changes, by numbers of images, compressed again
   7       the server and all clients, active or not, add this change to the mentee
 BatchNorm's statistics are sent as they are after training; their mean becomes the mentee's.
@@ -36,7 +36,7 @@ BatchNorm's statistics are sent as they are after training; their mean becomes t
 An upload with a number that is nan, infinite, or 1e30 or more in magnitude is left out; its client
 keeps what it trained, so that a mentor that is nan stays so. If none is left, the mentee stays.
 
-Departures; 6 and more are in docs/DEPARTURES.md
+Departures; 6 and more are in docs/DEPARTURES.md. The public code is github.com/wuch15/FedKD
   1  Public code: minimizes the losses' sum. Here: S and the other model's output are constants.
   2  Public code: KL is the mean over batch and classes. Here: the sum over classes.
   3  Public code: H is of several layers, of one size, without W. Here: of the last, and with W.
@@ -67,15 +67,15 @@ class Config(Settings):
     lr: Positive = 0.01                  # of mentor, mentee and W, constant
     hidden: bool = True                  # False: H is 0, so that W does not change
     energy_first: Share = 0.95           # `energy` in round 1; it rises evenly to energy_last
-    energy_last: Share = 0.98            # in round energy_rounds and later; both as in public code
+    energy_last: Share = 0.98            # in round energy_rounds and later; both the public code's
     energy_rounds: Count = 20            # 1: energy_last from the start
     optimizer: Optimizer = "momentum"    # the mentor's is kept over the rounds, that of mentee and
     #                                      W is new in every round
     weight_decay: NonNegative = 0.0      # L2 penalty of both optimizers
 
 
-# These values are ours, as in fml.py, so that the two can be compared. The command line has no
-# --paper for them; from Python: fedkd.run(fed, fedkd.Config(**fedkd.PAPER)).
+# Of no paper: our own values, as in fml.py, so that the two can be compared. No --paper has them;
+# from Python, fedkd.run(fed, fedkd.Config(**fedkd.PAPER)) runs them.
 PAPER = dict(rounds=100, local_epochs=1, batch_size=64, lr=0.05, energy_rounds=100)
 
 
@@ -96,13 +96,14 @@ def run(fed, cfg, state=None, attack=None):
                  "clients": {i: new_client(fed, i) for i in range(len(fed.private))}}
         yield evaluate(fed, state), state
     mentee = state["server"]["model"]    # state_dict
+    buffers = {name for name, _ in fed.server_model().named_buffers()}       # of BatchNorm
     clients = state["clients"]           # {i: {"model", "optimizer": the mentor's, "W"}}
 
     for t in range(state["round"] + 1, cfg.rounds + 1):
         # Step 3-5: each active client trains both models, and uploads the change of the mentee.
         active = fed.sample_clients(cfg.participation, t)
         trained = parallel_map(
-            fed, active, lambda i: train_client(fed, cfg, t, i, clients[i], mentee))
+            fed, active, lambda i: train_client(fed, cfg, t, i, clients[i], mentee, buffers))
         clients = clients | {i: result.client for i, result in trained.items()}
         uploads = {i: result.upload for i, result in trained.items()}
         uploads = attack.poison_weights(uploads) if attack else uploads
@@ -113,8 +114,8 @@ def run(fed, cfg, state=None, attack=None):
         if uploads:
             sizes = [len(fed.private[i].labels) for i in uploads]                # departure 5
             mean = average_weights([*uploads.values()], sizes)
-            change, numbers_down = compress_all(fed, mean, energy_of(cfg, t))
-            mentee = add_change(fed, mentee, change)
+            change, numbers_down = compress_all(mean, buffers, energy_of(cfg, t))
+            mentee = add_change(mentee, change, buffers)
 
         state = {**state, "round": t, "server": {"model": mentee}, "clients": clients}
         yield measure(fed, state, trained, uploads, numbers_down), state
@@ -134,11 +135,11 @@ class Trained(NamedTuple):
     numbers: int             # how many numbers are sent for the changes
 
 
-def train_client(fed, cfg, t, i, client, weights):
+def train_client(fed, cfg, t, i, client, weights, buffers):
     """Step 4-5: client i, `Trained`.
 
-    client     what it kept
-    weights    the shared mentee's state_dict
+    client              what it kept
+    weights, buffers    the shared mentee's state_dict, and the names of BatchNorm's statistics in it
     """
     images, labels = fed.private[i]
     mentor, mentor_optimizer = resume(client, fed.client_model(i), cfg.optimizer, cfg.lr,
@@ -164,15 +165,17 @@ def train_client(fed, cfg, t, i, client, weights):
             mentee_loss.backward()
             mentor_optimizer.step()
             mentee_optimizer.step()
-    buffers = dict(mentee.named_buffers())
     change = {name: after if name in buffers else after - weights[name]
               for name, after in mentee.state_dict().items()}
-    upload, numbers = compress_all(fed, change, energy_of(cfg, t))
+    if is_usable(change):
+        upload, numbers = compress_all(change, buffers, energy_of(cfg, t))
+    else:                # nan has no singular values: it is sent as it is, and the server drops it
+        upload, numbers = change, sum(w.numel() for w in mentee.parameters())
     return Trained(snapshot(mentor, mentor_optimizer) | {"W": W.detach()}, upload, numbers)
 
 
 def forward_with_features(model, images):
-    """(features [B, D], which the last layer `classifier` reads, logits [B, C])."""
+    """(features [B, D], which the last layer `classifier` reads, logits [B, C]): float32."""
     features = []
     hook = model.classifier.register_forward_pre_hook(
         lambda layer, inputs: features.append(inputs[0].float()))
@@ -214,22 +217,18 @@ def kl_divergence(teacher, student):
 
 
 def energy_of(cfg, t):
-    """The share of the squared singular values that is sent in round t."""
+    """The share of the squared singular values that is sent in round t.
+
+    Departure 6: in the public code `progress` is t / rounds.
+    """
     if t >= cfg.energy_rounds:
         return cfg.energy_last
-    progress = (t - 1) / (cfg.energy_rounds - 1)                                 # departure 6
+    progress = (t - 1) / (cfg.energy_rounds - 1)
     return cfg.energy_first + (cfg.energy_last - cfg.energy_first) * progress
 
 
-def compress_all(fed, change, energy):
-    """({name: what arrives}, how many numbers are sent for the weights).
-
-    change    {name: tensor} of the mentee; buffers arrive as they are. If it is not usable it has
-              no SVD, and is sent as it is: the server leaves it out
-    """
-    buffers = dict(fed.server_model().named_buffers())
-    if not is_usable(change):
-        return change, sum(x.numel() for name, x in change.items() if name not in buffers)
+def compress_all(change, buffers, energy):
+    """({name: what arrives} of a change {name: tensor}, how many numbers are sent for weights)."""
     messages = {name: (x, 0) if name in buffers else compress(x, energy)
                 for name, x in change.items()}
     return ({name: arrived for name, (arrived, _) in messages.items()},
@@ -257,9 +256,8 @@ def compress(tensor, energy):
     return (U[:, :rank] * sigma[:rank] @ Vt[:rank]).view(tensor.shape), numbers
 
 
-def add_change(fed, mentee, change):
+def add_change(mentee, change, buffers):
     """The mentee's state_dict after a change, which has its new buffers."""
-    buffers = dict(fed.server_model().named_buffers())
     return {name: change[name] if name in buffers else w + change[name]
             for name, w in mentee.items()}
 
@@ -270,12 +268,12 @@ def add_change(fed, mentee, change):
 def measure(fed, state, trained, uploads, numbers_down):
     """The metrics of a round. Bad uploads are sent, too; the mean change goes to all clients."""
     receivers = len(fed.private) if uploads else 0
-    up, down = (count_weight_bytes([(fed.server_model(), n)]) for n in (len(trained), receivers))
+    buffer_bytes = count_weight_bytes([(fed.server_model(), 1)])["bytes_up_buffers"]
     return {**evaluate(fed, state), "bad_uploads": len(trained) - len(uploads),
             "bytes_up": FLOAT_BYTES * sum(result.numbers for result in trained.values()),
             "bytes_down": FLOAT_BYTES * numbers_down * receivers,
-            "bytes_up_buffers": up["bytes_up_buffers"],
-            "bytes_down_buffers": down["bytes_down_buffers"]}
+            "bytes_up_buffers": buffer_bytes * len(trained),
+            "bytes_down_buffers": buffer_bytes * receivers}
 
 
 def evaluate(fed, state):

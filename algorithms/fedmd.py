@@ -1,7 +1,7 @@
 """FedMD: clients with networks of their own design learn from the mean of their logits.
 
-Li and Wang, "FedMD: Heterogenous Federated Learning via Model Distillation", arXiv:1910.03581. What
-is said below of code is said of the authors', github.com/diogenes0319/FedMD_clean, for CIFAR.
+Li and Wang, "FedMD: Heterogenous Federated Learning via Model Distillation", arXiv:1910.03581.
+"Code" is the authors', github.com/diogenes0319/FedMD_clean, for CIFAR.
 
     python fedkd_minimal.py --algo fedmd
         runs `Config` on digits of 16x16 pixels: 20 clients with a small CNN hold unequal shares of
@@ -12,37 +12,37 @@ is said below of code is said of the authors', github.com/diogenes0319/FedMD_cle
 
 Client k of m holds a few labeled private images; all hold N labeled public ones. If these are of
 another task than private and test images, the output layer is joint: its C classes are the public
-ones, then the task's. A client keeps its weights, and an optimizer for each of the steps 4 and 5.
+ones, then the task's. The labels in `fed` are numbered so, and a prediction is the largest of
+all C logits. A client keeps its weights, and an optimizer for each of the steps 4 and 5.
 
 Algorithm 1. The numbers are ours; steps 1 to 5 are a round, of which there are P.
   0   transfer: each client trains a network of random weights on the public images, then on its
           private ones, both times until its accuracy stops growing            (departure 2, 3)
   1   the server draws n public images, of each class its share, and sends their row numbers
   2   communicate: each client k sends f_k, its logits of these images, [n, C]
-  3   aggregate: the server sends all clients f~ = sum_k c_k f_k, with c_k = 1 / m
+  3   aggregate: the server sends all f~ = sum_k c_k f_k, c_k = 1 / m or of `consensus_weights`
   4   digest: each client trains on the n images by the mean of |f_k - f~|        (departure 1)
   5   revisit: each client trains on its private images                           (departure 2)
 
-Each row of this table is about the networks of all clients:
-  step   images     mode    gradient   augmented      loss, how often
-  0      public     train   yes        in each pass   CE, transfer_public_epochs at most
-  0      held out   eval    no         no             none, after each pass (departure 3)
-  0      private    train   yes        in each pass   CE, transfer_local_epochs at most
-  2      the n      eval    no         once a round   none, once; all see the same crops
-  4      the n      train   yes        as in step 2   |f_k - f~|, public_epochs
-  5      private    train   yes        in each pass   CE, local_epochs
-  -      test       eval    no         no             `accuracy`: the mean, after step 5
-  -      test       eval    no         no             `client_accuracy_distilled`, after step 4
+  step   clients predict   mode    gradient   augmented      loss, how often
+  0      public            train   yes        in each pass   CE, transfer_public_epochs at most
+  0      held out          eval    no         no             none, after each pass (departure 3)
+  0      private           train   yes        in each pass   CE, transfer_local_epochs at most
+  2      the n             eval    no         once a round   none, once; all see the same crops
+  4      the n             train   yes        as in step 2   |f_k - f~|, public_epochs
+  5      private           train   yes        in each pass   CE, local_epochs
+  -      test              eval    no         no             `accuracy`: the mean, after step 5
+  -      test              eval    no         no             `client_accuracy_distilled`, after 4
 
-If a client's logits have nan, infinity, or 1e30 or more in magnitude, its c_k is 0 in this round.
-The other c_k sum to 1. If all are 0, nobody digests, and `client_accuracy_distilled` is null.
+If a client's logits have nan, infinity, or 1e30 or more in magnitude, its c_k is 0 in this round,
+and the others sum to 1. If all are 0, nobody digests, and `client_accuracy_distilled` is null.
 
 Departures; 5 and more are in docs/DEPARTURES.md
   1  Paper: names no loss for step 4. Here, as in the code: the mean absolute error.
-  2  Code: step 0 and revisits share one Adam. Here: each has its own, and is new in round 1.
+  2  Code: step 0 and revisits share one Adam. Here: that of the revisits is new in round 1.
   3  Code: step 0 stops by the accuracy on test images. Here: on a held-out tenth of the public
      images, then on validation images, which no client has.
-  4  Paper: no penalty. Here, as in the code: kernel_l2 |W|² in every loss; W is in `penalty`.
+  4  Paper: no penalty. Here, as in the code: every loss has kernel_l2 |W|², W of the last layer.
 """
 from dataclasses import dataclass
 
@@ -61,10 +61,10 @@ class Config(Settings):
     rounds: Natural = 10                    # P
     transfer_public_epochs: Natural = 5     # step 0: passes over the public images, at most
     transfer_public_batch_size: Count = 128
-    transfer_local_epochs: Natural = 10     # step 0: passes over the private images, at most
+    transfer_local_epochs: Natural = 10     # step 0: passes over the private images, at most;
+    #                                         up to 10 are all made, see PRIVATE_PATIENCE
     transfer_batch_size: Count = 32
-    early_stopping: bool = True             # False: step 0 makes all passes, over all public ones;
-    #                                         at most 10 passes over private images never stop early
+    early_stopping: bool = True             # False: step 0 makes all passes, and holds none out
     min_delta: NonNegative = 0.005          # step 0, public images: a smaller gain is none
     subset_size: Count | None = 1000        # n; None: all public images
     public_epochs: Natural = 1              # digest: passes over the n public images
@@ -75,15 +75,17 @@ class Config(Settings):
     optimizer: Optimizer = "adam"           # of all training
     weight_decay: NonNegative = 0.0         # L2 penalty of the optimizers, on all weights
     kernel_l2: NonNegative = 1e-3           # factor of |W|², the penalty on the last layer
-    consensus_weights: tuple[NonNegative, ...] | None = None   # c_k, up to a factor; None: equal
+    consensus_weights: tuple[NonNegative, ...] | None = None   # one of each client, of any sum;
+    #                                         c_k is its share of it. None: equal, departure 6
 
 
-# The code's, where it differs from Config; the paper (section 3) has n, and Adam. Departure 7 is
-# about classes and networks.
+# The code's values, where they differ from Config; of these the paper gives n alone. Clients,
+# classes, networks: experiment/presets.py.
 PAPER = dict(rounds=20, transfer_public_epochs=20, transfer_local_epochs=25, subset_size=5000,
              public_batch_size=256, local_epochs=4)
 
-# Step 0 in the code: it ends after so many passes without a gain.
+# Step 0 in the code: it ends after so many passes in a row without a gain. The first pass always
+# brings one.
 PUBLIC_PATIENCE, PRIVATE_PATIENCE = 3, 10
 PRIVATE_MIN_DELTA = 0.001       # private images: a smaller gain is none
 
@@ -91,8 +93,9 @@ PRIVATE_MIN_DELTA = 0.001       # private images: a smaller gain is none
 def run(fed, cfg, state=None, attack=None):
     """Yields (metrics, state) after round 0, the transfer, and after every round.
 
-    fed       a `Federation`, with public images, and validation images for early stopping. Without
-              step 0 (transfer_public_epochs=0) they need no labels: any n of them are drawn
+    fed       a `Federation`, with public images, and validation images for early stopping. If no
+              client trains on public labels (transfer_public_epochs=0), it needs none: any n of
+              the images are drawn
     cfg       a `Config`
     state     one that it has yielded, to go on from; None: from the start
     attack    replaces the uploads of malicious clients (attacks.py); None: there are none
@@ -110,8 +113,7 @@ def run(fed, cfg, state=None, attack=None):
 
     for t in range(state["round"] + 1, cfg.rounds + 1):
         # Step 1: the server draws n public images.
-        rows = public_subset(public_labels(fed), cfg.subset_size, fed.rng("subset", t))
-        rows = torch.from_numpy(rows).to(fed.device)                         # [n]
+        rows = public_subset(fed.public, cfg.subset_size, fed.rng("subset", t))      # [n]
         images = fed.augment_public(t)[rows]                                 # [n, c, h, w]
 
         # Step 2: each client sends its logits of them.
@@ -139,7 +141,7 @@ def run(fed, cfg, state=None, attack=None):
 
 
 # --------------------------------------------------------------------------------------------------
-# Step 0. Between all steps a client is a dict, whose "model" are the weights of its network.
+# Step 0. Between steps a client is a dict, whose "model" is the state_dict of its network.
 
 def transfer_public(fed, cfg, k):
     """Client k after training on the public images, less a tenth that all clients hold out.
@@ -199,31 +201,26 @@ def train_until_converged(fed, cfg, model, data, held_out, name, epochs, batch_s
 # --------------------------------------------------------------------------------------------------
 # Steps 1 to 5. A client also has the state of its "digest_optimizer" and "revisit_optimizer".
 
-def public_labels(fed):
-    """The labels of the public images, int64 [N]; zeros, as if of one class, if they have none."""
-    if fed.public.labels is None:
-        return np.zeros(len(fed.public.images), np.int64)
-    return fed.public.labels.cpu().numpy()
+def public_subset(data, size, rng):
+    """Sorted row numbers of n random images, int64 [n]: of each class its share, to within 1.
 
-
-def public_subset(labels, size, rng):
-    """Sorted row numbers of `size` random samples, int64 [n]; of each class its share, to within 1.
-
-    labels    int array [N]
-    size      None, or N or more: all samples
-    It is a systematic sample. The N samples stand in a line, class after class, in random order
-    within a class; every (N / n)-th is taken, from a random start. For n = 3 of N = 6 these are
-    places 0, 2, 4 or 1, 3, 5 of the line.
-    >>> labels = np.array([0, 1, 0, 1, 1, 1])           # a third of 0, two thirds of 1
-    >>> np.sort(labels[public_subset(labels, 3, np.random.default_rng(0))])
-    array([0, 1, 1])
+    data    images and labels of N samples; without labels any n are drawn
+    size    n; None, or more than N: all
+    It is a systematic sample (departure 5). The N samples stand in a line, class after class, in
+    random order within a class; every (N / n)-th is taken, from a random start. For n = 3 of N = 6
+    these are places 0, 2, 4 or 1, 3, 5 of the line.
+    >>> labels = torch.tensor([0, 1, 0, 1, 1, 1])       # a third of 0, two thirds of 1
+    >>> rows = public_subset(Data(torch.zeros(6, 4), labels), 3, np.random.default_rng(0))
+    >>> labels[rows].sort().values
+    tensor([0, 1, 1])
     """
-    N = len(labels)
+    N = len(data.images)
     n = min(size or N, N)
-    shuffled = rng.permutation(N)
-    line = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    line = torch.from_numpy(rng.permutation(N)).to(data.images.device)
+    if data.labels is not None:
+        line = line[data.labels[line].argsort(stable=True)]
     places = (np.arange(n) + rng.random()) * N / n          # from [0, N / n) on, N / n apart
-    return np.sort(line[places.astype(np.int64)])           # rounded down; departure 5
+    return line[places.astype(np.int64)].sort().values      # rounded down
 
 
 def predict_client(fed, k, client, images):
@@ -233,15 +230,14 @@ def predict_client(fed, k, client, images):
     return predict(model, images)
 
 
-def consensus(client_logits, weights=None):
+def consensus(client_logits, weights):
     """f~ = sum_k c_k f_k, the weighted mean of the clients' logits: [m, n, C] -> [n, C].   Step 3
 
-    weights    [m], >= 0 and not all 0; divided here by their sum, they are the c_k. None: equal
+    weights    m numbers, >= 0 and not all 0; c_k is weights[k] / sum(weights)
     >>> consensus(torch.tensor([[[3., 0.]], [[0., 6.]]]), weights=[2, 1])
     tensor([[2., 2.]])
     """
-    weights = [1.0] * len(client_logits) if weights is None else weights     # departure 6
-    weights = torch.as_tensor(weights, dtype=client_logits.dtype, device=client_logits.device)
+    weights = client_logits.new_tensor(weights)                                  # [m]
     return torch.tensordot(weights / weights.sum(), client_logits, dims=1)
 
 
@@ -326,9 +322,11 @@ def evaluate(fed, state, digested=None):
     digested    the clients after step 4; None: these accuracies are null
     """
     private = score_clients(fed, state["clients"], "client_accuracy_private", each=True)
-    distilled = score_clients(fed, digested or state["clients"], "client_accuracy_distilled")
-    if digested is None:
-        distilled = dict.fromkeys(distilled)                                     # all null
+    if digested:
+        distilled = score_clients(fed, digested, "client_accuracy_distilled")
+    else:                                                # without those of a single client
+        distilled = {name.replace("private", "distilled"): None for name in private
+                     if not name[-1].isdigit()}
     return {"accuracy": private.pop("client_accuracy_private"), **distilled, **private}
 
 

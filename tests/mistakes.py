@@ -757,7 +757,7 @@ TABLE["algorithms/fedkd.py", "fedkd"] = [
      "a kernel as matrices of k columns, which numpy's svd makes of it", "public code of FedKD"),
     ("if name in buffers else after« - weights[name]→»", "rounds_of_fedkd_against_a_slow_loop",
      "the parameters are compressed, not their change", "HtFLlib's and PFLlib's FedKD"),
-    ("mentee = add_change(fed, mentee, «change→mean»)", "rounds_of_fedkd_against_a_slow_loop",
+    ("mentee = add_change(mentee, «change→mean», buffers)", "rounds_of_fedkd_against_a_slow_loop",
      "the mean change comes back uncompressed"),
     ("sizes = [«len(fed.private[i].labels)→1» for i in uploads]",
      "rounds_of_fedkd_against_a_slow_loop", "clients count equally whatever their sizes",

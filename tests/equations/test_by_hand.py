@@ -150,7 +150,7 @@ def test_the_printed_round_of_fedsdd_is_that_of_the_algorithm(top, printed, monk
 @both
 def test_the_printed_round_of_fedmd_is_that_of_the_algorithm(top, printed, monkeypatch):
     text, top = printed(reference.fedmd, top("fedmd")), reference.fedmd
-    monkeypatch.setattr(fedmd, "public_subset", lambda labels, size, rng: np.array(top.SUBSET))
+    monkeypatch.setattr(fedmd, "public_subset", lambda data, size, rng: torch.tensor(top.SUBSET))
     fed = federation(top.PRIVATE, len(top.CLIENTS[0]), len(top.CLIENTS[0][0]))
     cfg = fedmd.Config(rounds=top.ROUNDS, **ONCE, **SGD, public_batch_size=99, lr=top.LR,
                        kernel_l2=top.KERNEL_L2, consensus_weights=tuple(top.WEIGHTS),

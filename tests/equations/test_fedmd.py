@@ -46,7 +46,14 @@ def rows_of(fed, **settings):
     return list(rounds(fedmd, fed, attack=idle, **settings)), rows
 
 
-@pytest.mark.parametrize("weights", [[2, 1, 1], torch.tensor([2, 1, 1]), [.5, .25, .25]])
+def public_rows(labels, size, t=1):
+    """The rows of round t, of images with these labels."""
+    labels = torch.as_tensor(labels)
+    data = Data(torch.zeros(len(labels), 1, 2, 2), labels)
+    return fedmd.public_subset(data, size, make_rng(0, "subset", t))
+
+
+@pytest.mark.parametrize("weights", [[2, 1, 1], [.5, .25, .25]])
 def test_a_weighted_consensus_by_hand(weights):
     logits = torch.tensor([[[4., 0.]], [[0., 8.]], [[-4., 4.]]])
     expected = [[(2 * 4 + 1 * 0 + 1 * -4) / 4, (2 * 0 + 1 * 8 + 1 * 4) / 4]]
@@ -115,7 +122,7 @@ def test_a_public_subset_has_of_each_class_its_share_to_one(counts, size):
     labels = np.random.default_rng(0).permutation(np.repeat(np.arange(len(counts)), counts))
     expected = min(size or 5000, len(labels))
     for t, named in itertools.product(range(10), (labels, labels + 10, -labels)):
-        rows = fedmd.public_subset(named, size, make_rng(0, "subset", t))
+        rows = public_rows(named, size, t).numpy()
         assert rows.dtype == np.int64 and rows.tolist() == sorted(set(rows.tolist()))
         assert len(rows) == expected and 0 <= rows[0] and rows[-1] < len(labels)
         drawn = collections.Counter(labels[rows].tolist())
@@ -125,16 +132,14 @@ def test_a_public_subset_has_of_each_class_its_share_to_one(counts, size):
 @pytest.mark.parametrize("labels", [np.arange(20) % 3, np.arange(20)])
 def test_every_sample_is_drawn_as_often_as_every_other(labels):
     """300 times 6 of 20: each 90 times, give or take 5 standard deviations."""
-    counts = collections.Counter(n for t in range(300) for n in fedmd.public_subset(
-        labels, 6, make_rng(0, "subset", t)).tolist())
+    counts = collections.Counter(n for t in range(300) for n in public_rows(labels, 6, t).tolist())
     assert all(abs(counts[n] - 300 * .3) < 5 * math.sqrt(300 * .3 * .7) for n in range(20))
 
 
 def test_each_rounds_subset_is_of_its_own_stream():
     fed = joint()
     _, rows = rows_of(fed, **{**BRIEF, "rounds": 3})
-    expected = [fedmd.public_subset(fed.public.labels.numpy(), 7, make_rng(0, "subset", t)).tolist()
-                for t in (1, 2, 3)]
+    expected = [public_rows(fed.public.labels, 7, t).tolist() for t in (1, 2, 3)]
     assert [r.tolist() for r in rows] == expected and len(set(map(str, expected))) == 3
 
 
@@ -147,8 +152,7 @@ def test_public_images_without_labels_will_do_if_no_client_trains_on_them_in_ste
     if size is None:
         assert [x for x, _ in rows] == [x for x, _ in rows_of(fed, **settings)[0]]
     else:
-        expected = fedmd.public_subset(np.zeros(24), 7, make_rng(0, "subset", 1))
-        assert [x.tolist() for x in drawn] == [expected.tolist()]
+        assert [x.tolist() for x in drawn] == [public_rows(np.zeros(24), 7).tolist()]
 
 
 def test_the_penalty_is_of_the_last_layers_kernel_alone():

@@ -281,8 +281,8 @@ RIGHT = {
         lambda z, f: F.l1_loss(z, f.detach()),
         lambda z, f: torch.linalg.vector_norm(z - f.data, ord=1) / z.numel()],
     "fedmd.consensus": [
-        lambda z, w=None: torch.einsum("mnc,m->nc", z.double(), F.normalize(
-            torch.ones(len(z)).double() if w is None else torch.tensor(w).double(), p=1, dim=0))],
+        lambda z, w: torch.einsum("mnc,m->nc", z.double(), F.normalize(
+            torch.tensor(w).double(), p=1, dim=0))],
     "dsfl.soft_cross_entropy": [
         lambda z, y: CE(z, y.detach(), reduction="none"),
         lambda z, y: -torch.einsum("bc,bc->b", y.detach(), log_softmax(z))],
