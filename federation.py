@@ -5,14 +5,12 @@ two into a folder, and they run:
     for metrics, state in fedsdd.run(fed, fedsdd.Config(rounds=10)):
         print(metrics["accuracy"])
 
-The sections below are: 1 random numbers, 2 the federation and how one is made of tensors,
-3 training, 4 uploads and their average, 5 prediction and accuracy, 6 bytes, 7 settings and what an
-algorithm declares, 8 several processes.
+`__all__` below lists what algorithms import, section by section.
 
-An algorithm is a file with a Config, its settings; with `run`, a generator over its rounds; and with
-an `ALGORITHM`, which says what it needs. `run` yields (metrics, state) before the first round, as
-round 0, and after each round. If it is given a state that it has yielded, it goes on with the next
-round, with the numbers of a run without a stop.
+An algorithm is a file with a Config, its settings, a generator `run`, and an `ALGORITHM`, which says
+what it needs. `run` yields (metrics, state) before the first round, as round 0, and after each
+round. If it is given a state that it has yielded, it goes on with the next round, with the numbers
+of a run without a stop.
   metrics    {name: a number, or None where there is none}. `accuracy` is the headline. `bytes_up`
              and `bytes_down` are the sums over the clients in this round, and `bad_uploads` is the
              number of clients whose uploads were left out
@@ -29,7 +27,8 @@ round, with the numbers of a run without a stop.
              process would train the server's model anew
   streams    random numbers are named by their purpose: "active", t for the clients of round t;
              "local", t, i for client i's training; "distil", t, k for the distillation of model k;
-             "view", t for the crops of the public images; "init", k for the k-th random weights
+             "view", t for the crops of the public images; "init", k and "server init", k for the
+             k-th random weights. An algorithm adds its own, as FedSDD "groups", t
 
 This is FedAvg:
 
@@ -98,6 +97,18 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+__all__ = [
+    "make_rng", "seed_torch",                                                                    # 1
+    "Data", "Federation", "from_tensors", "new_network", "in_bfloat16", "draw_clients",          # 2
+    "minibatches", "OPTIMIZERS", "snapshot", "resume",                                           # 3
+    "HUGE", "is_usable", "drop_bad_uploads", "average_weights",                                  # 4
+    "predict", "predict_models", "predict_clients", "accuracy", "is_correct", "own_accuracy",    # 5
+    "mean_of", "disagreement", "score_clients", "score_personal", "score_global", "score_server",
+    "FLOAT_BYTES", "INDEX_BYTES", "count_weight_bytes", "count_logit_bytes",                     # 6
+    "Settings", "Natural", "Count", "NonNegative", "Positive", "Share", "Fraction",              # 7
+    "Optimizer", "Algorithm", "checked",
+    "parallel_map", "on_server"]                                                                 # 8
 
 # --------------------------------------------------------------------------------------------------
 # 1  Random numbers. Each purpose has a stream of its own, named by a seed and words such as
@@ -237,8 +248,8 @@ def from_tensors(private, test, networks, *, public=None, validation=None, serve
     shapes = [tuple(predict(client_model(j), test_images[:1]).shape) for j in range(len(networks))]
     num_classes = shapes[0][-1]
     if {*shapes} != {(1, num_classes)}:
-        raise ValueError(f"networks: all must give logits [B, C] with the same C, not of one image "
-                         f"{', '.join(map(str, shapes))}")
+        raise ValueError(f"networks: logits are [B, C], with the same C, but of one image they are "
+                         f"{', '.join(str([*shape]) for shape in shapes)}")
 
     def data(name, part):
         images = image_tensor(name, part[0], device)
@@ -340,6 +351,13 @@ def minibatches(images, batch_size, rng, epochs=None, steps=None):
             made += 1
 
 
+OPTIMIZERS = {"sgd": torch.optim.SGD, "momentum": partial(torch.optim.SGD, momentum=0.9),
+              "nesterov": partial(torch.optim.SGD, momentum=0.9, nesterov=True),
+              "adam": torch.optim.Adam, "amsgrad": partial(torch.optim.Adam, amsgrad=True),
+              "adamw": torch.optim.AdamW}
+OPTIMIZER_KEYS = ("momentum", "nesterov", "amsgrad", "decoupled_weight_decay")    # tell them apart
+
+
 def snapshot(model, optimizer=None):
     """{"model": state_dict, "optimizer": state_dict or None}: copies, to be kept between rounds."""
     return {"model": {name: w.clone() for name, w in model.state_dict().items()},
@@ -357,8 +375,7 @@ def resume(saved, model, name, lr, weight_decay=0.0):
     optimizer = OPTIMIZERS[name](model.parameters(), lr=lr, weight_decay=weight_decay)
     if saved["optimizer"] is not None:
         new, old = optimizer.param_groups[0], saved["optimizer"]["param_groups"][0]
-        is_same = all(new.get(key) == old.get(key) for key in ("momentum", "nesterov", "amsgrad"))
-        if not is_same:
+        if any(new.get(key) != old.get(key) for key in OPTIMIZER_KEYS):
             raise ValueError(f"the snapshot is of another optimizer than {name}")
         state = copy.deepcopy(saved["optimizer"]["state"])       # steps change it in place
         for numbers in state.values():
@@ -600,9 +617,6 @@ NonNegative = Annotated[float, "[0, inf)"]
 Positive = Annotated[float, "(0, inf)"]
 Share = Annotated[float, "(0, 1]"]
 Fraction = Annotated[float, "[0, 1]"]
-OPTIMIZERS = {"sgd": torch.optim.SGD, "momentum": partial(torch.optim.SGD, momentum=0.9),
-              "nesterov": partial(torch.optim.SGD, momentum=0.9, nesterov=True),
-              "adam": torch.optim.Adam, "amsgrad": partial(torch.optim.Adam, amsgrad=True)}
 Optimizer = Literal[tuple(OPTIMIZERS)]
 
 
@@ -739,14 +753,17 @@ def parallel_map(fed, ids, fn, threads=None, to_server=False):
     finally:
         torch.set_num_threads(before)
     if world > 1:
-        results = send_to_first(fed, results) if to_server else send_to_all(
-            fed, results, senders=range(min(world, len(ids))))
+        if to_server:
+            results = send_to_first(fed, results)
+        else:
+            results = send_to_all(fed, results, senders=range(min(world, len(ids))))
     return {i: results[i] for i in ids if i in results}
 
 
 def on_server(function):
     """Decorator of function(fed, ...): one process computes it, with the server's CPU threads, and
-    all have the result. The function calls neither parallel_map nor predict_models."""
+    all have the result. The function does not call parallel_map, nor predict_models or a `score_`
+    function, which do."""
     @wraps(function)
     def wrapper(fed, *arguments, **keywords):
         return parallel_map(fed, [0], lambda _: function(fed, *arguments, **keywords),

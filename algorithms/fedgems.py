@@ -322,16 +322,17 @@ def measure(fed, state, trained, unpooled, client_logits, weights, times):
     bytes, bad_uploads    of the logits that the paper's server would ask for in step 3: those of
                           images that were ever in the third or fourth case
     """
+    num_clients, N = len(client_logits), times.shape[1]
     shares = times.sum(1).double() / times.sum()                                 # [4]
-    asked = times[2:, unpooled].any(0)              # bool [n]
-    fused = weights[:, times[2, unpooled] > 0]                                   # [M, third case]
+    asked = times[2:, unpooled].any(0)                                           # bool [n]
+    num_asked = int(asked.sum())
+    taught = weights[:, times[2, unpooled] > 0]                                  # [M, third case]
+    effective = (1 / taught.square().sum(0)).mean().item() if taught.numel() else None
     bad = [not is_usable(of_client) for of_client in client_logits[:, asked]]
     return {**evaluate(fed, state, trained), **dict(zip(CASES, shares.tolist())),
-            "effective_teachers":
-                (1 / fused.square().sum(0)).mean().item() if fused.numel() else None,
-            "bad_uploads": sum(bad),
-            **count_logit_bytes(len(bad), fed.num_classes, up=int(asked.sum()),
-                                down=times.shape[1], indices=int(asked.sum()))}
+            "effective_teachers": effective, "bad_uploads": sum(bad),
+            **count_logit_bytes(num_clients, fed.num_classes, up=num_asked, down=N,
+                                indices=num_asked)}
 
 
 def evaluate(fed, state, trained=None):

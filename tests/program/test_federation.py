@@ -144,8 +144,8 @@ def test_images_and_labels_that_do_not_fit_are_refused_by_the_name_of_their_part
 
 @pytest.mark.parametrize("words, networks", [
     ("give the class", [NETWORK]), ("a new network in each call", [lambda: NETWORK]),
-    ("with the same C, ", [with_hidden_layer, lambda: with_hidden_layer(5)]),
-    ("with the same C, ", [lambda: nn.Conv2d(1, 3, (2, 1))]),
+    ("with the same C", [with_hidden_layer, lambda: with_hidden_layer(5)]),
+    ("with the same C", [lambda: nn.Conv2d(1, 3, (2, 1))]),
     ("finite float32", [with_weights(torch.bfloat16)]), ("finite", [with_weights(value=torch.inf)]),
     ("finite", [with_weights(value=torch.nan)])])
 def test_networks_that_do_not_fit_are_refused(words, networks):
