@@ -404,6 +404,12 @@ class Algorithm:
     def needs_validation(self, cfg):
         return any(getattr(cfg, name) not in (None, False) for name in self.validation_for)
 
+    def needs(self, cfg):
+        """Those of "public", "labels" (of the public images), "validation" that it needs."""
+        found = {"public": self.needs_public(cfg), "labels": self.needs_labels(cfg),
+                 "validation": self.needs_validation(cfg)}
+        return {name for name, is_needed in found.items() if is_needed}
+
     def check(self, fed, cfg, state=None, attack=None):
         """Raises ValueError if it cannot run on this federation with these settings, or go on from
         this state. `run` begins with it; the program calls it before it computes anything."""

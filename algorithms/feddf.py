@@ -288,10 +288,18 @@ def check(fed, cfg, state, attack):
         raise ValueError("feddf: an attack on weights needs one network for all clients")
 
 
+def models(state, client_network, server_network):
+    """{name: [(network, weights)]} of the server's models: one of each network."""
+    return {f"server {k}" if k else "server": [pair]
+            for k, pair in enumerate(state["global_models"].items())}
+
+
 ALGORITHM = Algorithm(
     "feddf", run, Config, public="unlabeled", mixed_networks=True,
     validation_for=("drop_worst", "patience"), check_more=check, program=dict(
-        paper=PAPER, scores={"accuracy": "server", "ensemble_accuracy": "ensemble",
-                             "client_accuracy": "clients"},
+        paper=PAPER, models=models,
+        scores={"accuracy": ("server", "test"), "ensemble_accuracy": ("ensemble", "test"),
+                "client_accuracy": ("clients", "test")},
+        clients_score="client_accuracy", shares=("disagreement",),
         columns=("disagreement", "teacher_forwards", "dropped", "steps"),
         plateau=("lr", "server_lr"), evaluate=evaluate))

@@ -346,6 +346,6 @@ def check(fed, cfg, state, attack):
 ALGORITHM = Algorithm(
     "fedmd", run, Config, public="joint", labels_for=("transfer_public_epochs",),
     mixed_networks=True, validation_for=("early_stopping",), check_more=check, program=dict(
-        scores={"accuracy": "clients, after private training",
-                "client_accuracy_distilled": "clients, after distillation"},
+        scores={"accuracy": ("clients, after private training", "test"),
+                "client_accuracy_distilled": ("clients, after distillation", "test")},
         paper=PAPER, plateau=("lr",), evaluate=evaluate))

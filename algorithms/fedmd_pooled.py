@@ -139,5 +139,5 @@ def evaluate(fed, state):
 ALGORITHM = Algorithm(
     "fedmd-pooled", run, Config, public="joint", labels_for=("transfer_public_epochs",),
     mixed_networks=True, validation_for=("early_stopping",), program=dict(
-        scores={"accuracy": "clients"}, paper=PAPER,
+        scores={"accuracy": ("clients", "test")}, paper=PAPER,
         columns=("client_accuracy_min", "client_accuracy_max")))
