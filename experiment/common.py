@@ -54,22 +54,20 @@ def text_of(value):
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def table_text(rows, num_words, form=".txt"):
-    """Rows of cells, the first of headings, as a table. Words are on the left of their column,
-    numbers on its right.
+def table_text(rows, sides, form=".txt"):
+    """Rows of cells, the first of headings, as a table.
 
-    num_words    how many columns, the first ones, have words
-    form         ".txt": aligned columns; ".md": Markdown; ".tex": LaTeX
+    sides    "l" or "r" for each column, such as "llr"
+    form     ".txt": aligned columns; ".md": Markdown; ".tex": LaTeX
     """
-    sides = ["l" if j < num_words else "r" for j in range(len(rows[0]))]
     if form == ".md":
-        lines = [["---" if side == "l" else "---:" for side in sides]]
+        rule = ["---" if side == "l" else "---:" for side in sides]
         cells = [[cell.replace("|", r"\|").replace("+-", "±") for cell in row] for row in rows]
-        return "".join(f"| {' | '.join(row)} |\n" for row in [cells[0], *lines, *cells[1:]])
+        return "".join(f"| {' | '.join(row)} |\n" for row in [cells[0], rule, *cells[1:]])
     if form == ".tex":
         head, *lines = [" & ".join(map(latex_of, row)) + r" \\" for row in rows]
-        return "\n".join([rf"\begin{{tabular}}{{{''.join(sides)}}}", r"\hline", head, r"\hline",
-                          *lines, r"\hline", r"\end{tabular}", ""])
+        return "\n".join([rf"\begin{{tabular}}{{{sides}}}", r"\hline", head, r"\hline", *lines,
+                          r"\hline", r"\end{tabular}", ""])
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = ["  ".join(cell.ljust(width) if side == "l" else cell.rjust(width)
                        for cell, width, side in zip(row, widths, sides)) for row in rows]
