@@ -44,6 +44,8 @@ class Listed(Algorithm):
     #                          metric: (whose it is, its images)}; the first is `accuracy`. Images:
     #                          "test"; "own classes": test images, weighted to each client's
     #                          classes; "public half": where --public halves the test images
+    more_scores: dict = field(default_factory=dict)      # the same of accuracies that neither log
+    #                          nor summary shows
     clients_score: str = "accuracy"  # the metric of --key clients: the clients' mean accuracy at
     #                                  the end of a round; where they have no model, the server's
     server_score: str = "accuracy"   # of --key server; where it has no model, the clients'
@@ -63,12 +65,14 @@ class Listed(Algorithm):
                       "public half": "public half"}
         else:
             images = {"test": "", "own classes": "own classes", "public half": ""}
-        return {name: (whose, images[part]) for name, (whose, part) in self.scores.items()}
+        every = self.scores | self.more_scores
+        return {name: (whose, images[part]) for name, (whose, part) in every.items()}
 
     def keys_on(self, public):
         """{"clients": metric, "server": metric}, on the same images, in a run with --public."""
-        is_halved = public == "half" and self.scores[self.server_score][1] == "public half"
-        server = "server_accuracy_private_test" if is_halved else self.server_score
+        server = self.server_score
+        if public == "half" and self.scores[server][1] == "public half":
+            server = "server_accuracy_private_test"          # see `score_server` in federation.py
         return {"clients": self.clients_score, "server": server}
 
 

@@ -217,12 +217,13 @@ def models(state, client_network, server_network):
 
 WITH_SERVER = {"accuracy": ("server", "public half"), "client_accuracy": ("clients", "test")}
 WITHOUT_SERVER = {"accuracy": ("clients", "test")}
+ON_OTHER_HALF = {"server_accuracy_private_test": ("server", "test")}
 COLUMNS = ("client_accuracy_min", "client_accuracy_max")
 STANDALONE = Algorithm(
     "standalone", standalone, Config, public="labeled", mixed_networks=True, server="images",
     program=dict(
-        paper=PAPER, scores=WITH_SERVER, clients_score="client_accuracy", columns=COLUMNS,
-        plateau=("lr",), evaluate=evaluate))
+        paper=PAPER, scores=WITH_SERVER, more_scores=ON_OTHER_HALF,
+        clients_score="client_accuracy", columns=COLUMNS, plateau=("lr",), evaluate=evaluate))
 PUBLIC_PRIVATE = Algorithm(
     "public-private", public_private, PublicPrivateConfig, public="labeled", mixed_networks=True,
     program=dict(
@@ -235,5 +236,5 @@ CENTRALIZED = Algorithm(
 CENTRALIZED_ALL = Algorithm(
     "centralized-all", centralized_all, Config, public="labeled", mixed_networks=True,
     server="images", program=dict(
-        paper=PAPER, models=models, scores=WITH_SERVER, clients_score="client_accuracy",
-        columns=COLUMNS, plateau=("lr",), evaluate=evaluate))
+        paper=PAPER, models=models, scores=WITH_SERVER, more_scores=ON_OTHER_HALF,
+        clients_score="client_accuracy", columns=COLUMNS, plateau=("lr",), evaluate=evaluate))

@@ -229,4 +229,6 @@ ALGORITHM = Algorithm(
         scores={"accuracy": ("clients, after distillation", "test"),
                 "client_accuracy_private": ("clients, after private training", "test"),
                 "server_accuracy": ("server", "public half")},
-        server_score="server_accuracy", paper=PAPER, plateau=("lr", "server_lr"), evaluate=evaluate))
+        more_scores={"server_accuracy_private_test": ("server", "test")},
+        server_score="server_accuracy", paper=PAPER, plateau=("lr", "server_lr"),
+        evaluate=evaluate))

@@ -227,5 +227,6 @@ ALGORITHM = Algorithm(
         scores={"accuracy": ("server", "public half"),
                 "client_accuracy_distilled": ("clients, after distillation", "test"),
                 "client_accuracy_private": ("clients, after private training", "test")},
+        more_scores={"server_accuracy_private_test": ("server", "test")},
         clients_score="client_accuracy_distilled",
         plateau=("lr", "server_lr"), evaluate=evaluate))

@@ -109,4 +109,5 @@ ALGORITHM = Algorithm(
     "local", run, Config, mixed_networks=True, program=dict(
         paper=PAPER,
         scores={"accuracy": ("clients", "own classes"), "client_accuracy": ("clients", "test")},
-        server_score="client_accuracy", plateau=("lr",), evaluate=evaluate, model=("cnn_large", "mlp")))
+        server_score="client_accuracy", plateau=("lr",), evaluate=evaluate,
+        model=("cnn_large", "mlp")))

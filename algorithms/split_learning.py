@@ -145,5 +145,5 @@ def models(state, client_network, server_network):
 
 ALGORITHM = Algorithm(
     "split-learning", run, Config, server="features", check_more=check, program=dict(
-        scores={"accuracy": ("both halves", "test")}, paper=PAPER, models=models, model=("gkt_edge_small",),
-        server_model="gkt_server_small"))
+        scores={"accuracy": ("both halves", "test")}, paper=PAPER, models=models,
+        model=("gkt_edge_small",), server_model="gkt_server_small"))

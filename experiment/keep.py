@@ -262,8 +262,8 @@ def keep_round(record, metrics, state):
     """Keeps a finished round; only the first process writes."""
     for name, value in metrics.items():
         if value is not None and not (isinstance(value, int | float) and math.isfinite(value)):
-            raise BadInput(f"{record.method.label}: the metric {name} is {value!r:.60}; a metric is "
-                           "an int, a finite float or None")
+            raise BadInput(f"{record.method.label}: the metric {name} is {value!r:.60}; a metric "
+                           "is an int, a finite float or None")
     now, t = time.perf_counter(), state["round"]
     record.rows.append({"round": t, **metrics})
     record.timings.append({"round": t, "round_seconds": now - record.clock, "ended": time.time()})

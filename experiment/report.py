@@ -191,7 +191,8 @@ def summary(records):
     for label in dict.fromkeys(record.method.label for record in records):
         of_seeds = [record for record in records if record.method.label == label]
         head, costs = label, costs_of(of_seeds)          # once for each method
-        for key, (whose, images) in of_seeds[0].config["scores"].items():
+        for key in of_seeds[0].method.algorithm.scores:
+            whose, images = of_seeds[0].config["scores"][key]
             values = [[row[key] for row in record.rows if row.get(key) is not None]
                       for record in of_seeds]
             if all(values):
