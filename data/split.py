@@ -19,6 +19,26 @@ from federation import make_rng
 HELD_OUT = {"half": 1 / 2, "half-train": 1 / 2, "fifth": 1 / 5}
 
 
+def is_split_file(images):
+    """True if --partition is a file of row numbers, not a rule."""
+    return images.partition.lower().endswith(".npz")
+
+
+def is_held_out(images):
+    """True if the public images are a share of the task's training images."""
+    return images.public in HELD_OUT
+
+
+def is_foreign(images):
+    """True if the public images come from another data set than the clients' images."""
+    return images.public is not None and not is_held_out(images)
+
+
+def seed_of_split(images, seed):
+    """The seed that decides who has which images in the run of a seed."""
+    return seed if images.split_seed is None else images.split_seed
+
+
 class Split(NamedTuple):
     """Rows of the task's training and test set; all of one set are different."""
 
@@ -49,7 +69,7 @@ def load_datasets(images, seeds, rows=None):
     raises    ValueError: a data set cannot be loaded, or does not go with the settings
     """
     task = load_task(images)
-    foreign = load_foreign(images, task) if images.is_foreign else None
+    foreign = load_foreign(images, task) if is_foreign(images) else None
     fingerprints = {"dataset": fingerprint(task)}
     if foreign is not None:
         fingerprints["public"] = fingerprint(foreign)
@@ -58,11 +78,11 @@ def load_datasets(images, seeds, rows=None):
         content = repr([(name, rows[name].tolist()) for name in sorted(rows)]).encode()
         fingerprints["partition"] = f"{images.clients} clients, checksum {crc32(content):08x}"
     splits = {number: split_images(images, task, rows, number)
-              for number in {images.seed_of_split(seed) for seed in seeds}}
+              for number in {seed_of_split(images, seed) for seed in seeds}}
     mean, std = statistics(to_float(task.train.images))
     names = task.class_names or [*map(str, images.classes or range(task.num_classes))]
     return Datasets(task, foreign, fingerprints, mean, std, names,
-                    {seed: splits[images.seed_of_split(seed)] for seed in seeds})
+                    {seed: splits[seed_of_split(images, seed)] for seed in seeds})
 
 
 def load_task(images):
@@ -111,7 +131,7 @@ def checked_rows(images, rows, task, made_of):
                          f"{made_of}")
     if f"client_{images.clients - 1}" not in rows or f"client_{images.clients}" in rows:
         raise ValueError(f"{path} has another number of clients than --clients {images.clients}")
-    for name, is_used in [("public", images.is_held_out),
+    for name, is_used in [("public", is_held_out(images)),
                           ("validation", images.validation is not None)]:
         if is_used and name not in rows:
             raise ValueError(f"--{name} {getattr(images, name)}: {path} has no array {name}")
@@ -153,7 +173,7 @@ def divide(images, task, seed):
     labels = task.train.labels.numpy()
     rows = at_most(images.train_size, labels, make_rng(seed, "train_size"))
     public, validation = None, None
-    if images.is_held_out:
+    if is_held_out(images):
         share = HELD_OUT[images.public]
         held_out, rest = partition.hold_out(labels[rows], share, make_rng(seed, "public"))
         public, rows = rows[held_out], rows[rest]

@@ -7,9 +7,10 @@ import numpy as np
 import attacks
 import models
 from data.images import adapt, crop_and_flip, normalize, to_float
-from data.split import some_of
+from data.split import seed_of_split, some_of
 from experiment.common import BadInput, refuses
 from experiment.plateau import run_with_plateau
+from experiment.settings import client_network
 from federation import Data, Federation, new_network, predict
 
 
@@ -31,7 +32,7 @@ def make_federation(command, datasets, seed, device):
     public, public_test, validation = None, None, None
     if foreign is not None:
         every = np.arange(len(foreign.train.images))
-        chosen = some_of(every, images.public_size, images.seed_of_split(seed))
+        chosen = some_of(every, images.public_size, seed_of_split(images, seed))
         public = normalized(foreign.train, chosen)
         if images.joint:
             public_test = normalized(foreign.test, np.arange(len(foreign.test.labels)))
@@ -64,7 +65,7 @@ def seen_by(method, fed, datasets):
                            init, device=fed.device, amp=fed.amp)
 
     def client_model(i, init=0):
-        return new(networks.of_client(i), "init", init)
+        return new(client_network(networks.model, i), "init", init)
 
     def server_model(init=0):
         return new(networks.server_model, "server init", init)
@@ -76,7 +77,7 @@ def seen_by(method, fed, datasets):
         public = Data(public.images, None)
     return replace(
         fed, client_model=client_model, threads=method.threads, public=public,
-        architecture=[networks.of_client(i) for i in range(len(fed.private))],
+        architecture=[client_network(networks.model, i) for i in range(len(fed.private))],
         server_model=None if algorithm.server == "none" else server_model)
 
 

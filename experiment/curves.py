@@ -4,6 +4,7 @@
 """
 import csv
 import json
+import re
 from dataclasses import dataclass
 from math import inf, sqrt
 from pathlib import Path
@@ -73,7 +74,7 @@ class Run:
 
 
 def is_comu(key):
-    return key.startswith("ComU@")
+    return re.fullmatch(r"ComU@[\d.]+", key) is not None
 
 
 # ------------------------------------------------------------------------------- means over seeds

@@ -17,7 +17,7 @@ import time
 import zipfile
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -26,9 +26,10 @@ import torch
 import models
 from algorithms import ALGORITHMS
 from data.images import adapt, check_range, normalize, to_float
+from data.split import seed_of_split
 from experiment.common import BadInput, Stopped, read_config, refuses, text_of
 from experiment.processes import from_first, is_first
-from experiment.settings import Images, Method, Networks, Training
+from experiment.settings import Images, Method, Networks, Training, client_network
 from federation import in_bfloat16, pack, unpack
 
 FORMAT = 2       # of states, in config.json: a run of another format does not go on
@@ -236,7 +237,7 @@ def make_folders(records, command, datasets):
             record.folder.mkdir(exist_ok=True)
         write(record.folder / "config.json", dumps(record.config, indent=2).encode())
     for seed in command.program.seeds:
-        path = Path(out, f"split-seed{command.images.seed_of_split(seed)}.npz")
+        path = Path(out, f"split-seed{seed_of_split(command.images, seed)}.npz")
         if command.rows and path.exists():
             continue
         found = datasets.splits[seed]._asdict()
@@ -251,7 +252,8 @@ def make_folders(records, command, datasets):
 
 def begin(record, device):
     """Goes on after the last finished round, which the first process has read for all."""
-    kept = from_first(pack((record.state, record.rows, record.timings)))
+    kept = (record.state, record.rows, record.timings)
+    kept = from_first(pack(kept) if is_first() else None)
     record.state, record.rows, record.timings = unpack(kept, device)
     if record.folder and record.rows and is_first():
         write_rows(record)
@@ -318,9 +320,9 @@ def load_model(folder, name=None):
         raise BadInput(f"{folder} has no checkpoint.pt: no round of its run is finished")
     settings, images = config["settings"], config["images"]
     algorithm = ALGORITHMS[config["algo"].split(":")[0]]
-    networks = Networks(settings["model"], settings["server_model"])
-    own = networks.of_client(0) if algorithm.server == "none" else networks.server_model
-    found = algorithm.models(read_checkpoint(path)["state"], networks.of_client, own)
+    of_client = partial(client_network, settings["model"])
+    own = of_client(0) if algorithm.server == "none" else settings["server_model"]
+    found = algorithm.models(read_checkpoint(path)["state"], of_client, own)
     name = name or next(iter(found))
     if name not in found:
         raise BadInput(f"{folder} has no model {name!r}; it has {', '.join(found)}")
@@ -335,11 +337,9 @@ def load_model(folder, name=None):
     mean, std = torch.tensor(images["mean"]), torch.tensor(images["std"])
 
     def prepare(pixels):
-        given = list(getattr(pixels, "shape", ()))
-        if (not isinstance(pixels, torch.Tensor) or len(given) != 4 or given[1] not in (1, 3)
-                or 0 in given):
+        if pixels.ndim != 4 or pixels.shape[1] not in (1, 3) or not len(pixels):
             raise BadInput("prepare takes a tensor of images [n, c, h, w] with n > 0 and c = 1 "
-                           f"or 3, not {type(pixels).__name__} {given}")
+                           f"or 3, not {list(pixels.shape)}")
         pixels = to_float(pixels)
         check_range("prepare: the tensor", pixels)
         return normalize(adapt(pixels, images["shape"]), mean, std)

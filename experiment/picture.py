@@ -34,16 +34,18 @@ def draw(curves, keys, axis, last, path):
     except ImportError as error:
         raise BadInput(f"a picture needs matplotlib: pip install matplotlib ({error})") from None
 
-    lines = [(label, runs, key) for key in keys for label, runs in curves.items()
+    lines = [(runs, key) for key in keys for runs in curves.values()
              if curve(runs, key, axis, last)]
-    is_share = all(runs[0].is_share(key) for _, runs, key in lines)
+    is_share = all(runs[0].is_share(key) for runs, key in lines)
     figure = Figure(figsize=(9, 4.5), dpi=150, layout="constrained")
     ax = figure.subplots()
-    names, title, ylabel = words_of(lines, last)
-    for i, ((_, runs, key), name) in enumerate(zip(lines, names)):
+    for i, (runs, key) in enumerate(lines):
+        name = f"{runs[0].label}: {runs[0].whose(key)} (n = {len(runs)})"
         color, style = COLORS[i % len(COLORS)], STYLES[i // len(COLORS) % len(STYLES)]
         draw_line(ax, curve(runs, key, axis, last), name, color, style, is_share)
-    ax.set(xlabel=AXES[axis], ylabel=ylabel, title=title)
+    points = f"; each point: mean of up to {last} rounds" if last > 1 else ""
+    ax.set(xlabel=AXES[axis], ylabel="accuracy" if is_share else "",
+           title=f"mean of n seeds and its 95% interval{points}")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.grid(color="0.9")
     if is_share:
@@ -63,20 +65,3 @@ def draw_line(ax, points, name, color, style, is_share):
         low, high = low.clip(0, 1), high.clip(0, 1)
     ax.plot(x, middle, style, color=color, label=name)
     ax.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
-
-
-def words_of(lines, last):
-    """([the name of each line], title, label of the y axis): a word that all share stands once."""
-    owners = [runs[0].whose(key) for _, runs, key in lines]
-    counts = [len(runs) for _, runs, _ in lines]
-    names = [label for label, _, _ in lines]
-    if len({*owners}) > 1:
-        names = [f"{name}: {owner}" for name, owner in zip(names, owners)]
-    if len({*counts}) > 1:
-        names = [f"{name} (n = {count})" for name, count in zip(names, counts)]
-    seeds = f"{counts[0]} seeds" if len({*counts}) == 1 else "n seeds"
-    title = "one seed" if {*counts} == {1} else f"mean of {seeds} and its 95% interval"
-    if last > 1:
-        title += f"; each point: mean of up to {last} rounds"
-    words = ["accuracy"] if all(runs[0].is_accuracy(key) for _, runs, key in lines) else []
-    return names, title, " of ".join(words + (owners[:1] if len({*owners}) == 1 else []))

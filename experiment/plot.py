@@ -68,7 +68,7 @@ def chosen(args):
         raise BadInput(f"--base {base}: the labels are {', '.join(curves)}")
     known = {key for runs in curves.values() for run in runs for row in run.rows for key in row}
     for key in keys:
-        if not (key in known | {"clients", "server"} or is_comu(key) and is_number(key[5:])):
+        if key not in known | {"clients", "server"} and not is_comu(key):
             raise BadInput(f"no run has {key}, but clients, server, {', '.join(sorted(known))}, "
                            "ComU@0.5")
     for label, runs in curves.items():
@@ -76,13 +76,6 @@ def chosen(args):
         if not 1 <= args.last <= max(1, rounds):
             raise BadInput(f"--last {args.last}: {label} has {rounds} rounds")
     return curves, bases, keys
-
-
-def is_number(text):
-    try:
-        return float(text) >= 0
-    except ValueError:
-        return False
 
 
 def write(args, curves, bases, keys):
@@ -129,15 +122,14 @@ def value_text(value):
 
 def tables_text(curves, keys, bases, last, form=".txt"):
     """A table for each measure and key, and lines that say why a difference is not in them."""
-    measures = [(f"mean of {last} rounds", mean_of_last(last), last),
-                ("final", final, 1), ("best", best, 1)]
+    measures = [(f"mean of {last} rounds", mean_of_last(last)), ("final", final), ("best", best)]
     comment, reasons = "% " if form == ".tex" else "", {}    # {why: labels}
     parts = [f"{comment}{CAPTION}\n"]
-    for name, measure, rounds in measures if last > 1 else measures[1:]:
+    for name, measure in measures if last > 1 else measures[1:]:
         for key in keys:
             is_owned = any(runs[0].is_accuracy(key) for runs in curves.values())
             if name == "final" or is_owned:              # best loss, bytes: no meaning
-                columns = columns_of(curves, key, name, measure, bases, rounds, reasons)
+                columns = columns_of(curves, key, name, measure, bases, reasons)
                 sides = "l" * (1 + is_owned) + "r" * (len(columns) - 1 - is_owned)
                 rows = [[*columns], *map(list, zip(*columns.values()))]
                 parts.append(table_text(rows, sides, form))
@@ -147,12 +139,11 @@ def tables_text(curves, keys, bases, last, form=".txt"):
     return "\n".join(parts)
 
 
-def columns_of(curves, key, name, measure, bases, last, reasons):
+def columns_of(curves, key, name, measure, bases, reasons):
     """{heading: cells} of a table with a row for each label: mean and interval, differences from
     each base, values by seed. From a base without this accuracy another one of it is subtracted.
 
     name, measure    "best", best
-    last             of so many rounds `measure` takes the mean
     reasons          {from what no difference is shown, and why: labels}, to which more are added
     """
     is_owned, is_share = (any(is_so(runs[0], key) for runs in curves.values())
@@ -183,8 +174,8 @@ def columns_of(curves, key, name, measure, bases, last, reasons):
         columns[f"{heading} ({curves[base][0].whose(other)})" if is_owned else heading] = cells
     columns["last round"] = [str(len(runs[0].rows) - 1) for runs in curves.values()]
     for seed in sorted({run.seed for runs in curves.values() for run in runs}):
-        columns[f"seed {seed}"] = [seed_text(curves[label], key, seed, own, form, last)
-                                   for label, own in values.items()]
+        columns[f"seed {seed}"] = [f"{own[seed]:{form}}" if seed in own else "-"
+                                   for own in values.values()]
     return columns
 
 
@@ -197,19 +188,6 @@ def interval_text(values, form, num_seeds):
     if width is not None:
         text += f" +- {width:{form.lstrip('+')}}"
     return text if len(values) >= num_seeds else f"{text} (n = {len(values)})"
-
-
-def seed_text(runs, key, seed, own, form, last):
-    """The value of a seed, and of how many rounds it is the mean, if these are fewer than `last`.
-
-    own    {seed: value} of the label
-    """
-    if seed not in own:
-        return "-"
-    text = f"{own[seed]:{form}}"
-    [run] = [run for run in runs if run.seed == seed]
-    known = sum(x is not None for x in run.by_round(key)[-last:])
-    return f"{text} ({known} rounds)" if known < last else text
 
 
 def why_not(runs, key, others, other):

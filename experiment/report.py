@@ -3,11 +3,11 @@ import os
 from dataclasses import asdict
 from statistics import mean, stdev
 
-from attacks import lie_z
 from data.load import ignored
+from data.split import is_held_out, is_split_file
 from experiment.common import table_text, text_of
 from experiment.processes import num_cores, say
-from experiment.settings import flag_of
+from experiment.settings import Training, flag_of
 from partition import PARTITIONS
 
 
@@ -63,27 +63,21 @@ def notes_on_images(command, split):
     images, training = command.images, command.training
     sizes = [*map(len, split.clients)]
     size = " to ".join(map(str, sorted({min(sizes), max(sizes)})))
-    if images.is_split_file:
+    if is_split_file(images):
         rule = "rows of the file"
     else:
         _, needed = PARTITIONS[images.partition]
         rule = ", ".join([images.partition] + [f"{name} {getattr(images, name)}" for name in needed
                                                if hasattr(images, name)])
     public = text_of(images.public)
-    if images.is_split_file and images.is_held_out:
+    if is_split_file(images) and is_held_out(images):
         public = f"{len(split.public)} of the file"
     notes = [f"{images.clients} clients with {size} samples ({rule})", f"public images: {public}"]
     if images.validation is not None:
         notes.append(f"validation images: {len(split.validation)}")
-    if training.attack:
-        z = training.attack_z
-        z = lie_z(images.clients, training.attackers) if z is None else z
-        strength = (f"z {z:.3f}" if training.attack == "lie"
-                    else f"scale {training.attack_scale:g}")
-        notes.append(f"{training.attack} by {training.attackers} of {images.clients} clients, "
-                     + strength)
-    notes += [name for name, is_on in [("joint", images.joint), ("augment", training.augment),
-                                       ("amp", training.amp)] if is_on]
+    notes += ["joint"] if images.joint else []
+    notes += [name if value is True else f"{name} {text_of(value)}"
+              for name, value in asdict(training).items() if value != getattr(Training(), name)]
     if images.split_seed is not None:
         notes.append(f"split seed {images.split_seed}")
     return notes

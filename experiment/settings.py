@@ -22,7 +22,7 @@ import models
 from algorithms import ALGORITHMS
 from data import readers
 from data.load import DATASETS
-from data.split import HELD_OUT
+from data.split import is_foreign, is_split_file
 from experiment.common import BadInput, refuses
 from experiment.presets import EMBEDDED, PAPERS, PUBLIC_SETS
 from experiment.processes import cpu_has_bfloat16, num_cores
@@ -81,25 +81,6 @@ class Images:
     #                                       the public ones, that the server holds for validation
     #                                       (default: 0.1 if an algorithm needs them)
 
-    @property
-    def is_split_file(self):
-        """True if --partition is a file of row numbers, not a rule."""
-        return self.partition.lower().endswith(".npz")
-
-    @property
-    def is_held_out(self):
-        """True if the public images are a share of the task's training images."""
-        return self.public in HELD_OUT
-
-    @property
-    def is_foreign(self):
-        """True if the public images come from another data set than the clients' images."""
-        return self.public is not None and not self.is_held_out
-
-    def seed_of_split(self, seed):
-        """The seed that decides who has which images in the run of a seed."""
-        return seed if self.split_seed is None else self.split_seed
-
 
 @dataclass
 class Training:
@@ -125,12 +106,13 @@ class Networks:
     model: Names = ()                     # networks of the clients, assigned to them in turn
     server_model: str = ""                # network of the server, if it has its own
 
-    def of_client(self, i):
-        """The name of client i's network."""
-        return self.model[i % len(self.model)]
+
+TABLES = (Images, Training, Networks, Program)
 
 
-TABLES = (Program, Images, Training, Networks)
+def client_network(model, i):
+    """The name of client i's network; model: the names of --model."""
+    return model[i % len(model)]
 
 
 @dataclass
@@ -304,9 +286,9 @@ def help_text(algorithms, about):
                            for table in reversed(algorithm.Config.__mro__) if is_dataclass(table))
     return "\n\n".join([
         *(headers or [about]),
-        "A field `local_epochs: Count = 5` below is the flag --local-epochs, whose default is 5; a "
-        "field `amp: bool`\nis the flags --amp and --no-amp; several values are written a,b.",
-        *(inspect.getsource(table).rstrip() for table in [*tables, *reversed(TABLES)])])
+        "Each field below is a flag: `local_epochs: Count = 5` is --local-epochs, by default 5;"
+        "\n`amp: bool` is --amp and --no-amp; several values are written a,b without a blank.",
+        *(inspect.getsource(table).rstrip() for table in [*tables, *TABLES])])
 
 
 # ------------------------------------------------------------------- what depends on several flags
@@ -326,7 +308,7 @@ def method_of(label, algorithm, given, preset):
         available = ", ".join(name for name in preset if name in ALGORITHMS)
         raise BadInput(f"--paper {given['paper']} has no {label}; it has {available}")
     paper, of_paper = algorithm.paper if preset else {}, preset.get(algorithm.name, {})
-    cfg = filled_config(algorithm, paper, of_paper, epochs_alone(given), epochs_alone(vars(own)))
+    cfg = filled(algorithm.Config, paper, of_paper, epochs_alone(given), epochs_alone(vars(own)))
     networks = filled(Networks, {"model": algorithm.model, "server_model": algorithm.server_model},
                       preset.get("data", {}), of_paper, given)
     has = field_names(*TABLES, algorithm.Config)
@@ -335,14 +317,6 @@ def method_of(label, algorithm, given, preset):
     may_be_large = any(given.get(name) for name in ("paper", "model", "server_model"))   # networks
     threads = given.get("threads") or (num_cores() if may_be_large else 1)
     return Method(label, algorithm, cfg, networks, threads, sorted(given.keys() - has))
-
-
-def filled_config(algorithm, *layers):
-    """`filled` for an algorithm's Config; what it refuses names the algorithm."""
-    try:
-        return filled(algorithm.Config, *layers)
-    except BadInput as error:
-        raise BadInput(f"{algorithm.name}: {error}") from None
 
 
 def epochs_alone(typed):
@@ -359,18 +333,18 @@ def decide(command, given):
         if images.public == "half":
             names = ", ".join(method.label for method in methods
                               if method.algorithm.public == "labeled")
-            command.note = (f"{names} needs public images with labels: half of the training and of "
-                            "the test images are public, and the clients of all methods share the "
-                            "other half")
+            command.note = (f"{names}: public images need the labels of the task, so half of the "
+                            "training and of the test images are public, and the clients of all "
+                            "methods share the other half")
     if images.joint is None:
-        images.joint = images.is_foreign and any(
+        images.joint = is_foreign(images) and any(
             method.algorithm.public == "joint" and "labels" in method.algorithm.needs(method.cfg)
             for method in methods)
     if images.validation is None and "validation" not in given and (
             training.lr_patience is not None
             or any("validation" in method.algorithm.needs(method.cfg) for method in methods)):
         images.validation = 0.1
-    if images.is_split_file:
+    if is_split_file(images):
         with refuses(ValueError):
             command.rows = readers.split(images.partition)
         if "clients" not in given:
@@ -395,13 +369,12 @@ def check(command, given):
     """Raises BadInput for settings that do not go together. What an algorithm needs beyond, it
     checks itself: see `build.check`."""
     images, training = command.images, command.training
-    if images.partition not in PARTITIONS and not images.is_split_file:
+    if images.partition not in PARTITIONS and not is_split_file(images):
         raise BadInput(f"--partition {images.partition}: choose from {', '.join(PARTITIONS)}, "
                        "or a .npz file")
     for method in command.methods:
-        check_public(method, images, given)
-        check_training(method, images, training, given)
-    if images.joint and not images.is_foreign:
+        check_method(method, images, training, given)
+    if images.joint and not is_foreign(images):
         raise BadInput("--joint needs a foreign public set: --public NAME or PATH")
     if training.attack:
         with refuses(ValueError):
@@ -410,36 +383,21 @@ def check(command, given):
         raise BadInput("--amp: this CPU has no bfloat16 arithmetic")
 
 
-def check_public(method, images, given):
-    """Raises BadInput if the public images are not those that a method needs."""
-    needs, public = method.algorithm.needs(method.cfg), images.public
-    is_unknown = public not in (*HELD_OUT, *DATASETS) and "public" not in given
-    if "public" in needs and (public is None or is_unknown):
-        papers = f" (the paper's: {public})" if public else ""
-        raise BadInput(f"{method.label} needs public images for {images.dataset}: "
-                       f"--public fifth, half, NAME or PATH{papers}")
-    is_joint = images.joint and method.algorithm.public == "joint"
-    if "labels" in needs and images.is_foreign and not is_joint:
-        raise BadInput(f"{method.label}: the public images need labels of the task: "
-                       f"--public half or fifth, not {public}")
-
-
-def check_training(method, images, training, given):
-    """Raises BadInput if a method has no attack, or no rates that fall."""
-    def can_be_attacked(algorithm):
-        return "attack" in inspect.signature(algorithm.run).parameters
-
-    def others(condition):
-        return ", ".join(name for name, other in ALGORITHMS.items() if condition(other))
-
-    if training.attack and not can_be_attacked(method.algorithm):
-        raise BadInput(f"--attack: {method.label} takes none; these algorithms do: "
-                       f"{others(can_be_attacked)}")
-    if training.lr_patience is None:
-        return
-    if "lr_patience" in given and not method.algorithm.plateau:
-        raise BadInput(f"--lr-patience: {method.label} keeps its learning rates; they may fall in "
-                       f"{others(lambda other: other.plateau)}")
-    if method.algorithm.plateau and images.validation is None:
-        raise BadInput(f"--lr-patience: {method.label}'s rates fall by the accuracy on validation "
+def check_method(method, images, training, given):
+    """Raises BadInput if a method cannot do with the settings that all methods share."""
+    algorithm, label = method.algorithm, method.label
+    needs = algorithm.needs(method.cfg)
+    if "public" in needs and images.public is None:
+        raise BadInput(f"{label} needs public images for {images.dataset}: --public fifth, half, "
+                       "NAME or PATH")
+    is_joint = images.joint and algorithm.public == "joint"
+    if "labels" in needs and is_foreign(images) and not is_joint:
+        raise BadInput(f"{label}: the public images need labels of the task: --public half or "
+                       f"fifth, not {images.public}")
+    if training.attack and "attack" not in inspect.signature(algorithm.run).parameters:
+        raise BadInput(f"--attack: {label} has no uploads that an attack replaces")
+    if "lr_patience" in given and not algorithm.plateau:     # a paper's is for those that can
+        raise BadInput(f"--lr-patience: the learning rates of {label} do not fall")
+    if training.lr_patience is not None and algorithm.plateau and images.validation is None:
+        raise BadInput(f"--lr-patience: {label}'s rates fall by the accuracy on validation "
                        "images: --validation 0.1")
