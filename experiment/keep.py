@@ -66,7 +66,6 @@ def alone_in(out):
     folder = Path(out)
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     with refuses(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
         file = locked(folder / ".lock")
     try:
         yield
@@ -82,6 +81,7 @@ def locked(path):
     """The file, open and locked, with the number of this process in it."""
     deadline = time.monotonic() + 2      # processes of a command that was killed end a bit later
     while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
         file = open(path, "a+")
         if lock(file):
             if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):

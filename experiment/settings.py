@@ -223,10 +223,9 @@ def filled(table, *layers):
     values = {name: value for layer in layers for name, value in layer.items()
               if name in field_names(table)}
     with refuses(ValueError):
-        found = table(**values)                  # a Config checks itself
-        if table in TABLES:
-            for name, kind in get_type_hints(table, include_extras=True).items():
-                checked(flag_of(name), getattr(found, name), kind)
+        found = table(**values)
+        for name, kind in get_type_hints(table, include_extras=True).items():
+            checked(flag_of(name), getattr(found, name), kind)
     return found
 
 
