@@ -326,14 +326,7 @@ def load_model(folder, name=None):
     name = name or next(iter(found))
     if name not in found:
         raise BadInput(f"{folder} has no model {name!r}; it has {', '.join(found)}")
-    parts = []
-    for network, weights in found[name]:
-        parts.append(models.build(network, tuple(images["shape"]), len(images["classes"])))
-        parts[-1].load_state_dict(weights)
-        if settings["amp"]:
-            parts[-1].forward = in_bfloat16(parts[-1].forward)
-    together = models.Stacked if algorithm.server == "features" else models.Ensemble
-    model = parts[0] if len(parts) == 1 else together(*parts)
+    model = built(found[name], config, is_stacked=algorithm.server == "features")
     mean, std = torch.tensor(images["mean"]), torch.tensor(images["std"])
 
     def prepare(pixels):
@@ -345,3 +338,19 @@ def load_model(folder, name=None):
         return normalize(adapt(pixels, images["shape"]), mean, std)
 
     return model.eval(), prepare, images["classes"]
+
+
+def built(parts, config, is_stacked):
+    """The network of [(network's name, weights), ...]: of several one behind the other, or else the
+    mean of their logits."""
+    image_shape, num_classes = tuple(config["images"]["shape"]), len(config["images"]["classes"])
+    networks = []
+    for name, weights in parts:
+        network = models.build(name, image_shape, num_classes)
+        network.load_state_dict(weights)
+        if config["settings"]["amp"]:
+            network.forward = in_bfloat16(network.forward)
+        networks.append(network)
+    if len(networks) == 1:
+        return networks[0]
+    return models.Stacked(*networks) if is_stacked else models.Ensemble(*networks)
