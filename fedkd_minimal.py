@@ -19,7 +19,9 @@ the same lines, and only the first one prints and writes.
 import sys
 from functools import partial
 
+from data.split import load_datasets
 from experiment import build, keep, processes, report, settings
+from experiment.common import refuses
 
 
 def main(argv, is_program=False):
@@ -28,39 +30,52 @@ def main(argv, is_program=False):
     is_program    True: nobody else's program is in this process, so it may use all cores
     Bad input ends it with SystemExit(2), Ctrl-C with SystemExit(130).
     """
-    with processes.one_thread():
-        # Whatever can be refused is refused here, before a round is computed.
-        with processes.bad_input_is_refused():
-            command = settings.read(argv, __doc__)           # what runs, with which settings
-            device = processes.device_of(command.program["device"], is_program)
-            datasets = build.load_datasets(command.shared)
-            build.check(command, datasets, device)
-            num_processes = processes.how_many(command, device, is_program)
-            records = keep.records_of(command, datasets)     # one for each seed and method
-            if not command.program["describe"]:
-                keep.make_folders(records)
-            keep.keep_splits(command, datasets)
+    with processes.one_thread(), processes.ends_in_one_line():
+        command = settings.read(argv, __doc__)           # which algorithms, with which settings
+        if isinstance(command, str):                     # --help, --list
+            return processes.say(command)
+        program = command.program
+        with keep.alone_in(None if program.describe else program.out):
+            return run(command, processes.device_of(program.device, is_program), is_program)
 
+
+def run(command, device, is_program):
+    """Whatever can be refused is refused here, before a round is computed; then the rounds."""
+    program, images = command.program, command.images
+    with refuses(ValueError, OSError):
+        datasets = load_datasets(images, program.seeds, command.rows)    # and who has which images
+    first = program.seeds[0]
+    federations = {first: build.make_federation(command, datasets, first, device)}
+    build.check(command, datasets, federations[first])
+    num_processes = processes.how_many(command, device, is_program)
+    if program.describe:
         report.describe(command, datasets, num_processes)
-        if command.program["describe"]:
-            return report.describe_all(command, datasets)
-        advice = "; the same command goes on" if command.program["out"] is not None else ""
-        work = partial(train, command, datasets, records, device)
-        return processes.start(work, num_processes, advice)
+        return report.describe_all(command, datasets)
+    records = keep.open_records(command, datasets)       # one for each seed and method
+    keep.make_folders(records, command, datasets)
+    report.describe(command, datasets, num_processes)
+    advice = "; the same command goes on" if program.out is not None else ""
+    work = partial(train, command, datasets, federations, records, device)
+    return processes.start(work, num_processes, advice)
 
 
-def train(command, datasets, records, device):
-    """The rounds of all methods with all seeds, in every process."""
-    for seed in command.seeds:
-        without_networks = build.make_federation(command.shared, datasets, seed, device)
+def train(command, datasets, federations, records, device):
+    """The rounds of all methods with all seeds, in every process.
+
+    federations    {seed: its federation}, those that are made already
+    """
+    for seed in command.program.seeds:
+        fed = federations.pop(seed, None) or build.make_federation(command, datasets, seed, device)
         for record in [record for record in records if record.seed == seed]:
-            keep.begin(record, device)                       # after its last finished round
-            fed = build.seen_by(record.method, without_networks, command.shared)
-            report.heading(record, build.attack_in(fed, command.shared))
-            for metrics, state in build.rounds_of(record.method, fed, command.shared, record.state):
+            keep.begin(record, device)                   # after its last finished round
+            report.heading(record, build.attack_on(fed, command.training))
+            seen = build.seen_by(record.method, fed, datasets)
+            for metrics, state in build.rounds_of(record.method, seen, command.training,
+                                                  record.state):
                 keep.keep_round(record, metrics, state)
                 report.tell_round(record, records)
-            record.state = None                              # its memory is for the next method
+            record.state = None                          # its memory is for the next method
+        del fed, seen                                    # before the next seed's is made
     report.summary(records)
     return records
 

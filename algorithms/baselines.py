@@ -219,13 +219,22 @@ def score_shared(fed, networks):
 # --------------------------------------------------------------------------------------------------
 # What it needs, and what the program prints
 
-WITH_SERVER = {"accuracy": "server", "client_accuracy": "clients"}
-WITHOUT_SERVER = {"accuracy": "clients"}
+def models(state, client_network, server_network):
+    """{name: [(network, weights)]} of the server's models: its own, then one of each network."""
+    own = [(server_network, state["server"]["model"])] if "server" in state else []
+    shared = [(name, saved["model"]) for name, saved in state["global_models"].items()]
+    return {f"server {k}" if k else "server": [pair] for k, pair in enumerate(own + shared)}
+
+
+WITH_SERVER = {"accuracy": ("server", "public half"), "client_accuracy": ("clients", "test")}
+WITHOUT_SERVER = {"accuracy": ("clients", "test")}
+ON_OTHER_HALF = {"server_accuracy_private_test": ("server", "test")}
 COLUMNS = ("client_accuracy_min", "client_accuracy_max")
 STANDALONE = Algorithm(
     "standalone", standalone, Config, public="labeled", mixed_networks=True, server="images",
     program=dict(
-        paper=PAPER, scores=WITH_SERVER, columns=COLUMNS, plateau=("lr",), evaluate=evaluate))
+        paper=PAPER, scores=WITH_SERVER, more_scores=ON_OTHER_HALF,
+        clients_score="client_accuracy", columns=COLUMNS, plateau=("lr",), evaluate=evaluate))
 PUBLIC_PRIVATE = Algorithm(
     "public-private", public_private, PublicPrivateConfig, public="labeled", mixed_networks=True,
     program=dict(
@@ -233,8 +242,10 @@ PUBLIC_PRIVATE = Algorithm(
         evaluate=evaluate))
 CENTRALIZED = Algorithm(
     "centralized", centralized, Config, mixed_networks=True, program=dict(
-        paper=PAPER, scores=WITHOUT_SERVER, columns=COLUMNS, plateau=("lr",), evaluate=evaluate))
+        paper=PAPER, models=models, scores=WITHOUT_SERVER, columns=COLUMNS, plateau=("lr",),
+        evaluate=evaluate))
 CENTRALIZED_ALL = Algorithm(
     "centralized-all", centralized_all, Config, public="labeled", mixed_networks=True,
     server="images", program=dict(
-        paper=PAPER, scores=WITH_SERVER, columns=COLUMNS, plateau=("lr",), evaluate=evaluate))
+        paper=PAPER, models=models, scores=WITH_SERVER, more_scores=ON_OTHER_HALF,
+        clients_score="client_accuracy", columns=COLUMNS, plateau=("lr",), evaluate=evaluate))

@@ -224,6 +224,6 @@ def evaluate(fed, state, trained=None):
 
 ALGORITHM = Algorithm(
     "cronus", run, Config, public="unlabeled", mixed_networks=True, program=dict(
-        scores={"accuracy": "clients, after distillation",
-                "client_accuracy_private": "clients, after private training"},
+        scores={"accuracy": ("clients, after distillation", "test"),
+                "client_accuracy_private": ("clients, after private training", "test")},
         paper=PAPER, plateau=("lr",), evaluate=evaluate))

@@ -226,7 +226,9 @@ def evaluate(fed, state, trained=None):
 
 ALGORITHM = Algorithm(
     "dsfl", run, Config, public="unlabeled", mixed_networks=True, server="images", program=dict(
-        scores={"accuracy": "clients, after distillation",
-                "client_accuracy_private": "clients, after private training",
-                "server_accuracy": "server"},
-        paper=PAPER, plateau=("lr", "server_lr"), evaluate=evaluate))
+        scores={"accuracy": ("clients, after distillation", "test"),
+                "client_accuracy_private": ("clients, after private training", "test"),
+                "server_accuracy": ("server", "public half")},
+        more_scores={"server_accuracy_private_test": ("server", "test")},
+        server_score="server_accuracy", paper=PAPER, plateau=("lr", "server_lr"),
+        evaluate=evaluate))

@@ -181,5 +181,7 @@ def evaluate(fed, state):
 
 ALGORITHM = Algorithm(
     "fd", run, Config, mixed_networks=True, program=dict(
-        scores={"accuracy": "clients"}, paper=PAPER, plateau=("lr",), evaluate=evaluate,
+        scores={"accuracy": ("clients", "test")},
+        more_scores={"client_accuracy_own": ("clients", "own classes")},
+        paper=PAPER, plateau=("lr",), evaluate=evaluate,
         columns=("client_accuracy_min", "client_accuracy_max")))

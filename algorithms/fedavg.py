@@ -119,4 +119,5 @@ def measure(fed, state, active, uploads):
 
 ALGORITHM = Algorithm(
     "fedavg", run, Config, program=dict(
-        paper=PAPER, scores={"accuracy": "server"}, plateau=("lr",), evaluate=score_global))
+        paper=PAPER, scores={"accuracy": ("server", "test")}, plateau=("lr",),
+        evaluate=score_global))

@@ -248,5 +248,6 @@ def measure(fed, cfg, state, active, uploads, ensemble):
 ALGORITHM = Algorithm(
     "fedbe", run, Config, public="unlabeled",
     needs_for=lambda cfg: {"public"} if cfg.distill else set(), program=dict(
-        paper=PAPER, scores={"accuracy": "server", "ensemble_accuracy": "ensemble"},
-        columns=("disagreement",)))
+        paper=PAPER,
+        scores={"accuracy": ("server", "test"), "ensemble_accuracy": ("ensemble", "test")},
+        columns=("disagreement",), shares=("disagreement",)))

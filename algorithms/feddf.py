@@ -293,10 +293,18 @@ def needs(cfg):
     return {"public"} | ({"validation"} if cfg.drop_worst or cfg.patience is not None else set())
 
 
+def models(state, client_network, server_network):
+    """{name: [(network, weights)]} of the server's models: one of each network."""
+    return {f"server {k}" if k else "server": [pair]
+            for k, pair in enumerate(state["global_models"].items())}
+
+
 ALGORITHM = Algorithm(
     "feddf", run, Config, public="unlabeled", mixed_networks=True,
     needs_for=needs, check_more=check, program=dict(
-        paper=PAPER, scores={"accuracy": "server", "ensemble_accuracy": "ensemble",
-                             "client_accuracy": "clients"},
+        paper=PAPER, models=models,
+        scores={"accuracy": ("server", "test"), "ensemble_accuracy": ("ensemble", "test"),
+                "client_accuracy": ("clients", "test")},
+        clients_score="client_accuracy", shares=("disagreement",),
         columns=("disagreement", "teacher_forwards", "dropped", "steps"),
         plateau=("lr", "server_lr"), evaluate=evaluate))

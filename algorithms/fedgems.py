@@ -354,7 +354,9 @@ def evaluate(fed, state, trained=None):
 ALGORITHM = Algorithm(
     "fedgems", run, Config, public="labeled", mixed_networks=True, server="images", program=dict(
         paper=PAPER,
-        scores={"accuracy": "server",
-                "client_accuracy_distilled": "clients, after distillation",
-                "client_accuracy_private": "clients, after private training"},
+        scores={"accuracy": ("server", "public half"),
+                "client_accuracy_distilled": ("clients, after distillation", "test"),
+                "client_accuracy_private": ("clients, after private training", "test")},
+        more_scores={"server_accuracy_private_test": ("server", "test")},
+        clients_score="client_accuracy_distilled", shares=(*CASES, "pool"),
         columns=CASES, plateau=("lr", "server_lr"), evaluate=evaluate))

@@ -255,4 +255,5 @@ def check(fed, cfg, state, attack):
 
 ALGORITHM = Algorithm(
     "fedgen", run, Config, check_more=check, program=dict(
-        paper=PAPER, scores={"accuracy": "server"}, plateau=("lr",), evaluate=score_global))
+        paper=PAPER, scores={"accuracy": ("server", "test")}, plateau=("lr",),
+        evaluate=score_global))

@@ -355,8 +355,16 @@ def check(fed, cfg, state, attack):
         raise ValueError(f"feature maps of all clients need one shape, not {sorted(shapes)}")
 
 
+def models(state, client_network, server_network):
+    """{name: [(network, weights), ...]}: of each client its edge network, then the server's."""
+    server = (server_network, state["server"]["model"])
+    return {f"client {i}": [(client_network(i), client["model"]), server]
+            for i, client in state["clients"].items()}
+
+
 ALGORITHM = Algorithm(
     "fedgkt", run, Config, mixed_networks=True, server="features", check_more=check, program=dict(
-        scores={"accuracy": "edges with the server", "edge_accuracy": "edges alone"}, paper=PAPER,
+        scores={"accuracy": ("edges with the server", "test"),
+                "edge_accuracy": ("edges alone", "test")}, paper=PAPER, models=models,
         model=("gkt_edge_small",), server_model="gkt_server_small", plateau=("server_lr",),
         evaluate=evaluate, columns=("accuracy_min", "accuracy_max")))

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from algorithms.fedgkt import check as check_networks
-from algorithms.fedgkt import (evaluate, make_upload, measure, new_client, predict_server,
+from algorithms.fedgkt import (evaluate, make_upload, measure, models, new_client, predict_server,
                                train_client, train_server)
 from federation import (Algorithm, Count, Natural, NonNegative, Optimizer, Positive, Settings,
                         drop_bad_uploads, parallel_map, snapshot)
@@ -156,6 +156,7 @@ def check(fed, cfg, state, attack):
 ALGORITHM = Algorithm(
     "fedgkt-async", run, Config, mixed_networks=True, server="features", check_more=check,
     program=dict(
-        scores={"accuracy": "edges with the server", "edge_accuracy": "edges alone"}, paper=PAPER,
+        scores={"accuracy": ("edges with the server", "test"),
+                "edge_accuracy": ("edges alone", "test")}, paper=PAPER, models=models,
         model=("gkt_edge_small",), server_model="gkt_server_small", plateau=("server_lr",),
         evaluate=evaluate, columns=("accuracy_min", "accuracy_max", "clock", "clock_if_all_wait")))

@@ -297,6 +297,7 @@ def check(fed, cfg, state, attack):
 
 ALGORITHM = Algorithm(
     "fedkd", run, Config, mixed_networks=True, server="images", check_more=check, program=dict(
-        paper=PAPER, scores={"accuracy": "mentors, own classes", "client_accuracy": "mentors",
-                             "server_accuracy": "mentee"},
+        paper=PAPER,
+        scores={"accuracy": ("mentors", "own classes"), "client_accuracy": ("mentors", "test"),
+                "server_accuracy": ("mentee", "test")}, server_score="server_accuracy",
         plateau=("lr",), evaluate=evaluate, model=("cnn_large", "mlp"), server_model="cnn"))

@@ -350,6 +350,6 @@ def needs(cfg):
 ALGORITHM = Algorithm(
     "fedmd", run, Config, public="joint", mixed_networks=True, needs_for=needs,
     check_more=check, program=dict(
-        scores={"accuracy": "clients, after private training",
-                "client_accuracy_distilled": "clients, after distillation"},
+        scores={"accuracy": ("clients, after private training", "test"),
+                "client_accuracy_distilled": ("clients, after distillation", "test")},
         paper=PAPER, plateau=("lr",), evaluate=evaluate))

@@ -140,5 +140,5 @@ def evaluate(fed, state):
 
 ALGORITHM = Algorithm(
     "fedmd-pooled", run, Config, public="joint", mixed_networks=True, needs_for=needs, program=dict(
-        scores={"accuracy": "clients"}, paper=PAPER,
+        scores={"accuracy": ("clients", "test")}, paper=PAPER,
         columns=("client_accuracy_min", "client_accuracy_max")))

@@ -182,4 +182,5 @@ def measure(fed, state, active, uploads):
 
 ALGORITHM = Algorithm(
     "fedntd", run, Config, program=dict(
-        paper=PAPER, scores={"accuracy": "server"}, plateau=("lr",), evaluate=score_global))
+        paper=PAPER, scores={"accuracy": ("server", "test")}, plateau=("lr",),
+        evaluate=score_global))

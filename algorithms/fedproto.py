@@ -254,6 +254,8 @@ def check(fed, cfg, state, attack):
 
 ALGORITHM = Algorithm(
     "fedproto", run, Config, mixed_networks=True, check_more=check, program=dict(
-        paper=PAPER, scores={"accuracy": "clients, own classes", "client_accuracy": "clients",
-                             "prototype_accuracy_own": "prototypes, own classes"},
+        paper=PAPER,
+        scores={"accuracy": ("clients", "own classes"), "client_accuracy": ("clients", "test"),
+                "prototype_accuracy_own": ("prototypes", "own classes")},
+        server_score="client_accuracy",
         plateau=("lr",), evaluate=evaluate, model=("cnn_large", "mlp")))

@@ -144,4 +144,4 @@ def measure(fed, state, active, uploads):
 # What it needs, and what the program prints
 
 ALGORITHM = Algorithm("fedprox", run, Config,
-                      program=dict(paper=PAPER, scores={"accuracy": "server"}))
+                      program=dict(paper=PAPER, scores={"accuracy": ("server", "test")}))

@@ -235,7 +235,16 @@ def check(fed, cfg, state, attack):
         raise ValueError(f"fedsdd: the state has K = {len(state['global_models'])}, not {cfg.K}")
 
 
+def models(state, client_network, server_network):
+    """{name: [(network, weights), ...]} of the trained models; the main model is "server"."""
+    found = {f"server {k}" if k else "server": [(server_network, weights)]
+             for k, weights in enumerate(state["global_models"])}
+    ensemble = [(server_network, w_k) for of_round in state["recent_w"] for w_k in of_round]
+    return {**found, "ensemble": ensemble} if ensemble else found
+
+
 ALGORITHM = Algorithm(
     "fedsdd", run, Config, public="unlabeled", check_more=check, program=dict(
-        paper=PAPER, scores={"accuracy": "server", "ensemble_accuracy": "ensemble"},
-        columns=("disagreement", "teacher_forwards")))
+        paper=PAPER, models=models,
+        scores={"accuracy": ("server", "test"), "ensemble_accuracy": ("ensemble", "test")},
+        columns=("disagreement", "teacher_forwards"), shares=("disagreement",)))

@@ -343,9 +343,23 @@ def check(fed, cfg, state, attack):
         raise ValueError(f"{name}: the state is of another `local`, or of other clients")
 
 
+def models(state, client_network, server_network):
+    """{name: [(network, weights), ...]} of the trained models, as `evaluate` takes them."""
+    servers = [(name, weights) for name, models in state["global_models"].items()
+               for weights in models]
+    averaged = [(name, average_weights(models, [1] * len(models)))
+                for name, models in zip(state["global_models"], zip(*state["main"]))]
+    found = {f"{noun} {k}" if k else noun: [pair]
+             for noun, pairs in [("server", servers), ("averaged", averaged)]
+             for k, pair in enumerate(pairs)}
+    ensemble = [member for of_round in state["recent_members"] for member in of_round]
+    return {**found, "ensemble": ensemble} if ensemble else found
+
+
 ALGORITHM = Algorithm(
     "fedsdd-ablations", run, Config, public="unlabeled", mixed_networks=True,
     needs_for=lambda cfg: set() if cfg.students == "none" else {"public"}, check_more=check,
-    program=dict(
-        paper=PAPER, scores={**fedsdd.ALGORITHM.program["scores"], "averaged_accuracy": "averaged"},
-        columns=fedsdd.ALGORITHM.program["columns"]))
+    program={
+        **fedsdd.ALGORITHM.program, "paper": PAPER, "models": models,
+        "scores": {**fedsdd.ALGORITHM.program["scores"],
+                   "averaged_accuracy": ("averaged", "test")}})

@@ -178,6 +178,7 @@ def evaluate(fed, state):
 
 ALGORITHM = Algorithm(
     "fml", run, Config, mixed_networks=True, server="images", program=dict(
-        paper=PAPER, scores={"accuracy": "clients, own classes", "client_accuracy": "clients",
-                             "server_accuracy": "shared model"},
+        paper=PAPER,
+        scores={"accuracy": ("clients", "own classes"), "client_accuracy": ("clients", "test"),
+                "server_accuracy": ("shared model", "test")}, server_score="server_accuracy",
         plateau=("lr",), evaluate=evaluate, model=("cnn_large", "mlp"), server_model="cnn"))

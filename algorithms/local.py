@@ -107,5 +107,7 @@ def evaluate(fed, state):
 
 ALGORITHM = Algorithm(
     "local", run, Config, mixed_networks=True, program=dict(
-        paper=PAPER, scores={"accuracy": "clients, own classes", "client_accuracy": "clients"},
-        plateau=("lr",), evaluate=evaluate, model=("cnn_large", "mlp")))
+        paper=PAPER,
+        scores={"accuracy": ("clients", "own classes"), "client_accuracy": ("clients", "test")},
+        server_score="client_accuracy", plateau=("lr",), evaluate=evaluate,
+        model=("cnn_large", "mlp")))

@@ -215,4 +215,4 @@ def check(fed, cfg, state, attack):
 
 
 ALGORITHM = Algorithm("scaffold", run, Config, check_more=check,
-                      program=dict(paper=PAPER, scores={"accuracy": "server"}))
+                      program=dict(paper=PAPER, scores={"accuracy": ("server", "test")}))

@@ -136,7 +136,14 @@ def sent_bytes(fed, cfg):
 # --------------------------------------------------------------------------------------------------
 # What it needs, and what the program prints
 
+def models(state, client_network, server_network):
+    """{name: [(network, weights), ...]}: the first half of the network, then the server's."""
+    server = (server_network, state["server"]["model"])
+    return {f"client {i}": [(client_network(i), client["model"]), server]
+            for i, client in state["clients"].items()}
+
+
 ALGORITHM = Algorithm(
     "split-learning", run, Config, server="features", check_more=check, program=dict(
-        scores={"accuracy": "both halves"}, paper=PAPER, model=("gkt_edge_small",),
-        server_model="gkt_server_small"))
+        scores={"accuracy": ("both halves", "test")}, paper=PAPER, models=models,
+        model=("gkt_edge_small",), server_model="gkt_server_small"))

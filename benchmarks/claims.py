@@ -20,13 +20,13 @@ import shlex
 import sys
 from collections import Counter
 from functools import cache
-from math import inf, sqrt
+from math import atan, cos, inf, pi, sin, sqrt
 from pathlib import Path
 from statistics import mean, stdev
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from experiment import plot
-from experiment.curves import half_width, mean_of_last, read_runs, t_probability, values_of
+from experiment.curves import half_width, mean_of_last, read_runs, values_of
 
 REPOSITORY = Path(__file__).parents[1]
 RESULTS, CURVES = REPOSITORY / "docs" / "RESULTS.md", REPOSITORY / "docs" / "results"
@@ -52,7 +52,7 @@ def runs_behind(side):
 def accuracies(run, metric, last=None):
     """{seed: mean of the `last` rounds, in percent}; None: of a tenth of them, at least five."""
     runs = runs_behind(run)
-    return values_of(runs, metric, mean_of_last(last or max(5, runs[0]["rounds"] // 10)))
+    return values_of(runs, metric, mean_of_last(last or max(5, (len(runs[0].rows) - 1) // 10)))
 
 
 def pairs(claim, last=None, seeds=range(100)):
@@ -92,6 +92,19 @@ def p_value(claim, points):
     distance = min(abs(mean(points) - end) for end in bounds(claim))
     t = distance / (stdev(points) / sqrt(len(points)))
     return 1 - t_probability(t, len(points) - 1)
+
+
+def t_probability(t, n):
+    """Of |T| < t for Student's t of n degrees of freedom.
+
+    A sum of powers of cos(angle): Abramowitz and Stegun, 26.7.3 and 26.7.4.
+    """
+    angle, odd = atan(t / sqrt(n)), n % 2
+    terms = [cos(angle) if odd else 1.0]
+    for j in range(2 + odd, n, 2):
+        terms.append(terms[-1] * cos(angle)**2 * (j - 1) / j)
+    found = sin(angle) * sum(terms) * (n > 1)
+    return 2 / pi * (angle + found) if odd else found
 
 
 def survivors(p_values):
@@ -210,9 +223,10 @@ def provenance():
     kept = [run for path in CURVES.glob("*.csv") for runs in curves(path.stem).values()
             for run in runs]
     data, cpu = (sum(not x for x in found) for found in (
-        [run["data"] for run in kept], [run["environment"].get("cpu") for run in kept]))
-    rows = sum(any(not run["data"] for side in ("row", "base") for run in runs_behind(claim[side]))
-               for claim in CLAIMS)
+        [run.head["data"] for run in kept],
+        [run.head["environment"].get("cpu") for run in kept]))
+    rows = sum(any(not run.head["data"] for side in ("row", "base")
+                   for run in runs_behind(claim[side])) for claim in CLAIMS)
     return (f"Of the {len(kept)} runs {data}, the older ones, kept no fingerprint of their data; "
             f"{rows} rows have one of these. {cpu} runs did not record their CPU.\n")
 

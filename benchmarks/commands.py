@@ -1,6 +1,9 @@
 """What a command has, for the programs of this folder that make their own rounds."""
+from dataclasses import asdict
+
 import torch
 
+from data.split import load_datasets
 from experiment import build, settings
 
 
@@ -10,7 +13,8 @@ def federation_of(argv):
     argv    as after `python fedkd_minimal.py`; the networks are of its first algorithm
     """
     command = settings.read(argv)
-    datasets = build.load_datasets(command.shared)
-    fed = build.make_federation(command.shared, datasets, command.seeds[0], torch.device("cpu"))
-    fed = build.seen_by(command.methods[0], fed, command.shared)
-    return fed, {method.label: method.hyperparameters for method in command.methods}
+    seed = command.program.seeds[0]
+    datasets = load_datasets(command.images, [seed], command.rows)
+    fed = build.make_federation(command, datasets, seed, torch.device("cpu"))
+    fed = build.seen_by(command.methods[0], fed, datasets)
+    return fed, {method.label: asdict(method.cfg) for method in command.methods}

@@ -11,6 +11,7 @@ benchmarks/paper_scale.sh makes the runs.
 import argparse
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -40,7 +41,7 @@ def settings_of(paper, algo):
     argv = ["--algo", algo, "--paper", paper]
     if paper == "fedsdd":
         argv += ["--public", "glyphs-letters"]           # embedded; here only settings are read
-    return read(argv).methods[0].hyperparameters
+    return asdict(read(argv).methods[0].cfg)
 
 
 def samples_a_second(name, batch_size):

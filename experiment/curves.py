@@ -1,228 +1,93 @@
 """Kept runs: reading and writing them, their metrics by round, means over seeds.
 
-`curves` are {label: [the run of each seed]}. A run is {HEAD..., "seed", "begun", "rows", "rounds"}:
-a row has the metrics of a round, the first of round 0, and MB, the payload up and down so far;
-begun is when round 0 ended, as "2026-11-27T10:13:49.250000+00:00", or "" of an older run.
+`curves` are {label: [the `Run` of each seed]}.
 """
 import csv
 import json
-from datetime import datetime, timezone
-from functools import cache
-from math import atan, cos, inf, pi, sin, sqrt
+import re
+from dataclasses import dataclass
+from math import inf, sqrt
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import NormalDist, mean, stdev
 
-HEAD = ("algo", "scores", "settings", "data", "environment")
-SHARES = ("disagreement", "pool", "nobody_right",      # of 1, as accuracies are
-          "self_training", "self_distillation", "ensemble_distillation")
+from experiment.common import BadInput, read_config
 
-
-def t_probability(t, n):
-    """Of |T| < t for Student's t of n degrees of freedom.
-
-    A sum of powers of cos(angle): Abramowitz and Stegun, 26.7.3 and 26.7.4.
-    """
-    angle, odd = atan(t / sqrt(n)), n % 2
-    terms = [cos(angle) if odd else 1.0]
-    for j in range(2 + odd, n, 2):
-        terms.append(terms[-1] * cos(angle)**2 * (j - 1) / j)
-    found = sin(angle) * sum(terms) * (n > 1)
-    return 2 / pi * (angle + found) if odd else found
+HEAD = ("algo", "scores", "keys", "shares", "settings", "data", "environment")   # of config.json
+# Student's t of 1, 2, ..., 30 degrees of freedom: |T| is below it with probability 95%.
+T = (12.7062047, 4.3026527, 3.1824463, 2.7764451, 2.5705818, 2.4469119, 2.3646243, 2.3060041,
+     2.2621572, 2.2281389, 2.2009852, 2.1788128, 2.1603687, 2.1447867, 2.1314495, 2.1199053,
+     2.1098156, 2.1009220, 2.0930241, 2.0859634, 2.0796138, 2.0738731, 2.0686576, 2.0638986,
+     2.0595386, 2.0555294, 2.0518305, 2.0484071, 2.0452296, 2.0422725)
 
 
-@cache
-def t_quantile(n):
-    """Student's t of n degrees of freedom: |T| is below it with probability 95%; by bisection."""
-    low, high = 0.0, 20.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if t_probability(middle, n) < 0.95 else (low, middle)
-    return low
+@dataclass
+class Run:
+    """A run that --out has kept."""
 
+    label: str
+    seed: int
+    begun: str       # when, as "2026-11-27T10:13:49.250000+00:00"; "" of an older run
+    head: dict       # its config.json, of which `scores` are {accuracy: [whose, on which images]}
+    rows: list       # the metrics of each round from 0 on; MB is the payload so far, up and down
+
+    def metric(self, key):
+        """The name of a metric in the rows.
+
+        key    that name; or "clients", the clients' mean accuracy at the end of a round, "server",
+               the server's on the same images; of ComU@x it is the clients'
+        """
+        return self.head["keys"].get("clients" if is_comu(key) else key, key)
+
+    def is_accuracy(self, key):
+        return "accuracy" in self.metric(key) and not is_comu(key)
+
+    def is_share(self, key):
+        """True for accuracies and other shares of 1, which are shown as percentages."""
+        return self.is_accuracy(key) or key in self.head["shares"]
+
+    def whose(self, key):
+        """Whose accuracy a metric is, and on which images; its name if that is not declared."""
+        name = self.metric(key)
+        return ", ".join(filter(None, self.head["scores"].get(name, [name])))
+
+    def images(self, key):
+        """On which images an accuracy is measured: one that is not declared has its own ones."""
+        name = self.metric(key)
+        if "accuracy" not in name:
+            return ""
+        return self.head["scores"].get(name, [name, name])[1] or "all test images"
+
+    def accuracy_on(self, images):
+        """The first declared accuracy that is measured on these images, else `accuracy`."""
+        return next((name for name in self.head["scores"] if self.images(name) == images),
+                    "accuracy")
+
+    def by_round(self, key):
+        """[the metric, or None] of each row."""
+        return [row.get(self.metric(key)) for row in self.rows]
+
+    def megabytes_until(self, accuracy):
+        """FedGEMS's ComU, Table 4: MB up and down until the clients' accuracy is reached, in six
+        decimals, as `write_csv` keeps it; None if it is not."""
+        return next((row["MB"] for row, value in zip(self.rows, self.by_round("clients"))
+                     if value is not None and round(value, 6) >= accuracy), None)
+
+
+def is_comu(key):
+    return re.fullmatch(r"ComU@[\d.]+", key) is not None
+
+
+# ------------------------------------------------------------------------------- means over seeds
 
 def half_width(values):
     """Half the width of the 95% confidence interval of the values' mean; None of one value."""
-    n = len(values)
-    return t_quantile(n - 1) * stdev(values) / sqrt(n) if n > 1 else None
-
-
-def read_run(path):
-    """[(DIR, label, run)] of a metrics.jsonl in DIR/LABEL-seedN."""
-    folder = path.parent.absolute()
-    config = json.loads((folder / "config.json").read_text())
-    rows, num_bytes = [json.loads(line) for line in path.read_text().splitlines()], 0
-    for row in rows:
-        num_bytes += row.get("bytes_up", 0) + row.get("bytes_down", 0)
-        row["MB"] = num_bytes / 2**20
-    # A data set is known by its fingerprint, not by the folders of this machine.
-    data = {name: x for name, x in {**config["data"], **config["fingerprints"]}.items()
-            if name != "data_root"}
-    settings = config["data"] | config["training"] | config["networks"] | config["hyperparameters"]
-    paths = ("dataset", "public", "data_root", "partition")
-    settings |= {name: Path(settings[name]).name for name in paths if settings.get(name)}
-    run = {name: config[name] for name in ("algo", "seed", "scores", "environment")}
-    timing = folder / "timing.jsonl"
-    lines = timing.read_text().splitlines() if timing.exists() else []
-    ended = json.loads(lines[0]).get("ended") if lines else None
-    run["begun"] = datetime.fromtimestamp(ended, timezone.utc).isoformat() if ended else ""
-    label = folder.name.removesuffix(f"-seed{run['seed']}")
-    if label == run["algo"].replace(":", "-"):           # it was not renamed
-        label = run["algo"]
-    return [(folder.parent, label, run | {"settings": settings, "data": data, "rows": rows})]
-
-
-def read_csv(path):
-    """[(None, label, run)] of the two files of `write_csv`."""
-    groups = json.loads(path.with_suffix(".json").read_text())
-    runs = {(one["label"], seed): {name: one[name] for name in HEAD}
-            | {"seed": seed, "begun": one.get("begun", {}).get(str(seed), ""), "rows": []}
-            for one in groups for seed in one["seeds"]}
-    for row in csv.DictReader(path.read_text().splitlines()):
-        run = runs[row.pop("label"), int(row.pop("seed"))]
-        run["rows"].append({key: json.loads(text) for key, text in row.items() if text})
-    return [(None, label, run) for (label, _), run in runs.items()]
-
-
-def write_csv(curves, path):
-    """Writes every metric of each round, and what else `read_csv` needs beside it, as .json.
-
-    path    ends in .csv
-    """
-    groups, rows = [], []
-    for label, runs in curves.items():
-        for run in runs:
-            head = {"label": label, **{name: run[name] for name in HEAD}}
-            if not groups or head != {name: groups[-1][name] for name in head}:
-                groups.append(head | {"seeds": [], "begun": {}})   # seeds that differ in no more
-            groups[-1]["seeds"].append(run["seed"])
-            if run["begun"]:
-                groups[-1]["begun"][run["seed"]] = run["begun"]
-            rows += [{"label": label, "seed": run["seed"]}
-                     | {key: f"{x:.6g}" if isinstance(x, float) else x for key, x in row.items()}
-                     for row in run["rows"]]
-    with path.open("w", newline="") as file:
-        table = csv.DictWriter(file, dict.fromkeys(key for row in rows for key in row),
-                               lineterminator="\n")
-        table.writeheader()
-        table.writerows(rows)
-    path.with_suffix(".json").write_text(json.dumps(groups, indent=1) + "\n")
-
-
-def read_runs(paths, rounds=inf):
-    """{label: [the run of each seed]} of folders and files, without the rounds after `rounds`.
-
-    The labels of a folder are in the order in which their runs began: a label that joins is last.
-    Raises ValueError if a folder has no run, a run is damaged, or the runs of a label are not those
-    of one method with different seeds on the same data.
-    """
-    found = []                                           # [(DIR, label in it, run)]
-    for path in paths:
-        files = [path] if path.is_file() else sorted(path.rglob("metrics.jsonl"))
-        files = [file for file in files if file.stat().st_size]
-        if not files:
-            raise ValueError(f"{path} has no run of fedkd_minimal.py --out with a finished round")
-        inside = []
-        for file in files:
-            try:
-                inside += read_csv(file) if file.suffix == ".csv" else read_run(file)
-            except (OSError, LookupError, TypeError, ValueError) as error:
-                raise ValueError(f"{file} is damaged, or --out did not make it ({error})") from None
-        found += sorted(inside, key=lambda one: one[2]["begun"])
-    inside = {}                                          # {DIR: its labels}
-    for folder, label, _ in found:
-        inside.setdefault(folder, set()).add(label)
-    curves = {}
-    for folder, label, run in found:
-        if folder and len(inside.keys() - {None}) > 1:
-            alone = len(inside[folder]) == 1
-            label = folder.name if alone else f"{folder.name}/{label}"
-        run["rows"] = [row for row in run["rows"] if row["round"] <= rounds]
-        run["rounds"] = len(run["rows"]) - 1
-        curves.setdefault(label, []).append(run)
-    for label, runs in curves.items():
-        runs.sort(key=lambda run: run["seed"])
-        seeds = [run["seed"] for run in runs]
-        if len({*seeds}) < len(seeds):
-            raise ValueError(f"{label} has two runs with one seed, {seeds}")
-        refuse_different(label, [run["settings"] | run["data"] | {
-            "algo": run["algo"], "rounds": run["rounds"]} for run in runs],
-            "compare after the same --rounds, or name folders separately")
-    return curves
-
-
-def refuse_different(what, several, advice):
-    """Raises ValueError if these {name: value} are not all the same."""
-    for name in sorted({name for settings in several for name in settings}):
-        values = {str(settings.get(name)) for settings in several}
-        if len(values) > 1:
-            raise ValueError(f"{what}: not all have the same {name}: {sorted(values)}; {advice}")
-
-
-def is_accuracy(key):
-    return "accuracy" in key or key in ("clients", "server")
-
-
-def is_share(key):
-    return is_accuracy(key) or key in SHARES
-
-
-def metric_of(runs, key):
-    """The name of a metric in the rows; of "clients", "server" and ComU@x the accuracy's."""
-    scores = runs[0]["scores"]
-    if key == "clients" or key.startswith("ComU@"):
-        return clients_metric(scores)
-    if key != "server":
-        return key
-    known = {name for run in runs for row in run["rows"] for name in row}
-    names = [name for name in ("server_accuracy_private_test", "server_accuracy", *scores)
-             if name in known and "own classes" not in scores.get(name, "")]
-    return names[0] if names else "accuracy"
-
-
-def whose(runs, key):
-    """Whose accuracy a metric is; its own name if that is not declared, or it is no accuracy."""
-    scores, key = runs[0]["scores"], metric_of(runs, key)
-    return scores.get(next(iter(scores)) if key == "accuracy" else key, key)
-
-
-def clients_metric(scores):
-    """The name of the clients' mean accuracy at the end of a round; `accuracy` if there is none.
-
-    It is the headline, unless that is the server's; then the first of the scores that is theirs.
-    """
-    if not next(iter(scores.values())).startswith("server"):
-        return "accuracy"
-    return next((name for name in scores if name.startswith("client_accuracy")), "accuracy")
-
-
-def images_of(runs, key):
-    """On which test images an accuracy is measured, in words: "private half, own classes", ...
-
-    key    of an accuracy, or ComU@x
-    """
-    text, name = whose(runs, key), metric_of(runs, key)
-    halves = any("half" in words for words in runs[0]["scores"].values())
-    is_public = "public half" in text or name.endswith("public_test")
-    which = "public" if is_public else "private" if halves else "all"
-    is_own = "own classes" in text or name.endswith("_own")
-    return f"{which} {'half' if halves else 'images'}{', own classes' * is_own}"
-
-
-def by_round(run, key):
-    """[the metric, or None] of each row.
-
-    key    "clients": the clients' mean accuracy at the end of a round, whatever its name is;
-           "server": the server's on the images on which clients are tested, the clients' where
-           the server has no model. ComU@0.3 is FedGEMS's, Table 4: MB up and down until the
-           clients' accuracy is 0.3 in six decimals, as `write_csv` keeps it; in the last row
-    """
-    name = metric_of([run], key)
-    values = [row.get(name) for row in run["rows"]]
-    if not key.startswith("ComU@"):
-        return values
-    reached = [row["MB"] for row, value in zip(run["rows"], values)
-               if value is not None and round(value, 6) >= float(key.removeprefix("ComU@"))]
-    return [None] * (len(values) - 1) + [*reached, None][:1]
+    n = len(values) - 1                      # degrees of freedom
+    if n < 1:
+        return None
+    z = NormalDist().inv_cdf(0.975)          # t of many values; Abramowitz and Stegun, 26.7.5
+    t = T[n - 1] if n <= len(T) else (z + (z**3 + z) / (4 * n)
+                                      + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2))
+    return t * stdev(values) / sqrt(n + 1)
 
 
 def final(values):
@@ -242,10 +107,127 @@ def mean_of_last(number):
 
 
 def values_of(runs, key, measure):
-    """{seed: measure([the metric of each round, or None])}, in percent if it is a share.
-
-    A seed without a value is not in it.
-    """
-    scale = 100 if is_share(key) else 1
-    values = {run["seed"]: measure(by_round(run, key)) for run in runs if run["rows"]}
+    """{seed: measure([the metric of each round, or None])}, in percent if it is a share; of ComU@x
+    the megabytes. A seed without a value is not in it."""
+    if is_comu(key):
+        accuracy = float(key.removeprefix("ComU@"))
+        values = {run.seed: run.megabytes_until(accuracy) for run in runs}
+    else:
+        values = {run.seed: measure(run.by_round(key)) for run in runs if run.rows}
+    scale = 100 if runs[0].is_share(key) else 1
     return {seed: scale * value for seed, value in values.items() if value is not None}
+
+
+# ------------------------------------------------------------------------------- reading, writing
+
+def read_runs(paths, rounds=inf):
+    """{label: [the run of each seed]} of folders and files, without the rounds after `rounds`.
+
+    The labels of a folder are in the order in which their runs began: a label that joins is last.
+    Raises BadInput if a folder has no run, a run is damaged, or the runs of a label are not those
+    of one method with different seeds on the same data.
+    """
+    found = [pair for path in paths for pair in read_files(path)]
+    inside = {}                                          # {DIR: its labels}
+    for folder, run in found:
+        inside.setdefault(folder, set()).add(run.label)
+    several, curves = len(inside.keys() - {None}) > 1, {}
+    for folder, run in found:
+        if folder and several:
+            is_alone = len(inside[folder]) == 1
+            run.label = folder.name if is_alone else f"{folder.name}/{run.label}"
+        run.rows = [row for row in run.rows if row["round"] <= rounds]
+        curves.setdefault(run.label, []).append(run)
+    for runs in curves.values():
+        runs.sort(key=lambda run: run.seed)
+        refuse_different(runs)
+    return curves
+
+
+def read_files(path):
+    """[(DIR, run)] of a folder, a metrics.jsonl or a .csv; the run that began first comes first."""
+    files = [path] if path.is_file() else sorted(path.rglob("metrics.jsonl"))
+    found = []
+    for file in files:
+        try:
+            if file.stat().st_size:
+                found += read_csv(file) if file.suffix == ".csv" else [read_run(file)]
+        except BadInput:
+            raise
+        except (OSError, LookupError, TypeError, ValueError) as error:
+            raise BadInput(f"{file} is damaged, or --out did not make it ({error})") from None
+    if not found:
+        raise BadInput(f"{path} has no run of fedkd_minimal.py --out with a finished round")
+    return sorted(found, key=lambda pair: pair[1].begun)
+
+
+def read_run(path):
+    """(DIR, run) of a metrics.jsonl in DIR/LABEL-seedN."""
+    folder = path.parent.absolute()
+    config = read_config(folder)
+    rows, num_bytes = [json.loads(line) for line in path.read_text().splitlines()], 0
+    for row in rows:
+        num_bytes += row.get("bytes_up", 0) + row.get("bytes_down", 0)
+        row["MB"] = num_bytes / 2**20
+    settings = config["settings"]
+    for name in ("dataset", "public", "data_root", "partition"):    # without a machine's folders
+        if settings.get(name):
+            settings[name] = Path(settings[name]).name
+    label = folder.name.removesuffix(f"-seed{config['seed']}")
+    if label == config["algo"].replace(":", "-"):        # it was not renamed
+        label = config["algo"]
+    head = {name: config[name] for name in HEAD}
+    return folder.parent, Run(label, config["seed"], config["begun"], head, rows)
+
+
+def read_csv(path):
+    """[(None, run)] of the two files of `write_csv`."""
+    runs = {}
+    for group in json.loads(path.with_suffix(".json").read_text()):
+        label, head = group["label"], {name: group[name] for name in HEAD}
+        runs |= {(label, seed): Run(label, seed, group["begun"].get(str(seed), ""), head, [])
+                 for seed in group["seeds"]}
+    for row in csv.DictReader(path.read_text().splitlines()):
+        run = runs[row.pop("label"), int(row.pop("seed"))]
+        run.rows.append({key: json.loads(text) for key, text in row.items() if text})
+    return [(None, run) for run in runs.values()]
+
+
+def write_csv(curves, path):
+    """Writes every metric of each round, and what else `read_csv` needs beside it, as .json.
+
+    path    ends in .csv
+    """
+    groups, rows = [], []
+    for label, runs in curves.items():
+        for run in runs:
+            head = {"label": label, **run.head}
+            if not groups or head != {name: groups[-1][name] for name in head}:
+                groups.append(head | {"seeds": [], "begun": {}})   # seeds that differ in no more
+            groups[-1]["seeds"].append(run.seed)
+            if run.begun:
+                groups[-1]["begun"][run.seed] = run.begun
+            rows += [{"label": label, "seed": run.seed}
+                     | {key: f"{x:.6g}" if isinstance(x, float) else x for key, x in row.items()}
+                     for row in run.rows]
+    with path.open("w", newline="") as file:
+        names = dict.fromkeys(key for row in rows for key in row)
+        table = csv.DictWriter(file, names, lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows)
+    path.with_suffix(".json").write_text(json.dumps(groups, indent=1) + "\n")
+
+
+def refuse_different(runs):
+    """Raises BadInput if runs under one label are not of one method with different seeds. What an
+    older run does not know does not count."""
+    seeds = [run.seed for run in runs]
+    if len({*seeds}) < len(seeds):
+        raise BadInput(f"{runs[0].label} has two runs with one seed, {seeds}")
+    several = [run.head["settings"] | run.head["data"]
+               | {"algo": run.head["algo"], "rounds": len(run.rows) - 1} for run in runs]
+    for name in dict.fromkeys(name for settings in several for name in settings):
+        values = {str(settings[name]) for settings in several if name in settings}
+        if len(values) > 1:
+            raise BadInput(f"{runs[0].label}: not all have the same {name}: {sorted(values)}; "
+                           "compare after the same --rounds, or name folders separately")

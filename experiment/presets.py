@@ -94,3 +94,4 @@ PAPERS = {
 CIFAR_TASKS = {"cifar10": "cifar100", "cifar100": "ImageNet-32"}
 PUBLIC_SETS = {"fedsdd": CIFAR_TASKS, "feddf": CIFAR_TASKS,
                "fedmd": {"cifar100": "cifar10", "emnist": "mnist"}}
+EMBEDDED = {"glyphs": "glyphs-letters", "glyphs-letters": "glyphs"}      # public for each other

@@ -1,18 +1,20 @@
-"""The program as one or several processes: printed lines, errors, signals, the device."""
+"""The program as one or several processes: printed lines, how it ends, the device, the threads."""
 import contextlib
 import ctypes
 import logging
 import os
-import re
 import signal
 import sys
 import tempfile
 import time
+import traceback
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException, start_processes
+
+from experiment.common import BadInput, Stopped
 
 MOST = 8                             # processes that a program starts by itself
 NEVER = timedelta(days=365)          # processes wait for one another while the server trains
@@ -26,48 +28,31 @@ def is_first():
 def say(text):
     """Prints a text at once. Only the first process prints."""
     if is_first():
-        print(text, flush=True)
+        try:
+            print(text, flush=True)
+        except OSError as error:                             # its output goes to a full disk
+            raise Stopped(error) from None
 
 
-def fail(message, status=2):
-    """Ends the program with this exit status after one line on standard error."""
-    if is_first():
-        line = " ".join(str(message).split())
-        print(f"fedkd_minimal.py: error: {line}", file=sys.stderr)
-    raise SystemExit(status)
-
+# --------------------------------------------------------------------------------- how it ends
 
 @contextlib.contextmanager
-def bad_input_is_refused():
-    """A ValueError or OSError in this block ends the program: one line, exit status 2."""
+def ends_in_one_line(advice=""):
+    """Bad input, a full disk, a killed process and Ctrl-C end the program without a traceback.
+
+    advice    what a line about a stop ends with
+    """
     try:
         yield
-    except (ValueError, OSError) as error:
-        fail(error)
-
-
-@contextlib.contextmanager
-def stops_are_told(advice=""):
-    """Ctrl-C in this block, a write that fails, or too little memory ends the program: one line."""
-    try:
-        yield
+    except (BadInput, Stopped) as error:
+        status = 2 if isinstance(error, BadInput) else 1
+        line = " ".join(f"{error}{advice if status == 1 else ''}".split())
+        if is_first():
+            print(f"fedkd_minimal.py: error: {line}", file=sys.stderr)
+        raise SystemExit(status) from None
     except KeyboardInterrupt:
         say(f"\nstopped{advice}")
         raise SystemExit(130) from None
-    except OSError as error:                                 # a full disk, for example
-        fail(f"{error}{advice}", 1)
-    except (MemoryError, RuntimeError, ProcessRaisedException) as error:
-        # The first process tells it; of another one the process that started it does.
-        if not (is_first() and out_of_memory(error)):
-            raise
-        fail("not enough memory: make --batch-size (or another batch size), the networks, "
-             "--train-size, --public-size or --processes smaller", 1)
-
-
-def out_of_memory(error):
-    """True if an error of Python, numpy or torch, or its traceback, says that memory is missing."""
-    return isinstance(error, MemoryError) or bool(re.search(
-        "MemoryError|(allocate|enough|out of) memory", str(error)))
 
 
 def end_with(main, argv):
@@ -80,10 +65,12 @@ def end_with(main, argv):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     status = 0
     try:
-        with stops_are_told():
-            main(argv, is_program=True)
+        main(argv, is_program=True)
     except SystemExit as stop:
         status = stop.code or 0
+    except BaseException:                                    # a mistake in the program
+        traceback.print_exc()
+        status = 1
     with contextlib.suppress(OSError):
         sys.stdout.flush()
     os._exit(status)
@@ -107,7 +94,7 @@ def one_thread():
 
 
 def device_of(name, is_program):
-    """The torch.device of this name. Raises ValueError if it cannot be used.
+    """The torch.device of this name. Raises BadInput if it cannot be used.
 
     is_program    True: a GPU uses torch's deterministic algorithms. Another's process is left alone
     """
@@ -119,7 +106,7 @@ def device_of(name, is_program):
         torch.ones(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(f"--device {name} cannot be used ({reason})") from None
+        raise BadInput(f"--device {name} cannot be used ({reason})") from None
     if device.type == "cuda" and is_program:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
@@ -143,16 +130,15 @@ def how_many(command, device, is_program):
     """The number of processes to start: --processes, or one for each core where a fork is safe.
 
     By default at most MOST, and at most one for each client of a round; one in another's process.
-    Raises ValueError where a fork is not safe: not on Linux, on a GPU, in a process of torchrun.
     """
     can_fork = sys.platform == "linux" and device.type == "cpu" and "WORLD_SIZE" not in os.environ
-    asked = command.program["processes"]
+    asked = command.program.processes
     if asked is None and is_program and can_fork:
-        shares = [method.hyperparameters.get("participation", 1.0) for method in command.methods]
-        most_clients = max(1, round(max(shares) * command.shared["clients"]))
+        shares = [getattr(method.cfg, "participation", 1.0) for method in command.methods]
+        most_clients = max(1, round(max(shares) * command.images.clients))
         return min(num_cores(), most_clients, MOST)
     if (asked or 1) > 1 and not can_fork:
-        raise ValueError("--processes needs Linux, a CPU, and a start without torchrun")
+        raise BadInput("--processes needs Linux, a CPU, and a start without torchrun")
     return asked or 1
 
 
@@ -165,7 +151,7 @@ def start(work, num_processes, advice):
     they end together with it and with one another.
     """
     import torch._dynamo    # noqa: F401  # 2 seconds; else a first optimizer would import it later
-    with stops_are_told(advice), tempfile.TemporaryDirectory() as folder:
+    with ends_in_one_line(advice), tempfile.TemporaryDirectory() as folder:
         if num_processes == 1:
             if "WORLD_SIZE" in os.environ and not dist.is_initialized():
                 dist.init_process_group("gloo", timeout=NEVER)
@@ -174,24 +160,31 @@ def start(work, num_processes, advice):
         arguments = (work, num_processes, f"file://{folder}/meeting", os.getpid(), advice)
         context = start_processes(child, arguments, num_processes, join=False, start_method="fork")
         try:
-            while not context.join():
-                pass
-        except ProcessRaisedException as error:
-            if out_of_memory(error):
-                raise
-            print(error, file=sys.stderr)
-            raise SystemExit(1) from None
-        except ProcessExitedException as error:
-            if error.exit_code > 0:                          # it has said why
-                raise SystemExit(error.exit_code) from None
-            if error.signal_name == "SIGPIPE":
-                raise SystemExit(128 + signal.SIGPIPE) from None
-            killed = context.processes[error.error_index].pid
-            fail(f"process {killed} of this run was killed{advice}", 1)
+            wait_for(context)
         finally:
             for process in context.processes:
                 process.kill()
                 process.join()
+
+
+def wait_for(context):
+    """Waits until all forked processes have ended, or one has failed: then this one does as well.
+
+    context    of torch.multiprocessing
+    """
+    try:
+        while not context.join():
+            pass
+    except ProcessRaisedException as error:                  # it has the other's traceback
+        print(error, file=sys.stderr)
+        raise SystemExit(1) from None
+    except ProcessExitedException as error:
+        if error.exit_code > 0:                              # it has said why
+            raise SystemExit(error.exit_code) from None
+        if error.signal_name == "SIGPIPE":
+            raise SystemExit(128 + signal.SIGPIPE) from None
+        killed = context.processes[error.error_index].pid
+        raise Stopped(f"process {killed} of this run was killed") from None
 
 
 def child(number, work, num_processes, meeting, parent, advice):
@@ -204,7 +197,7 @@ def child(number, work, num_processes, meeting, parent, advice):
     dist.init_process_group("gloo", init_method=meeting, timeout=NEVER, rank=number,
                             world_size=num_processes)
     try:
-        with stops_are_told(advice):
+        with ends_in_one_line(advice):
             work()
         dist.barrier()
     except BaseException:

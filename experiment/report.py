@@ -1,13 +1,14 @@
 """What a run prints: its settings, a line per round, the summary."""
-import dataclasses
-import statistics
+import os
+from dataclasses import asdict
+from statistics import mean, stdev
 
-from attacks import lie_z
-from experiment import build
-from experiment.keep import networks_in
+from data.load import ignored
+from data.split import is_held_out, is_split_file
+from experiment.common import table_text, text_of
 from experiment.processes import num_cores, say
-from experiment.settings import HELD_OUT, flag_of, text_of
-from federation import HUGE
+from experiment.settings import Training, flag_of
+from partition import PARTITIONS
 
 
 def metric_text(value):
@@ -28,59 +29,67 @@ def duration(seconds):
     return f"{seconds / 60:.0f}min" if seconds < 7200 else f"{seconds / 3600:.1f}h"
 
 
-def print_table(lines, sides):
-    """Prints lines of cells in columns; sides: str.ljust or str.rjust for each column."""
-    widths = [max(map(len, cells)) for cells in zip(*lines)]
-    say("")
-    for line in lines:
-        cells = [side(cell, width) for side, cell, width in zip(sides, line, widths)]
-        say("  ".join(cells).rstrip())
-
+# ------------------------------------------------------------------------------ before the rounds
 
 def describe(command, datasets, num_processes):
     """Prints what will run, on which data, and what differs from the defaults of the files."""
-    found = command.shared
-    split, task = build.split(found, datasets, command.seeds[0]), datasets.task
-    say(f"{command.program['device']}, {num_processes} of {num_cores()} cores")
+    program, images = command.program, command.images
+    seed = program.seeds[0]
+    split = datasets.splits[seed]
+    if "WORLD_SIZE" in os.environ:
+        say(f"{program.device}, {os.environ['WORLD_SIZE']} processes of torchrun")
+    else:
+        say(f"{program.device}, {num_processes} of {num_cores()} cores")
     for flag, text in datasets.fingerprints.items():
-        say(f"{flag} {found[flag]}: {text}")
-    if found["classes"] is not None and datasets.task.class_names:
-        say(f"classes: {', '.join(datasets.task.class_names)}")
-    sizes = [*map(len, split.clients)]
-    size = " to ".join(map(str, sorted({min(sizes), max(sizes)})))
-    rule, public = f"{found['partition']}, alpha {found['alpha']}", text_of(found["public"])
-    if datasets.rows:
-        rule = "rows of the file"
-        public = f"{len(split.public)} of the file" if public in HELD_OUT else public
-    notes = [f"{found['clients']} clients with {size} samples ({rule})", f"public images: {public}"]
-    if found["validation"] is not None:
-        notes.append(f"validation images: {len(split.validation)}")
-    if found["attack"]:
-        z = found["attack_z"]
-        z = lie_z(found["clients"], found["attackers"]) if z is None else z
-        strength = f"z {z:.3f}" if found["attack"] == "lie" else f"scale {found['attack_scale']:g}"
-        notes.append(f"{found['attack']} by {found['attackers']} of {found['clients']} clients, "
-                     + strength)
-    notes += [name for name in ("joint", "augment", "amp") if found[name]]
-    if found["split_seed"] is not None:
-        notes.append(f"split seed {found['split_seed']}")
-    say(f"seed {command.seeds[0]}: {'; '.join(notes)}")
-    counts = task.test.labels[split.test].bincount()
-    largest = int(counts.argmax())
-    name = build.class_names(found, task)[largest]
-    say(f"test images: {len(split.test)}{' (private half)' * (found['public'] == 'half')}; the "
-        f"answer {name} to all of them has an accuracy of {counts[largest] / len(split.test):.4f}")
+        say(f"{flag} {getattr(images, flag)}: {text}")
+    for flag, is_labeled in (("dataset", True), ("public", images.joint)):
+        if files := ignored(str(getattr(images, flag)), is_labeled):
+            say(f"--{flag} {getattr(images, flag)}: files that are not read: {files}")
+    if images.classes is not None and datasets.task.class_names:
+        say(f"classes: {', '.join(datasets.class_names)}")
+    say(f"seed {seed}: {'; '.join(notes_on_images(command, split))}")
+    if command.note:
+        say(command.note)
+    counts = datasets.task.test.labels[split.test].bincount()
+    largest, half = int(counts.argmax()), " (private half)" if images.public == "half" else ""
+    say(f"test images: {len(split.test)}{half}; the answer {datasets.class_names[largest]} to all "
+        f"of them has an accuracy of {counts[largest] / len(split.test):.4f}")
     for method in command.methods:
         say(f"{method.label}: {'; '.join(notes_on(method))}")
 
 
+def notes_on_images(command, split):
+    """Who has which images, and what else all methods share."""
+    images, training = command.images, command.training
+    sizes = [*map(len, split.clients)]
+    size = " to ".join(map(str, sorted({min(sizes), max(sizes)})))
+    if is_split_file(images):
+        rule = "rows of the file"
+    else:
+        _, needed = PARTITIONS[images.partition]
+        rule = ", ".join([images.partition] + [f"{name} {getattr(images, name)}" for name in needed
+                                               if hasattr(images, name)])
+    public = text_of(images.public)
+    if is_split_file(images) and is_held_out(images):
+        public = f"{len(split.public)} of the file"
+    notes = [f"{images.clients} clients with {size} samples ({rule})", f"public images: {public}"]
+    if images.validation is not None:
+        notes.append(f"validation images: {len(split.validation)}")
+    notes += ["joint"] if images.joint else []
+    notes += [name if value is True else f"{name} {text_of(value)}"
+              for name, value in asdict(training).items() if value != getattr(Training(), name)]
+    if images.split_seed is not None:
+        notes.append(f"split seed {images.split_seed}")
+    return notes
+
+
 def notes_on(method):
     """A method's line above the rounds: where methods differ, and what is not its default."""
-    networks = f"network {text_of(method.networks['model'])}"
+    networks = f"network {text_of(method.networks.model)}"
     if method.algorithm.server != "none":
-        networks += f", server {method.networks['server_model']}"
-    defaults, told = dataclasses.asdict(method.algorithm.Config()), []
-    for name, value in method.hyperparameters.items():
+        networks += f", server {method.networks.server_model}"
+    defaults, told = asdict(method.algorithm.Config()), []
+    for name, value in asdict(method.cfg).items():
         if value != defaults[name]:
             told.append(f"{name} {text_of(value)} ({text_of(defaults[name])})")
         elif name in ("rounds", "participation"):
@@ -94,46 +103,49 @@ def notes_on(method):
 
 def describe_all(command, datasets):
     """Prints all settings, and how many samples of each class (columns) each client (rows) has."""
-    def text(settings):
-        return ", ".join(f"{name} {text_of(value)}" for name, value in settings.items())
-
-    say(f"\nall algorithms: {text(command.shared)}")
-    for method in command.methods:
-        say(f"{method.label}: {text(method.networks | method.hyperparameters)}")
-    differ = len(command.seeds) > 1 and command.shared["split_seed"] is None
-    others = "; other seeds divide the images otherwise" * differ
-    say(f"\nsamples of each class, seed {command.seeds[0]}{others}")
-    task = datasets.task
-    names = build.class_names(command.shared, task)
-    lines = [("client", *names)]
-    for i, rows in enumerate(build.split(command.shared, datasets, command.seeds[0]).clients):
+    tables = [("all algorithms", command.images, command.training)]
+    tables += [(method.label, method.networks, method.cfg) for method in command.methods]
+    say("")
+    for label, *parts in tables:
+        settings = [f"{name} {text_of(value)}" for part in parts
+                    for name, value in asdict(part).items()]
+        say(f"{label}: {', '.join(settings)}")
+    seeds = command.program.seeds
+    differ = len(seeds) > 1 and command.images.split_seed is None
+    others = "; other seeds divide the images otherwise" if differ else ""
+    say(f"\nsamples of each class, seed {seeds[0]}{others}\n")
+    task, table = datasets.task, [["client", *datasets.class_names]]
+    for i, rows in enumerate(datasets.splits[seeds[0]].clients):
         counts = task.train.labels[rows].bincount(minlength=task.num_classes)
-        lines.append((str(i), *map(str, counts.tolist())))
-    print_table(lines, [str.rjust] * len(lines[0]))
+        table.append([str(i), *map(str, counts.tolist())])
+    say(table_text(table, "r" * len(table[0])).rstrip("\n"))
 
+
+# ------------------------------------------------------------------------------------ the rounds
 
 def heading(record, attack):
     """Prints the lines above the rounds of a run; attack: an `Attack`, or None."""
-    title, rounds = f"\n{record.method.label}, seed {record.seed}", last_round(record)
-    done = record.state["round"] if record.state else None
-    complete = done is not None and done >= rounds
-    if complete:
-        say(f"{title}: complete, {done} rounds")
-    else:
-        say(title + ("" if done is None else f": after round {done}"))
+    title, done = f"\n{record.method.label}, seed {record.seed}", len(record.rows) - 1
+    is_complete = done >= record.method.cfg.rounds
+    if is_complete:
+        title += f": complete, {done} rounds"
+    elif record.rows:
+        title += f": after round {done}"
+    say(title)
     if record.begun_with:
         say(f"begun with {record.begun_with}: the numbers may differ")
-    if complete:
+    if is_complete:
         return
     if attack is not None:
-        say(f"malicious clients: {', '.join(map(str, attack.malicious))}")
+        noun = "client" if len(attack.malicious) == 1 else "clients"
+        say(f"malicious: {noun} {', '.join(map(str, attack.malicious))}")
     say("  ".join(["  round", *columns_of(record), "  MB up", "MB down", "seconds", "  left"]))
 
 
 def tell_round(record, records):
     """Prints the last round of a run: metrics, MB, seconds, the time left, uploads left out."""
     metrics, seconds = record.rows[-1], record.timings[-1]["round_seconds"]
-    cells = [f"{metrics['round']:>3}/{last_round(record):<3}"]
+    cells = [f"{metrics['round']:>3}/{record.method.cfg.rounds:<3}"]
     cells += [metric_text(metrics.get(column)).rjust(len(column))
               for column in columns_of(record)]
     cells += [megabytes(metrics.get(key, 0)).rjust(7) for key in ("bytes_up", "bytes_down")]
@@ -141,27 +153,15 @@ def tell_round(record, records):
     cells += [f"{seconds:7.1f}", f"{'-' if left is None else duration(left):>6}"]
     if bad := metrics.get("bad_uploads"):
         cells.append(f"bad uploads (nan, infinity or too large): {bad}")
-    if wild := diverged(record):
-        cells.append(f"diverged models (weights of nan, infinity or 1e30 and more): {wild}")
     say("  ".join(cells))
 
 
 def columns_of(record):
     """The metrics in a round's line; of a joint layer also the answers with a public class."""
     algorithm = record.method.algorithm
-    is_joint = record.config["data"]["joint"] and algorithm.public == "joint"
+    is_joint = record.config["settings"]["joint"] and algorithm.public == "joint"
     more = ["client_accuracy_private_as_public"] if is_joint else []
     return (*algorithm.scores, *algorithm.columns, *more)
-
-
-def diverged(record):
-    """How many models of a run have a weight that is not finite, or HUGE."""
-    def is_wild(w):
-        return not (w.abs() < HUGE).all()
-
-    models = networks_in(record.state, record.method.algorithm, record.method.networks).values()
-    return sum(any(is_wild(w) for _, weights in parts for w in weights.values()
-                   if w.is_floating_point()) for parts in models)
 
 
 def seconds_left(records):
@@ -173,39 +173,42 @@ def seconds_left(records):
     every = [x for known in times.values() for x in known]
     if not every:
         return None
-    return sum(statistics.mean(times[record.method.label] or every)
-               * (last_round(record) - max(0, len(record.rows) - 1)) for record in records)
+    return sum(mean(times[record.method.label] or every)
+               * (record.method.cfg.rounds - max(0, len(record.rows) - 1)) for record in records)
 
 
-def last_round(record):
-    """How many rounds the command asks for."""
-    return record.method.hyperparameters["rounds"]
-
+# ----------------------------------------------------------------------------------- the summary
 
 def summary(records):
     """Prints the table at the end: a line for each accuracy of each method."""
-    lines = [("algorithm", "accuracy of", "seeds", "final", "best", "MB up", "MB down", "seconds")]
+    table = [["algorithm", "accuracy of", "seeds", "final", "best", "MB up", "MB down", "seconds"]]
     for label in dict.fromkeys(record.method.label for record in records):
         of_seeds = [record for record in records if record.method.label == label]
-        costs = [megabytes(statistics.mean(sum(row.get(key, 0) for row in record.rows)
-                                           for record in of_seeds))
-                 for key in ("bytes_up", "bytes_down")]
-        times = [sum(timing["round_seconds"] for timing in record.timings) for record in of_seeds]
-        costs.append(f"{statistics.mean(times):.1f}")
-        for key, whose in of_seeds[0].config["scores"].items():
+        head, costs = label, costs_of(of_seeds)          # once for each method
+        for key in of_seeds[0].method.algorithm.scores:
+            whose, images = of_seeds[0].config["scores"][key]
             values = [[row[key] for row in record.rows if row.get(key) is not None]
                       for record in of_seeds]
             if all(values):
                 final = mean_and_deviation([record.rows[-1].get(key) for record in of_seeds])
                 best = mean_and_deviation([max(of_rounds) for of_rounds in values])
-                lines.append((label, whose, str(len(of_seeds)), final, best, *costs))
-                label, costs = "", ("", "", "")          # once for each method
-    print_table(lines, [str.ljust, str.ljust, str.rjust, str.ljust, str.ljust, *3 * [str.rjust]])
+                table.append([head, ", ".join(filter(None, [whose, images])), str(len(of_seeds)),
+                              final, best, *costs])
+                head, costs = "", ["", "", ""]
+    say("\n" + table_text(table, "llrllrrr").rstrip("\n"))
+
+
+def costs_of(records):
+    """The cells MB up, MB down and seconds: means over the seeds of sums over the rounds."""
+    up, down = (mean(sum(row.get(key, 0) for row in record.rows) for record in records)
+                for key in ("bytes_up", "bytes_down"))
+    seconds = mean(sum(timing["round_seconds"] for timing in record.timings) for record in records)
+    return [megabytes(up), megabytes(down), f"{seconds:.1f}"]
 
 
 def mean_and_deviation(values):
     """Of the seeds; a dash if one of them has no value."""
     if None in values:
         return "-"
-    deviation = f"{statistics.stdev(values):.4f}" if len(values) > 1 else "-"
-    return f"{statistics.mean(values):.4f} ± {deviation}"
+    deviation = f"{stdev(values):.4f}" if len(values) > 1 else "-"
+    return f"{mean(values):.4f} ± {deviation}"

@@ -1,0 +1,67 @@
+"""Curves of kept runs, drawn by matplotlib: means by round and bands of their 95% intervals."""
+from statistics import mean
+
+from experiment.common import BadInput
+from experiment.curves import half_width, is_comu, mean_of_last
+
+AXES = {"round": "round", "MB": "MB up and down, summed"}
+COLORS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#999999")
+STYLES = ("-", "--", ":", "-.")
+
+
+def curve(runs, key, axis, last=1):
+    """[(x, mean, half width or None)] of each round in which all runs have the metric.
+
+    last    each point is the mean of so many rounds up to it, at first of fewer
+    """
+    points, of_runs = [], [run.by_round(key) for run in runs]
+    for t in range(len(runs[0].rows)):
+        values = [mean_of_last(last)(values[:t + 1]) for values in of_runs]
+        if None not in values:
+            points.append((mean(run.rows[t][axis] for run in runs), mean(values),
+                           half_width(values)))
+    return points
+
+
+def draw(curves, keys, axis, last, path):
+    """Writes a picture with a line for each metric of each label."""
+    for key in filter(is_comu, keys):
+        raise BadInput(f"--key {key} is one number of a run: it is for tables")
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator, PercentFormatter
+    except ImportError as error:
+        raise BadInput(f"a picture needs matplotlib: pip install matplotlib ({error})") from None
+
+    lines = [(runs, key) for key in keys for runs in curves.values()
+             if curve(runs, key, axis, last)]
+    is_share = all(runs[0].is_share(key) for runs, key in lines)
+    figure = Figure(figsize=(9, 4.5), dpi=150, layout="constrained")
+    ax = figure.subplots()
+    for i, (runs, key) in enumerate(lines):
+        name = f"{runs[0].label}: {runs[0].whose(key)} (n = {len(runs)})"
+        color, style = COLORS[i % len(COLORS)], STYLES[i // len(COLORS) % len(STYLES)]
+        draw_line(ax, curve(runs, key, axis, last), name, color, style, is_share)
+    points = f"; each point: mean of up to {last} rounds" if last > 1 else ""
+    ax.set(xlabel=AXES[axis], ylabel="accuracy" if is_share else "",
+           title=f"mean of n seeds and its 95% interval{points}")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.grid(color="0.9")
+    if is_share:
+        ax.yaxis.set_major_formatter(PercentFormatter(1))
+    figure.legend(loc="outside right upper", frameon=False)
+    with rc_context({"svg.hashsalt": "curves"}):         # the same curves, the same bytes
+        figure.savefig(path, metadata={"CreationDate" if path.suffix == ".pdf" else "Date": None})
+
+
+def draw_line(ax, points, name, color, style, is_share):
+    """A line of means, and a band of their intervals. A band of shares ends at 0 and 1, though an
+    interval of two seeds can be wider."""
+    import numpy as np
+    x, middle, width = np.array(points, float).T         # without a width it is nan
+    low, high = middle - width, middle + width
+    if is_share:
+        low, high = low.clip(0, 1), high.clip(0, 1)
+    ax.plot(x, middle, style, color=color, label=name)
+    ax.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
