@@ -382,14 +382,16 @@ def check(command, given):
 def check_method(method, images, training, given):
     """Raises BadInput if a method cannot do with the settings that all methods share."""
     algorithm, label = method.algorithm, method.label
-    needs = algorithm.needs(method.cfg)
-    if "public" in needs and images.public is None:
+    needs, public = algorithm.needs(method.cfg), images.public
+    is_unknown = is_foreign(images) and public not in DATASETS and "public" not in given
+    if "public" in needs and (public is None or is_unknown):
+        papers = f" (the paper's: {public})" if public else ""
         raise BadInput(f"{label} needs public images for {images.dataset}: --public fifth, half, "
-                       "NAME or PATH")
+                       f"NAME or PATH{papers}")
     is_joint = images.joint and algorithm.public == "joint"
     if "labels" in needs and is_foreign(images) and not is_joint:
         raise BadInput(f"{label}: the public images need labels of the task: --public half or "
-                       f"fifth, not {images.public}")
+                       f"fifth, not {public}")
     if training.attack and "attack" not in inspect.signature(algorithm.run).parameters:
         raise BadInput(f"--attack: {label} has no uploads that an attack replaces")
     if "lr_patience" in given and not algorithm.plateau:     # a paper's is for those that can
