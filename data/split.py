@@ -149,20 +149,20 @@ def checked_rows(images, rows, task, made_of):
 def split_images(images, task, rows, seed):
     """The `Split` of a split's seed. Raises ValueError if the data do not allow the partition.
 
-    rows    of --partition FILE, or None
+    rows    of --partition FILE, which --train-size and --public do not change; None: a rule divides
     """
-    labels, kept = task.test.labels.numpy(), rows or {}
-    test = kept.get("test", np.arange(len(labels)))
+    labels, public_test = task.test.labels.numpy(), None
+    test = np.arange(len(labels))
+    if rows:
+        clients = [rows[f"client_{i}"] for i in range(images.clients)]
+        public, validation, public_test = map(rows.get, ("public", "validation", "public_test"))
+        test = rows.get("test", test)
+    else:
+        clients, public, validation = divide(images, task, seed)
     test = test[at_most(images.test_size, labels[test], make_rng(seed, "test_size"))]
-    public_test = kept.get("public_test")
     if images.public == "half" and public_test is None:      # the test set is halved as well
         halves = partition.halves(labels[test], make_rng(seed, "public_test"))
         public_test, test = (test[half] for half in halves)
-    if rows:
-        clients = [rows[f"client_{i}"] for i in range(images.clients)]
-        public, validation = rows.get("public"), rows.get("validation")
-    else:
-        clients, public, validation = divide(images, task, seed)
     if public is not None:
         public = some_of(public, images.public_size, seed)
     return Split(clients, public, validation, test, public_test)

@@ -2,7 +2,8 @@
 
 A flag is a field of a dataclass: of one of the four below, or of the `Config` in an algorithm's
 file. Its type and default are the flag's, its comment is the flag's help. Which numbers it takes is
-part of its type: see `checked` in federation.py.
+part of its type: see `checked` in federation.py. All runs of a folder have the same `Images`, those
+of one label also the same `Training`, `Networks` and `Config`; `Program` decides no number.
 
 Where several places have a value of a method, the last of these wins: `Config` and the networks
 that the algorithm's file names; with --paper its `PAPER`, then what presets.py has for this paper;
@@ -143,6 +144,9 @@ def read(argv, about=""):
     """
     words = names_in(argv)                       # their Configs have flags, too
     algorithms = {word: algorithm_of(word) for word in words}
+    for algorithm in algorithms.values():
+        for name in field_names(algorithm.Config) & field_names(*TABLES):
+            raise BadInput(f"{algorithm.name}: its setting {name} is a flag of every run")
     tables = [*TABLES, *(algorithm.Config for algorithm in algorithms.values())]
     found, unknown = parser_of(tables).parse_known_args(argv)
     given = vars(found)                          # {setting: value} of what was typed
@@ -322,24 +326,17 @@ def epochs_alone(typed):
 
 def decide(command, given):
     """Gives settings that were not `given` the values that depend on the methods or on a file."""
-    images, training, methods = command.images, command.training, command.methods
-    uses = {method.algorithm.public for method in methods} - {"none"}
-    if images.public is None and uses and "public" not in given:         # not --public none
-        images.public = default_public(images.dataset, training.paper, uses)
-        if images.public == "half":
-            names = ", ".join(method.label for method in methods
-                              if method.algorithm.public == "labeled")
-            command.note = (f"{names}: public images need the labels of the task, so half of the "
-                            "training and of the test images are public, and the clients of all "
-                            "methods share the other half")
+    images, training = command.images, command.training
+    if images.public is None and "public" not in given:      # given as none it stays None
+        decide_public(command)
+    needs = {method.label: method.algorithm.needs(method.cfg) for method in command.methods}
     if images.joint is None:
         images.joint = is_foreign(images) and any(
-            method.algorithm.public == "joint" and "labels" in method.algorithm.needs(method.cfg)
-            for method in methods)
-    if images.validation is None and "validation" not in given and (
-            training.lr_patience is not None
-            or any("validation" in method.algorithm.needs(method.cfg) for method in methods)):
-        images.validation = 0.1
+            method.algorithm.public == "joint" and "labels" in needs[method.label]
+            for method in command.methods)
+    if images.validation is None and "validation" not in given:
+        if training.lr_patience is not None or "validation" in set().union(*needs.values()):
+            images.validation = 0.1
     if is_split_file(images):
         with refuses(ValueError):
             command.rows = readers.split(images.partition)
@@ -351,14 +348,25 @@ def decide(command, given):
         training.attackers = 2 if training.attack == "ofom" else 1
 
 
-def default_public(dataset, paper, uses):
-    """The public images without --public; None if the paper's set is not known for this task."""
-    if "labeled" in uses:
-        return "half"
-    foreign_sets = PUBLIC_SETS.get(paper, {})
-    if paper or "joint" in uses:                         # the letters, or digits for the letters
-        foreign_sets = EMBEDDED | foreign_sets
-    return foreign_sets.get(dataset, None if paper else "fifth")     # a paper holds out its own
+def decide_public(command):
+    """The public images without --public. None: nobody needs any, or the paper's are not known."""
+    images, paper = command.images, command.training.paper
+    uses = {method.algorithm.public for method in command.methods} - {"none"}
+    if not uses:
+        return
+    if "labeled" in uses:                                # labels of the task, as in FedGEMS
+        images.public = "half"
+        names = ", ".join(method.label for method in command.methods
+                          if method.algorithm.public == "labeled")
+        command.note = (f"{names}: public images need the labels of the task, so half of the "
+                        "training and of the test images are public, and the clients of all "
+                        "methods share the other half")
+    elif images.dataset in PUBLIC_SETS.get(paper, {}):
+        images.public = PUBLIC_SETS[paper][images.dataset]
+    elif images.dataset in EMBEDDED and (paper or "joint" in uses):      # as FedMD: another task
+        images.public = EMBEDDED[images.dataset]
+    elif not paper:
+        images.public = "fifth"
 
 
 def check(command, given):
