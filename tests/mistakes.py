@@ -175,6 +175,9 @@ TABLE["federation.py", "federation"] = [
      "communication::fedgems_table_4_is_whole_rounds_up_and_down[fedgem]", "no download")]
 # ----------------------------------------------------------------------------------- weights travel
 TABLE["algorithms/fedavg.py", "fedavg"] = [
+    ('weights][«-cfg.average_last→-1»:]',
+     "averaged_weights_are_the_mean_of_the_last_global_models_and_change_nothing_else",
+     "the averaged weights are the last ones"),
     ("rng, cfg.local_epochs«, cfg.local_steps→»)",
      "contracts::local_steps_are_counted_over_passes[fedavg]", "--local-steps has no effect"),
     ("sizes = [len(fed.private[i].labels) for i in «uploads→range(len(uploads))»]",
