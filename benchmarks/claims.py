@@ -12,8 +12,9 @@ the row's words in docs/pictures/claims.svg, if it is there; fixed: the commit t
 down before the runs of a or of b.
 
 A reference is an id and, behind each @, another measure of its row: fedsdd-006@25 after 25 rounds,
-@last in the last round alone, @best in each run's best round, @10-14 of these seeds, @a and @b the
-accuracies of one side. The pages of docs/ cite figures so.
+@last in the last round alone, @best in each run's best round, @10-14 of these seeds, @a and @b of
+one side alone, @self_training of this metric, @until-40 the MB until the clients' accuracy is 40%.
+The pages of docs/ cite figures so.
 """
 import argparse
 import csv
@@ -42,7 +43,9 @@ PLOTS = {    # docs/pictures/*.svg: the arguments of experiment/plot.py
     "fedmd": "docs/results/fedmd-iid.csv",
     "fedgems-cases": "docs/results/fedgems.csv --labels fedgems --key "
                      "self_training,self_distillation,ensemble_distillation,nobody_right",
-    "fedgkt-noniid": "docs/results/fedgkt-noniid.csv --key accuracy,edge_accuracy"}
+    "fedgkt-noniid": "docs/results/fedgkt-noniid.csv --key accuracy,edge_accuracy",
+    "without-public": "docs/results/without-public.csv "
+                      "--labels fedavg,scaffold,fedgen,fedgen-code,fedntd,fedprox,feddf"}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -96,7 +99,7 @@ def differences(claim, *args, **kwargs):
 def values(reference):
     """What is averaged over the seeds for a reference: differences, or the accuracies of a side."""
     name, *options = reference.split("@")
-    side, measure = None, {}
+    claim, side, measure = BY_ID[name], None, {}
     for option in options:
         if option in ("a", "b"):
             side = option
@@ -104,12 +107,18 @@ def values(reference):
             measure["last"] = 1
         elif option == "best":
             measure["best"] = True
-        elif "-" in option:
+        elif re.fullmatch(r"\d+-\d+", option):
             first, last = map(int, option.split("-"))
             measure["seeds"] = range(first, last + 1)
-        else:
+        elif option.isdigit():
             measure["rounds"] = int(option)
-    found = pairs(BY_ID[name], **measure).values()
+        else:
+            metric = option.replace("until-", "ComU@0.")
+            claim = claim | {"metric": metric, "base_metric": metric}
+            if side:                                         # the other may not have it
+                run = claim[{"a": "row", "b": "base"}[side]]
+                claim = claim | {"row": run, "base": run}
+    found = pairs(claim, **measure).values()
     return [{"a": a, "b": b, None: a - b}[side] for a, b in found]
 
 
@@ -322,9 +331,30 @@ def beside_the_papers(pairs):
 # --------------------------------------------------------------------------------------------------
 # What the command prints and draws
 
-def interval(points):
-    """Mean and half of its 95% interval."""
-    return f"{mean(points):+.2f} ± {half_width(points):.2f}"
+def interval(points, sign="+"):
+    """Mean and half of its 95% interval, as the pages write it; sign "": of an accuracy."""
+    found = f"{mean(points):{sign}.2f} ± {half_width(points):.2f}"
+    return found[1:] if found.startswith(("+0.00", "-0.00")) else found
+
+
+def figure(reference):
+    """What the pages write for a reference."""
+    options = reference.split("@")[1:]
+    return interval(values(reference), "" if {"a", "b"} & {*options} else "+")
+
+
+def is_decided(reference):
+    """Whether the interval excludes 0, and by the last round alone, too: then it is bold.
+
+    A reference with a measure of its own is judged by this measure alone.
+    """
+    options = reference.split("@")[1:]
+    if {"a", "b"} & {*options}:
+        return False
+    measured = [reference] if options else [reference, f"{reference}@last"]
+    signs = {(mean(points) > 0) if abs(mean(points)) > half_width(points) else None
+             for points in map(values, measured)}
+    return len(signs) == 1 and None not in signs
 
 
 def commands(claim):
@@ -382,7 +412,7 @@ def show(reference):
         print(f"Written down before the runs of a or b: commit {row['written_down']}")
     print(f"CPU recorded: {row['cpu_recorded']}")
     if options:
-        print(f"\n{reference}: {interval(values(reference))}")
+        print(f"\n{reference}: {figure(reference)}")
     print("\nIts runs:", *commands(claim), "", "Their time:", *minutes(claim), sep="\n")
 
 
