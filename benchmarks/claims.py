@@ -37,6 +37,13 @@ CLAIMS = list(csv.DictReader(Path(__file__).with_suffix(".csv").open()))
 BY_ID = {claim["id"]: claim for claim in CLAIMS}
 COLORS = {"holds": "#0072B2", "open": "#999999", "does not hold": "#D55E00"}   # Okabe and Ito's
 SIGNS = {"greater": "above 0", "lower": "below 0"}
+NAMES = {"cronus": "Cronus", "dsfl": "DS-FL", "fd": "FD", "fedavg": "FedAvg", "fedbe": "FedBE",
+         "feddf": "FedDF", "fedgem": "FedGEM", "fedgems": "FedGEMS", "fedgems-ablations": "FedGEMS",
+         "fedgen": "FedGen", "fedgkt": "FedGKT", "fedgkt-async": "FedGKT, asynchronous",
+         "fedkd": "FedKD", "fedmd": "FedMD", "fedmd-pooled": "pooled data", "fedntd": "FedNTD",
+         "fedproto": "FedProto", "fedprox": "FedProx", "fedsdd": "FedSDD", "fml": "FML",
+         "local": "training alone", "public-private": "labels alone", "scaffold": "SCAFFOLD",
+         "standalone": "training alone"}
 PLOTS = {    # docs/pictures/*.svg: the arguments of experiment/plot.py
     "fedsdd-hetero": "docs/results/fedsdd-hetero.csv --labels last,R4,R1 "
                      "--key accuracy,ensemble_accuracy --last 5",
@@ -44,8 +51,7 @@ PLOTS = {    # docs/pictures/*.svg: the arguments of experiment/plot.py
     "fedgems-cases": "docs/results/fedgems.csv --labels fedgems --key "
                      "self_training,self_distillation,ensemble_distillation,nobody_right",
     "fedgkt-noniid": "docs/results/fedgkt-noniid.csv --key accuracy,edge_accuracy",
-    "without-public": "docs/results/without-public.csv "
-                      "--labels fedavg,scaffold,fedgen,fedgen-code,fedntd,fedprox,feddf"}
+    "mnist": "docs/results/without-public.csv --labels fedavg,scaffold,fedgen-code,feddf"}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -222,6 +228,58 @@ def networks(run, metric):
     return active if settings.get("ensemble") == "clients" else settings["K"] * settings["R"]
 
 
+def in_words(side, metric):
+    """What "FILE/LABEL" is: method, whose accuracy, settings; labels are names of old folders."""
+    run = runs_behind(side)[0]
+    algo, settings = run["algo"], run["settings"]
+    method = [NAMES.get(algo)]
+    if algo == "fedsdd-ablations":
+        local = NAMES[settings["local"]]
+        if settings["K"] == 1 and settings["students"] == "none":
+            method = [local]
+        else:
+            method = ["FedSDD", *{"none": ["no distillation"], "all": ["all models distilled"]}.get(
+                settings["students"], []), *[f"{local}'s local training"] * (local != "FedAvg")]
+    if algo == "fedgem" and settings["epsilon"] == 1:
+        method = ["labels alone"]
+    if algo == "fedmd" and not settings["joint"] and settings["transfer_public_epochs"]:
+        method.append("with the public labels")
+    if algo == "fedmd" and settings["public_epochs"] == 0:
+        method.append("without digest")
+    method += [f"without {part.replace('_', ' ')}" for part in (
+        "self_training", "self_distillation", "ensemble_distillation")
+        if algo == "fedgems-ablations" and settings.get(part) is False]
+    if algo.startswith("fedgkt"):
+        method += ["no logits of the server"] * (settings.get("client_distill") is False)
+        method += ["logits both ways"] * bool(settings.get("server_distill"))
+    if algo == "fedgen" and settings.get("generated_weight_decay", 1) != 1:
+        method.append("its code's weight")
+    if side.split("/")[0].endswith("-all"):
+        method.append("clients hold the public images, too")
+
+    whose = run["scores"].get(metric.removesuffix("_own")) or next(iter(run["scores"].values()))
+    if metric == "averaged_accuracy":
+        whose = f"weights averaged over {settings['K'] * settings['R']} rounds"
+    elif metric == "ensemble_accuracy":
+        whose = f"{networks(side, metric)} networks together"
+        if settings.get("ensemble") == "clients":
+            whose = whose.replace("networks", "clients of a round")
+    elif metric == "client_accuracy_own":
+        whose = "clients"
+    whose = re.sub(", (private|public) half", "", whose)
+    whose += ", own classes" * (metric.endswith("_own") and "own classes" not in whose)
+
+    told = ["iid" if settings["partition"] == "iid" else f"α {settings['alpha']}"
+            if settings["partition"].startswith("dirichlet") else settings["partition"]]
+    told += [f"R = {settings.get('R')}"] * (method[0] == "FedSDD")
+    told += [f"ε {settings.get('epsilon')}"] * (method[0] in ("FedGEM", "FedGEMS"))
+    told += [f"rate {settings['lr']}", f"{run['rounds']} rounds"]
+    told += [str(settings.get("attack")).upper()] * bool(settings.get("attack"))
+    told += ["augmented"] * bool(settings.get("augment"))
+    told += ["mixed order"] * (settings.get("server_order") == "mixed")
+    return "; ".join(", ".join(part) for part in (method, [whose], told))
+
+
 def our_settings(claim):
     """What of a row's setting the paper does not have, apart from its scale; "" if nothing."""
     found, page = [], page_of(claim)
@@ -262,6 +320,8 @@ def as_row(claim):
         "id": claim["id"], "claim": claim["claim"], "setting": claim["setting"],
         "claimed": claim["claimed"], "margin": "" if claim["claimed"] in SIGNS else (
             claim["margin"] or "1"),
+        "a_is": in_words(claim["row"], claim["metric"]),
+        "b_is": in_words(claim["base"], claim["base_metric"]),
         "a": claim["row"], "a_metric": claim["metric"], "a_networks": networks(
             claim["row"], claim["metric"]),
         "b": claim["base"], "b_metric": claim["base_metric"], "b_networks": networks(
@@ -388,8 +448,7 @@ def show(reference):
     claim, row = BY_ID[name], as_row(BY_ID[name])
     print(f"{name}: {claim['claim']}; {claim['setting']}\n")
     for side in "ab":
-        print(f"{side} = {row[side]}, {row[f'{side}_metric']}, of {row[f'{side}_networks']} "
-              f"network{'s' * (row[f'{side}_networks'] > 1)}")
+        print(f"{side} = {row[f'{side}_is']}\n    ({row[side]}, {row[f'{side}_metric']})")
     print(f"\nMean of the last {row['window']} of {row['rounds']} rounds, in percent.\n"
           "seed       a       b   a - b")
     for seed, (a, b) in pairs(claim).items():
@@ -421,12 +480,12 @@ def draw(path):
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    lines, page = [], ""                                 # a page's name alone, then its rows
+    lines, groups = [], {name: [] for name in PAGES.values()}
     for claim in [claim for claim in CLAIMS if claim["first"]]:
-        if page_of(claim) != page:
-            page = page_of(claim)
-            lines.append({"name": PAGES[page]})
-        lines.append(claim)
+        groups["FedMD" if claim["first"].startswith("FedMD") else PAGES[page_of(claim)]].append(
+            claim)
+    for name, found in groups.items():                   # a method's name alone, then its rows
+        lines += [{"name": name}, *found] if found else []
     figure = Figure(figsize=(390 / 96, 0.3 * len(lines) + 1))
     ax = figure.add_axes((0.02, 0.6 / figure.get_figheight(),
                           0.96, 1 - 1.1 / figure.get_figheight()))
