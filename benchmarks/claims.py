@@ -459,8 +459,8 @@ def show(reference):
     print(f"mean {row['a_mean']:>7} {row['b_mean']:>7} {row['mean']:>7}"
           f" ± {t:.3f} x {deviation:.3f} / sqrt({n}) = {row['half_width']}")
     low, high = bounds(claim)
-    print(f"\nClaimed: a - b between {low:g} and {high:g}: {row['verdict']}, p = {row['p']}. Holm's "
-          f"correction for {len(CLAIMS)} rows {'keeps' if row['holm'] == 'yes' else 'loses'} it.")
+    print(f"\nClaimed: a - b between {low:g} and {high:g}: {row['verdict']}, p = {row['p']}")
+    print(f"Left by Holm's correction for {len(CLAIMS)} rows: {row['holm']}")
     print(f"Last round alone: {row['last_mean']} ± {row['last_half_width']}: "
           f"{row['last_verdict']}")
     if row["paper"]:

@@ -112,6 +112,22 @@ def test_how_many_networks_predict():
         "fedsdd-203": ("16", "19"), "fedsdd-043": ("8", "1")}
 
 
+@pytest.mark.parametrize("side, metric, words", [
+    ("fedsdd-hetero/averaged-half", "averaged_accuracy",
+     "FedSDD; weights averaged over 16 rounds; α 0.1, R = 4, rate 0.05, 100 rounds"),
+    ("fedsdd-short/scaffold16-half", "ensemble_accuracy",
+     "SCAFFOLD; 16 networks together; α 1.0, rate 0.05, 30 rounds"),
+    ("fedsdd-hetero/clients1", "ensemble_accuracy",
+     "FedAvg; 8 clients of a round together; α 0.1, rate 0.1, 100 rounds"),
+    ("fedgems/control", "client_accuracy_distilled",
+     "labels alone; clients, after distillation; iid, rate 0.001, 20 rounds"),
+    ("fedgems-networks/fedmd-labels", "client_accuracy_private_own",
+     "FedMD, with the public labels; clients, after private training, own classes; α 0.5, "
+     "rate 0.001, 20 rounds")])
+def test_labels_of_runs_are_told_in_words(side, metric, words):
+    assert claims.in_words(side, metric) == words
+
+
 @pytest.mark.parametrize("name", ["fedsdd-014", "fedmd-004@a", "fedgkt-006@last", "fedsdd-153"])
 def test_a_row_is_shown_with_its_seeds_and_its_commands(name, capsys):
     claims.show(name)
@@ -376,7 +392,7 @@ def test_every_file_of_curves_is_of_a_part_of_a_script():
     files = {path.stem for path in DOCS.glob("results/*.json")}
     assert files and files <= set(" ".join(parts).split())
     assert {path.stem for path in DOCS.glob("results/*.csv")} == files | {
-        "claims", "removed", "written_down"}
+        "claims", "removed", "scale", "written_down"}
 
 
 def planned(path, folder):
