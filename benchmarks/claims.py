@@ -244,6 +244,8 @@ def in_words(side, metric):
         method = ["labels alone"]
     if algo == "fedmd" and not settings["joint"] and settings["transfer_public_epochs"]:
         method.append("with the public labels")
+    if algo == "public-private":
+        method.append(f"{settings['public_epochs']} passes a round")
     if algo == "fedmd" and settings["public_epochs"] == 0:
         method.append("without digest")
     method += [f"without {part.replace('_', ' ')}" for part in (

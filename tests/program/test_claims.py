@@ -26,8 +26,9 @@ CLAIM = {"id": "x-001", "row": "x/a", "base": "x/b", "metric": "accuracy",
 FIGURE = re.compile(r"(\*\*)?([+-]?\d+\.\d\d ± \d+\.\d\d)(?:\*\*)?")
 NUMBER = re.compile(r"(?<![\w.])[+-]?\d+\.\d\d\b")
 SETTING = re.compile(r"(?:ε|rate|at) 0\.\d+")
-PENDING = {(part, label) for part in ("fedgems", "fedgems-networks")     # written down, not run
-           for label in ("public-private-2", "fedmd-labels-no-digest")}
+PENDING = {("fedgems", "fedmd-labels-no-digest"),                # written down, their runs go on
+           ("fedgems-networks", "fedmd-labels-no-digest"),
+           ("fedgems-networks", "public-private-2")}
 
 
 def rows_of(name):
@@ -199,7 +200,7 @@ def test_the_counts_of_results_are_of_the_rows():
             "{holds} rows hold, {open} are open, {does not hold} do not hold, in {diverged} a run "
             "diverged",
             "{directed} rows have a direction; chance alone would decide about {by chance}. Holm's "
-            "correction leaves {holm} verdicts",
+            "correction leaves {holm}:",
             "Of {decided by the first five} rows decided by seeds 10 to 14, 15 to 19 alone decide "
             "{by the second five alike} alike, none otherwise",
             "of {runs} runs the older {without CPU} did not record it"]:
@@ -212,7 +213,7 @@ def test_holms_correction_leaves_the_answers_that_results_says():
     answers = [(row.split("|")[2], re.search(r"\[([\w-]+)", row)[1]) for row in rows]
     assert len(answers) == 9
     for answer, name in answers:
-        kept = not answer.startswith("unclear") and name != "fedgems-001"
+        kept = not answer.startswith("unclear") and name not in ("fedgems-001", "fedgems-243")
         assert (name in claims.holm()) is kept, name
 
 
