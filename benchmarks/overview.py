@@ -119,7 +119,7 @@ def draw(folder, path):
         low, high = axes.get_ylim()
         columns = {}                                       # labels beside each other share heights
         for point in sorted(points):
-            start = next((x for x in columns if point[0] < 1.6 * x), point[0])
+            start = next((x for x in columns if point[0] < 1.3 * x), point[0])
             columns.setdefault(start, []).append(point)
         for column in columns.values():
             x = max(x for x, *_ in column) * 1.16
