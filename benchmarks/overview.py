@@ -78,8 +78,8 @@ def megabytes(runs):
 
 def spread(wanted, gap):
     """Heights of labels in the order of `wanted`, at least `gap` apart, near where they belong."""
-    groups = []                                            # [sum of wanted, labels below, above]
-    for i, y in enumerate(sorted(wanted)):
+    groups = []                            # [sum of the wanted heights, number] of touching labels
+    for y in sorted(wanted):
         groups.append([y, 1])
         while len(groups) > 1:
             (low, n), (high, m) = groups[-2:]

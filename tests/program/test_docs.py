@@ -126,7 +126,8 @@ def test_no_equation_of_the_papers_is_missing_and_all_that_is_code_has_a_test():
                  for n in re.findall(r"\d+", heading.split(":")[0])]
         assert name not in LAST_EQUATION or sorted(found) == [*range(1, LAST_EQUATION[name] + 1)]
         for heading, text in sections.items():
-            assert re.search(r"^Code: .+?Tests:\s\[|^Nothing to compute", text, re.M | re.S), heading
+            links = r"^Code: .+?Tests:\s\[|^Nothing to compute"
+            assert re.search(links, text, re.M | re.S), heading
             assert {*re.findall(r"\btest_\w+(?=`\])", text)} <= names_of_tests(), heading
 
 
