@@ -4,6 +4,7 @@ import doctest
 import importlib
 import inspect
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -211,6 +212,21 @@ def test_the_readme_shows_what_its_first_command_prints(capsys):
     assert told[0] == found[0]
     for column in (-3, -2):
         assert float(told[1][column]) == pytest.approx(20 * float(found[1][column]), rel=.002)
+
+
+def test_the_readme_shows_lines_of_fedsdd_and_of_a_round_by_hand(capsys):
+    """FedSDD's but for attacks, augmentation and the detached teacher; the last line but for nan."""
+    code = (ROOT / "algorithms" / "fedsdd.py").read_text()
+    for ours, shown in (("trained = parallel", "uploads = parallel"), ("return temp", "loss = temp"),
+                        ("ensemble, images)", "ensemble, fed.public.images)"), (".detach()", "")):
+        code = code.replace(ours, shown)
+    loop, loss = re.findall("```python\n(.*?)```", README, re.S)
+    lines = [re.split(r"  +#", line)[0].strip() for line in (loop + loss).splitlines()]
+    assert [x for x in lines if x not in code] == [
+        "global_models = [distill(fed, cfg, t, w[0], fed.public.images, teacher), *w[1:]]"]
+    [by_hand] = [block for block in README.split("```") if "Eq. (3)       H" in block]
+    runpy.run_module("reference.fedgems", run_name="__main__")
+    assert {*by_hand.splitlines()} <= {*capsys.readouterr().out.splitlines()}
 
 
 SEMINAR = (ROOT / "docs" / "SEMINAR.md").read_text()
