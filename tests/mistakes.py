@@ -959,17 +959,34 @@ TABLE["experiment/build.py", "build"] = [
      "runs::a_run_goes_on_with_its_split_alone", "other images of the same number go unnoticed"),
     ('kept.get("«test→tests»", np.arange', "a_file_of_row_numbers_says_who_has_which_images",
      "the test images of a kept split are not read")]
-TABLE["experiment/keep.py", "your_own"] = [
+TABLE["experiment/keep.py", "runs"] = [
     ('check_range("prepare: the tensor", «pixels→pixels * 0»)',
-     "a_loaded_model_predicts_as_in_the_run", "floats of 0..255 are predicted"),
-    ('state.get("recent_members", []))«→[-1:]»',
-     "a_loaded_ensemble_predicts_as_in_the_run", "the ensemble has the last round's models alone"),
-    ("model.forward = «in_bfloat16(model.forward)→model.forward»",
-     "load_model_names_the_classes_that_were_chosen_and_what_is_missing",
+     "your_own::a_loaded_model_predicts_as_in_the_run", "floats of 0..255 are predicted"),
+    ("network.forward = «in_bfloat16(network.forward)→network.forward»",
+     "your_own::load_model_names_the_classes_that_were_chosen_and_what_is_missing",
      "a model of --amp computes in float32"),
-    ("            «return→pass»                           # another command has kept more",
-     "runs::a_command_that_has_fallen_behind_deletes_no_round",
-     "a slower command replaces finished rounds")]
+    ("fcntl.flock(file, fcntl.«LOCK_EX→LOCK_SH» |",
+     "trust::a_command_holds_its_folder_until_kill_9_ends_it[1]",
+     "two commands write in one folder"),
+    ("if damaged := «zipfile.ZipFile(path).testzip()→None»:",
+     "a_spoilt_or_older_run_is_refused_in_one_line", "a run goes on with weights of which a bit "
+     "has turned"),
+    ('if not path.exists() and «(record.folder / "metrics.jsonl").exists()→False»:',
+     "a_spoilt_or_older_run_is_refused_in_one_line", "metrics without a checkpoint are replaced"),
+    ('map_location="cpu", mmap=True, weights_only=«True→False»)',
+     "nothing_is_executed_from_a_checkpoint", "a checkpoint may run any code"),
+    ('(name != "rounds" or «before[name] > now[name]→False»)',
+     "a_folder_of_other_settings_is_refused_in_one_line", "a run of more rounds is taken")]
+TABLE["experiment/processes.py", "trust"] = [
+    ("except («BadInput→ValueError», Stopped) as error:",
+     "a_mistake_in_one_process_alone_ends_all_with_its_traceback[1]",
+     "a mistake in an algorithm is told as bad input")]
+TABLE["fedkd_minimal.py", "trust"] = [
+    ("with refuses(«ValueError, OSError→Exception»):",
+     "a_mistake_in_a_loader_ends_with_its_traceback", "a mistake in a loader is told as bad input")]
+TABLE["algorithms/fedsdd.py", "your_own"] = [
+    ('for of_round in state["recent_w"]«→[-1:]» for w_k',
+     "a_loaded_ensemble_predicts_as_in_the_run", "the ensemble has the last round's models alone")]
 TABLE["data/load.py", "data"] = [
     ("float(numbers.max()) < «end→np.inf»)", "npz_mistakes_are_one_line_with_file_and_array",
      "a label of 10^11 needs a table of so many classes")]
@@ -1016,7 +1033,7 @@ TABLE["benchmarks/claims.py", "claims"] = [
     ("return {*order[:«min(failed, default=n)→n - len(failed)»]}",
      "holm_stops_at_the_first_that_is_not_small_enough", "Holm's steps do not stop")]
 TABLE["experiment/report.py", "report"] = [
-    ("counts = task.test.labels«[split.test]→».bincount()",
+    ("counts = datasets.task.test.labels«[split.test]→».bincount()",
      "command_line::a_run_tells_the_accuracy_of_a_constant_answer",
      "the share of all test images, not of the run's"),
     ("final = mean_and_deviation([«record.rows[-1].get(key) for record in of_seeds→"
