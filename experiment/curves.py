@@ -74,7 +74,7 @@ class Run:
 
 
 def is_comu(key):
-    return re.fullmatch(r"ComU@[\d.]+", key) is not None
+    return re.fullmatch(r"ComU@\d*\.?\d+", key) is not None
 
 
 # ------------------------------------------------------------------------------- means over seeds

@@ -58,6 +58,8 @@ def main(argv=None):
 
 def chosen(args):
     """(curves, the labels to subtract, the keys) of a command, if they go together."""
+    if args.rounds < 0:
+        raise BadInput(f"--rounds {args.rounds}: the first round is 0")
     curves, keys = read_runs(args.runs, args.rounds), args.key.split(",")
     labels = args.labels.split(",") if args.labels else [*curves]
     for label in {*labels} - {*curves}:

@@ -1007,26 +1007,34 @@ TABLE["experiment/plateau.py", "plateau"] = [
      "a run that goes on forgets the best")]
 TABLE["experiment/curves.py", "plot"] = [
     ("known = [x for x in values«[-number:]→» if x is not None]«→[-number:]»",
-     "a_round_without_a_value_is_a_dash_and_a_mean_says_of_how_many_rounds",
+     "a_round_without_a_value_is_a_dash_and_a_mean_says_of_how_many_seeds",
      "the last rounds are the last ones with a value"),
     ("return «values[-1]→[x for x in values if x is not None][-1]»",
-     "a_round_without_a_value_is_a_dash_and_a_mean_says_of_how_many_rounds",
+     "a_round_without_a_value_is_a_dash_and_a_mean_says_of_how_many_seeds",
      "final is the last round with a value"),
-    ('is_own = «"own classes" in text or →»name.endswith',
-     "own_classes_are_not_compared_with_all", "own classes minus all classes"),
-    ("return «t_quantile(n - 1)→2.045»", "t_is_that_of_the_tables_of_statistics",
-     "t of 30 values for any number of values"),
-    ('found += «sorted(inside, key=lambda one: one[2]["begun"])→inside»',
+    ('for name in self.head["scores"] if «self.images(name) == images→True»)',
+     "own_classes_are_not_compared_with_all", "minus an accuracy on other images"),
+    ("t = «T[n - 1]→z» if n <= len(T) else", "t_is_that_of_the_tables_of_statistics",
+     "the interval of two seeds is that of very many"),
+    ("return «sorted(found, key=lambda pair: pair[1].begun)→found»",
      "the_reference_is_the_first_of_the_command_and_stays_when_another_joins",
      "the reference is the first of the alphabet")]
 TABLE["experiment/plot.py", "plot"] = [
-    ("and «images != images_of(others, other)→False»:",
-     "differences_are_of_accuracies_on_the_same_images_unless_asked",
-     "a server on the public half minus clients on the private one"),
-    ('if «rounds != others[0]["rounds"]→False»:',
-     "differences_are_of_the_same_rounds_unless_asked", "minus another number of rounds"),
-    ("«if not args.any_data→if not (args.any_data or args.out)»:",
-     "labels_on_different_data_are_compared_only_if_asked", "methods of different data are kept")]
+    ("if «images != others[0].images(other)→False»:",
+     "differences_are_of_accuracies_on_the_same_images",
+     "a server on the public half minus one on the private half"),
+    ("if «rounds != len(others[0].rows) - 1→False»:",
+     "a_difference_on_other_data_seeds_or_rounds_is_a_dash_and_a_line_says_why",
+     "minus another number of rounds"),
+    ("if name in theirs and «data[name] != theirs[name]→False»]",
+     "a_difference_on_other_data_seeds_or_rounds_is_a_dash_and_a_line_says_why",
+     "a difference between methods of different data")]
+TABLE["experiment/picture.py", "plot"] = [
+    ("mean_of_last(last)(values[:«t + 1→t or 1»])",
+     "a_point_of_a_curve_is_of_rounds_in_which_every_seed_has_a_value",
+     "a mean of the rounds before"),
+    ("low, high = «low.clip(0, 1), high.clip(0, 1)→low, high»",
+     "the_band_of_an_accuracy_ends_at_0_and_1", "accuracies of more than 100%")]
 TABLE["benchmarks/claims.py", "claims"] = [
     ("if p_values[order[i]] >= 0.05 / «(n - i)→n»]",
      "holm_stops_at_the_first_that_is_not_small_enough", "Bonferroni's correction"),
