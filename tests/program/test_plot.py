@@ -60,7 +60,7 @@ def test_the_tables_have_means_with_intervals_and_differences_paired_by_seed(tmp
     write(tmp_path, "a", A)
     write(tmp_path, "b", B, lr=2, loss=1234)
     table = printed(capsys, tmp_path, "--key", "accuracy,loss", "--base", "a,b", "--last", 2)
-    assert table.startswith("settings: dataset=x.npz public=None threads=1\n"
+    assert table.startswith("settings: dataset=x.npz public=none threads=1\n"
                             "dataset: one set\na: algo=a lr=1\nb: algo=b lr=2\n")
     assert "minus a accuracy (server) minus b accuracy (server) last round seed 0 seed 1" in table
     x = f"10.00 +- {half(70 - 40, 50 - 60):.2f}"

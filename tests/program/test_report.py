@@ -10,7 +10,7 @@ from experiment.settings import Method, Networks
 def lines_of(capsys, algo, public, *runs):
     """The lines of the summary of an algorithm; a run has the scores of each round in order."""
     algorithm = ALGORITHMS[algo]
-    method = Method(algo, algorithm, algorithm.Config(), Networks(), threads=1, lacks=[])
+    method = Method(algo, algorithm, algorithm.Config(), Networks(), threads=1, ignored=[])
     scores = algorithm.scores_on(public)
     summary([Record(method, seed, {"scores": scores}, folder=None,
                     rows=[dict(zip(algorithm.scores, row)) for row in rows])
