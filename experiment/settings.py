@@ -22,6 +22,7 @@ import attacks
 import models
 from algorithms import ALGORITHMS
 from data import readers
+from data.images import BadData
 from data.load import DATASETS
 from data.split import is_foreign, is_split_file
 from experiment.common import BadInput, refuses
@@ -341,7 +342,7 @@ def decide(command, given):
         if training.lr_patience is not None or "validation" in set().union(*needs.values()):
             images.validation = 0.1
     if is_split_file(images):
-        with refuses(ValueError):
+        with refuses(BadData, OSError):
             command.rows = readers.split(images.partition)
         if "clients" not in given:
             images.clients = sum(name.startswith("client_") for name in command.rows)
