@@ -998,6 +998,18 @@ TABLE["benchmarks/costs.py", "communication"] = [
      "each output is charged for all kernels"),
     ("model = «copy.deepcopy(model)→model».eval()", "network_cost_leaves_the_network_in_its_mode",
      "a network that trains is in eval mode from then on")]
+TABLE["experiment/settings.py", "configuration"] = [
+    ("filled(algorithm.Config, paper, of_paper, «epochs_alone(given)→given», epochs_alone",
+     "what_a_command_sets", "a preset's steps win over the epochs that were typed"),
+    ('filled(Images, «preset.get("data", {}), given→given, preset.get("data", {})»)',
+     "what_a_command_sets", "a paper wins over a flag"),
+    ('or «any→all»("validation" in method.algorithm.needs(method.cfg)', "what_a_command_sets",
+     "validation images only if every algorithm uses them")]
+TABLE["experiment/presets.py", "configuration"] = [
+    ('"server_batch_size": 64, "distill_steps": «1955→3910»}}', "what_a_command_sets",
+     "5 epochs of all training images, not of the public half"),
+    ('"server_lr": 0.005, "weight_decay": «0.0→1e-4», "server_epochs": 40', "what_a_command_sets",
+     "the weight decay that Table 10 has for Adam")]
 TABLE["experiment/plateau.py", "plateau"] = [
     ("«test=fed.validation, →»public_test=None", "the_test_set_does_not_move_a_rate",
      "the rate falls by the test set", "FedML's FedGKT"),
