@@ -150,7 +150,7 @@ def test_a_cpu_without_bfloat16_refuses_amp(monkeypatch, capsys):
 def test_a_papers_methods_hold_the_same_private_data(paper):
     """Each in a command of its own. FedGEMS's and FedGen's hold out public images as well."""
     found, task = set(), "cifar100" if paper == "fedmd" else "cifar10"
-    for algo in PAPERS[paper].keys() - {"data"}:
+    for algo in PAPERS[paper].keys() - {"shared"}:
         images = read(f"--algo {algo} --paper {paper} --dataset {task}".split()).images
         found.add((images.public in HELD_OUT, images.clients, images.partition, images.alpha,
                    images.validation))
@@ -161,7 +161,7 @@ def test_a_papers_methods_hold_the_same_private_data(paper):
 def test_a_papers_methods_start_with_its_settings_and_variants_have_the_same(paper, capsys):
     """On the embedded data, which have ten classes as well: networks and images fit together."""
     preset = PAPERS[paper]
-    algos = [name for name in preset if name != "data"]
+    algos = [name for name in preset if name != "shared"]
     main(f"--algo {','.join(algos)} --paper {paper} --test-size 20 --describe".split())
     printed = capsys.readouterr().out
     assert all(f"\n{algo}: network " in printed for algo in algos)
@@ -171,6 +171,6 @@ def test_a_papers_methods_start_with_its_settings_and_variants_have_the_same(pap
 
 def test_table_11_gives_clients_networks_in_turn():
     """FedGEMS: the blocks of clients 1 to 8 as printed, then again of clients 9 to 16."""
-    blocks = [BOTTLENECKS[name] for name in PAPERS["fedgems-heterogeneous"]["data"]["model"]]
+    blocks = [BOTTLENECKS[name] for name in PAPERS["fedgems-heterogeneous"]["shared"]["model"]]
     assert blocks == [(1, 1, 1), (1, 1, 2), (1, 2, 1), (2, 1, 1),
                       (1, 2, 2), (2, 1, 2), (2, 2, 1), (1, 1, 2)]
