@@ -58,6 +58,8 @@ def main(argv=None):
 
 def chosen(args):
     """(curves, the labels to subtract, the keys) of a command, if they go together."""
+    if args.rounds < 0:
+        raise BadInput(f"--rounds {args.rounds}: the first round is 0")
     curves, keys = read_runs(args.runs, args.rounds), args.key.split(",")
     labels = args.labels.split(",") if args.labels else [*curves]
     for label in {*labels} - {*curves}:
@@ -142,55 +144,61 @@ def columns_of(curves, key, name, measure, bases):
 
     name, measure    "best", best
     """
-    runs_of_first = [runs[0] for runs in curves.values()]
-    is_accuracy = any(run.is_accuracy(key) for run in runs_of_first)
-    is_share = any(run.is_share(key) for run in runs_of_first)
-    form, unit = (".2f", ", %") if is_share else (".6g", "")
+    first_runs = [runs[0] for runs in curves.values()]
+    is_accuracy = any(run.is_accuracy(key) for run in first_runs)
+    is_share = any(run.is_share(key) for run in first_runs)
+    digits, unit = (".2f", ", %") if is_share else (".6g", "")
     values = {label: values_of(runs, key, measure) for label, runs in curves.items()}
     columns, reasons = {f"{name} {key}{unit}": [*curves]}, []
     if is_accuracy:
         columns["accuracy of"] = [run.whose(key) if values[run.label] else "-"
-                                  for run in runs_of_first]
-    columns["mean +- 95%"] = [interval_text([*own.values()], form, len(curves[label]))
+                                  for run in first_runs]
+    columns["mean +- 95%"] = [interval_text([*own.values()], digits, len(curves[label]))
                               for label, own in values.items()]
     for base in bases:
         base_key = key
-        if is_accuracy and not values[base]:     # it has no such accuracy, but one like the others'
-            images = next((run.images(key) for run in runs_of_first if values[run.label]), "")
+        if is_accuracy and not values[base]:
+            # The base has no such accuracy: another one of it, on the images of the others'.
+            images = next((run.images(key) for run in first_runs if values[run.label]), "")
             base_key = curves[base][0].accuracy_on(images)
-        heading, found = f"minus {base} {base_key}", []
-        theirs = values_of(curves[base], base_key, measure)
-        for label, own in values.items():
-            cell, why = difference(curves[label], key, own, curves[base], base_key, theirs, form)
-            found.append("reference" if (label, key) == (base, base_key) else cell)
-            reasons += [(f" {heading}: {why}", label)] if why else []
         owner = f" ({curves[base][0].whose(base_key)})" if is_accuracy else ""
-        columns[heading + owner] = found
-    columns["last round"] = [str(len(run.rows) - 1) for run in runs_of_first]
+        base_values = values_of(curves[base], base_key, measure)
+        cells, whys = differences(curves, key, values, base, base_key, base_values, digits)
+        columns[f"minus {base} {base_key}{owner}"] = cells
+        reasons += [(f" minus {base} {base_key}: {why}", label) for why, label in whys]
+    columns["last round"] = [str(len(run.rows) - 1) for run in first_runs]
     for seed in sorted({run.seed for runs in curves.values() for run in runs}):
-        columns[f"seed {seed}"] = [f"{own[seed]:{form}}" if seed in own else "-"
+        columns[f"seed {seed}"] = [f"{own[seed]:{digits}}" if seed in own else "-"
                                    for own in values.values()]
     return columns, reasons
 
 
-def difference(runs, key, own, base_runs, base_key, theirs, form):
-    """(the cell of one label minus a base, "" or why there is none).
+def differences(curves, key, values, base, base_key, base_values, digits):
+    """The cells of all labels minus a base, paired by seed, and [(why, label)] where there is none.
 
-    own, theirs    {seed: value} of the label's metric and of the base's
+    values         {label: {seed: value}} of the metric `key`
+    base_values    {seed: value} of the base's metric `base_key`
     """
-    why = why_not(runs, key, base_runs, base_key) if own and theirs else ""
-    points = [] if why else [own[seed] - theirs[seed] for seed in own if seed in theirs]
-    return interval_text(points, "+" + form, len(runs)), why
+    cells, whys = [], []
+    for label, own in values.items():
+        points = [own[seed] - base_values[seed] for seed in own if seed in base_values]
+        why = own and base_values and why_not(curves[label], key, curves[base], base_key)
+        if why:
+            points = []
+            whys.append((why, label))
+        cells.append("reference" if (label, key) == (base, base_key) else
+                     interval_text(points, "+" + digits, len(curves[label])))
+    return cells, whys
 
 
-def interval_text(values, form, num_seeds):
+def interval_text(values, digits, num_seeds):
     """"MEAN +- HALF WIDTH"; the mean alone of one value, a dash of none; if they are fewer than
     the seeds, of how many."""
     if not values:
         return "-"
-    width, text = half_width(values), f"{mean(values):{form}}"
+    width, text = half_width(values), f"{mean(values):{digits}}"
     if width is not None:
-        text += f" +- {width:{form.lstrip('+')}}"
+        text += f" +- {width:{digits.lstrip('+')}}"
     return text if len(values) >= num_seeds else f"{text} (n = {len(values)})"
 
 

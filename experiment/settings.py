@@ -22,6 +22,7 @@ import attacks
 import models
 from algorithms import ALGORITHMS
 from data import readers
+from data.images import BadData
 from data.load import DATASETS
 from data.split import is_foreign, is_split_file
 from experiment.common import BadInput, refuses
@@ -122,7 +123,7 @@ class Method:
     cfg: object              # its hyperparameters: a Config of the algorithm's file
     networks: Networks
     threads: int             # while the server trains
-    lacks: list[str]         # the settings that the command has flags for, and it has not
+    ignored: list[str]       # settings that were typed and that it does not have
 
 
 @dataclass
@@ -144,9 +145,6 @@ def read(argv, about=""):
     """
     words = names_in(argv)                       # their Configs have flags, too
     algorithms = {word: algorithm_of(word) for word in words}
-    for algorithm in algorithms.values():
-        for name in field_names(algorithm.Config) & field_names(*TABLES):
-            raise BadInput(f"{algorithm.name}: its setting {name} is a flag of every run")
     tables = [*TABLES, *(algorithm.Config for algorithm in algorithms.values())]
     found, unknown = parser_of(tables).parse_known_args(argv)
     given = vars(found)                          # {setting: value} of what was typed
@@ -165,8 +163,8 @@ def read(argv, about=""):
             raise BadInput(f"--{name} has a word twice")
     program.device = program.device or ("cuda" if torch.cuda.is_available() else "cpu")
     methods = [method_of(word, algorithm, given, preset) for word, algorithm in algorithms.items()]
-    command = Command(program, filled(Images, preset.get("data", {}), given),
-                      filled(Training, preset.get("data", {}), given), methods)
+    command = Command(program, filled(Images, preset.get("shared", {}), given),
+                      filled(Training, preset.get("shared", {}), given), methods)
     decide(command, given)
     check(command, given)
     return command
@@ -297,26 +295,32 @@ def method_of(label, algorithm, given, preset):
     """The `Method` of a word of --algo.
 
     given     {setting: value} of the flags that were typed
-    preset    of --paper: {algorithm: {setting: value}}; {} without
+    preset    the paper's part of PAPERS; {} without --paper
     """
-    parts = [f"--{part}" for part in label.split(":")[1:]]
-    own, unknown = parser_of([algorithm.Config]).parse_known_args(parts)
-    if unknown:
-        raise BadInput(f"{label}: {algorithm.name} has no {unknown[0]}; it has "
-                       f"{', '.join(flag_of(field.name) for field in fields(algorithm.Config))}")
     if preset and algorithm.name not in preset:
         available = ", ".join(name for name in preset if name in ALGORITHMS)
         raise BadInput(f"--paper {given['paper']} has no {label}; it has {available}")
-    paper, of_paper = algorithm.paper if preset else {}, preset.get(algorithm.name, {})
-    cfg = filled(algorithm.Config, paper, of_paper, epochs_alone(given), epochs_alone(vars(own)))
+    shared, own_preset = preset.get("shared", {}), preset.get(algorithm.name, {})
+    cfg = filled(algorithm.Config, algorithm.paper if preset else {}, own_preset,
+                 epochs_alone(given), epochs_alone(settings_in(label, algorithm)))
     networks = filled(Networks, {"model": algorithm.model, "server_model": algorithm.server_model},
-                      preset.get("data", {}), of_paper, given)
+                      shared, own_preset, given)
+    has_large_networks = any(given.get(name) for name in ("paper", "model", "server_model"))
+    threads = given.get("threads") or (num_cores() if has_large_networks else 1)
     has = field_names(*TABLES, algorithm.Config)
     has -= {"server_model"} if algorithm.server == "none" else set()
     has -= {"joint"} if algorithm.public != "joint" else set()
-    may_be_large = any(given.get(name) for name in ("paper", "model", "server_model"))   # networks
-    threads = given.get("threads") or (num_cores() if may_be_large else 1)
     return Method(label, algorithm, cfg, networks, threads, sorted(given.keys() - has))
+
+
+def settings_in(label, algorithm):
+    """{setting: value} of the hyperparameters in a word of --algo, such as fedsdd:R=4."""
+    found, unknown = parser_of([algorithm.Config]).parse_known_args(
+        [f"--{part}" for part in label.split(":")[1:]])
+    if unknown:
+        raise BadInput(f"{label}: {algorithm.name} has no {unknown[0]}; it has "
+                       f"{', '.join(flag_of(field.name) for field in fields(algorithm.Config))}")
+    return vars(found)
 
 
 def epochs_alone(typed):
@@ -338,7 +342,7 @@ def decide(command, given):
         if training.lr_patience is not None or "validation" in set().union(*needs.values()):
             images.validation = 0.1
     if is_split_file(images):
-        with refuses(ValueError):
+        with refuses(BadData, OSError):
             command.rows = readers.split(images.partition)
         if "clients" not in given:
             images.clients = sum(name.startswith("client_") for name in command.rows)
