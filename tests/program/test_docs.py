@@ -36,7 +36,7 @@ LAYERS = {       # what of the project the files of a folder, or one file, may i
     "fedkd_minimal.py": "experiment data algorithms federation attacks partition models",
     "experiment": "experiment data algorithms federation attacks partition models",
     "algorithms": "algorithms federation attacks",
-    "data": "data federation",
+    "data": "data federation partition",
     "federation.py": "",
     "attacks.py": "federation", "partition.py": "", "models.py": "",
     "reference": "math sys pathlib reference"}
