@@ -953,8 +953,8 @@ TABLE["data/split.py", "build"] = [
     ("held_out, rest = partition.«hold_out_writers→hold_out»(",
      "validation_images_by_writer_are_of_writers_that_no_client_has",
      "validation images are of the clients' writers"),
-    ('if images.public == "half" and «public_test is None→False»:',
-     "held_out_images_are_a_share_of_every_class", "all test images are private"),
+    ("public_test, test = («test[half]→test» for half in halves)",
+     "held_out_images_are_a_share_of_every_class", "the public test images are private, too"),
     ("«public, rows→public, _» = rows[held_out], rows[rest]",
      "held_out_images_are_a_share_of_every_class", "public images are the clients', too")]
 TABLE["experiment/build.py", "build"] = [

@@ -92,10 +92,6 @@ def fields_of(algo):
     return {field.name: field for field in dataclasses.fields(ALGORITHMS[algo].Config)}
 
 
-def can_be_attacked(algo):
-    return "attack" in inspect.signature(ALGORITHMS[algo].run).parameters
-
-
 def config(algo, **changes):
     """Its Config, small; of the changes it takes what it has."""
     return ALGORITHMS[algo].Config(**{
@@ -356,20 +352,15 @@ def test_amp_reaches_training_and_prediction(algo):
 @pytest.mark.parametrize("algo", [a for a in ALGORITHMS if "participation" in fields_of(a)])
 def test_only_the_clients_of_a_round_are_trained(algo, monkeypatch):
     """0.7 of the clients of each architecture, two of three; of all, in FedGKT."""
-    trained = []                         # the clients whose local training has drawn its batches
-
-    def watched(fed, *name):
-        if name[0] == "local":
-            trained.append(name[2])
-        return seed_torch(fed.seed, *name)
-    monkeypatch.setattr(Federation, "random_numbers", watched)
-    fed = toy(algo)
-    for t, state in [(1, whole(algo)[0][1]), (2, whole(algo)[1][1])]:
-        trained.clear()
-        run(algo, fed, state, rounds=t)
+    names, fed = [], toy(algo)           # of the random numbers of each training
+    monkeypatch.setattr(Federation, "random_numbers", lambda fed, *name: (
+        names.append(name) or seed_torch(fed.seed, *name)))
+    for t in (1, 2):
+        names.clear()
+        run(algo, fed, whole(algo)[t - 1][1], rounds=t)
         drawn = [sum(fed.sample_by_architecture(0.7, t).values(), []),
                  sample_clients(6, 0.7, make_rng(fed.seed, "active", t))]
-        assert sorted(trained) in map(sorted, drawn)
+        assert sorted(name[2] for name in names if name[0] == "local") in map(sorted, drawn)
 
 
 @every_algorithm
@@ -387,35 +378,29 @@ def test_optimizer_and_decay_reach_all_networks(algo, monkeypatch):
 
 # ----------------------------------------------------------------------------------- under attack
 
-def attacked(algo, forged, state, **changes):
-    """The rounds of a run in which all clients have one network and all but the last are malicious,
-    and what the attack was handed: [(client, upload, benign, rows)]."""
-    handed = []
-
-    def forge(i, upload, benign, rows, num_benign=None, part=()):
-        handed.append((i, upload, benign, rows))
-        return forged(upload)
-    return run(algo, toy(algo, network=Net), state, participation=1.0,
-               attack=Attack([0, 1, 2, 3, 4], forge), **changes), handed
-
-
 @every_algorithm
 def test_an_attack_sees_every_round_and_what_it_returns_arrives(algo):
     """An idle one changes nothing. Zeros instead of the uploads change the next state; nan is
     counted, and left out. FedGKT's uploads have two parts: feature maps and logits. FedSDD has
     one group: without a benign client in it nobody is attacked."""
-    if not can_be_attacked(algo):
+    if "attack" not in inspect.signature(ALGORITHMS[algo].run).parameters:
         return
-    groups = {"K": 1} if algo in ("fedsdd", "fedsdd-ablations") else {}
-    (_, first), *clean = run(algo, toy(algo, network=Net), participation=1.0, **groups)
-    rounds, handed = attacked(algo, lambda upload: upload, first, **groups)
-    parts = 2 if algo == "fedgkt" else 1
-    assert same(rounds, clean) and [i for i, *_ in handed[::parts]] == [0, 1, 2, 3, 4] * 2
-    for _, upload, benign, rows in handed:              # each place of an upload has its number
-        assert len(set(rows.tolist())) == len(upload) and len(benign) > 0
-    for value, bad in [(0.0, 0), (math.nan, 5)]:
-        [(metrics, state)], _ = attacked(algo, lambda upload: upload * 0 + value, first, rounds=1,
-                                         **groups)
+    handed = []
+
+    def attacked(factor, rounds=2):
+        """The rounds, if all clients but the last are malicious, and multiply their uploads."""
+        def forge(i, upload, benign, rows, num_benign=None, part=()):
+            handed.append(i)
+            assert len({*rows.tolist()}) == len(upload) and len(benign) > 0    # a row has a number
+            return upload * factor
+        return run(algo, fed, first, Attack([0, 1, 2, 3, 4], forge), rounds=rounds, **changes)
+
+    fed, changes = toy(algo, network=Net), {"participation": 1.0, "K": 1}
+    (_, first), *clean = run(algo, fed, **changes)
+    assert same(attacked(1.0), clean)
+    assert handed[::2 if algo == "fedgkt" else 1] == [0, 1, 2, 3, 4] * 2
+    for factor, bad in [(0.0, 0), (math.nan, 5)]:
+        [(metrics, state)] = attacked(factor, rounds=1)
         assert metrics["bad_uploads"] == bad
         assert not same(state, clean[0][1]) and sound(models_in(state))
 
