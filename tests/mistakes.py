@@ -941,6 +941,10 @@ TABLE["data/readers.py", "data"] = [
      "PIL's upper 8 bits of 16"),
     ("max(image.tag_v2.get(258, [1])) > «8→16»",
      "a_tiff_file_of_which_pil_does_not_say_what_it_is_is_refused", "the same, of TIFF files")]
+TABLE["algorithms/__init__.py", "contracts"] = [
+    ('            server = "«server_accuracy_private_test→server_accuracy»"',
+     "the_page_of_metrics_has_every_key_and_no_other",
+     "--key server is what FedGEMS does not measure")]
 TABLE["data/split.py", "build"] = [
     ("return seed if images.split_seed is None else «images.split_seed→seed»",
      "one_seed_of_the_split_is_one_split_for_all_seeds", "each seed has its own split"),

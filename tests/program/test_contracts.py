@@ -430,6 +430,7 @@ def test_beside_fedmd_an_algorithm_has_the_run_that_it_has_alone(npz, tmp_path):
 
 
 def test_the_page_of_metrics_has_every_key_and_no_other(npz, tmp_path, pytestconfig):
+    """And a run has what `--key clients` and `--key server` mean in it."""
     main(f"--algo fedmd,fedgems,standalone --dataset {npz} --clients 4 --partition iid --rounds 1 "
          f"--public half --validation 0.2 --lr-patience 2 --out {tmp_path}/half".split())
     main(f"--algo fedmd,fedmd-pooled --dataset {npz} --clients 4 --partition iid --rounds 1 "
@@ -438,6 +439,9 @@ def test_the_page_of_metrics_has_every_key_and_no_other(npz, tmp_path, pytestcon
     main(f"--algo fedsdd-ablations --dataset {npz} --rounds 1 --public fifth --students none "
          f"--out {tmp_path}/none".split())
     rows = [json.loads(line) for file in tmp_path.rglob("*.jsonl") for line in open(file)]
+    for path in tmp_path.rglob("config.json"):
+        *_, last = map(json.loads, open(path.with_name("metrics.jsonl")))
+        assert {*json.loads(path.read_text())["keys"].values()} <= last.keys(), path
     rows += [row for algo in OF_PAPERS for row, _ in whole(algo)]
     found = {re.sub(r"\d$", "I", re.sub("Net|Wide", "NETWORK", key)) for row in rows for key in row}
     page = (pytestconfig.rootpath / "docs" / "METRICS.md").read_text()
