@@ -955,7 +955,7 @@ TABLE["data/split.py", "build"] = [
      "a public image is a client's, too"),
     ("content = repr([(name, «rows[name].tolist()→len(rows[name])») for",
      "runs::a_run_goes_on_with_its_split_alone", "other images of the same number go unnoticed"),
-    ('kept.get("«test→tests»", np.arange', "a_file_of_row_numbers_says_who_has_which_images",
+    ('test = rows.get("«test→tests»", test)', "a_file_of_row_numbers_says_who_has_which_images",
      "the test images of a kept split are not read"),
     ("held_out, rest = partition.«hold_out_writers→hold_out»(",
      "validation_images_by_writer_are_of_writers_that_no_client_has",
@@ -1002,7 +1002,7 @@ TABLE["experiment/processes.py", "trust"] = [
      "a_mistake_in_one_process_alone_ends_all_with_its_traceback[1]",
      "a mistake in an algorithm is told as bad input")]
 TABLE["fedkd_minimal.py", "trust"] = [
-    ("with refuses(«ValueError, OSError→Exception»):",
+    ("with refuses(«BadData, OSError→Exception»):",
      "a_mistake_in_a_loader_ends_with_its_traceback", "a mistake in a loader is told as bad input")]
 TABLE["algorithms/fedsdd.py", "your_own"] = [
     ('for of_round in state["recent_w"]«→[-1:]» for w_k',
@@ -1019,11 +1019,11 @@ TABLE["benchmarks/costs.py", "communication"] = [
     ("model = «copy.deepcopy(model)→model».eval()", "network_cost_leaves_the_network_in_its_mode",
      "a network that trains is in eval mode from then on")]
 TABLE["experiment/settings.py", "configuration"] = [
-    ("filled(algorithm.Config, paper, of_paper, «epochs_alone(given)→given», epochs_alone",
+    ("«epochs_alone(given)→given», epochs_alone(settings_in(label, algorithm)))",
      "what_a_command_sets", "a preset's steps win over the epochs that were typed"),
-    ('filled(Images, «preset.get("data", {}), given→given, preset.get("data", {})»)',
+    ('filled(Images, «preset.get("shared", {}), given→given, preset.get("shared", {})»)',
      "what_a_command_sets", "a paper wins over a flag"),
-    ('or «any→all»("validation" in method.algorithm.needs(method.cfg)', "what_a_command_sets",
+    ('"validation" in «set().union→set.intersection»(*needs.values()):', "what_a_command_sets",
      "validation images only if every algorithm uses them")]
 TABLE["experiment/presets.py", "configuration"] = [
     ('"server_batch_size": 64, "distill_steps": «1955→3910»}}', "what_a_command_sets",
