@@ -19,6 +19,7 @@ the same lines, and only the first one prints and writes.
 import sys
 from functools import partial
 
+from data.images import BadData
 from data.split import load_datasets
 from experiment import build, keep, processes, report, settings
 from experiment.common import refuses
@@ -42,7 +43,7 @@ def main(argv, is_program=False):
 def run(command, device, is_program):
     """Whatever can be refused is refused here, before a round is computed; then the rounds."""
     program, images = command.program, command.images
-    with refuses(ValueError, OSError):
+    with refuses(BadData, OSError):
         datasets = load_datasets(images, program.seeds, command.rows)    # and who has which images
     first = program.seeds[0]
     federations = {first: build.make_federation(command, datasets, first, device)}

@@ -26,6 +26,10 @@ The algorithm; the numbers are ours:
   step   who predicts       images    mode    gradient   augmented       loss, how often
   6      an active client   its own   train   yes        in each pass    CE, local_epochs
   -      the global model   test      eval    no         no              `accuracy`, after step 7
+  -      averaged weights   test      eval    no         no              `averaged_accuracy`
+
+The averaged weights are the mean of the last `average_last` global models, as FedSDD's ensemble has
+models of several rounds. No step uses them.
 
 A client of which a weight is nan, infinite, or 1e30 or more in magnitude is left out of the mean.
 If nobody is left, the global model stays.
@@ -35,8 +39,8 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 
 from federation import (OPTIMIZERS, Algorithm, Count, Natural, NonNegative, Optimizer, Positive,
-                        Settings, Share, average_weights, count_weight_bytes, drop_bad_uploads,
-                        minibatches, parallel_map, score_global)
+                        Settings, Share, accuracy, average_weights, count_weight_bytes,
+                        drop_bad_uploads, minibatches, parallel_map, predict_models, score_global)
 
 
 @dataclass
@@ -49,6 +53,7 @@ class Config(Settings):
     lr: Positive = 0.1                   # of a client, constant
     optimizer: Optimizer = "sgd"         # of a client, new in every round; sgd has no momentum
     weight_decay: NonNegative = 0.0      # L2 penalty of this optimizer
+    average_last: Count | None = None    # rounds of `averaged_accuracy`; None: it is not measured
 
 
 # FedSDD, section 4.1, where it differs from Config.
@@ -84,6 +89,8 @@ def run(fed, cfg, state=None, attack=None):
             weights = average_weights([*uploads.values()], sizes)
 
         state = {**state, "round": t, "server": {"model": weights}}
+        if cfg.average_last is not None:                         # a metric; no step uses it
+            state["last_models"] = [*state.get("last_models", []), weights][-cfg.average_last:]
         yield measure(fed, state, active, uploads), state
 
 
@@ -110,14 +117,35 @@ def train_client(fed, cfg, t, i, weights):
 
 def measure(fed, state, active, uploads):
     """The metrics of a round."""
-    return {**score_global(fed, state), "bad_uploads": len(active) - len(uploads),
+    return {**evaluate(fed, state), "bad_uploads": len(active) - len(uploads),
             **count_weight_bytes([(fed.global_model(), len(active))])}
+
+
+def evaluate(fed, state):
+    """Test accuracy of the global model and, with average_last, of the averaged weights."""
+    metrics = score_global(fed, state)
+    if "last_models" in state:
+        logits = predict_models(fed, [averaged(state)], fed.test.images)[0]      # [N, C]
+        metrics["averaged_accuracy"] = accuracy(logits, fed.test.labels)
+    return metrics
+
+
+def averaged(state):
+    """The mean of the last `average_last` global models, or of as many as there are."""
+    return average_weights(state["last_models"], [1] * len(state["last_models"]))
 
 
 # --------------------------------------------------------------------------------------------------
 # What it needs, and what the program prints
 
+def models(state, client_network, server_network):
+    """{name: [(network, weights)]} of the trained models."""
+    found = {"server": state["server"]["model"]}
+    found |= {"averaged": averaged(state)} if "last_models" in state else {}
+    return {name: [(client_network(0), weights)] for name, weights in found.items()}
+
+
 ALGORITHM = Algorithm(
     "fedavg", run, Config, program=dict(
-        paper=PAPER, scores={"accuracy": ("server", "test")}, plateau=("lr",),
-        evaluate=score_global))
+        paper=PAPER, scores={"accuracy": ("server", "test")}, models=models, plateau=("lr",),
+        more_scores={"averaged_accuracy": ("averaged weights", "test")}, evaluate=evaluate))

@@ -1,42 +1,61 @@
-"""The papers' claims, judged by the curves in docs/results: the tables of RESULTS.md and its pages.
+"""The papers' claims, judged by the curves in docs/results.
 
-    python benchmarks/claims.py            renews the tables, and the output below each "$ python -m
-                                           experiment.plot ..." of docs/results/*.txt
-    python benchmarks/claims.py --draw     draws the pictures, too (needs matplotlib)
+    python benchmarks/claims.py                       writes docs/results/claims.csv
+    python benchmarks/claims.py --show fedsdd-014     prints a row: its seeds, arithmetic, commands
+    python benchmarks/claims.py --draw                draws the pictures, too (needs matplotlib)
 
-A row of claims.csv: what is claimed of the row's metric minus the base's (greater, lower, level,
-not lower, by `margin` points instead of 1); both as FILE/LABEL of docs/results/FILE.csv; the
-paper's two figures and the number of their table (of two tables: the row's, the base's), with the
-paper's name if it is not the method's; first: the row's words in the table of RESULTS.md, if it is
-there; fixed: the commit that wrote the row down before the runs of the row or of the base.
+A row of benchmarks/claims.csv: its id, which never changes; what is claimed of a - b (greater,
+lower, level, not lower, by `margin` points instead of 1); a and b as FILE/LABEL of
+docs/results/FILE.csv, FILE+FILE/LABEL for the runs of both; the paper's two figures and the number
+of their table (of two tables: a's, b's), with the paper's name if it is not the method's; first:
+the row's words in docs/pictures/claims.svg, if it is there; fixed: the commit that wrote the row
+down before the runs of a or of b.
+
+A reference is an id and, behind each @, another measure of its row: fedsdd-006@25 after 25 rounds,
+@last in the last round alone, @best in each run's best round, @10-14 of these seeds, @a and @b of
+one side alone, @self_training of this metric, @until-40 the MB until the clients' accuracy is 40%.
+The pages of docs/ cite figures so.
 """
 import argparse
-import contextlib
 import csv
-import io
-import os
 import re
-import shlex
 import sys
-from collections import Counter
 from functools import cache
 from math import atan, cos, inf, pi, sin, sqrt
 from pathlib import Path
 from statistics import mean, stdev
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from experiment import plot
 from experiment.curves import half_width, mean_of_last, read_runs, values_of
 
 REPOSITORY = Path(__file__).parents[1]
-RESULTS, CURVES = REPOSITORY / "docs" / "RESULTS.md", REPOSITORY / "docs" / "results"
+CURVES, PICTURES = REPOSITORY / "docs" / "results", REPOSITORY / "docs" / "pictures"
+SCRIPTS = REPOSITORY / "benchmarks" / "claims"
 PAGES = {"fedsdd": "FedSDD", "fedmd": "FedMD", "fedgems": "FedGEM and FedGEMS", "fedgkt": "FedGKT",
          "without-public": "Without public images"}    # docs/results/*.md: the rows of each
-CLAIMS = list(csv.DictReader((Path(__file__).parent / "claims.csv").open()))
-TABLE = re.compile("(?<=<!-- claims.py -->\n).*?(?=<!-- end -->)", re.S)
-OUTPUT = re.compile(r"^\$ python -m experiment\.plot (.*)\n((?:(?!\$ ).*\n)*)", re.M)
+CLAIMS = list(csv.DictReader(Path(__file__).with_suffix(".csv").open()))
+BY_ID = {claim["id"]: claim for claim in CLAIMS}
 COLORS = {"holds": "#0072B2", "open": "#999999", "does not hold": "#D55E00"}   # Okabe and Ito's
+SIGNS = {"greater": "above 0", "lower": "below 0"}
+NAMES = {"cronus": "Cronus", "dsfl": "DS-FL", "fd": "FD", "fedavg": "FedAvg", "fedbe": "FedBE",
+         "feddf": "FedDF", "fedgem": "FedGEM", "fedgems": "FedGEMS", "fedgems-ablations": "FedGEMS",
+         "fedgen": "FedGen", "fedgkt": "FedGKT", "fedgkt-async": "FedGKT, asynchronous",
+         "fedkd": "FedKD", "fedmd": "FedMD", "fedmd-pooled": "pooled data", "fedntd": "FedNTD",
+         "fedproto": "FedProto", "fedprox": "FedProx", "fedsdd": "FedSDD", "fml": "FML",
+         "local": "training alone", "public-private": "labels alone", "scaffold": "SCAFFOLD",
+         "standalone": "training alone"}
+PLOTS = {    # docs/pictures/*.svg: the arguments of experiment/plot.py
+    "fedsdd-hetero": "docs/results/fedsdd-hetero.csv --labels last,R4,R1 "
+                     "--key accuracy,ensemble_accuracy --last 5",
+    "fedmd": "docs/results/fedmd-iid.csv",
+    "fedgems-cases": "docs/results/fedgems.csv --labels fedgems --key "
+                     "self_training,self_distillation,ensemble_distillation,nobody_right",
+    "fedgkt-noniid": "docs/results/fedgkt-noniid.csv --key accuracy,edge_accuracy",
+    "mnist": "docs/results/without-public.csv --labels fedavg,scaffold,fedgen-code,feddf"}
 
+
+# --------------------------------------------------------------------------------------------------
+# A row's accuracies and differences
 
 @cache
 def curves(file):
@@ -49,23 +68,68 @@ def runs_behind(side):
     return [run for file in files.split("+") for run in curves(file)[label]]
 
 
-def accuracies(run, metric, last=None):
-    """{seed: mean of the `last` rounds, in percent}; None: of a tenth of them, at least five."""
+def window_of(rounds):
+    """How many last rounds an accuracy is the mean of."""
+    return max(5, rounds // 10)
+
+
+def accuracies(run, metric, last=None, rounds=None, best=False):
+    """{seed: accuracy in percent}, the mean of the last tenth of the rounds, at least five.
+
+    last      the mean of so many rounds
+    rounds    the rounds after these are left out
+    best      the highest of a round instead of a mean
+    """
     runs = runs_behind(run)
-    return values_of(runs, metric, mean_of_last(last or max(5, (len(runs[0].rows) - 1) // 10)))
+    rounds = rounds or (len(runs[0].rows) - 1)
+    measure = mean_of_last(last or window_of(rounds))
+    return values_of(runs, metric, lambda values: measure_of(values[:rounds + 1], measure, best))
 
 
-def pairs(claim, last=None, seeds=range(100)):
-    """[(the row's accuracy, the base's)] of those of the `seeds` that both have, in percent."""
-    ours = accuracies(claim["row"], claim["metric"], last)
-    base = accuracies(claim["base"], claim["base_metric"], last)
-    return [(ours[seed], base[seed]) for seed in ours if seed in base and seed in seeds]
+def measure_of(values, measure, best):
+    return max(x for x in values if x is not None) if best else measure(values)
 
 
-def differences(claim, last=None, seeds=range(100)):
-    """[the row's accuracy minus the base's, in points] of each of these."""
-    return [ours - base for ours, base in pairs(claim, last, seeds)]
+def pairs(claim, last=None, seeds=range(100), **measure):
+    """{seed: (a's accuracy, b's)} of those of the `seeds` that both have, in percent."""
+    a = accuracies(claim["row"], claim["metric"], last, **measure)
+    b = accuracies(claim["base"], claim["base_metric"], last, **measure)
+    return {seed: (a[seed], b[seed]) for seed in a if seed in b and seed in seeds}
 
+
+def differences(claim, *args, **kwargs):
+    """[a minus b, in points] of each seed of `pairs`."""
+    return [a - b for a, b in pairs(claim, *args, **kwargs).values()]
+
+
+def values(reference):
+    """What is averaged over the seeds for a reference: differences, or the accuracies of a side."""
+    name, *options = reference.split("@")
+    claim, side, measure = BY_ID[name], None, {}
+    for option in options:
+        if option in ("a", "b"):
+            side = option
+        elif option == "last":
+            measure["last"] = 1
+        elif option == "best":
+            measure["best"] = True
+        elif re.fullmatch(r"\d+-\d+", option):
+            first, last = map(int, option.split("-"))
+            measure["seeds"] = range(first, last + 1)
+        elif option.isdigit():
+            measure["rounds"] = int(option)
+        else:
+            metric = option.replace("until-", "ComU@0.")
+            claim = claim | {"metric": metric, "base_metric": metric}
+            if side:                                         # the other may not have it
+                run = claim[{"a": "row", "b": "base"}[side]]
+                claim = claim | {"row": run, "base": run}
+    found = pairs(claim, **measure).values()
+    return [{"a": a, "b": b, None: a - b}[side] for a, b in found]
+
+
+# --------------------------------------------------------------------------------------------------
+# Verdicts
 
 def bounds(claim):
     """Where the range of a claim begins and ends, in points."""
@@ -84,14 +148,18 @@ def verdict(claim, points):
     return "does not hold" if high < start or low > end else "open"
 
 
-def p_value(claim, points):
-    """The share of the intervals of 1 - p that would just reach an end of the claim's range.
+def diverged(claim):
+    """Whether a run of either side ends below half of its own best accuracy."""
+    for run, metric in (claim["row"], claim["metric"]), (claim["base"], claim["base_metric"]):
+        end, top = accuracies(run, metric), accuracies(run, metric, best=True)
+        if any(end[seed] < top[seed] / 2 for seed in end):
+            return True
+    return False
 
-    It is below 0.05 if the claim is not open: Student's t of the mean's distance to the end.
-    """
-    distance = min(abs(mean(points) - end) for end in bounds(claim))
-    t = distance / (stdev(points) / sqrt(len(points)))
-    return 1 - t_probability(t, len(points) - 1)
+
+def judged(claim, last=None):
+    """The row's verdict; `last`: by the mean of so many rounds."""
+    return "diverged" if diverged(claim) else verdict(claim, differences(claim, last))
 
 
 def t_probability(t, n):
@@ -107,6 +175,16 @@ def t_probability(t, n):
     return 2 / pi * (angle + found) if odd else found
 
 
+def p_value(claim, points):
+    """The share of the intervals of 1 - p that would just reach an end of the claim's range.
+
+    It is below 0.05 if the claim is not open: Student's t of the mean's distance to the end.
+    """
+    distance = min(abs(mean(points) - end) for end in bounds(claim))
+    t = distance / (stdev(points) / sqrt(len(points)))
+    return 1 - t_probability(t, len(points) - 1)
+
+
 def survivors(p_values):
     """The indices of those that Holm's correction leaves below 0.05.
 
@@ -116,6 +194,16 @@ def survivors(p_values):
     failed = [i for i in range(n) if p_values[order[i]] >= 0.05 / (n - i)]
     return {*order[:min(failed, default=n)]}
 
+
+@cache
+def holm():
+    """The ids of the rows whose verdict Holm's correction for all rows leaves."""
+    kept = survivors([p_value(claim, differences(claim)) for claim in CLAIMS])
+    return {CLAIMS[i]["id"] for i in kept if not diverged(CLAIMS[i])}
+
+
+# --------------------------------------------------------------------------------------------------
+# What else a row says
 
 def papers_difference(claim):
     return float(claim["paper_row"]) - float(claim["paper_base"]) if claim["paper_row"] else None
@@ -128,144 +216,279 @@ def page_of(claim):
     return next(page for page in PAGES if part.startswith(page))
 
 
-def runs_of(claim):
-    """The parts of a script and their methods that are the row and the base, as a cell."""
-    (part, label), (other, base) = (claim[side].split("/") for side in ("row", "base"))
-    return f"`{part}` {label}, {base}" if part == other else f"`{part}` {label}, `{other}` {base}"
+def networks(run, metric):
+    """How many networks answer together, by the mean of their logits."""
+    first = runs_behind(run)[0]
+    settings, active = first.head["settings"], 0
+    if metric != "ensemble_accuracy":
+        return 1
+    active = round(settings["participation"] * settings["clients"])
+    if first.head["algo"] == "fedbe":
+        return settings["samples"] + active + 1              # the clients' models and their average
+    return active if settings.get("ensemble") == "clients" else settings["K"] * settings["R"]
 
 
-@cache
-def tables():
-    """{file: the Markdown that belongs between its marks}.
+def in_words(side, metric):
+    """What "FILE/LABEL" is: method, whose accuracy, settings; labels are names of old folders."""
+    run = runs_behind(side)[0]
+    algo, settings = run.head["algo"], run.head["settings"]
+    method = [NAMES.get(algo)]
+    if algo == "fedsdd-ablations":
+        local = NAMES[settings["local"]]
+        if settings["K"] == 1 and settings["students"] == "none":
+            method = [local]
+        else:
+            method = ["FedSDD", *{"none": ["no distillation"], "all": ["all models distilled"]}.get(
+                settings["students"], []), *[f"{local}'s local training"] * (local != "FedAvg")]
+    if algo == "fedgem" and settings["epsilon"] == 1:
+        method = ["labels alone"]
+    if algo == "fedmd" and not settings["joint"] and settings["transfer_public_epochs"]:
+        method.append("with the public labels")
+    if algo == "public-private":
+        method.append(f"{settings['public_epochs']} passes a round")
+    if algo == "fedmd" and settings["public_epochs"] == 0:
+        method.append("without digest")
+    method += [f"without {part.replace('_', ' ')}" for part in (
+        "self_training", "self_distillation", "ensemble_distillation")
+        if algo == "fedgems-ablations" and settings.get(part) is False]
+    if algo.startswith("fedgkt"):
+        method += ["no logits of the server"] * (settings.get("client_distill") is False)
+        method += ["logits both ways"] * bool(settings.get("server_distill"))
+    if algo == "fedgen" and settings.get("generated_weight_decay", 1) != 1:
+        method.append("its code's weight")
+    if side.split("/")[0].endswith("-all"):
+        method.append("clients hold the public images, too")
 
-    RESULTS.md has a sentence that counts, the rows with `first`, by page, and provenance; each page
-    has all of its rows. There are no spaces around cells, and what is compared stands alone above
-    its settings: on a telephone verdict and difference are then on the screen.
-    """
-    head = "|verdict|a - b|the paper|seeds|a|b|‡ by the last round|"
-    first = [f"|claim{head}", "|-" * 8 + "|"]
-    of_page = {page: [f"|claim and setting{head}runs of a, b|", "|-" * 9 + "|"] for page in PAGES}
-    found, before, num_changed = Counter(), {}, 0
-    all_points = [differences(claim) for claim in CLAIMS]
-    survived = survivors([p_value(*pair) for pair in zip(CLAIMS, all_points)])
-    for i, (claim, points) in enumerate(zip(CLAIMS, all_points)):
-        judged, page = verdict(claim, points), page_of(claim)
-        found[judged] += 1
-        at_the_end = differences(claim, last=1)
-        changed = verdict(claim, at_the_end) != judged
-        num_changed += changed
-        paper = papers_difference(claim)
-        cells = [shown(judged, points) + "†" * (i in survived) + "‡" * changed
-                 + "§" * bool(claim["fixed"]), interval(points),
-                 "" if paper is None else f"*{paper:+.2f}*\u00a0({claim['paper_table']})",
-                 str(len(points)), *(f"{mean(side):.1f}" for side in zip(*pairs(claim))),
-                 f"{verdict(claim, at_the_end)}: {interval(at_the_end)}" if changed else ""]
-        if claim["first"]:
-            if before.get(RESULTS) != page:
-                first.append(f"|[**{PAGES[page]}**](results/{page}.md#all-rows){'|' * 8}")
-            before[RESULTS] = page
-            first.append(f"|{claim['first']}|{'|'.join(cells)}|")
-        if claim["claim"] != before.get(page):
-            of_page[page].append(f"|**{claim['claim']}**{'|' * 9}")
-        before[page] = claim["claim"]
-        of_page[page].append(f"|{claim['setting']}|{'|'.join(cells)}|{runs_of(claim)}|")
-    counts = ", ".join(f"{name} in {found[name]}" for name in COLORS)
-    directed = [pair for pair in zip(CLAIMS, all_points) if pair[0]["claimed"] in (
-        "greater", "lower")]
-    counted = (
-        f"{len(CLAIMS)} rows on all pages: {counts}; by the last round alone {num_changed} have "
-        f"another verdict. {len(directed)} rows have > or <: if nothing differed, about "
-        f"{len(directed) / 20:.0f} of their intervals would exclude 0, by chance. "
-        f"{beside_the_papers(directed)} "
-        f"{len(survived)} verdicts survive Holm's correction for all {len(CLAIMS)} rows (†).\n")
-    return {RESULTS: [counted, "\n".join([*first, ""]), second_fives(), provenance()],
-            **{CURVES / f"{page}.md": ["\n".join([*rows, ""])] for page, rows in of_page.items()}}
+    scores = run.head["scores"]
+    whose, images = scores.get(metric.removesuffix("_own")) or next(iter(scores.values()))
+    whose += ", own classes" * ("own classes" in images)
+    if metric == "averaged_accuracy":
+        whose = f"weights averaged over {settings['K'] * settings['R']} rounds"
+    elif metric == "ensemble_accuracy":
+        whose = f"{networks(side, metric)} networks together"
+        if settings.get("ensemble") == "clients":
+            whose = whose.replace("networks", "clients of a round")
+    elif metric == "client_accuracy_own":
+        whose = "clients"
+    whose += ", own classes" * (metric.endswith("_own") and "own classes" not in whose)
+
+    told = ["iid" if settings["partition"] == "iid" else f"α {settings['alpha']}"
+            if settings["partition"].startswith("dirichlet") else settings["partition"]]
+    told += [f"R = {settings.get('R')}"] * (method[0] == "FedSDD")
+    told += [f"ε {settings.get('epsilon')}"] * (method[0] in ("FedGEM", "FedGEMS"))
+    told += [f"rate {settings['lr']}", f"{len(run.rows) - 1} rounds"]
+    told += [str(settings.get("attack")).upper()] * bool(settings.get("attack"))
+    told += ["augmented"] * bool(settings.get("augment"))
+    told += ["mixed order"] * (settings.get("server_order") == "mixed")
+    return "; ".join(", ".join(part) for part in (method, [whose], told))
+
+
+def our_settings(claim):
+    """What of a row's setting the paper does not have, apart from its scale; "" if nothing."""
+    found, page = [], page_of(claim)
+    for side in ("row", "base"):
+        run = runs_behind(claim[side])[0]
+        settings = run.head["settings"]
+        if "glyphs" in settings["dataset"] or "writers" in claim[side]:
+            found.append("data")
+        if page in ("fedsdd", "fedgems") and settings.get("augment"):
+            found.append("augmented")
+        if page == "fedsdd" and settings.get("lr") in (0.05, 0.025):
+            found.append(f"learning rate {settings['lr']}")
+        if page == "fedgems" and settings.get("epsilon", 1) in (0.1, 0.25):
+            found.append(f"epsilon {settings['epsilon']}")
+        if page == "fedgems" and len({*settings["model"]}) > 1:
+            found.append("four networks, the paper has eight")
+        if page == "fedgems" and settings.get("attack"):
+            found.append("size of the attack")
+        if page == "fedgkt" and len(run.rows) - 1 == 8:
+            found.append("passes")
+        if settings.get("server_order") == "mixed":
+            found.append("mixed order")
+    return ", ".join(dict.fromkeys(found))
+
+
+def cpu_recorded(claim):
+    known = [side for side, run in (("a", "row"), ("b", "base"))
+             if all(one.head["environment"].get("cpu") for one in runs_behind(claim[run]))]
+    return "both" if len(known) == 2 else "".join(known) or "none"
+
+
+def as_row(claim):
+    """A row of docs/results/claims.csv."""
+    by_seed, paper = pairs(claim), papers_difference(claim)
+    points, at_the_end = differences(claim), differences(claim, last=1)
+    rounds = len(runs_behind(claim["row"])[0].rows) - 1
+    return {
+        "id": claim["id"], "claim": claim["claim"], "setting": claim["setting"],
+        "claimed": claim["claimed"], "margin": "" if claim["claimed"] in SIGNS else (
+            claim["margin"] or "1"),
+        "a_is": in_words(claim["row"], claim["metric"]),
+        "b_is": in_words(claim["base"], claim["base_metric"]),
+        "a": claim["row"], "a_metric": claim["metric"], "a_networks": networks(
+            claim["row"], claim["metric"]),
+        "b": claim["base"], "b_metric": claim["base_metric"], "b_networks": networks(
+            claim["base"], claim["base_metric"]),
+        "rounds": rounds, "window": window_of(rounds), "seeds": " ".join(map(str, by_seed)),
+        "a_minus_b": " ".join(f"{x:+.2f}" for x in points),
+        "a_mean": f"{mean(a for a, _ in by_seed.values()):.2f}",
+        "b_mean": f"{mean(b for _, b in by_seed.values()):.2f}",
+        "mean": f"{mean(points):+.2f}", "half_width": f"{half_width(points):.2f}",
+        "verdict": judged(claim), "last_mean": f"{mean(at_the_end):+.2f}",
+        "last_half_width": f"{half_width(at_the_end):.2f}", "last_verdict": judged(claim, last=1),
+        "p": f"{p_value(claim, points):.2g}", "holm": "yes" if claim["id"] in holm() else "no",
+        "paper": "" if paper is None else f"{paper:+.2f}", "paper_table": claim["paper_table"],
+        "not_the_papers": our_settings(claim), "written_down": claim["fixed"],
+        "cpu_recorded": cpu_recorded(claim)}
+
+
+def write(path):
+    with path.open("w", newline="") as file:
+        rows = [*map(as_row, CLAIMS)]
+        table = csv.DictWriter(file, rows[0], lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows)
+
+
+# --------------------------------------------------------------------------------------------------
+# Counts that the pages tell
+
+def counts():
+    """{what: how many rows, or runs}."""
+    found = [(claim, judged(claim), judged(claim, last=1)) for claim in CLAIMS]
+    directed = [claim for claim in CLAIMS if claim["claimed"] in SIGNS]
+    ten = [[verdict(claim, differences(claim, seeds=range(*ends)))
+            for ends in [(10, 15), (15, 20), (10, 20)]]
+           for claim in CLAIMS if len(differences(claim, seeds=range(15, 20))) == 5]
+    first = [(one, other) for one, other, _ in ten if one != "open"]
+    kept = [run for path in CURVES.glob("*.json") for runs in curves(path.stem).values()
+            for run in runs]
+    return {"rows": len(CLAIMS), **{name: sum(x == name for _, x, _ in found) for name in (
+                "holds", "open", "does not hold", "diverged")},
+            "changed by the last round": sum(x != y for _, x, y in found),
+            "directed": len(directed), "by chance": round(len(directed) / 20), "holm": len(holm()),
+            "with seeds 10 to 19": len(ten), "decided by the first five": len(first),
+            "by the second five alike": sum(x == y for x, y in first),
+            "by the second five otherwise": sum("open" != y != x for x, y in first),
+            "runs": len(kept), "without data": sum(not run.head["data"] for run in kept),
+            "without CPU": sum(not run.head["environment"].get("cpu") for run in kept),
+            "mixed CPU": sum(cpu_recorded(claim) in "ab" for claim in CLAIMS),
+            **beside_the_papers([(claim, differences(claim)) for claim in directed])}
 
 
 def beside_the_papers(pairs):
-    """How many differences of the papers have their sign here, of rows with > or <."""
-    signs, num_rows = {}, 0                 # {a difference of a paper: which its decided rows have}
+    """How many differences of the papers have their sign here, of rows with a direction."""
+    signs = {}                              # {a difference of a paper: which its decided rows have}
     for claim, points in pairs:
         if claim["paper_row"]:
-            num_rows += 1
             found = signs.setdefault(
                 tuple(claim[name] for name in ("paper_table", "paper_row", "paper_base")), set())
             if verdict(claim, points) != "open":
                 found.add(papers_difference(claim) * mean(points) > 0)
     found = [*signs.values()]
-    same, other, both, none = map(found.count, ({True}, {False}, {True, False}, set()))
-    return (f"{num_rows} of them stand beside {len(found)} differences of the papers: the "
-            f"decided rows have the same sign for {same}, the opposite for {other}, both for "
-            f"{both}; {none} have no decided row.")
+    return {"papers": len(found), "same sign": found.count({True}),
+            "opposite": found.count({False}), "both signs": found.count({True, False}),
+            "undecided": found.count(set())}
 
 
-def second_fives():
-    """What seeds 15 to 19 say alone, of the rows that have 10 to 19."""
-    ten = [claim for claim in CLAIMS if len(differences(claim, seeds=range(15, 20))) == 5]
-    judged = [[verdict(claim, differences(claim, seeds=range(*ends)))
-               for ends in [(10, 15), (15, 20), (10, 20)]] for claim in ten]
-    decided = [(first, second, both) for first, second, both in judged if first != "open"]
-    later = [second for first, second, both in judged if first == "open" != both]
-    same = sum(first == second for first, second, _ in decided)
-    left = sum(second == "open" for _, second, _ in decided)
-    lost = sum(both == "open" for *_, both in decided)
-    return (
-        f"{len(ten)} rows have seeds 10 to 19. {len(decided)} of them are decided with 10 to 14: "
-        f"15 to 19 alone decide {same} in the same way, leave {left} open, and decide "
-        f"{len(decided) - same - left} otherwise; with all ten {lost} of them become open. "
-        f"{len(ten) - len(decided)} are open with 10 to 14: {len(later)} of them are decided with "
-        f"all ten, {later.count('open')} of these by neither half alone. No "
-        "interval is corrected for the second look.\n")
+# --------------------------------------------------------------------------------------------------
+# What the command prints and draws
+
+def interval(points, sign="+"):
+    """Mean and half of its 95% interval, as the pages write it; sign "": of an accuracy."""
+    found = f"{mean(points):{sign}.2f} ± {half_width(points):.2f}"
+    return found[1:] if found.startswith(("+0.00", "-0.00")) else found
 
 
-def provenance():
-    """How many of the kept runs tell their data and their CPU."""
-    kept = [run for path in CURVES.glob("*.csv") for runs in curves(path.stem).values()
-            for run in runs]
-    data, cpu = (sum(not x for x in found) for found in (
-        [run.head["data"] for run in kept],
-        [run.head["environment"].get("cpu") for run in kept]))
-    rows = sum(any(not run.head["data"] for side in ("row", "base")
-                   for run in runs_behind(claim[side])) for claim in CLAIMS)
-    return (f"Of the {len(kept)} runs {data}, the older ones, kept no fingerprint of their data; "
-            f"{rows} rows have one of these. {cpu} runs did not record their CPU.\n")
+def figure(reference):
+    """What the pages write for a reference."""
+    options = reference.split("@")[1:]
+    return interval(values(reference), "" if {"a", "b"} & {*options} else "+")
 
 
-def shown(judged, points):
-    """A verdict as a cell; of an open one whether the interval lies within a point of 0."""
-    if judged == "open" and abs(mean(points)) + half_width(points) < 1:
-        return "open, within 1"
-    return f"**{judged}**" if judged == "does not hold" else judged
+def is_decided(reference):
+    """Whether the interval excludes 0, and by the last round alone, too: then it is bold.
+
+    A reference with a measure of its own is judged by this measure alone.
+    """
+    options = reference.split("@")[1:]
+    if {"a", "b"} & {*options}:
+        return False
+    measured = [reference] if options else [reference, f"{reference}@last"]
+    signs = {(mean(points) > 0) if abs(mean(points)) > half_width(points) else None
+             for points in map(values, measured)}
+    return len(signs) == 1 and None not in signs
 
 
-def interval(points):
-    """Mean and half of its interval; with no-break spaces they stay on one line."""
-    return f"{mean(points):+.2f}\u00a0±\u00a0{half_width(points):.2f}"
+def commands(claim):
+    """The commands that make the runs of a row, a part of a script each."""
+    of_part = {}
+    for side in ("row", "base"):
+        files, label = claim[side].split("/")
+        for part in files.split("+"):
+            of_part.setdefault(part, []).append(label)
+    script, seeds = SCRIPTS / f"{page_of(claim)}.sh", pairs(claim)
+    file = "" if script.stem == "fedmd" else " FILE.npz"
+    lines = []
+    for part, labels in of_part.items():
+        of_side = [seed for seed in seeds if any(
+            run.seed == seed for label in labels for run in curves(part)[label])]
+        lines.append(f'SEEDS="{" ".join(map(str, of_side))}" '
+                     f'METHODS="{" ".join(dict.fromkeys(labels))}" '
+                     f"benchmarks/claims/{script.name}{file} {part}")
+    return lines
 
 
-def renewed(text):
-    """A file of docs/results with the output of its commands of today."""
-    def run(found):
-        if " --out " in found[1]:                        # a picture
-            return found[0]
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            plot.main(shlex.split(found[1]))
-        return f"$ python -m experiment.plot {found[1]}\n{printed.getvalue().rstrip()}\n\n"
-    return OUTPUT.sub(run, text).rstrip() + "\n"
+def minutes(claim):
+    """The lines of the script's head that say how long a seed takes."""
+    head = re.match(r"#!.*\n((?:#.*\n)+)", (SCRIPTS / f"{page_of(claim)}.sh").read_text())[1]
+    return [line.lstrip("# ") for line in head.splitlines() if "minute" in line]
+
+
+def show(reference):
+    """Prints a row: what it compares, the pairs, the arithmetic, its commands."""
+    name, *options = reference.split("@")
+    claim, row = BY_ID[name], as_row(BY_ID[name])
+    print(f"{name}: {claim['claim']}; {claim['setting']}\n")
+    for side in "ab":
+        print(f"{side} = {row[f'{side}_is']}\n    ({row[side]}, {row[f'{side}_metric']})")
+    print(f"\nMean of the last {row['window']} of {row['rounds']} rounds, in percent.\n"
+          "seed       a       b   a - b")
+    for seed, (a, b) in pairs(claim).items():
+        print(f"{seed:4} {a:7.2f} {b:7.2f} {a - b:+7.2f}")
+    points = differences(claim)
+    n, deviation = len(points), stdev(points)
+    t = half_width(points) / deviation * sqrt(n)
+    print(f"mean {row['a_mean']:>7} {row['b_mean']:>7} {row['mean']:>7}"
+          f" ± {t:.3f} x {deviation:.3f} / sqrt({n}) = {row['half_width']}")
+    low, high = bounds(claim)
+    print(f"\nClaimed: a - b between {low:g} and {high:g}: {row['verdict']}, p = {row['p']}")
+    print(f"Left by Holm's correction for {len(CLAIMS)} rows: {row['holm']}")
+    print(f"Last round alone: {row['last_mean']} ± {row['last_half_width']}: "
+          f"{row['last_verdict']}")
+    if row["paper"]:
+        print(f"The paper: {row['paper']} (table {row['paper_table']})")
+    if row["not_the_papers"]:
+        print(f"Not the paper's, apart from scale: {row['not_the_papers']}")
+    if row["written_down"]:
+        print(f"Written down before the runs of a or b: commit {row['written_down']}")
+    print(f"CPU recorded: {row['cpu_recorded']}")
+    if options:
+        print(f"\n{reference}: {figure(reference)}")
+    print("\nIts runs:", *commands(claim), "", "Their time:", *minutes(claim), sep="\n")
 
 
 def draw(path):
-    """Draws the rows of RESULTS.md below their words, as wide as a telephone; needs matplotlib."""
+    """Draws the rows that have `first` below their words, as wide as a telephone."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    lines, page = [], ""                                 # a page's name alone, then its rows
+    lines, groups = [], {name: [] for name in PAGES.values()}
     for claim in [claim for claim in CLAIMS if claim["first"]]:
-        if page_of(claim) != page:
-            page = page_of(claim)
-            lines.append({"name": PAGES[page]})
-        lines.append(claim)
+        groups["FedMD" if claim["first"].startswith("FedMD") else PAGES[page_of(claim)]].append(
+            claim)
+    for name, found in groups.items():                   # a method's name alone, then its rows
+        lines += [{"name": name}, *found] if found else []
     figure = Figure(figsize=(390 / 96, 0.3 * len(lines) + 1))
     ax = figure.add_axes((0.02, 0.6 / figure.get_figheight(),
                           0.96, 1 - 1.1 / figure.get_figheight()))
@@ -277,7 +500,7 @@ def draw(path):
         if name:
             continue
         points = differences(claim)
-        color, middle, width = COLORS[verdict(claim, points)], mean(points), half_width(points)
+        color, middle, width = COLORS[judged(claim)], mean(points), half_width(points)
         at = y + 0.5
         ax.plot([middle - width, middle + width], [at, at], color=color, linewidth=1.5, alpha=0.6)
         ax.plot(points, [at] * len(points), "o", color=color, markersize=2, alpha=0.6)
@@ -293,28 +516,38 @@ def draw(path):
     ax.grid(axis="x", color="0.9", linewidth=0.6)
     ax.tick_params(top=True, labeltop=True, length=2)
     ax.set(xlim=(-70, 70), ylim=(len(lines), -0.6), yticks=[])
-    ax.set_xlabel("points: mean, 95% interval, seeds; logarithmic beyond 1", fontsize=7)
+    ax.set_xlabel("a - b in points: mean, 95% interval, seeds; logarithmic beyond 1", fontsize=7)
     for name, color in COLORS.items():
         ax.plot([], [], "o", color=color, markersize=4, label=name)
     ax.plot([], [], "v", color="black", fillstyle="none", markersize=4, label="the paper")
     figure.legend(loc="upper left", ncols=4, frameon=False, fontsize=7, columnspacing=1)
     with rc_context({"svg.hashsalt": "claims", "svg.fonttype": "none"}):
-        figure.savefig(path, metadata={"Date": None, "Description": tables()[RESULTS][1]})
+        figure.savefig(path, metadata={"Date": None, "Description": drawn()})
+
+
+def drawn():
+    """The rows of the picture, as text, so that a test sees whether it is of today's curves."""
+    return "\n".join(f"{claim['id']} {claim['first']}: {interval(differences(claim))}, "
+                     f"{judged(claim)}" for claim in CLAIMS if claim["first"])
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--show", metavar="ID", help="print this row alone, for example fedsdd-014")
     parser.add_argument("--draw", action="store_true", help="draw the pictures, too")
     args = parser.parse_args()
-    os.chdir(REPOSITORY)
-    for path, found in tables().items():
-        found = iter(found)
-        path.write_text(TABLE.sub(lambda _: next(found), path.read_text()))
-    texts = {path: path.read_text() for path in CURVES.glob("*.txt")}
-    for path, text in texts.items():
-        path.write_text(renewed(text))
+    if args.show:
+        if args.show.split("@")[0] not in BY_ID:
+            parser.error(f"--show: there is no row {args.show}; benchmarks/claims.csv has them")
+        show(args.show)
+        sys.exit()
+    write(CURVES / "claims.csv")
     if args.draw:
-        draw(REPOSITORY / "docs" / "pictures" / "claims.svg")
-        for command, _ in OUTPUT.findall("\n".join(texts.values())):
-            if " --out " in command:
-                plot.main(shlex.split(command))
+        import os
+        import shlex
+
+        from experiment import plot
+        draw(PICTURES / "claims.svg")
+        os.chdir(REPOSITORY)
+        for name, found in PLOTS.items():
+            plot.main([*shlex.split(found), "--out", f"docs/pictures/{name}.svg"])

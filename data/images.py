@@ -11,6 +11,10 @@ import torch
 import torch.nn.functional as F
 
 
+class BadData(ValueError):
+    """A file or a data set cannot be used, or does not go with the settings."""
+
+
 def to_float(images):
     """float32 pixels: bytes are divided by 255, other numbers stay as they are."""
     return images.float().div_(255) if images.dtype == torch.uint8 else images.float()
@@ -20,7 +24,7 @@ def check_range(where, images):
     """ValueError unless the pixels, an array or a tensor of floats, are from 0 to 1."""
     low, high = images.min(), images.max()
     if not (low >= -1e-3 and high <= 1 + 1e-3):              # nan, too
-        raise ValueError(f"{where} holds floats from {low:.4g} to {high:.4g}; expected 0 to 1")
+        raise BadData(f"{where} holds floats from {low:.4g} to {high:.4g}; expected 0 to 1")
 
 
 def statistics(images):

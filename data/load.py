@@ -14,7 +14,7 @@ import torch
 
 from data import readers
 from data.glyphs import FONT, handwriting
-from data.images import check_range
+from data.images import BadData, check_range
 from data.readers import TORCHVISION
 from federation import Data
 
@@ -84,7 +84,7 @@ def arrays(name, root, size, labeled=True):
         return readers.npz(name, labeled)
     if Path(name).is_dir():
         return readers.folder(name, size) if labeled else readers.unlabeled_folder(name, size)
-    raise ValueError(f"no dataset '{name}': use {', '.join(DATASETS)}, a .npz file or a folder")
+    raise BadData(f"no dataset '{name}': use {', '.join(DATASETS)}, a .npz file or a folder")
 
 
 def ignored(name, labeled=True):
@@ -101,7 +101,7 @@ def only(dataset, classes):
     """
     allowed = range(dataset.num_classes)
     if not 2 <= len(classes) == len(set(classes)) or not set(classes) <= set(allowed):
-        raise ValueError(f"--classes {','.join(map(str, classes))}: "
+        raise BadData(f"--classes {','.join(map(str, classes))}: "
                          f"give two or more different classes from 0 to {allowed[-1]}")
     # One look-up replaces all labels: replacing class after class could merge two classes.
     new_label = torch.full((dataset.num_classes,), -1)
@@ -121,7 +121,7 @@ def only(dataset, classes):
 def by_superclass(dataset, name):
     """The dataset labeled by superclass, old labels in `subclass`. ValueError: no superclasses."""
     if dataset.superclass is None:
-        raise ValueError(f"--partition by_subclass: {name} has no superclasses, use cifar100")
+        raise BadData(f"--partition by_subclass: {name} has no superclasses, use cifar100")
     superclass_of = torch.zeros(dataset.num_classes, dtype=torch.int64)
     superclass_of[dataset.train.labels] = torch.from_numpy(dataset.superclass)
     train, test = (part._replace(labels=superclass_of[part.labels])
@@ -146,7 +146,7 @@ def checked(source, x_train, y_train, x_test, y_test, writer_train=None, supercl
     train, test = part("train", x_train, y_train), part("test", x_test, y_test)
     train_shape, test_shape = (list(part.images.shape[1:]) for part in (train, test))
     if train_shape != test_shape:
-        raise ValueError(f"{source}: x_train has [c, h, w] {train_shape}, x_test has {test_shape}")
+        raise BadData(f"{source}: x_train has [c, h, w] {train_shape}, x_test has {test_shape}")
     if writer_train is not None:
         writer_train = whole_numbers(f"{source}: writer_train", writer_train, len(train.labels))
     num_classes = int(torch.cat([train.labels, test.labels]).max()) + 1
@@ -157,7 +157,7 @@ def image_tensor(where, array):
     """The images [n, c, h, w], channels-last, of an array in a layout that `readers.npz` allows."""
     array = pixels(where, array)
     if len(array) > 1 and not np.ptp(array, axis=0).any():
-        raise ValueError(f"{where} holds {len(array)} images that are all alike")
+        raise BadData(f"{where} holds {len(array)} images that are all alike")
     return torch.from_numpy(np.ascontiguousarray(array)).permute(0, 3, 1, 2)
 
 
@@ -165,13 +165,13 @@ def pixels(where, array):
     """uint8 or float32 [n, h, w, c] of an array in a layout that `readers.npz` allows."""
     shape = array.shape
     if array.dtype != np.uint8 and array.dtype.kind != "f":
-        raise ValueError(f"{where} has type {array.dtype}; expected uint8, or floats from 0 to 1")
+        raise BadData(f"{where} has type {array.dtype}; expected uint8, or floats from 0 to 1")
     if array.ndim == 3:
         array = array[..., None]
     elif array.ndim == 4 and shape[3] not in (1, 3) and shape[1] in (1, 3):
         array = array.transpose(0, 2, 3, 1)
     if array.ndim != 4 or array.shape[3] not in (1, 3) or array.size == 0:
-        raise ValueError(f"{where} has shape {list(shape)}; expected [n, h, w], [n, h, w, c] or "
+        raise BadData(f"{where} has shape {list(shape)}; expected [n, h, w], [n, h, w, c] or "
                          "[n, c, h, w] with n > 0 and c = 1 or 3")
     if array.dtype == np.uint8:
         return array
@@ -183,12 +183,12 @@ def whole_numbers(where, numbers, length, end=2**63):
     """int64 [length] of labels or writers below `end`: [length] or [length, 1] of any type."""
     numbers = np.asarray(numbers)
     if numbers.shape not in [(length,), (length, 1)]:
-        raise ValueError(f"{where} has shape {list(numbers.shape)}; expected [{length}], "
+        raise BadData(f"{where} has shape {list(numbers.shape)}; expected [{length}], "
                          "one number per image")
     if (numbers.dtype.kind not in "biuf"
             or not (numbers.min() >= 0 and float(numbers.max()) < end)        # nan, too
             or (numbers % 1 != 0).any()):
-        raise ValueError(f"{where} must hold whole numbers from 0 to {end - 1}")
+        raise BadData(f"{where} must hold whole numbers from 0 to {end - 1}")
     return numbers.reshape(length).astype(np.int64)
 
 
@@ -196,7 +196,7 @@ def check_classes(source, dataset, advice=""):
     """ValueError, which ends with `advice`, if a class has no training images."""
     counts = dataset.train.labels.bincount(minlength=dataset.num_classes)
     if counts.min() == 0:
-        raise ValueError(f"{source}: no training image has label {counts.argmin()}{advice}")
+        raise BadData(f"{source}: no training image has label {counts.argmin()}{advice}")
 
 
 # ----------------------------------------------------------------------------------- fingerprints

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from data.images import adapt
+from data.images import BadData, adapt
 
 TORCHVISION = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "mnist": "MNIST",
                "fashion-mnist": "FashionMNIST", "emnist": "EMNIST"}
@@ -36,7 +36,7 @@ def torchvision(name, root, **options):
             root, train=part, download=True, **options) for part in (True, False))
     except Exception as error:      # many types: from torchvision, urllib, tarfile and pickle
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"{name}: can be neither read under '{root}' nor downloaded ({reason}): "
+        raise BadData(f"{name}: can be neither read under '{root}' nor downloaded ({reason}): "
                          "put torchvision's files there (--data-root), give the images as an .npz "
                          "file, or take the embedded glyphs and glyphs-letters") from error
     return {"x_train": np.asarray(train.data), "y_train": np.asarray(train.targets),
@@ -78,10 +78,10 @@ def npz(path, labeled=True):
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in names if name in file}
     except Exception as error:      # many types: from zipfile, zlib and numpy
-        raise ValueError(f"{path}: cannot be read as an .npz file ({error})") from error
+        raise BadData(f"{path}: cannot be read as an .npz file ({error})") from error
     for name in names[:4]:
         if name not in arrays:
-            raise ValueError(f"{path}: {name} is missing")
+            raise BadData(f"{path}: {name} is missing")
     if labeled and arrays["y_train"].dtype.kind in "SU":
         arrays |= numbered(path, arrays["y_train"].astype(str), arrays["y_test"].astype(str))
     return arrays
@@ -98,18 +98,18 @@ def split(path):
         with np.load(path, allow_pickle=False) as file:
             arrays = dict(file)
     except Exception as error:      # many types: from zipfile, zlib and numpy
-        raise ValueError(f"{path}: cannot be read as an .npz file ({error})") from error
+        raise BadData(f"{path}: cannot be read as an .npz file ({error})") from error
     clients = [f"client_{i}" for i in range(sum(name.startswith("client_") for name in arrays))]
     others = ("public", "validation", "test", "public_test", "dataset")
     if not {"client_0"} <= {*clients} <= {*arrays} <= {*clients, *others}:
-        raise ValueError(f"{path}: has the arrays {', '.join(arrays)}; expected client_0, "
+        raise BadData(f"{path}: has the arrays {', '.join(arrays)}; expected client_0, "
                          f"client_1, ... and, if there are such, {', '.join(others)}")
     if "public_test" in arrays and "test" not in arrays:
-        raise ValueError(f"{path}: has public_test, but no test")
+        raise BadData(f"{path}: has public_test, but no test")
     for name in arrays.keys() - {"dataset"}:
         rows = arrays[name]
         if rows.ndim != 1 or len(rows) == 0 or rows.dtype.kind not in "iu":
-            raise ValueError(f"{path}: {name} has shape {list(rows.shape)} and type {rows.dtype}; "
+            raise BadData(f"{path}: {name} has shape {list(rows.shape)} and type {rows.dtype}; "
                              "expected row numbers: whole numbers [n] with n > 0")
         arrays[name] = np.sort(rows).astype(np.int64)
     return arrays
@@ -122,7 +122,7 @@ def numbered(path, y_train, y_test):
     """
     classes = in_order({*y_train.flat})
     if unknown := {*y_test.flat} - {*classes}:
-        raise ValueError(f"{path}: y_test has '{min(unknown)}', a class without training images")
+        raise BadData(f"{path}: y_test has '{min(unknown)}', a class without training images")
     number = {name: j for j, name in enumerate(classes)}
     y_train, y_test = (np.array([number[name] for name in y.flat], dtype=np.int64).reshape(y.shape)
                        for y in (y_train, y_test))
@@ -145,12 +145,12 @@ def read_image(path):
     try:
         with Image.open(path) as image:
             if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":   # JPEG with a preview
-                raise ValueError(f"{image.n_frames} pages; each must be a file of its own")
+                raise BadData(f"{image.n_frames} pages; each must be a file of its own")
             if more_than_8_bits(image):
                 return gray_of_16_bits(image)
             upright = ImageOps.exif_transpose(image).convert("RGBA")
     except Exception as error:      # PIL raises many types of errors for a damaged file
-        raise ValueError(f"{path}: cannot be read as an image ({error})") from error
+        raise BadData(f"{path}: cannot be read as an image ({error})") from error
     white = Image.new("RGBA", upright.size, "white")
     return np.array(Image.alpha_composite(white, upright).convert("RGB"))
 
@@ -171,7 +171,7 @@ def gray_of_16_bits(image):
     from PIL import ImageOps
     is_gray = image.mode[:4] == "I;16" or image.mode == "I" and image.format in ("PNG", "PPM")
     if not is_gray or image.format == "TIFF" and image.tag_v2.get(262) == 0:      # 0 is white
-        raise ValueError("colors of more than 8 bits, or gray that is not from 0, black, to 65535")
+        raise BadData("colors of more than 8 bits, or gray that is not from 0, black, to 65535")
     numbers = np.array(ImageOps.exif_transpose(image)).astype(np.uint16)
     numbers[numbers == image.info.get("transparency", -1)] = 65535                # on white
     return np.repeat(numbers[..., None] / np.float32(65535), 3, axis=2)
@@ -197,7 +197,7 @@ def read_images(paths, size):
             image = resized(image, size)
         images.append(image)
         if image.shape != images[0].shape:
-            raise ValueError(f"{path}: size {image.shape[:2]}, the first image has "
+            raise BadData(f"{path}: size {image.shape[:2]}, the first image has "
                              f"{images[0].shape[:2]}; --image-size 32 makes all 32x32")
     if any(image.dtype != np.uint8 for image in images):
         images = [image / np.float32(255) if image.dtype == np.uint8 else image for image in images]
@@ -219,7 +219,7 @@ def image_files(folder):
     names = [name for name in glob.glob("**", root_dir=folder, recursive=True)
              if name.lower().endswith(SUFFIXES)]
     if not names:
-        raise ValueError(f"{folder}: no images")
+        raise BadData(f"{folder}: no images")
     return [Path(folder, name) for name in sorted(names, key=os.path.split)]
 
 
@@ -229,11 +229,11 @@ def class_folders(folder):
     Names that begin with a dot are ignored. ValueError if there are no folders.
     """
     if not Path(folder).is_dir():
-        raise ValueError(f"{folder} is missing")
+        raise BadData(f"{folder} is missing")
     names = [path.name for path in Path(folder).iterdir()
              if path.is_dir() and not path.name.startswith(".")]
     if not names:
-        raise ValueError(f"{folder}: no folders of classes")
+        raise BadData(f"{folder}: no folders of classes")
     return in_order(names)
 
 
@@ -248,7 +248,7 @@ def folder(root, size=None):
                     for name in class_folders(Path(root, part))} for part in ("train", "test"))
     for name in test:
         if name not in train:
-            raise ValueError(f"{Path(root, 'test', name)}: a class without training images")
+            raise BadData(f"{Path(root, 'test', name)}: a class without training images")
     classes, images, labels = list(train), [], []
     for part in (train, test):
         images.append(read_images([path for paths in part.values() for path in paths], size))

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import partition
-from data.images import statistics, to_float
+from data.images import BadData, statistics, to_float
 from data.load import (Dataset, by_superclass, check_classes, fingerprint, load_dataset,
                        load_public, only)
 from federation import make_rng
@@ -66,7 +66,7 @@ def load_datasets(images, seeds, rows=None):
     """The `Datasets` of the seeds of a command.
 
     rows      of --partition FILE, see `readers.split`; None: a rule divides the images
-    raises    ValueError: a data set cannot be loaded, or does not go with the settings
+    raises    BadData: a data set cannot be loaded, or does not go with the settings
     """
     task = load_task(images)
     foreign = load_foreign(images, task) if is_foreign(images) else None
@@ -77,8 +77,11 @@ def load_datasets(images, seeds, rows=None):
         rows = checked_rows(images, rows, task, fingerprints["dataset"])
         content = repr([(name, rows[name].tolist()) for name in sorted(rows)]).encode()
         fingerprints["partition"] = f"{images.clients} clients, checksum {crc32(content):08x}"
-    splits = {number: split_images(images, task, rows, number)
-              for number in {seed_of_split(images, seed) for seed in seeds}}
+    try:
+        splits = {number: split_images(images, task, rows, number)
+                  for number in {seed_of_split(images, seed) for seed in seeds}}
+    except ValueError as error:              # of a rule, for example: too few images of a class
+        raise BadData(error) from error
     mean, std = statistics(to_float(task.train.images))
     names = task.class_names or [*map(str, images.classes or range(task.num_classes))]
     return Datasets(task, foreign, fingerprints, mean, std, names,
@@ -91,13 +94,13 @@ def load_task(images):
     task = load_dataset(images.dataset, images.data_root, size)
     height, width = task.train.images.shape[2:]
     if size not in (None, (height, width)):
-        raise ValueError(f"--image-size is for a folder of images; those of {images.dataset} have "
+        raise BadData(f"--image-size is for a folder of images; those of {images.dataset} have "
                          f"{height}x{width} pixels")
     _, needed = partition.PARTITIONS.get(images.partition, (None, ()))
     if "subclass" in needed:
         task = by_superclass(task, images.dataset)
     if "writers" in needed and task.writers is None:
-        raise ValueError(f"--partition {images.partition}: {images.dataset} does not name its "
+        raise BadData(f"--partition {images.partition}: {images.dataset} does not name its "
                          "writers")
     if images.classes is not None:
         task = only(task, images.classes)
@@ -110,7 +113,7 @@ def load_foreign(images, task):
     load = load_dataset if images.joint else load_public
     foreign = load(images.public, images.data_root, tuple(task.train.images.shape[2:]))
     if torch.equal(foreign.train.images, task.train.images):
-        raise ValueError(f"--public {images.public}: these are the training images themselves, "
+        raise BadData(f"--public {images.public}: these are the training images themselves, "
                          "which clients hold; --public half or fifth keeps a share of them out of "
                          "the clients")
     if images.joint:
@@ -121,48 +124,48 @@ def load_foreign(images, task):
 # --------------------------------------------------------------------------- who has which rows
 
 def checked_rows(images, rows, task, made_of):
-    """{name: row numbers} of --partition FILE. Raises ValueError if they do not fit the images.
+    """{name: row numbers} of --partition FILE. Raises BadData if they do not fit the images.
 
     made_of    the fingerprint of the task
     """
     path, rows = images.partition, dict(rows)
     if str(rows.pop("dataset", made_of)) != made_of:
-        raise ValueError(f"{path} is a split of other images, not of --dataset {images.dataset}, "
+        raise BadData(f"{path} is a split of other images, not of --dataset {images.dataset}, "
                          f"{made_of}")
     if f"client_{images.clients - 1}" not in rows or f"client_{images.clients}" in rows:
-        raise ValueError(f"{path} has another number of clients than --clients {images.clients}")
+        raise BadData(f"{path} has another number of clients than --clients {images.clients}")
     for name, is_used in [("public", is_held_out(images)),
                           ("validation", images.validation is not None)]:
         if is_used and name not in rows:
-            raise ValueError(f"--{name} {getattr(images, name)}: {path} has no array {name}")
+            raise BadData(f"--{name} {getattr(images, name)}: {path} has no array {name}")
     for noun, part in [("training", task.train), ("test", task.test)]:
         chosen = [rows[name] for name in rows if ("test" in name) == (noun == "test")]
         found, counts = np.unique(np.concatenate(chosen or [[]]), return_counts=True)
         if len(found) and not 0 <= found[0] <= found[-1] < len(part.labels):
-            raise ValueError(f"{path} has rows from {found[0]} to {found[-1]}; the {noun} images "
+            raise BadData(f"{path} has rows from {found[0]} to {found[-1]}; the {noun} images "
                              f"of {images.dataset} are 0 to {len(part.labels) - 1}")
         if (counts > 1).any():
-            raise ValueError(f"{path} has {noun} image {found[counts > 1][0]} twice")
+            raise BadData(f"{path} has {noun} image {found[counts > 1][0]} twice")
     return rows
 
 
 def split_images(images, task, rows, seed):
     """The `Split` of a split's seed. Raises ValueError if the data do not allow the partition.
 
-    rows    of --partition FILE, or None
+    rows    of --partition FILE, which --train-size and --public do not change; None: a rule divides
     """
-    labels, kept = task.test.labels.numpy(), rows or {}
-    test = kept.get("test", np.arange(len(labels)))
+    labels, public_test = task.test.labels.numpy(), None
+    test = np.arange(len(labels))
+    if rows:
+        clients = [rows[f"client_{i}"] for i in range(images.clients)]
+        public, validation, public_test = map(rows.get, ("public", "validation", "public_test"))
+        test = rows.get("test", test)
+    else:
+        clients, public, validation = divide(images, task, seed)
     test = test[at_most(images.test_size, labels[test], make_rng(seed, "test_size"))]
-    public_test = kept.get("public_test")
     if images.public == "half" and public_test is None:      # the test set is halved as well
         halves = partition.halves(labels[test], make_rng(seed, "public_test"))
         public_test, test = (test[half] for half in halves)
-    if rows:
-        clients = [rows[f"client_{i}"] for i in range(images.clients)]
-        public, validation = rows.get("public"), rows.get("validation")
-    else:
-        clients, public, validation = divide(images, task, seed)
     if public is not None:
         public = some_of(public, images.public_size, seed)
     return Split(clients, public, validation, test, public_test)

@@ -53,7 +53,7 @@ def make_federation(command, datasets, seed, device):
 def seen_by(method, fed, datasets):
     """The federation as a method sees it: with its networks, its threads and its public data."""
     algorithm, networks = method.algorithm, method.networks
-    if datasets.foreign is not None and fed.public_test is not None:     # --joint
+    if datasets.foreign is not None and fed.public_test is not None:     # only with --joint
         if algorithm.public == "joint":
             fed = with_joint_layer(fed, datasets.foreign.num_classes)
         else:                                            # their labels are of another task
@@ -122,8 +122,8 @@ def check(command, datasets, fed):
     for method in command.methods:
         seen, algorithm = seen_by(method, fed, datasets), method.algorithm
         with refuses(ValueError):
-            for i in {name: i for i, name in enumerate(seen.architecture)}.values():
-                seen.client_model(i)
+            for ids in seen.clients_by_architecture().values():
+                seen.client_model(ids[0])
             server = seen.server_model() if seen.server_model else None
             algorithm.check(seen, method.cfg, attack=attack)
         if algorithm.server == "images" and not makes_logits(server, seen):

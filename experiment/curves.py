@@ -74,20 +74,22 @@ class Run:
 
 
 def is_comu(key):
-    return re.fullmatch(r"ComU@[\d.]+", key) is not None
+    return re.fullmatch(r"ComU@\d*\.?\d+", key) is not None
 
 
 # ------------------------------------------------------------------------------- means over seeds
 
 def half_width(values):
     """Half the width of the 95% confidence interval of the values' mean; None of one value."""
-    n = len(values) - 1                      # degrees of freedom
-    if n < 1:
+    dof = len(values) - 1                    # degrees of freedom
+    if dof < 1:
         return None
-    z = NormalDist().inv_cdf(0.975)          # t of many values; Abramowitz and Stegun, 26.7.5
-    t = T[n - 1] if n <= len(T) else (z + (z**3 + z) / (4 * n)
-                                      + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2))
-    return t * stdev(values) / sqrt(n + 1)
+    if dof <= len(T):
+        t = T[dof - 1]
+    else:                                    # Abramowitz and Stegun, 26.7.5
+        z = NormalDist().inv_cdf(0.975)
+        t = z + (z**3 + z) / (4 * dof) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * dof**2)
+    return t * stdev(values) / sqrt(len(values))
 
 
 def final(values):

@@ -184,7 +184,8 @@ def compare(folder, then, record, any_record):
     differ = [name for name in now if name != "data_root" and before.get(name) != now[name]
               and (name != "rounds" or before[name] > now[name])]
     differ.sort(key=lambda name: name in ("dataset", "public", "partition"))  # --classes: these too
-    for name in differ:
+    if differ:
+        name = differ[0]
         raise BadInput(f"{folder} holds a run with {name} {text_of(before.get(name))}, not "
                        f"{text_of(now[name])}: choose another --out")
 
@@ -205,7 +206,7 @@ def read_kept(record):
     record.begun_with = ", ".join(
         f"{name} {text_of(value)}" for name, value in then["environment"].items()
         if value != now["environment"].get(name))
-    now |= {"environment": then["environment"], "begun": then["begun"]}
+    record.config |= {"environment": then["environment"], "begun": then["begun"]}
     if path.exists():
         kept = read_checkpoint(path)
         record.state, record.rows, record.timings = kept["state"], kept["rows"], kept["timings"]

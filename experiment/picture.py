@@ -34,18 +34,18 @@ def draw(curves, keys, axis, last, path):
     except ImportError as error:
         raise BadInput(f"a picture needs matplotlib: pip install matplotlib ({error})") from None
 
-    lines = [(runs, key) for key in keys for runs in curves.values()
-             if curve(runs, key, axis, last)]
-    is_share = all(runs[0].is_share(key) for runs, key in lines)
+    lines = [(runs, key, curve(runs, key, axis, last)) for key in keys for runs in curves.values()]
+    lines = [line for line in lines if line[-1]]             # others have no such metric
+    is_share = all(runs[0].is_share(key) for runs, key, _ in lines)
     figure = Figure(figsize=(9, 4.5), dpi=150, layout="constrained")
     ax = figure.subplots()
-    for i, (runs, key) in enumerate(lines):
+    for i, (runs, key, points) in enumerate(lines):
         name = f"{runs[0].label}: {runs[0].whose(key)} (n = {len(runs)})"
         color, style = COLORS[i % len(COLORS)], STYLES[i // len(COLORS) % len(STYLES)]
-        draw_line(ax, curve(runs, key, axis, last), name, color, style, is_share)
-    points = f"; each point: mean of up to {last} rounds" if last > 1 else ""
+        draw_line(ax, points, name, color, style, is_share)
+    window = f"; each point: mean of up to {last} rounds" if last > 1 else ""
     ax.set(xlabel=AXES[axis], ylabel="accuracy" if is_share else "",
-           title=f"mean of n seeds and its 95% interval{points}")
+           title=f"mean of n seeds and its 95% interval{window}")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.grid(color="0.9")
     if is_share:

@@ -29,7 +29,7 @@ from pathlib import Path
 from statistics import mean
 
 from experiment.common import BadInput, table_text, text_of
-from experiment.curves import (Run, best, final, half_width, is_comu, mean_of_last, read_runs,
+from experiment.curves import (best, final, half_width, is_comu, mean_of_last, read_runs,
                                values_of, write_csv)
 from experiment.picture import AXES, draw
 
@@ -58,6 +58,8 @@ def main(argv=None):
 
 def chosen(args):
     """(curves, the labels to subtract, the keys) of a command, if they go together."""
+    if args.rounds < 0:
+        raise BadInput(f"--rounds {args.rounds}: the first round is 0")
     curves, keys = read_runs(args.runs, args.rounds), args.key.split(",")
     labels = args.labels.split(",") if args.labels else [*curves]
     for label in {*labels} - {*curves}:
@@ -80,19 +82,18 @@ def chosen(args):
 
 def write(args, curves, bases, keys):
     """Prints the tables, or writes a file of the kind that its name ends in."""
-    suffix = args.out.suffix if args.out else ".txt"
-    if args.out and suffix not in (".png", ".svg", ".pdf", ".md", ".tex", ".csv"):
-        raise BadInput(f"--out {args.out}: a name ends in .png, .svg, .pdf, .md, .tex, .csv")
+    suffix = args.out.suffix if args.out else ""
     if suffix == ".csv":
         write_csv(curves, args.out)
     elif suffix in (".png", ".svg", ".pdf"):
         draw(curves, keys, args.x, args.last, args.out)
+    elif suffix in (".md", ".tex"):
+        args.out.write_text(tables_text(curves, keys, bases, args.last, suffix))
+    elif args.out:
+        raise BadInput(f"--out {args.out}: a name ends in .png, .svg, .pdf, .md, .tex, .csv")
     else:
-        text = tables_text(curves, keys, bases, args.last, suffix)
-        if args.out:
-            args.out.write_text(text)
-        else:
-            print(settings_text(curves), text, sep="\n\n", end="")
+        print(settings_text(curves), tables_text(curves, keys, bases, args.last), sep="\n\n",
+              end="")
 
 
 def settings_text(curves):
@@ -102,7 +103,7 @@ def settings_text(curves):
         found = [{"algo": run.head["algo"], **run.head["settings"], **run.head["environment"]}
                  for run in runs]
         # A name twice: the seeds have different values.
-        texts[label] = [*dict.fromkeys(f"{name}={value_text(x)}" for settings in found
+        texts[label] = [*dict.fromkeys(f"{name}={text_of(x)}" for settings in found
                                        for name, x in settings.items())]
     shared = [text for text in [*texts.values()][0] if all(text in own for own in texts.values())]
     lines = [" ".join(["settings:", *shared])]
@@ -114,10 +115,6 @@ def settings_text(curves):
     return "\n".join(lines)
 
 
-def value_text(value):
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
 # ------------------------------------------------------------------------------------- the tables
 
 def tables_text(curves, keys, bases, last, form=".txt"):
@@ -127,10 +124,12 @@ def tables_text(curves, keys, bases, last, form=".txt"):
     parts = [f"{comment}{CAPTION}\n"]
     for name, measure in measures if last > 1 else measures[1:]:
         for key in keys:
-            is_owned = any(runs[0].is_accuracy(key) for runs in curves.values())
-            if name == "final" or is_owned:              # best loss, bytes: no meaning
-                columns = columns_of(curves, key, name, measure, bases, reasons)
-                sides = "l" * (1 + is_owned) + "r" * (len(columns) - 1 - is_owned)
+            is_accuracy = any(runs[0].is_accuracy(key) for runs in curves.values())
+            if name == "final" or is_accuracy:           # the best loss or bytes: no meaning
+                columns, found = columns_of(curves, key, name, measure, bases)
+                for why, label in found:
+                    reasons.setdefault(why, []).append(label)
+                sides = "l" * (1 + is_accuracy) + "r" * (len(columns) - 1 - is_accuracy)
                 rows = [[*columns], *map(list, zip(*columns.values()))]
                 parts.append(table_text(rows, sides, form))
     if reasons:
@@ -139,73 +138,86 @@ def tables_text(curves, keys, bases, last, form=".txt"):
     return "\n".join(parts)
 
 
-def columns_of(curves, key, name, measure, bases, reasons):
-    """{heading: cells} of a table with a row for each label: mean and interval, differences from
-    each base, values by seed. From a base without this accuracy another one of it is subtracted.
+def columns_of(curves, key, name, measure, bases):
+    """A table with a row for each label, {heading: cells}: mean and interval, differences from each
+    base, values by seed; and [(why, label)] of the differences that are not shown.
 
     name, measure    "best", best
-    reasons          {from what no difference is shown, and why: labels}, to which more are added
     """
-    is_owned, is_share = (any(is_so(runs[0], key) for runs in curves.values())
-                          for is_so in (Run.is_accuracy, Run.is_share))
-    form, unit = (".2f", ", %") if is_share else (".6g", "")
+    first_runs = [runs[0] for runs in curves.values()]
+    is_accuracy = any(run.is_accuracy(key) for run in first_runs)
+    is_share = any(run.is_share(key) for run in first_runs)
+    digits, unit = (".2f", ", %") if is_share else (".6g", "")
     values = {label: values_of(runs, key, measure) for label, runs in curves.items()}
-    images = next((curves[label][0].images(key) for label, own in values.items() if own), "")
-    columns = {f"{name} {key}{unit}": [*curves]}
-    if is_owned:
-        columns["accuracy of"] = [curves[label][0].whose(key) if own else "-"
-                                  for label, own in values.items()]
-    columns["mean +- 95%"] = [interval_text([*own.values()], form, len(curves[label]))
+    columns, reasons = {f"{name} {key}{unit}": [*curves]}, []
+    if is_accuracy:
+        columns["accuracy of"] = [run.whose(key) if values[run.label] else "-"
+                                  for run in first_runs]
+    columns["mean +- 95%"] = [interval_text([*own.values()], digits, len(curves[label]))
                               for label, own in values.items()]
     for base in bases:
-        other = key
-        if is_owned and not values[base]:
-            other = curves[base][0].accuracy_on(images)
-        heading = f"minus {base} {other}"
-        theirs, cells = values_of(curves[base], other, measure), []
-        for label, own in values.items():
-            points = [own[seed] - theirs[seed] for seed in own if seed in theirs]
-            why = own and theirs and why_not(curves[label], key, curves[base], other)
-            if why:
-                points = []
-                reasons.setdefault(f" {heading}: {why}", []).append(label)
-            cells.append("reference" if (label, key) == (base, other) else
-                         interval_text(points, "+" + form, len(curves[label])))
-        columns[f"{heading} ({curves[base][0].whose(other)})" if is_owned else heading] = cells
-    columns["last round"] = [str(len(runs[0].rows) - 1) for runs in curves.values()]
+        base_key = key
+        if is_accuracy and not values[base]:
+            # The base has no such accuracy: another one of it, on the images of the others'.
+            images = next((run.images(key) for run in first_runs if values[run.label]), "")
+            base_key = curves[base][0].accuracy_on(images)
+        owner = f" ({curves[base][0].whose(base_key)})" if is_accuracy else ""
+        base_values = values_of(curves[base], base_key, measure)
+        cells, whys = differences(curves, key, values, base, base_key, base_values, digits)
+        columns[f"minus {base} {base_key}{owner}"] = cells
+        reasons += [(f" minus {base} {base_key}: {why}", label) for why, label in whys]
+    columns["last round"] = [str(len(run.rows) - 1) for run in first_runs]
     for seed in sorted({run.seed for runs in curves.values() for run in runs}):
-        columns[f"seed {seed}"] = [f"{own[seed]:{form}}" if seed in own else "-"
+        columns[f"seed {seed}"] = [f"{own[seed]:{digits}}" if seed in own else "-"
                                    for own in values.values()]
-    return columns
+    return columns, reasons
 
 
-def interval_text(values, form, num_seeds):
+def differences(curves, key, values, base, base_key, base_values, digits):
+    """The cells of all labels minus a base, paired by seed, and [(why, label)] where there is none.
+
+    values         {label: {seed: value}} of the metric `key`
+    base_values    {seed: value} of the base's metric `base_key`
+    """
+    cells, whys = [], []
+    for label, own in values.items():
+        points = [own[seed] - base_values[seed] for seed in own if seed in base_values]
+        why = own and base_values and why_not(curves[label], key, curves[base], base_key)
+        if why:
+            points = []
+            whys.append((why, label))
+        cells.append("reference" if (label, key) == (base, base_key) else
+                     interval_text(points, "+" + digits, len(curves[label])))
+    return cells, whys
+
+
+def interval_text(values, digits, num_seeds):
     """"MEAN +- HALF WIDTH"; the mean alone of one value, a dash of none; if they are fewer than
     the seeds, of how many."""
     if not values:
         return "-"
-    width, text = half_width(values), f"{mean(values):{form}}"
+    width, text = half_width(values), f"{mean(values):{digits}}"
     if width is not None:
-        text += f" +- {width:{form.lstrip('+')}}"
+        text += f" +- {width:{digits.lstrip('+')}}"
     return text if len(values) >= num_seeds else f"{text} (n = {len(values)})"
 
 
-def why_not(runs, key, others, other):
+def why_not(runs, key, base_runs, base_key):
     """Why the difference of two labels' metrics is not shown; "" if it is."""
-    data, theirs = runs[0].head["data"], others[0].head["data"]
+    data, theirs = runs[0].head["data"], base_runs[0].head["data"]
     differ = [name for name in data if name in theirs and data[name] != theirs[name]]
-    rounds, images = len(runs[0].rows) - 1, runs[0].images(key)
+    rounds, base_rounds = (len(one[0].rows) - 1 for one in (runs, base_runs))
+    images, base_images = runs[0].images(key), base_runs[0].images(base_key)
     if differ:
         name = differ[0]
         return f"other data, {name} {text_of(data[name])}, not {text_of(theirs[name])}"
-    if not {run.seed for run in runs} & {run.seed for run in others}:
+    if not {run.seed for run in runs} & {run.seed for run in base_runs}:
         return "they have no seed in common"
-    if rounds != len(others[0].rows) - 1:
-        fewer = min(rounds, len(others[0].rows) - 1)
-        return f"{rounds} rounds, not {len(others[0].rows) - 1}; --rounds {fewer} subtracts"
-    if images != others[0].images(other):
-        return (f"accuracy on {images}, not {others[0].images(other)}; --key server takes the same "
-                "images")
+    if rounds != base_rounds:
+        return (f"{rounds} rounds, not {base_rounds}; --rounds {min(rounds, base_rounds)} "
+                "subtracts")
+    if images != base_images:
+        return f"accuracy on {images}, not {base_images}; --key server takes the same images"
     return ""
 
 

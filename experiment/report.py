@@ -96,8 +96,8 @@ def notes_on(method):
             told.append(f"{name} {text_of(value)}")
     notes = [networks, f"threads of the server {method.threads}",
              f"{', '.join(told)}, other settings as in its file"]
-    if method.lacks:
-        notes.append(f"it has no {', '.join(map(flag_of, method.lacks))}")
+    if method.ignored:
+        notes.append(f"it has no {', '.join(map(flag_of, method.ignored))}")
     return notes
 
 

@@ -2,7 +2,8 @@
 
 A flag is a field of a dataclass: of one of the four below, or of the `Config` in an algorithm's
 file. Its type and default are the flag's, its comment is the flag's help. Which numbers it takes is
-part of its type: see `checked` in federation.py.
+part of its type: see `checked` in federation.py. All runs of a folder have the same `Images`, those
+of one label also the same `Training`, `Networks` and `Config`; `Program` decides no number.
 
 Where several places have a value of a method, the last of these wins: `Config` and the networks
 that the algorithm's file names; with --paper its `PAPER`, then what presets.py has for this paper;
@@ -21,6 +22,7 @@ import attacks
 import models
 from algorithms import ALGORITHMS
 from data import readers
+from data.images import BadData
 from data.load import DATASETS
 from data.split import is_foreign, is_split_file
 from experiment.common import BadInput, refuses
@@ -121,7 +123,7 @@ class Method:
     cfg: object              # its hyperparameters: a Config of the algorithm's file
     networks: Networks
     threads: int             # while the server trains
-    lacks: list[str]         # the settings that the command has flags for, and it has not
+    ignored: list[str]       # settings that were typed and that it does not have
 
 
 @dataclass
@@ -161,8 +163,8 @@ def read(argv, about=""):
             raise BadInput(f"--{name} has a word twice")
     program.device = program.device or ("cuda" if torch.cuda.is_available() else "cpu")
     methods = [method_of(word, algorithm, given, preset) for word, algorithm in algorithms.items()]
-    command = Command(program, filled(Images, preset.get("data", {}), given),
-                      filled(Training, preset.get("data", {}), given), methods)
+    command = Command(program, filled(Images, preset.get("shared", {}), given),
+                      filled(Training, preset.get("shared", {}), given), methods)
     decide(command, given)
     check(command, given)
     return command
@@ -293,26 +295,32 @@ def method_of(label, algorithm, given, preset):
     """The `Method` of a word of --algo.
 
     given     {setting: value} of the flags that were typed
-    preset    of --paper: {algorithm: {setting: value}}; {} without
+    preset    the paper's part of PAPERS; {} without --paper
     """
-    parts = [f"--{part}" for part in label.split(":")[1:]]
-    own, unknown = parser_of([algorithm.Config]).parse_known_args(parts)
-    if unknown:
-        raise BadInput(f"{label}: {algorithm.name} has no {unknown[0]}; it has "
-                       f"{', '.join(flag_of(field.name) for field in fields(algorithm.Config))}")
     if preset and algorithm.name not in preset:
         available = ", ".join(name for name in preset if name in ALGORITHMS)
         raise BadInput(f"--paper {given['paper']} has no {label}; it has {available}")
-    paper, of_paper = algorithm.paper if preset else {}, preset.get(algorithm.name, {})
-    cfg = filled(algorithm.Config, paper, of_paper, epochs_alone(given), epochs_alone(vars(own)))
+    shared, own_preset = preset.get("shared", {}), preset.get(algorithm.name, {})
+    cfg = filled(algorithm.Config, algorithm.paper if preset else {}, own_preset,
+                 epochs_alone(given), epochs_alone(settings_in(label, algorithm)))
     networks = filled(Networks, {"model": algorithm.model, "server_model": algorithm.server_model},
-                      preset.get("data", {}), of_paper, given)
+                      shared, own_preset, given)
+    has_large_networks = any(given.get(name) for name in ("paper", "model", "server_model"))
+    threads = given.get("threads") or (num_cores() if has_large_networks else 1)
     has = field_names(*TABLES, algorithm.Config)
     has -= {"server_model"} if algorithm.server == "none" else set()
     has -= {"joint"} if algorithm.public != "joint" else set()
-    may_be_large = any(given.get(name) for name in ("paper", "model", "server_model"))   # networks
-    threads = given.get("threads") or (num_cores() if may_be_large else 1)
     return Method(label, algorithm, cfg, networks, threads, sorted(given.keys() - has))
+
+
+def settings_in(label, algorithm):
+    """{setting: value} of the hyperparameters in a word of --algo, such as fedsdd:R=4."""
+    found, unknown = parser_of([algorithm.Config]).parse_known_args(
+        [f"--{part}" for part in label.split(":")[1:]])
+    if unknown:
+        raise BadInput(f"{label}: {algorithm.name} has no {unknown[0]}; it has "
+                       f"{', '.join(flag_of(field.name) for field in fields(algorithm.Config))}")
+    return vars(found)
 
 
 def epochs_alone(typed):
@@ -322,26 +330,19 @@ def epochs_alone(typed):
 
 def decide(command, given):
     """Gives settings that were not `given` the values that depend on the methods or on a file."""
-    images, training, methods = command.images, command.training, command.methods
-    uses = {method.algorithm.public for method in methods} - {"none"}
-    if images.public is None and uses and "public" not in given:         # not --public none
-        images.public = default_public(images.dataset, training.paper, uses)
-        if images.public == "half":
-            names = ", ".join(method.label for method in methods
-                              if method.algorithm.public == "labeled")
-            command.note = (f"{names}: public images need the labels of the task, so half of the "
-                            "training and of the test images are public, and the clients of all "
-                            "methods share the other half")
+    images, training = command.images, command.training
+    if images.public is None and "public" not in given:      # given as none it stays None
+        decide_public(command)
+    needs = {method.label: method.algorithm.needs(method.cfg) for method in command.methods}
     if images.joint is None:
         images.joint = is_foreign(images) and any(
-            method.algorithm.public == "joint" and "labels" in method.algorithm.needs(method.cfg)
-            for method in methods)
-    if images.validation is None and "validation" not in given and (
-            training.lr_patience is not None
-            or any("validation" in method.algorithm.needs(method.cfg) for method in methods)):
-        images.validation = 0.1
+            method.algorithm.public == "joint" and "labels" in needs[method.label]
+            for method in command.methods)
+    if images.validation is None and "validation" not in given:
+        if training.lr_patience is not None or "validation" in set().union(*needs.values()):
+            images.validation = 0.1
     if is_split_file(images):
-        with refuses(ValueError):
+        with refuses(BadData, OSError):
             command.rows = readers.split(images.partition)
         if "clients" not in given:
             images.clients = sum(name.startswith("client_") for name in command.rows)
@@ -351,14 +352,25 @@ def decide(command, given):
         training.attackers = 2 if training.attack == "ofom" else 1
 
 
-def default_public(dataset, paper, uses):
-    """The public images without --public; None if the paper's set is not known for this task."""
-    if "labeled" in uses:
-        return "half"
-    foreign_sets = PUBLIC_SETS.get(paper, {})
-    if paper or "joint" in uses:                         # the letters, or digits for the letters
-        foreign_sets = EMBEDDED | foreign_sets
-    return foreign_sets.get(dataset, None if paper else "fifth")     # a paper holds out its own
+def decide_public(command):
+    """The public images without --public. None: nobody needs any, or the paper's are not known."""
+    images, paper = command.images, command.training.paper
+    uses = {method.algorithm.public for method in command.methods} - {"none"}
+    if not uses:
+        return
+    if "labeled" in uses:                                # labels of the task, as in FedGEMS
+        images.public = "half"
+        names = ", ".join(method.label for method in command.methods
+                          if method.algorithm.public == "labeled")
+        command.note = (f"{names}: public images need the labels of the task, so half of the "
+                        "training and of the test images are public, and the clients of all "
+                        "methods share the other half")
+    elif images.dataset in PUBLIC_SETS.get(paper, {}):
+        images.public = PUBLIC_SETS[paper][images.dataset]
+    elif images.dataset in EMBEDDED and (paper or "joint" in uses):      # as FedMD: another task
+        images.public = EMBEDDED[images.dataset]
+    elif not paper:
+        images.public = "fifth"
 
 
 def check(command, given):

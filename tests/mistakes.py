@@ -175,6 +175,9 @@ TABLE["federation.py", "federation"] = [
      "communication::fedgems_table_4_is_whole_rounds_up_and_down[fedgem]", "no download")]
 # ----------------------------------------------------------------------------------- weights travel
 TABLE["algorithms/fedavg.py", "fedavg"] = [
+    ('weights][«-cfg.average_last→-1»:]',
+     "averaged_weights_are_the_mean_of_the_last_global_models_and_change_nothing_else",
+     "the averaged weights are the last ones"),
     ("rng, cfg.local_epochs«, cfg.local_steps→»)",
      "contracts::local_steps_are_counted_over_passes[fedavg]", "--local-steps has no effect"),
     ("sizes = [len(fed.private[i].labels) for i in «uploads→range(len(uploads))»]",
@@ -976,17 +979,34 @@ TABLE["experiment/build.py", "build"] = [
      "joint_labels_of_the_task_come_after_the_public_classes", "each part has its own mean"),
     ('if algorithm.server == "images" and «not makes_logits(server, seen)→False»:',
      "what_the_data_cannot_give_is_refused_in_one_line", "the server's network is not tried")]
-TABLE["experiment/keep.py", "your_own"] = [
+TABLE["experiment/keep.py", "runs"] = [
     ('check_range("prepare: the tensor", «pixels→pixels * 0»)',
-     "a_loaded_model_predicts_as_in_the_run", "floats of 0..255 are predicted"),
-    ('state.get("recent_members", []))«→[-1:]»',
-     "a_loaded_ensemble_predicts_as_in_the_run", "the ensemble has the last round's models alone"),
-    ("model.forward = «in_bfloat16(model.forward)→model.forward»",
-     "load_model_names_the_classes_that_were_chosen_and_what_is_missing",
+     "your_own::a_loaded_model_predicts_as_in_the_run", "floats of 0..255 are predicted"),
+    ("network.forward = «in_bfloat16(network.forward)→network.forward»",
+     "your_own::load_model_names_the_classes_that_were_chosen_and_what_is_missing",
      "a model of --amp computes in float32"),
-    ("            «return→pass»                           # another command has kept more",
-     "runs::a_command_that_has_fallen_behind_deletes_no_round",
-     "a slower command replaces finished rounds")]
+    ("fcntl.flock(file, fcntl.«LOCK_EX→LOCK_SH» |",
+     "trust::a_command_holds_its_folder_until_kill_9_ends_it[1]",
+     "two commands write in one folder"),
+    ("if damaged := «zipfile.ZipFile(path).testzip()→None»:",
+     "a_spoilt_or_older_run_is_refused_in_one_line", "a run goes on with weights of which a bit "
+     "has turned"),
+    ('if not path.exists() and «(record.folder / "metrics.jsonl").exists()→False»:',
+     "a_spoilt_or_older_run_is_refused_in_one_line", "metrics without a checkpoint are replaced"),
+    ('map_location="cpu", mmap=True, weights_only=«True→False»)',
+     "nothing_is_executed_from_a_checkpoint", "a checkpoint may run any code"),
+    ('(name != "rounds" or «before[name] > now[name]→False»)',
+     "a_folder_of_other_settings_is_refused_in_one_line", "a run of more rounds is taken")]
+TABLE["experiment/processes.py", "trust"] = [
+    ("except («BadInput→ValueError», Stopped) as error:",
+     "a_mistake_in_one_process_alone_ends_all_with_its_traceback[1]",
+     "a mistake in an algorithm is told as bad input")]
+TABLE["fedkd_minimal.py", "trust"] = [
+    ("with refuses(«ValueError, OSError→Exception»):",
+     "a_mistake_in_a_loader_ends_with_its_traceback", "a mistake in a loader is told as bad input")]
+TABLE["algorithms/fedsdd.py", "your_own"] = [
+    ('for of_round in state["recent_w"]«→[-1:]» for w_k',
+     "a_loaded_ensemble_predicts_as_in_the_run", "the ensemble has the last round's models alone")]
 TABLE["data/load.py", "data"] = [
     ("float(numbers.max()) < «end→np.inf»)", "npz_mistakes_are_one_line_with_file_and_array",
      "a label of 10^11 needs a table of so many classes")]
@@ -998,6 +1018,18 @@ TABLE["benchmarks/costs.py", "communication"] = [
      "each output is charged for all kernels"),
     ("model = «copy.deepcopy(model)→model».eval()", "network_cost_leaves_the_network_in_its_mode",
      "a network that trains is in eval mode from then on")]
+TABLE["experiment/settings.py", "configuration"] = [
+    ("filled(algorithm.Config, paper, of_paper, «epochs_alone(given)→given», epochs_alone",
+     "what_a_command_sets", "a preset's steps win over the epochs that were typed"),
+    ('filled(Images, «preset.get("data", {}), given→given, preset.get("data", {})»)',
+     "what_a_command_sets", "a paper wins over a flag"),
+    ('or «any→all»("validation" in method.algorithm.needs(method.cfg)', "what_a_command_sets",
+     "validation images only if every algorithm uses them")]
+TABLE["experiment/presets.py", "configuration"] = [
+    ('"server_batch_size": 64, "distill_steps": «1955→3910»}}', "what_a_command_sets",
+     "5 epochs of all training images, not of the public half"),
+    ('"server_lr": 0.005, "weight_decay": «0.0→1e-4», "server_epochs": 40', "what_a_command_sets",
+     "the weight decay that Table 10 has for Adam")]
 TABLE["experiment/plateau.py", "plateau"] = [
     ("«test=fed.validation, →»public_test=None", "the_test_set_does_not_move_a_rate",
      "the rate falls by the test set", "FedML's FedGKT"),
@@ -1007,33 +1039,41 @@ TABLE["experiment/plateau.py", "plateau"] = [
      "a run that goes on forgets the best")]
 TABLE["experiment/curves.py", "plot"] = [
     ("known = [x for x in values«[-number:]→» if x is not None]«→[-number:]»",
-     "a_round_without_a_value_is_a_dash_and_a_mean_says_of_how_many_rounds",
+     "a_round_without_a_value_is_a_dash_and_a_mean_says_of_how_many_seeds",
      "the last rounds are the last ones with a value"),
     ("return «values[-1]→[x for x in values if x is not None][-1]»",
-     "a_round_without_a_value_is_a_dash_and_a_mean_says_of_how_many_rounds",
+     "a_round_without_a_value_is_a_dash_and_a_mean_says_of_how_many_seeds",
      "final is the last round with a value"),
-    ('is_own = «"own classes" in text or →»name.endswith',
-     "own_classes_are_not_compared_with_all", "own classes minus all classes"),
-    ("return «t_quantile(n - 1)→2.045»", "t_is_that_of_the_tables_of_statistics",
-     "t of 30 values for any number of values"),
-    ('found += «sorted(inside, key=lambda one: one[2]["begun"])→inside»',
+    ('for name in self.head["scores"] if «self.images(name) == images→True»)',
+     "own_classes_are_not_compared_with_all", "minus an accuracy on other images"),
+    ("t = «T[dof - 1]→1.96»", "t_is_that_of_the_tables_of_statistics",
+     "the interval of two seeds is that of very many"),
+    ("return «sorted(found, key=lambda pair: pair[1].begun)→found»",
      "the_reference_is_the_first_of_the_command_and_stays_when_another_joins",
      "the reference is the first of the alphabet")]
 TABLE["experiment/plot.py", "plot"] = [
-    ("and «images != images_of(others, other)→False»:",
-     "differences_are_of_accuracies_on_the_same_images_unless_asked",
-     "a server on the public half minus clients on the private one"),
-    ('if «rounds != others[0]["rounds"]→False»:',
-     "differences_are_of_the_same_rounds_unless_asked", "minus another number of rounds"),
-    ("«if not args.any_data→if not (args.any_data or args.out)»:",
-     "labels_on_different_data_are_compared_only_if_asked", "methods of different data are kept")]
+    ("if «images != base_images→False»:",
+     "differences_are_of_accuracies_on_the_same_images",
+     "a server on the public half minus one on the private half"),
+    ("if «rounds != base_rounds→False»:",
+     "a_difference_on_other_data_seeds_or_rounds_is_a_dash_and_a_line_says_why",
+     "minus another number of rounds"),
+    ("if name in theirs and «data[name] != theirs[name]→False»]",
+     "a_difference_on_other_data_seeds_or_rounds_is_a_dash_and_a_line_says_why",
+     "a difference between methods of different data")]
+TABLE["experiment/picture.py", "plot"] = [
+    ("mean_of_last(last)(values[:«t + 1→t or 1»])",
+     "a_point_of_a_curve_is_of_rounds_in_which_every_seed_has_a_value",
+     "a mean of the rounds before"),
+    ("low, high = «low.clip(0, 1), high.clip(0, 1)→low, high»",
+     "the_band_of_an_accuracy_ends_at_0_and_1", "accuracies of more than 100%")]
 TABLE["benchmarks/claims.py", "claims"] = [
     ("if p_values[order[i]] >= 0.05 / «(n - i)→n»]",
      "holm_stops_at_the_first_that_is_not_small_enough", "Bonferroni's correction"),
     ("return {*order[:«min(failed, default=n)→n - len(failed)»]}",
      "holm_stops_at_the_first_that_is_not_small_enough", "Holm's steps do not stop")]
 TABLE["experiment/report.py", "report"] = [
-    ("counts = task.test.labels«[split.test]→».bincount()",
+    ("counts = datasets.task.test.labels«[split.test]→».bincount()",
      "command_line::a_run_tells_the_accuracy_of_a_constant_answer",
      "the share of all test images, not of the run's"),
     ("final = mean_and_deviation([«record.rows[-1].get(key) for record in of_seeds→"

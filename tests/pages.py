@@ -25,11 +25,21 @@ def numbered_in_header(file):
 
 
 def departures(file):
-    """{number: text}: all departures of a file, as docs/DEPARTURES.md has them under its name."""
+    """{number: text with the names of tests}: a file's departures, from docs/DEPARTURES.md. Those
+    of a header may have a name alone; "Others" is the test of all that have none."""
     text = (ROOT / "docs" / "DEPARTURES.md").read_text()
     section = re.search(rf"^## {re.escape(Path(file).name)}\n(.*?)(?=^## |\Z)", text, re.M | re.S)
-    items = re.findall(r"^- (\d+): (.*(?:\n  .*)*)", section[1] if section else "", re.M)
-    return {int(number): item for number, item in items}
+    if not section:
+        return {}
+    head, *items = re.split("^- ", section[1], flags=re.M)
+    named, *others = re.split(r"Others:\s", head)
+    others = " ".join(others)
+    found = dict.fromkeys(numbered_in_header(file) if others else [], others)
+    found |= {int(n): tests for n, tests in re.findall(r"\s(\d+)((?:\s+`test_\w+`)+)", named)}
+    for numbers, item in (item.split(":", 1) for item in items):
+        item += others * ("`test_" not in item)
+        found |= dict.fromkeys(map(int, numbers.split(", ")), item)
+    return dict(sorted(found.items()))
 
 
 @functools.cache

@@ -11,8 +11,7 @@
 # SEEDS="10 11" measures two of them, METHODS="R4 none" two methods, so that several cores can
 # work side by side. Curves are kept with
 #     python -m experiment.plot runs/claims/PART --out docs/results/PART.csv
-# which refuses methods that were run on different data, and benchmarks/claims.py makes the tables
-# from them.
+# which refuses methods that were run on different data, and benchmarks/claims.py judges them.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 if [[ " $* " = *" --help "* ]]; then

@@ -14,8 +14,11 @@
 # ...-0.75: epsilon, the weight of the labels, is the paper's 0.75; ...-0.25: 0.25, as by the
 # paper's text, in which 0.75 weighs the logits; elsewhere it is 0.1, which is ours. no-...: FedGEMS
 # without one part. fedmd: without transfer learning, and so without public labels; fedmd-labels:
-# its clients first make 20 passes over the public images with their labels. standalone: every
-# network has its own images alone, the server the public ones, 20 epochs.
+# its clients first make 20 passes over the public images with their labels; -no-digest: these, then
+# private training alone, so that nothing is exchanged. public-private-2: clients make the steps of
+# control, but two passes over the public images in a round: 40 with labels, where fedmd-labels
+# makes 20 with labels, then 20 with the mean logits. standalone: every network has its own images
+# alone, the server the public ones, 20 epochs.
 # usage: benchmarks/claims/fedgems.sh FILE.npz [PART ...]
 # FILE.npz: CIFAR-10, see common.sh; each seed draws 10,000 of its training images. Half of both
 # are public, 1,500 of the public training images are used; 8 clients; one epoch everywhere, as in
@@ -101,7 +104,10 @@ for part in ${*:-fedgems fedgems-augment fedgems-hetero fedgems-networks attacks
     case $part in
     fedgems | fedgems-networks)
         run "$part/fedmd-labels" fedmd $data $fedmd --transfer-public-epochs 20 \
-            --transfer-public-batch-size 32 ;;
+            --transfer-public-batch-size 32
+        run "$part/public-private-2" public-private $data --public-epochs 2
+        run "$part/fedmd-labels-no-digest" fedmd $data $fedmd --transfer-public-epochs 20 \
+            --transfer-public-batch-size 32 --public-epochs 0 ;;
     esac
     case $part in
     fedgems | fedgems-augment | fedgems-networks)

@@ -3,10 +3,11 @@
 import pytest
 import torch
 from slow import close, slow_learner, slow_training, towards_labels
-from toys import federation, last, linear, rounds, sample_clients, with_batchnorm
+from toys import (federation, last, linear, loaded, rounds, same, sample_clients,
+                  with_batchnorm)
 
 from algorithms import fedavg, fedbe, fedprox, scaffold
-from federation import make_rng
+from federation import accuracy, average_weights, make_rng, predict
 
 LOCAL = {"local_epochs": 3, "batch_size": 2, "lr": 0.1}
 QUICK = {**LOCAL, "rounds": 2, "participation": 0.5}
@@ -69,3 +70,19 @@ def test_proximal_term_ignores_buffers():
     start = {name: w.clone() for name, w in model.state_dict().items()}
     model[0].running_mean.fill_(5.0)
     assert fedprox.proximal_term(model, start, 1.0).item() == 0
+
+
+def test_averaged_weights_are_the_mean_of_the_last_global_models_and_change_nothing_else():
+    """Of two: in round 1 of the only one. The untrained model is not among them."""
+    fed = federation()
+    plain = list(rounds(fedavg, fed, rounds=3, **LOCAL))
+    found = list(rounds(fedavg, fed, rounds=3, average_last=2, **LOCAL))
+    models = [state["server"]["model"] for _, state in found]
+    assert same(models, [state["server"]["model"] for _, state in plain])
+    for t, expected in [(1, models[1]), (3, average_weights(models[2:], [1, 1]))]:
+        metrics, state = found[t]
+        logits = predict(loaded(fed.global_model(), expected), fed.test.images)
+        assert metrics["averaged_accuracy"] == accuracy(logits, fed.test.labels)
+        assert same(fedavg.averaged(state), expected)
+    assert "averaged_accuracy" not in plain[1][0] and "last_models" not in plain[1][1]
+    assert same(list(rounds(fedavg, fed, found[1][1], rounds=3, average_last=2, **LOCAL)), found[2:])

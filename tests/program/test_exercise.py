@@ -54,17 +54,13 @@ def test_the_list_goes_from_short_to_long_and_begins_with_fedsdd_and_fedgems(cap
 
 
 @every_exercise
-def test_the_docstring_has_the_equation_of_the_list(name):
-    equation = EXERCISES[name][1]
-    assert equation in own(name).__doc__
-
-
-@every_exercise
-def test_a_gradient_that_must_not_be_stands_in_the_docstring(name):
+def test_the_docstring_has_the_equation_and_names_a_gradient_that_must_not_be(name):
+    docstring = " ".join(own(name).__doc__.split())
+    assert EXERCISES[name][1] in docstring
     slopes = [(label, x) for found in expected(name) for label, x in found.items()
               if label.startswith("gradient")]
     none = {label for label, _ in slopes} - {label for label, x in slopes if x.any()}
-    assert not none or "no gradient" in " ".join(own(name).__doc__.split())
+    assert not none or "no gradient" in docstring
 
 
 @pytest.mark.parametrize("text, answer", [
@@ -74,8 +70,7 @@ def test_a_gradient_that_must_not_be_stands_in_the_docstring(name):
     ("def fuse(client_logits):\n    return client_logits",
      "wrong: it raises TypeError: fuse() takes 1"),
     ("def other():\n    ...", "has no function fuse"),
-    ("def fuse(client_logits, weights):\n    client_logits + 1",
-     "wrong: it returns None"),
+    ("def fuse(client_logits, weights):\n    client_logits + 1", "wrong: it returns None"),
     ("def fuse(client_logits, weights):\n    client_logits *= 2\n    return client_logits[0]",
      "wrong: it changes its arguments"),
     ("def fuse(client_logits, weights):\n    return client_logits @ weights",
@@ -92,8 +87,7 @@ def test_what_is_no_exercise_is_an_error_of_one_line(tmp_path, monkeypatch, caps
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="2"):
         main(["fedmd.nothing"])
-    assert capsys.readouterr().err.endswith("no exercise fedmd.nothing; without a name all are "
-                                            "listed\n")
+    assert "no exercise fedmd.nothing" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
@@ -180,18 +174,6 @@ def loop_average(state_dicts, weights):
     return average
 
 
-def loop_server_loss(logits, labels, teacher, has_teacher, epsilon):
-    total = 0
-    for z, y, t, taught in zip(logits, labels, teacher.detach(), has_teacher):
-        ce = -log_softmax(z)[y]
-        if taught:
-            kl = (softmax(t) * (log_softmax(t) - log_softmax(z))).sum()
-            total = total + epsilon * ce + (1 - epsilon) * kl
-        else:
-            total = total + ce
-    return total / len(labels)
-
-
 def loop_round(models, recent_w, groups, sizes, R, train, predict, distill):
     w = []
     for model, group in zip(models, groups):
@@ -201,17 +183,6 @@ def loop_round(models, recent_w, groups, sizes, R, train, predict, distill):
     logits = [predict(x) for models in kept for x in models]
     main_model = distill(w[0], sum(logits) / len(logits))
     return [main_model] + w[1:], kept
-
-
-def loop_others_mean(client_means):
-    M, C, _ = client_means.shape
-    out = torch.zeros_like(client_means)
-    for i in range(M):
-        for c in range(C):
-            rows = [client_means[j, c] for j in range(M) if j != i and client_means[j, c].sum() > 0]
-            if rows:
-                out[i, c] = torch.stack(rows).mean(0)
-    return out
 
 
 def kd(t, s, T, scale=lambda T: T**2, mean=lambda kl: kl.sum(-1).mean()):
@@ -230,26 +201,18 @@ def ce_minus_entropy(t, s):
 RIGHT = {
     "fedsdd.distillation_loss": [
         lambda t, s, T: kd(t.detach(), s, T),
-        lambda t, s, T: T**2 * F.kl_div(log_softmax(s / T), softmax(t.data / T),
-                                        reduction="batchmean"),
         lambda t, s, T: T * T * ce_minus_entropy(t / T, s / T),
         lambda t, s, T: T**2 * xlogy_kl(t / T, s / T).mean(),
-        lambda t, s, T: kd(t.detach().double(), s.double(), T),
-        lambda t, s, T: F.kl_div((s / T).log_softmax(1), (t / T).softmax(1).detach(),
-                                 reduction="none").sum() * T**2 / len(s)],
+        lambda t, s, T: kd(t.detach().double(), s.double(), T)],
     "fedkd.kl_divergence": [
         lambda t, s: kd(t.detach(), s, 1.0), ce_minus_entropy,
-        lambda t, s: F.kl_div(log_softmax(s), softmax(t).data, reduction="sum") / len(s),
         lambda t, s: torch.distributions.kl_divergence(
             *(torch.distributions.Categorical(logits=z) for z in (t.detach(), s))).mean(),
         lambda t, s: torch.stack([xlogy_kl(a, b) for a, b in zip(t, s)]).mean()],
     "fedgems.entropy": [
-        lambda z: torch.special.entr(softmax(z)).sum(-1),
-        lambda z: -(softmax(z) * log_softmax(z)).sum(-1),
         lambda z: torch.distributions.Categorical(logits=z).entropy(),
         lambda z: z.logsumexp(-1) - (softmax(z) * z).sum(-1),
         lambda z: -torch.einsum("mnc,mnc->mn", softmax(z.double()), log_softmax(z.double())),
-        lambda z: -torch.xlogy(softmax(z), softmax(z)).sum(-1),
         lambda z: torch.tensor([[-sum(p * math.log(p) for p in row if p > 0) for row in rows]
                                 for rows in softmax(z).tolist()])],
     "fedgems.entropy_weights": [
@@ -258,18 +221,14 @@ RIGHT = {
         .nan_to_num(0)],
     "fedgems.fuse": [
         loop_fuse,
-        lambda z, w: torch.einsum("mn,mnc->nc", w, torch.where(w[..., None] == 0, 0, z)),
         lambda z, w: (z.masked_fill((w == 0)[..., None], 0) * w.unsqueeze(2)).sum(0).double()],
     "fedgems.is_right": [
-        lambda z, y: (z.max(-1).indices == y) * (z.abs().amax(-1) < 1e30),
         lambda z, y: ((z.argmax(-1) == y) & ~(z.isnan() | (z.abs() >= 1e30)).any(-1)).float()],
     "fedgems.distillation": [
-        lambda z, y, t, e: e * CE(z, y, reduction="none") + (1 - e) * xlogy_kl(t, z),
         lambda z, y, t, e: (1 - e) * F.kl_div(log_softmax(z), softmax(t.detach()),
                                               reduction="none").sum(1)
         - e * log_softmax(z)[range(len(y)), y]],
     "fedgems.server_loss": [
-        loop_server_loss,
         lambda z, y, t, has, e: torch.where(
             has, e * CE(z, y, reduction="none") + (1 - e) * xlogy_kl(
                 torch.where(has[:, None], t, 0), z), CE(z, y, reduction="none")).mean()],
@@ -278,15 +237,12 @@ RIGHT = {
     "federation.average_weights": [loop_average],
     "one_round.fedsdd": [loop_round],
     "fedmd.digest_loss": [
-        lambda z, f: F.l1_loss(z, f.detach()),
         lambda z, f: torch.linalg.vector_norm(z - f.data, ord=1) / z.numel()],
     "fedmd.consensus": [
         lambda z, w: torch.einsum("mnc,m->nc", z.double(), F.normalize(
             torch.tensor(w).double(), p=1, dim=0))],
     "dsfl.soft_cross_entropy": [
-        lambda z, y: CE(z, y.detach(), reduction="none"),
         lambda z, y: -torch.einsum("bc,bc->b", y.detach(), log_softmax(z))],
-    "fd.others_mean": [loop_others_mean],
     "scaffold.updated_client_control": [
         lambda ci, c, x, y, K, lr: torch.lerp(c, ci, 1.0) - c + torch.div(x - y, K * lr)]}
 
@@ -306,28 +262,21 @@ WRONG = {   # (a student's form, part of its name in mistakes.py, or "" for none
     "fedsdd.distillation_loss": [
         (lambda t, s, T: kd(s, t.detach(), T), KL),
         (lambda t, s, T: kd(t.detach(), s, T, lambda T: 1), "no temperature²"),
-        (lambda t, s, T: kd(t.detach(), s, T, lambda T: 2 * T), "twice the temperature"),
         (lambda t, s, T: kd(t.detach(), s, T, mean=torch.mean), "C times too small"),
-        (lambda t, s, T: kd(t.detach(), s, T, mean=torch.sum), "the sum over the batch"),
         (lambda t, s, T: T**2 * xlogy_kl(t, s / T).mean(), "the teacher is not softened"),
         (lambda t, s, T: kd(t, s, T), "the teacher learns too"),
-        (lambda t, s, T: T**2 * (softmax(t.data / T) * (softmax(t.data / T) / softmax(s / T)).log())
-         .sum(-1).mean(), ""),
         (lambda t, s, T: T**2 * CE(s / T, softmax(t.detach() / T)), ""),
         (lambda t, s, T: kd(t, s.detach(), T), "")],
     "fedkd.kl_divergence": [
-        (lambda t, s: kd(s, t.detach(), 1.0), KL),
         (lambda t, s: kd(t, s, 1.0), "each loss also trains its teacher"),
         (lambda t, s: kd(t.detach(), s, 1.0, mean=torch.mean), "over batch and classes")],
     "fedgems.entropy": [
         (lambda z: -(softmax(z) * softmax(z).log()).sum(-1), "the logarithm of 0"),
         (lambda z: -(softmax(z) * softmax(z).log2().clamp(min=-99)).sum(-1), "H in bits"),
-        (lambda z: torch.special.entr(softmax(z)).mean(-1), "the mean over the classes"),
         (lambda z: (softmax(z) * log_softmax(z)).sum(-1), "")],
     "fedgems.entropy_weights": [
         (lambda z, ok: softmax(entropy(z).masked_fill(~ok, -math.inf).T).T.nan_to_num(0),
          "H for 1/H"),
-        (lambda z, ok: (1 / entropy(z).clamp(min=1e-6) * ok).softmax(0) * ok, "exp(0)"),
         (lambda z, ok: (1 / entropy(z).clamp(min=1e-6)).softmax(0) * ok, "softmax over all"),
         (lambda z, ok: torch.where(ok, 1 / entropy(z).clamp(min=1e-6), -math.inf).softmax(0),
          "nan if nobody is right"),
@@ -335,7 +284,6 @@ WRONG = {   # (a student's form, part of its name in mistakes.py, or "" for none
             ok, 1 / entropy(z).clamp(min=1e-6), 0).sum(0).clamp(min=1e-9), "")],
     "fedgems.fuse": [
         (lambda z, w: torch.einsum("mn,mnc->nc", w, z), "0 times nan"),
-        (lambda z, w: (w[..., None] * softmax(z)).nan_to_num(0).sum(0).log(), ""),
         (lambda z, w: z.nanmean(0), "")],
     "fedgems.is_right": [
         (lambda z, y: z.argmax(-1) == y, "infinity can be right"),
@@ -343,16 +291,12 @@ WRONG = {   # (a student's form, part of its name in mistakes.py, or "" for none
     "fedgems.distillation": [
         (lambda z, y, t, e: (1 - e) * CE(z, y, reduction="none") + e * xlogy_kl(t, z),
          "epsilon on the wrong term"),
-        (lambda z, y, t, e: e * CE(z, y, reduction="none") + (1 - e) * F.kl_div(
-            log_softmax(t.detach()), softmax(z), reduction="none").sum(1), KL),
         (lambda z, y, t, e: e * CE(z, y) + (1 - e) * xlogy_kl(t, z).mean(), "")],
     "fedgems.server_loss": [
         (lambda z, y, t, has, e: CE(z[~has], y[~has]) + (
             e * CE(z[has], y[has]) + (1 - e) * xlogy_kl(t[has], z[has]).mean()), "a sum of means")],
     "fedgkt.server_loss": [
         (lambda z, y, t, T, distill=True: CE(z, y) + kd(t.detach(), z, T), "always distills"),
-        (lambda z, y, t, T, distill=True: CE(z, y) + distill * kd(
-            t.detach(), z, T, lambda T: 1), "no temperature²"),
         (lambda z, y, t, T, distill=True: CE(z, y) + distill * kd(t, z, T),
          "the teacher's logits get a gradient")],
     "federation.average_weights": [
@@ -364,7 +308,6 @@ WRONG = {   # (a student's form, part of its name in mistakes.py, or "" for none
         (lambda models, *rest: loop_round(models[:1] * len(models), *rest), "from the main model"),
         (lambda m, u, groups, sizes, *rest: loop_round(m, u, groups, {i: 1 for i in sizes}, *rest),
          "clients count equally"),
-        (lambda m, u, g, s, R, *rest: loop_round(m, u, g, s, R + 1, *rest), "one round too many"),
         (lambda m, u, g, s, R, *rest: loop_round(m, u, g, s, 1, *rest), "")],
     "fedmd.digest_loss": [
         (lambda z, f: F.mse_loss(z, f.detach()), "the squared error"),

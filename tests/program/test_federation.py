@@ -96,11 +96,12 @@ class Config(Settings):
     assert type(dataclasses.fields(future.Config)[0].type) is str
     refuses_wrong_values(future.Config)
     given = {"rounds": 0, "share": 1, "steps": np.int64(7), "rate": 1e9, "shift": -1, "bad": 0.0,
-             "kind": "b",
-             "each": (0.0, 2), "flag": np.bool_(True)}
+             "kind": "b", "each": (0.0, 2), "flag": np.bool_(True)}
     cfg = future.Config(**given)
     assert dataclasses.asdict(cfg) == given | {"decay": 0.0}
     assert type(cfg.steps) is int and cfg.flag is True
+    with pytest.raises(ValueError, match="^decay is -0.5: it must be a number in "):
+        future.Config(decay=-0.5)
 
 
 # ------------------------------------------------------------------------------- your own tensors

@@ -1,5 +1,4 @@
 """Learning rates that fall on a plateau of validation accuracy, outside the algorithms' loops."""
-import dataclasses
 from dataclasses import dataclass
 
 import pytest
@@ -30,29 +29,30 @@ def scripted(fed, cfg, state=None):
         yield {"accuracy": 0.0}, state
 
 
-def reached(fed, state):
-    return {"accuracy": REACHED[state["round"] - 1]}
+def rounds_of(patience, state=None, seen=None, reached=REACHED, cfg=None):
+    """seen: a list, to which the images of each measurement are added."""
+    def evaluate(fed, state):
+        if seen is not None:
+            seen.append((fed.test, fed.public_test))
+        return {"accuracy": reached[state["round"] - 1]}
+    algorithm = Listed("scripted", scripted, Config, plateau=("lr",), evaluate=evaluate)
+    return [*run_with_plateau(algorithm, FED, cfg or Config(), state, patience)]
 
 
-SCRIPTED = Listed("scripted", scripted, Config, plateau=("lr",), evaluate=reached)
-FED = federation(validation=samples(20, seed=3))
-
-
-def rounds_of(patience, algorithm=SCRIPTED, fed=FED, cfg=None, state=None):
-    rounds = run_with_plateau(algorithm, fed, cfg or Config(), state, patience)
-    return [(without_seconds(metrics), state) for metrics, state in rounds]
+FED = federation(validation=samples(20, seed=3), public_test=samples(5))
 
 
 def test_a_rate_falls_after_more_than_patience_rounds_by_hand():
     """.5 is reached in round 1, and rounds 2 and 3 bring nothing better: more than one. The
-    caller's Config is copied."""
+    caller's Config is copied. A round without an accuracy does not count."""
     cfg = Config()
     rounds = rounds_of(1, cfg=cfg)
     assert [state["round"] for _, state in rounds] == [0, 1, 2, 3, 4, 5, 6, 7, 8]
     assert rounds[-1][1]["rates"] == pytest.approx(PATIENCE_1, rel=1e-12)
     assert [metrics["lr"] for metrics, _ in rounds[1:]] == pytest.approx(PATIENCE_1, rel=1e-12)
     assert rounds[0][0] == {"accuracy": 0.0, "lr": 0.8} and cfg.lr == 0.8
-    assert rounds_of(9)[-1][1]["rates"] == [0.8] * 8
+    assert rounds_of(9)[-1][1]["rates"] == rounds_of(1, reached=[None] * 8)[-1][1]["rates"] == [
+        0.8] * 8
 
 
 def test_a_run_goes_on_with_the_fallen_rate():
@@ -61,30 +61,21 @@ def test_a_run_goes_on_with_the_fallen_rate():
         assert same(rounds_of(1, state=through_a_file(state)), whole[n:])
 
 
-def test_a_round_without_an_accuracy_moves_no_rate():
-    """No validation image is of any client's class."""
-    unknown = dataclasses.replace(SCRIPTED, evaluate=lambda fed, state: {"accuracy": None})
-    assert rounds_of(1, unknown)[-1][1]["rates"] == [0.8] * 8
+def test_the_test_set_does_not_move_a_rate():
+    """The validation set does: it is what evaluate finds in the place of the test set."""
+    rounds_of(1, seen=(seen := []))
+    assert len(seen) == 8 and all(same(given, (FED.validation, None)) for given in seen)
 
 
 @pytest.mark.parametrize("algo", [algo for algo in ALGORITHMS if ALGORITHMS[algo].plateau])
-def test_a_rate_that_never_falls_changes_nothing(algo):
-    """One run for all rounds, and one for each; a state's accuracy is that of the metrics."""
-    algorithm, fed, cfg = ALGORITHMS[algo], toy(algo), config(algo)
-    kept = rounds_of(9, algorithm, fed, cfg)
-    for (metrics, state), (found, found_state) in zip(whole(algo), kept, strict=True):
+def test_what_moves_a_rate_is_the_accuracy_of_the_metrics(algo):
+    for metrics, state in whole(algo):
+        assert ALGORITHMS[algo].evaluate(toy(algo), state)["accuracy"] == metrics["accuracy"]
+
+
+def test_a_rate_that_never_falls_changes_nothing():
+    fed, cfg = toy("fedgems"), config("fedgems")
+    kept = [*run_with_plateau(ALGORITHMS["fedgems"], fed, cfg, None, 9)]
+    for (metrics, state), (found, found_state) in zip(whole("fedgems"), kept, strict=True):
         assert same({key: found_state[key] for key in state}, state)
-        assert found == metrics | {name: getattr(cfg, name) for name in algorithm.plateau}
-        assert algorithm.evaluate(fed, state)["accuracy"] == metrics["accuracy"]
-
-
-def test_the_test_set_does_not_move_a_rate():
-    """The validation set does: it is what evaluate finds in the place of the test set."""
-    seen = []
-
-    def evaluate(fed, state):
-        seen.append((fed.test, fed.public_test))
-        return reached(fed, state)
-    fed = federation(validation=samples(20, seed=3), public_test=samples(5))
-    rounds_of(1, dataclasses.replace(SCRIPTED, evaluate=evaluate), fed, Config(rounds=3))
-    assert len(seen) == 3 and all(same(given, (fed.validation, None)) for given in seen)
+        assert without_seconds(found) == metrics | {"lr": cfg.lr, "server_lr": cfg.server_lr}
