@@ -955,7 +955,7 @@ TABLE["data/split.py", "build"] = [
      "a public image is a client's, too"),
     ("content = repr([(name, «rows[name].tolist()→len(rows[name])») for",
      "runs::a_run_goes_on_with_its_split_alone", "other images of the same number go unnoticed"),
-    ('kept.get("«test→tests»", np.arange', "a_file_of_row_numbers_says_who_has_which_images",
+    ('test = rows.get("«test→tests»", test)', "a_file_of_row_numbers_says_who_has_which_images",
      "the test images of a kept split are not read"),
     ("held_out, rest = partition.«hold_out_writers→hold_out»(",
      "validation_images_by_writer_are_of_writers_that_no_client_has",
