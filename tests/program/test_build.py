@@ -199,7 +199,8 @@ def test_a_file_of_row_numbers_says_who_has_which_images(tmp_path):
     flags = written(tmp_path, client_0=[50, 3], client_1=[7], public=[2, 1], validation=[9])
     rest = built(3, test_size=14, public="foreign", **flags)
     assert torch.equal(rest.test.images, built(test_size=14).test.images)
-    assert len(rest.public.images) == 4 * 6 and rest.validation is rest.public_test is None
+    assert len(rest.public.images) == 4 * 6 and rest.public.labels is None
+    assert rest.validation is rest.public_test is None
 
 
 def test_one_seed_of_the_split_is_one_split_for_all_seeds():
