@@ -56,7 +56,7 @@ def of_label(folder, label):
         rows, timing = ([json.loads(line) for line in file.read_text().splitlines()]
                         for file in (path, path.with_name("timing.jsonl")))
         config = json.loads(path.with_name("config.json").read_text())
-        if len(rows) <= config["hyperparameters"]["rounds"]:
+        if len(rows) <= config["settings"]["rounds"]:
             raise SystemExit(f"{path.parent}: not finished")
         runs.append((rows, config["data"]["clients"], sum(x["round_seconds"] for x in timing)))
     if not runs:

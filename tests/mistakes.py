@@ -944,21 +944,41 @@ TABLE["data/readers.py", "data"] = [
      "PIL's upper 8 bits of 16"),
     ("max(image.tag_v2.get(258, [1])) > «8→16»",
      "a_tiff_file_of_which_pil_does_not_say_what_it_is_is_refused", "the same, of TIFF files")]
-TABLE["experiment/build.py", "build"] = [
-    ("fed = «of_the_task(fed)→fed»",
-     "beside_fedmd_an_algorithm_has_the_classes_of_the_task_alone[dsfl]",
-     "DS-FL's softmax has FedMD's public classes"),
-    ("labels=data.labels« - fed.num_public_classes→»)",
-     "beside_fedmd_an_algorithm_has_the_classes_of_the_task_alone[fedavg]",
-     "labels count FedMD's public classes, too"),
-    ('if shared["split_seed"] is None else «shared["split_seed"]→seed»',
+TABLE["algorithms/__init__.py", "contracts"] = [
+    ('            server = "«server_accuracy_private_test→server_accuracy»"',
+     "the_page_of_metrics_has_every_key_and_no_other",
+     "--key server is what FedGEMS does not measure")]
+TABLE["data/split.py", "build"] = [
+    ("return seed if images.split_seed is None else «images.split_seed→seed»",
      "one_seed_of_the_split_is_one_split_for_all_seeds", "each seed has its own split"),
     ("if «(counts > 1).any()→False»:", "a_file_that_is_no_split_of_the_images_is_refused",
      "a public image is a client's, too"),
     ("content = repr([(name, «rows[name].tolist()→len(rows[name])») for",
      "runs::a_run_goes_on_with_its_split_alone", "other images of the same number go unnoticed"),
-    ('kept.get("«test→tests»", np.arange', "a_file_of_row_numbers_says_who_has_which_images",
-     "the test images of a kept split are not read")]
+    ('test = rows.get("«test→tests»", test)', "a_file_of_row_numbers_says_who_has_which_images",
+     "the test images of a kept split are not read"),
+    ("held_out, rest = partition.«hold_out_writers→hold_out»(",
+     "validation_images_by_writer_are_of_writers_that_no_client_has",
+     "validation images are of the clients' writers"),
+    ("public_test, test = («test[half]→test» for half in halves)",
+     "held_out_images_are_a_share_of_every_class", "the public test images are private, too"),
+    ("«public, rows→public, _» = rows[held_out], rows[rest]",
+     "held_out_images_are_a_share_of_every_class", "public images are the clients', too")]
+TABLE["experiment/build.py", "build"] = [
+    ('if algorithm.public «== "joint"→!= "none"»:',
+     "contracts::beside_fedmd_an_algorithm_has_the_run_that_it_has_alone",
+     "DS-FL's softmax has FedMD's public classes"),
+    ("data._replace(labels=data.labels« + num_public→»)",
+     "joint_labels_of_the_task_come_after_the_public_classes",
+     "classes of the task are public classes, too"),
+    ('return new(networks.server_model, "«server →»init", init)',
+     "networks_are_those_of_the_flags_and_the_servers_has_random_numbers_of_its_own",
+     "the server starts from a client's weights"),
+    ("return Data(normalize(pixels, «datasets.mean, datasets.std→pixels.mean((0, 2, 3)), "
+     "pixels.std((0, 2, 3))»)",
+     "joint_labels_of_the_task_come_after_the_public_classes", "each part has its own mean"),
+    ('if algorithm.server == "images" and «not makes_logits(server, seen)→False»:',
+     "what_the_data_cannot_give_is_refused_in_one_line", "the server's network is not tried")]
 TABLE["experiment/keep.py", "runs"] = [
     ('check_range("prepare: the tensor", «pixels→pixels * 0»)',
      "your_own::a_loaded_model_predicts_as_in_the_run", "floats of 0..255 are predicted"),
@@ -982,7 +1002,7 @@ TABLE["experiment/processes.py", "trust"] = [
      "a_mistake_in_one_process_alone_ends_all_with_its_traceback[1]",
      "a mistake in an algorithm is told as bad input")]
 TABLE["fedkd_minimal.py", "trust"] = [
-    ("with refuses(«ValueError, OSError→Exception»):",
+    ("with refuses(«BadData, OSError→Exception»):",
      "a_mistake_in_a_loader_ends_with_its_traceback", "a mistake in a loader is told as bad input")]
 TABLE["algorithms/fedsdd.py", "your_own"] = [
     ('for of_round in state["recent_w"]«→[-1:]» for w_k',
@@ -999,11 +1019,11 @@ TABLE["benchmarks/costs.py", "communication"] = [
     ("model = «copy.deepcopy(model)→model».eval()", "network_cost_leaves_the_network_in_its_mode",
      "a network that trains is in eval mode from then on")]
 TABLE["experiment/settings.py", "configuration"] = [
-    ("filled(algorithm.Config, paper, of_paper, «epochs_alone(given)→given», epochs_alone",
+    ("«epochs_alone(given)→given», epochs_alone(settings_in(label, algorithm)))",
      "what_a_command_sets", "a preset's steps win over the epochs that were typed"),
-    ('filled(Images, «preset.get("data", {}), given→given, preset.get("data", {})»)',
+    ('filled(Images, «preset.get("shared", {}), given→given, preset.get("shared", {})»)',
      "what_a_command_sets", "a paper wins over a flag"),
-    ('or «any→all»("validation" in method.algorithm.needs(method.cfg)', "what_a_command_sets",
+    ('"validation" in «set().union→set.intersection»(*needs.values()):', "what_a_command_sets",
      "validation images only if every algorithm uses them")]
 TABLE["experiment/presets.py", "configuration"] = [
     ('"server_batch_size": 64, "distill_steps": «1955→3910»}}', "what_a_command_sets",

@@ -17,20 +17,21 @@ import torch
 from commands import OF_PAPERS, main
 from test_federation import refuses_wrong_values
 from torch import nn
-from toys import (federation, labeled, last_layer, same, sample_clients, samples, through_a_file,
+from toys import (federation, labeled, same, sample_clients, samples, through_a_file,
                   without_seconds)
 
 from algorithms import ALGORITHMS
 from attacks import Attack
 from experiment import keep
 from experiment.keep import load_model
-from experiment.settings import Images, Program, Training
-from federation import Federation, make_rng, seed_torch
+from experiment.settings import TABLES, field_names
+from federation import OPTIMIZERS, Federation, make_rng, seed_torch
 
 SETTINGS = {    # of the hyperparameters with these names; all others keep their defaults
     "rounds": 2, "participation": 0.7, "local_epochs": 1, "server_epochs": 1, "batch_size": 4,
     "server_batch_size": 4, "public_batch_size": 4, "lr": 0.05, "server_lr": 0.05, "K": 2, "R": 2,
     "distill": True, "distill_steps": 2, "check_every": 1, "samples": 2, "subset_size": 7,
+    "generator_steps": 5,
     "transfer_public_epochs": 1, "transfer_local_epochs": 1, "kernel_l2": 0.01, "local_steps": None}
 every_algorithm = pytest.mark.parametrize("algo", ALGORITHMS)
 
@@ -89,10 +90,6 @@ def toy(algo, **changes):
 def fields_of(algo):
     """{name: the field} of the settings of an algorithm."""
     return {field.name: field for field in dataclasses.fields(ALGORITHMS[algo].Config)}
-
-
-def can_be_attacked(algo):
-    return "attack" in inspect.signature(ALGORITHMS[algo].run).parameters
 
 
 def config(algo, **changes):
@@ -174,10 +171,9 @@ def sound(models):
 @pytest.mark.parametrize("algo", [a for a in ALGORITHMS if "local_steps" in fields_of(a)])
 def test_local_steps_are_counted_over_passes(algo):
     """Two batches a pass: three passes are six steps."""
-    passes, six, five = (run(algo, toy(algo, sizes=[4] * 6), rounds=1, batch_size=2, **length)
-                         for length in ({"local_epochs": 3, "local_steps": None},
-                                        {"local_steps": 6}, {"local_steps": 5}))
-    assert same(passes, six) and not same(passes, five)
+    passes, steps = (run(algo, toy(algo, sizes=[4] * 6), rounds=1, batch_size=2, **length)
+                     for length in ({"local_epochs": 3}, {"local_steps": 6}))
+    assert same(passes, steps)
 
 
 @every_algorithm
@@ -215,17 +211,12 @@ def test_another_seed_trains_otherwise(algo):
 @every_algorithm
 def test_a_state_is_all_that_later_rounds_need(algo):
     """No later round changes it, also where it did not come from a file. (From the start, through
-    a file, is the claim above.)"""
-    rounds = recorded(algo).rounds
-    assert all(same(state, then) for _, state, then in rounds)
-    for n, (_, state, then) in [*enumerate(rounds)][1:]:
-        later = [(metrics, state) for metrics, state, _ in rounds[n + 1:]]
-        assert same(run(algo, state=state), later) and same(state, then)
-
-
-@every_algorithm
-def test_the_federation_and_the_global_generators_are_left_alone(algo):
+    a file, is the claim above.) A run leaves the federation and the global generators alone."""
     record, untouched = recorded(algo), toy(algo)
+    for n, (_, state, then) in enumerate(record.rounds):
+        later = [(metrics, state) for metrics, state, _ in record.rounds[n + 1:]]
+        assert n == 0 or same(run(algo, state=state), later)
+        assert same(state, then)
     for name in ("private", "public", "test", "public_test", "validation", "architecture"):
         assert same(getattr(record.fed, name), getattr(untouched, name)), name
     assert record.same_generators
@@ -266,77 +257,49 @@ def test_a_lone_client_works(algo):
 
 
 @every_algorithm
-def test_a_config_refuses_values_outside_their_interval_and_of_another_type(algo):
+def test_a_config_refuses_wrong_values_and_shares_names_only_with_its_like(algo):
+    """In one command a flag is parsed once, for all: hyperparameters of one name have one type."""
     refuses_wrong_values(ALGORITHMS[algo].Config)
     ALGORITHMS[algo].Config(**ALGORITHMS[algo].paper)
-
-
-def test_hyperparameters_of_one_name_have_one_type():
-    """In one command a flag is parsed once, for all algorithms."""
-    types = {}
-    for algo in ALGORITHMS:
-        for name, kind in typing.get_type_hints(
-                ALGORITHMS[algo].Config, include_extras=True).items():
-            assert types.setdefault(name, kind) == kind, (algo, name)
-
-
-@every_algorithm
-def test_a_state_of_another_algorithm_is_refused(algo):
-    with pytest.raises(ValueError, match=f"^{algo}: the state is of something$"):
-        run(algo, state={"algorithm": "something", "round": 1})
-
-
-@every_algorithm
-def test_no_hyperparameter_has_the_name_of_a_flag_of_every_run(algo):
-    flags = {field.name for table in (Images, Training, Program)
-             for field in dataclasses.fields(table)}
-    assert not fields_of(algo).keys() & flags
+    assert not fields_of(algo).keys() & field_names(*TABLES)
+    own, *others = (typing.get_type_hints(other.Config, include_extras=True)
+                    for other in (ALGORITHMS[algo], *ALGORITHMS.values()))
+    for theirs in others:
+        assert all(own[name] == theirs[name] for name in own.keys() & theirs.keys())
 
 
 @every_algorithm
 def test_check_takes_all_settings_and_tells_what_needs_validation_images(algo):
-    """As the program calls it. Without these images an algorithm that declares no need runs."""
+    """As the program calls it. Without these images an algorithm that declares no need runs. A
+    state of another algorithm is refused."""
     algorithm, cfg, without = ALGORITHMS[algo], config(algo), toy(algo, validation=None)
     algorithm.check(toy(algo), cfg)
     if "validation" in algorithm.needs(cfg):
         with pytest.raises(ValueError, match=f"^{algo} needs validation images"):
-            algorithm.check(without, cfg)
-        with pytest.raises(ValueError, match=f"^{algo} needs validation images"):
             run(algo, without)
     unused = {"feddf": {"drop_worst": False, "patience": None}, "fedmd": {"early_stopping": False},
               "fedmd-pooled": {"early_stopping": False}}.get(algo, {})
-    algorithm.check(without, config(algo, **unused))
     assert len(run(algo, without, **unused | {"rounds": 1})) == 2
+    with pytest.raises(ValueError, match=f"^{algo}: the state is of something$"):
+        run(algo, state={"algorithm": "something", "round": 1})
 
 
 # ------------------------------------------------------------------------------ uploads gone wrong
 
-def without_client(state, i):
-    """The state without what client i keeps of its own."""
-    return {key: {j: client for j, client in value.items() if j != i} if key == "clients" else value
-            for key, value in state.items()}
-
-
 @every_algorithm
-def test_a_client_whose_numbers_are_not_finite_is_left_out(algo):
-    fed = toy(algo)
-    fed.private[2].images[0, 0, 0, 0] = math.inf
-    for metrics, state in run(algo, fed, participation=1.0, latencies=(1.0,) * 6):
-        assert keep.dumps(metrics)
-        if "bad_uploads" in metrics and state["round"]:
-            assert metrics["bad_uploads"] == 1 and sound(models_in(without_client(state, 2)))
-
-
-@every_algorithm
-def test_when_every_client_is_spoilt_the_run_goes_on(algo):
-    fed = toy(algo)
-    for private in fed.private:
-        private.images[0, 0, 0, 0] = math.nan
-    rounds = run(algo, fed, participation=1.0, latencies=(1.0,) * 6)[-2:]
-    assert rounds[-1][1]["round"] == 2 and all(keep.dumps(metrics) for metrics, _ in rounds)
-    if "bad_uploads" in rounds[0][0]:
-        assert [metrics["bad_uploads"] for metrics, _ in rounds] == [6, 6]
-        assert all(sound(models_in({"server": state.get("server", {})})) for _, state in rounds)
+def test_clients_whose_numbers_are_not_finite_are_left_out(algo):
+    """One of them, or all: the run goes on."""
+    for bad, value in (({2}, math.inf), ({*range(6)}, math.nan)):
+        fed = toy(algo)
+        for i in bad:
+            fed.private[i].images[0, 0, 0, 0] = value
+        for metrics, state in run(algo, fed, participation=1.0, latencies=(1.0,) * 6):
+            assert keep.dumps(metrics)
+            if "bad_uploads" in metrics and state["round"]:
+                assert metrics["bad_uploads"] == len(bad)
+                own = {i: x for i, x in state.get("clients", {}).items() if i not in bad}
+                assert sound(models_in(state | {"clients": own}))
+    assert state["round"] == 2
 
 
 # ------------------------------------------------------------------------- what reaches the clients
@@ -380,104 +343,64 @@ def test_teachers_predict_the_crops_that_students_learn(algo, monkeypatch):
 @every_algorithm
 def test_amp_reaches_training_and_prediction(algo):
     state = start(algo)
-    for amp, dtype in [(True, torch.bfloat16), (False, torch.float32)]:
-        Net.types.clear()
-        run(algo, toy(algo, amp=amp), state, rounds=1)
-        assert {(True, dtype), (False, dtype)} <= set(Net.types)
-        assert {own for training, own in Net.types if training} == {dtype}
+    Net.types.clear()
+    run(algo, toy(algo, amp=True), state, rounds=1)
+    assert {dtype for training, dtype in Net.types if training} == {torch.bfloat16}
+    assert (False, torch.bfloat16) in Net.types
 
 
 @pytest.mark.parametrize("algo", [a for a in ALGORITHMS if "participation" in fields_of(a)])
 def test_only_the_clients_of_a_round_are_trained(algo, monkeypatch):
     """0.7 of the clients of each architecture, two of three; of all, in FedGKT."""
-    trained = []                         # the clients whose local training has drawn its batches
-
-    def watched(fed, *name):
-        if name[0] == "local":
-            trained.append(name[2])
-        return seed_torch(fed.seed, *name)
-    monkeypatch.setattr(Federation, "random_numbers", watched)
-    fed = toy(algo)
-    for t, state in [(1, whole(algo)[0][1]), (2, whole(algo)[1][1])]:
-        trained.clear()
-        run(algo, fed, state, rounds=t)
+    names, fed = [], toy(algo)           # of the random numbers of each training
+    monkeypatch.setattr(Federation, "random_numbers", lambda fed, *name: (
+        names.append(name) or seed_torch(fed.seed, *name)))
+    for t in (1, 2):
+        names.clear()
+        run(algo, fed, whole(algo)[t - 1][1], rounds=t)
         drawn = [sum(fed.sample_by_architecture(0.7, t).values(), []),
                  sample_clients(6, 0.7, make_rng(fed.seed, "active", t))]
-        assert sorted(trained) in map(sorted, drawn)
-
-
-class Scaled(Net):
-    """Without biases that BatchNorm hides."""
-
-    def __init__(self, num_classes):
-        super().__init__(num_classes)
-        self.norm, self.layers = nn.Linear(2, 2), nn.Flatten()
-
-
-class Headless(Scaled):
-    """Split learning does not train the edge's own last layer: here it has none."""
-
-    def __init__(self, num_classes):
-        super().__init__(num_classes)
-        self.classifier = nn.Identity()
-
-
-ONE_STEP = {   # with one step in each training, but for Adam's second one
-    "rounds": 1, "participation": 1.0, "batch_size": 8, "server_batch_size": 8, "distill_steps": 1,
-    "lr": 1e-6, "server_lr": 1e-6, "weight_decay": 1e6, "transfer_public_epochs": 0, "K": 1,
-    "transfer_local_epochs": 0, "early_stopping": False, "subset_size": None, "kernel_l2": 0.0,
-    "drop_worst": False, "patience": None, "latencies": (1.0, 1.0, 1.0), "energy_first": 1.0}
+        assert sorted(name[2] for name in names if name[0] == "local") in map(sorted, drawn)
 
 
 @every_algorithm
-def test_optimizer_and_decay_reach_all_networks(algo):
-    """A penalty of 1 / lr. By SGD nothing is left of w: w - lr (g + w / lr) = -lr g. By Adam, which
-    divides the gradient by its size, w moves by about lr in a step, and 1e-4 is a hundred lr."""
-    if "weight_decay" not in fields_of(algo):
-        return
-    network = Headless if algo == "split-learning" else Scaled
-    fed = toy(algo, sizes=(5, 3, 4), network=network, server=last_layer, num_public=8)
-    for name in ("sgd", "amsgrad"):
-        rounds = run(algo, fed, **ONE_STEP, optimizer=name, server_optimizer=name)
-        start, end = (list(models_in(state)) for _, state in (rounds[0], rounds[-1]))
-        for before, after in zip(start, end, strict=True):
-            for key, w in before.items():
-                expected = torch.zeros_like(w) if name == "sgd" else w
-                assert torch.allclose(after[key], expected, rtol=0, atol=1e-4)
-        assert start
+def test_optimizer_and_decay_reach_all_networks(algo, monkeypatch):
+    """FedDF's distillation has no decay."""
+    made = set()
+    for name, optimizer in OPTIMIZERS.items():
+        monkeypatch.setitem(OPTIMIZERS, name, lambda *weights, name=name, make=optimizer, **rates: (
+            made.add((name, rates.get("weight_decay"))) or make(*weights, **rates)))
+    if "weight_decay" in fields_of(algo):
+        run(algo, rounds=1, optimizer="nesterov", server_optimizer="nesterov", weight_decay=0.25)
+        without = {("nesterov", None)} if algo == "feddf" else set()
+        assert made == {("nesterov", 0.25)} | without
 
 
 # ----------------------------------------------------------------------------------- under attack
-
-def attacked(algo, forged, state, **changes):
-    """The rounds of a run in which all clients have one network and all but the last are malicious,
-    and what the attack was handed: [(client, upload, benign, rows)]."""
-    handed = []
-
-    def forge(i, upload, benign, rows, num_benign=None, part=()):
-        handed.append((i, upload, benign, rows))
-        return forged(upload)
-    return run(algo, toy(algo, network=Net), state, participation=1.0,
-               attack=Attack([0, 1, 2, 3, 4], forge), **changes), handed
-
 
 @every_algorithm
 def test_an_attack_sees_every_round_and_what_it_returns_arrives(algo):
     """An idle one changes nothing. Zeros instead of the uploads change the next state; nan is
     counted, and left out. FedGKT's uploads have two parts: feature maps and logits. FedSDD has
     one group: without a benign client in it nobody is attacked."""
-    if not can_be_attacked(algo):
+    if "attack" not in inspect.signature(ALGORITHMS[algo].run).parameters:
         return
-    groups = {"K": 1} if algo in ("fedsdd", "fedsdd-ablations") else {}
-    (_, first), *clean = run(algo, toy(algo, network=Net), participation=1.0, **groups)
-    rounds, handed = attacked(algo, lambda upload: upload, first, **groups)
-    parts = 2 if algo == "fedgkt" else 1
-    assert same(rounds, clean) and [i for i, *_ in handed[::parts]] == [0, 1, 2, 3, 4] * 2
-    for _, upload, benign, rows in handed:              # each place of an upload has its number
-        assert len(set(rows.tolist())) == len(upload) and len(benign) > 0
-    for value, bad in [(0.0, 0), (math.nan, 5)]:
-        [(metrics, state)], _ = attacked(algo, lambda upload: upload * 0 + value, first, rounds=1,
-                                         **groups)
+    handed = []
+
+    def attacked(factor, rounds=2):
+        """The rounds, if all clients but the last are malicious, and multiply their uploads."""
+        def forge(i, upload, benign, rows, num_benign=None, part=()):
+            handed.append(i)
+            assert len({*rows.tolist()}) == len(upload) and len(benign) > 0    # a row has a number
+            return upload * factor
+        return run(algo, fed, first, Attack([0, 1, 2, 3, 4], forge), rounds=rounds, **changes)
+
+    fed, changes = toy(algo, network=Net), {"participation": 1.0, "K": 1}
+    (_, first), *clean = run(algo, fed, **changes)
+    assert same(attacked(1.0), clean)
+    assert handed[::2 if algo == "fedgkt" else 1] == [0, 1, 2, 3, 4] * 2
+    for factor, bad in [(0.0, 0), (math.nan, 5)]:
+        [(metrics, state)] = attacked(factor, rounds=1)
         assert metrics["bad_uploads"] == bad
         assert not same(state, clean[0][1]) and sound(models_in(state))
 
@@ -497,19 +420,17 @@ def hold(contract, algo):
 
 def test_beside_fedmd_an_algorithm_has_the_run_that_it_has_alone(npz, tmp_path):
     """The joint output layer is FedMD's: others' networks do not get the public classes."""
-    data = (f"--dataset {npz} --clients 4 --partition iid --rounds 1 --public glyphs "
-            "--public-size 50 --validation 0.2 --out")
-    main(f"--algo dsfl,feddf {data} {tmp_path}/alone".split())
-    main(f"--algo dsfl,feddf,fedmd --transfer-public-epochs 1 --transfer-local-epochs 1 "
-         f"{data} {tmp_path}/beside".split())
-    for name in ("dsfl-seed0", "feddf-seed0"):
-        alone, beside = (tmp_path / folder / name for folder in ("alone", "beside"))
-        texts = [(folder / "metrics.jsonl").read_text() for folder in (alone, beside)]
-        assert texts[0] == texts[1]
-        assert load_model(alone)[2] == load_model(beside)[2]
+    for name, more in (("alone", ""), ("beside", ",fedmd --transfer-public-epochs 1")):
+        main(f"--algo dsfl{more} --dataset {npz} --clients 4 --rounds 1 --model mlp "
+             "--server-model mlp --public glyphs --public-size 50 --validation 0.2 --threads 1 "
+             f"--out {tmp_path}/{name}".split())
+    alone, beside = (tmp_path / name / "dsfl-seed0" for name in ("alone", "beside"))
+    assert (alone / "metrics.jsonl").read_text() == (beside / "metrics.jsonl").read_text()
+    assert load_model(alone)[2] == load_model(beside)[2]
 
 
 def test_the_page_of_metrics_has_every_key_and_no_other(npz, tmp_path, pytestconfig):
+    """And a run has what `--key clients` and `--key server` mean in it."""
     main(f"--algo fedmd,fedgems,standalone --dataset {npz} --clients 4 --partition iid --rounds 1 "
          f"--public half --validation 0.2 --lr-patience 2 --out {tmp_path}/half".split())
     main(f"--algo fedmd,fedmd-pooled --dataset {npz} --clients 4 --partition iid --rounds 1 "
@@ -518,6 +439,9 @@ def test_the_page_of_metrics_has_every_key_and_no_other(npz, tmp_path, pytestcon
     main(f"--algo fedsdd-ablations --dataset {npz} --rounds 1 --public fifth --students none "
          f"--out {tmp_path}/none".split())
     rows = [json.loads(line) for file in tmp_path.rglob("*.jsonl") for line in open(file)]
+    for path in tmp_path.rglob("config.json"):
+        *_, last = map(json.loads, open(path.with_name("metrics.jsonl")))
+        assert {*json.loads(path.read_text())["keys"].values()} <= last.keys(), path
     rows += [row for algo in OF_PAPERS for row, _ in whole(algo)]
     found = {re.sub(r"\d$", "I", re.sub("Net|Wide", "NETWORK", key)) for row in rows for key in row}
     page = (pytestconfig.rootpath / "docs" / "METRICS.md").read_text()

@@ -22,14 +22,16 @@ from pages import (
     tree,
 )
 
-from algorithms import ALGORITHMS
+from test_claims import FIGURE, references, rows_of
+from toys import federation, rounds
+
+from algorithms import ALGORITHMS, fedavg, fedsdd_ablations
+from benchmarks import claims
 from experiment.settings import read
 
 README = (ROOT / "README.md").read_text()
 PAGES = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("docs/results/*.md")]
 TEXT = "".join(path.read_text() for path in PAGES).replace("\\\n", " ")
-ROWS = "".join(path.read_text() for path in sorted(ROOT.glob("docs/results/*.md"))
-               if path.stem != "removed").replace("\u00a0", " ")
 LINK = r"(?:\]\(|\b(?:href|src|srcset)=\")(?!\w+:)([^()\s\">`#]*)#?([^()\s\">`]*)"
 SCRIPT = (r"(?:`(?=(?:benchmarks|data|docs|experiment|tests)/)|"
           r"\bpython (?:-m pytest )?(?=\S+\.py))([^:()\s\">`#]*)")
@@ -38,7 +40,7 @@ LAYERS = {       # what of the project the files of a folder, or one file, may i
     "fedkd_minimal.py": "experiment data algorithms federation attacks partition models",
     "experiment": "experiment data algorithms federation attacks partition models",
     "algorithms": "algorithms federation attacks",
-    "data": "data federation",
+    "data": "data federation partition",
     "federation.py": "",
     "attacks.py": "federation", "partition.py": "", "models.py": "",
     "reference": "math sys pathlib reference"}
@@ -182,15 +184,38 @@ def test_every_script_and_path_on_a_page_exists():
     assert [name for name in re.findall(SCRIPT, TEXT) if not (ROOT / name).exists()] == []
 
 
-def test_the_differences_in_the_readme_are_in_the_tables_of_results():
-    """And none of them is open, unless its interval shows it."""
-    found = re.findall(r"[+-]\d+\.\d\d ± \d\.\d\d", README)
-    rows = {difference: verdict for verdict, difference in
-            re.findall(r"\|([^|]+)\|([+-]\d+\.\d\d ± \d\.\d\d)(?=\|)", ROWS)}
-    assert len(found) == 8
-    for difference in found:
-        mean, half = map(float, difference.split(" ± "))
-        assert ("open" in rows[difference]) == (abs(mean) < half)
+def quoted(page):
+    """[(id, it is bold)] of the figures of a page: each is that of the id at its place in the ids
+    that its row or paragraph links."""
+    found = []
+    for block, names in references(page):
+        figures = FIGURE.findall(block)
+        assert [figure for _, figure in figures] == [*map(claims.figure, names)], block
+        found += zip(names, (bold != "" for bold, _ in figures))
+    return found
+
+
+def test_the_figures_of_the_readme_are_those_of_their_ids_and_bold_if_they_are_decided(tmp_path):
+    (tmp_path / "README.md").write_text(README.replace("(docs/results/", "(results/"))
+    found = quoted(tmp_path / "README.md")
+    assert len(found) == 8 and [x for x, bold in found if bold != claims.is_decided(x)] == []
+    points = [float(row[name]) for row in rows_of("claims") for name in ("a_mean", "b_mean")
+              if row["id"] in dict(found)]
+    seeds = {len(row["seeds"].split()) for row in rows_of("claims") if row["id"] in dict(found)}
+    text = " ".join(README.split())
+    assert f"Models are at {min(points):.0f} to {max(points):.0f}%" in text
+    assert f"of {min(seeds)} or {max(seeds)} seeds" in text and len(seeds) == 2
+    assert f"chose these rows after seeing {len(claims.CLAIMS)}" in text
+    assert len(README.replace("|", " ").split()) <= 1350
+
+
+def test_fedavgs_averaged_model_is_that_of_the_runs_in_the_evidence():
+    """They were made before FedAvg had --average-last."""
+    new = rounds(fedavg, federation(), rounds=3, average_last=2)
+    old = rounds(fedsdd_ablations, federation(), rounds=3, students="none", K=1, R=2)
+    found, expected = ([metrics["averaged_accuracy"] for metrics, state in runs
+                        if state["round"] > 0] for runs in (new, old))
+    assert found == expected and len(found) == 3
 
 
 def test_the_readme_says_which_networks_and_public_images_an_algorithm_takes():
@@ -235,15 +260,14 @@ def test_the_readme_shows_lines_of_fedsdd_and_of_a_round_by_hand():
 SEMINAR = (ROOT / "docs" / "SEMINAR.md").read_text()
 
 
-def test_the_rows_of_results_that_the_seminar_quotes_are_in_results():
-    rows, claim = set(), ""
-    for line in ROWS.splitlines():
-        if line.startswith("|"):
-            setting, verdict, difference, *_ = line[1:].split("|")
-            claim = claim if verdict else setting.strip("*")         # a claim, above its settings
-            rows.add((claim, setting, verdict.rstrip("†‡§"), difference))
-    quoted = re.findall(r"^\| \d+ \| (.+?) \| (.+?) \| (.+?) \| (.+?) \|", SEMINAR, re.M)
-    assert len(quoted) == 10 and {*quoted} <= rows
+def test_the_rows_of_the_seminar_are_those_of_their_ids():
+    """In its paragraphs, too, each figure is that of its id."""
+    rows = {row["id"]: row for row in rows_of("claims")}
+    found = re.findall(r"^\| \d+ \| (.+?) \| (.+?) \| (.+?) \| .+? \| \[(.+?)\]", SEMINAR, re.M)
+    assert len(found) == 10
+    for *cells, name in found:
+        assert cells == [rows[name][column] for column in ("claim", "setting", "verdict")], name
+    assert len(quoted(ROOT / "docs" / "SEMINAR.md")) > 10
 
 
 def test_the_functions_and_exercises_of_the_seminar_exist():
