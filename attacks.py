@@ -34,6 +34,7 @@ Departures; docs/DEPARTURES.md has more
 """
 import math
 from collections.abc import Callable
+from numbers import Integral
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -53,10 +54,20 @@ def lie(benign, z):
     """mean + z * standard deviation of the benign uploads, by coordinate: [n, ...] -> [...].
 
     benign    its standard deviation is sqrt(mean of (x - mean)²), with n and not n - 1
+    z         0 gives the mean, which does no harm; below 0 the other side of it
     limits    one attacker of 16 moves the mean of all uploads by z / 16 standard deviations
     source    Eq. (10); Alg. 2, line 4-5
     """
     return benign.mean(0) + z * benign.std(0, correction=0)
+
+
+def harmful_vector(benign, u, scale):
+    """theta' of PAF and OFOM, scale x the standard deviation of all benign entries x u: as u.
+
+    benign    [n, ...]; the deviation is one number, with the count of entries and not count - 1
+    u         [...], drawn from N(0, 1)
+    """
+    return scale * benign.std(correction=0) * u                          # departure 2
 
 
 def ofom(benign, theta, n=None):
@@ -101,7 +112,8 @@ def check(name, num_clients, attackers):
 
 class Attack(NamedTuple):
     """Who is malicious, and what they upload. What the server then receives from the clients,
-    {number of a client: upload}, comes from the method for this kind of upload."""
+    {number of a client: upload}, comes from the method for this kind of upload. It raises
+    ValueError if the keys are no numbers, among which nobody would be malicious."""
 
     malicious: list[int]    # sorted numbers of the malicious clients
     forge: Callable         # forge(i, upload, benign, rows): what attacker i uploads in place of
@@ -151,6 +163,8 @@ class Attack(NamedTuple):
 
     def known(self, uploads):
         """The usable uploads of clients that are not malicious."""
+        if not all(isinstance(i, Integral) for i in uploads):
+            raise ValueError(f"uploads are {{number of a client: upload}}, not of {[*uploads]}")
         return [upload for i, upload in uploads.items()
                 if i not in self.malicious and is_usable(upload)]
 
@@ -167,7 +181,8 @@ def build(name, make_rng, num_clients, attackers, scale=10.0, z=None):
 
     make_rng    make_rng(*name) -> numpy Generator, as `fed.rng`; it draws attackers and u
     scale       size of theta' in PAF and OFOM, in standard deviations
-    z           distance of LIE, in standard deviations; None: `lie_z`
+    z           distance of LIE, in standard deviations; None: `lie_z`, which of an even number of
+                clients is 0 with two attackers, who then do no harm, and below 0 with one
     raises      ValueError: see `check`
     """
     check(name, num_clients, attackers)
@@ -181,7 +196,7 @@ def build(name, make_rng, num_clients, attackers, scale=10.0, z=None):
         shape = (int(rows.max()) + 1, *upload.shape[1:])         # a row's u depends on no other row
         rng = make_rng("theta", source, *part)
         u = torch.from_numpy(rng.standard_normal(shape)).to(benign)[rows]
-        theta = scale * benign.std(correction=0) * u                     # departure 2
+        theta = harmful_vector(benign, u, scale)
         forged = paf(benign, theta)
         if name == "ofom":
             forged = ofom(benign, theta, num_benign)[malicious.index(i)]

@@ -95,7 +95,7 @@ def run(fed, cfg, state=None, attack=None):
 
 
 def train_client(fed, cfg, t, i, weights):
-    """Client i starts from the global weights; returns them after training on its own images."""
+    """Client i starts from the global weights; returns new ones, trained on its own images."""
     images, labels = fed.private[i]
     model = fed.client_model(i)
     model.load_state_dict(weights)                                 # FedSDD Eq. (1)

@@ -120,7 +120,7 @@ def run(fed, cfg, state=None):
 
 
 def train_client(fed, cfg, t, i, weights):
-    """Client i starts from the global weights; returns them after training on its own images."""
+    """Client i starts from the global weights; returns new ones, trained on its own images."""
     images, labels = fed.private[i]
     model = fed.client_model(i)
     model.load_state_dict(weights)
@@ -211,17 +211,17 @@ def train_server(fed, cfg, t, weights, images, teacher):
     with fed.random_numbers("distil", t) as rng:
         for rows in minibatches(images, cfg.server_batch_size, rng, steps=cfg.distill_steps):
             student = model(images[rows])                                        # [B, C]
-            loss = kl_divergence(teacher[rows], student)
+            loss = kl_divergence(student, teacher[rows])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
     return model.state_dict()
 
 
-def kl_divergence(teacher, student):
+def kl_divergence(student, teacher):
     """KL(teacher || student), the mean over the batch: a scalar.   Step 13
 
-    teacher, student    logits [B, C]; the teacher's get no gradient
+    student, teacher    logits [B, C]; the teacher's get no gradient
     """
     log_p, log_q = teacher.detach().log_softmax(-1), student.log_softmax(-1)
     return (log_p.exp() * (log_p - log_q)).sum(-1).mean()

@@ -138,7 +138,7 @@ def new_model(fed, name):
 
 
 def train_client(fed, cfg, t, i, weights):
-    """Client i starts from the global weights; returns them after training on its own images."""
+    """Client i starts from the global weights; returns new ones, trained on its own images."""
     images, labels = fed.private[i]
     model = fed.client_model(i)
     model.load_state_dict(weights)
@@ -200,7 +200,7 @@ def predict_clients(fed, uploads, images):
 
 
 def distill(fed, cfg, t, name, weights, images, teacher):
-    """(weights of the student of this network after distillation, its steps).   Step 10-11
+    """(new weights of the student of this network, how many steps it made).   Step 10-11
 
     weights    those that it starts from
     images     the public ones of this round [N, c, h, w]
@@ -217,7 +217,7 @@ def distill(fed, cfg, t, name, weights, images, teacher):
         for step, rows in enumerate(minibatches(images, cfg.server_batch_size, rng,
                                                 steps=cfg.distill_steps), start=1):
             student = model(images[rows])                                        # [B, C]
-            loss = distillation_loss(teacher[rows], student, cfg.temperature)
+            loss = distillation_loss(student, teacher[rows], cfg.temperature)
             optimizer.zero_grad()
             loss.backward()
             if cfg.max_grad_norm is not None:
@@ -237,10 +237,10 @@ def distill(fed, cfg, t, name, weights, images, teacher):
     return (model.state_dict() if cfg.patience is None else best_weights), step
 
 
-def distillation_loss(teacher, student, temperature):
+def distillation_loss(student, teacher, temperature):
     """temperature² KL(teacher || student), the mean over the batch: a scalar.   Step 10
 
-    teacher, student    logits [B, C]; the teacher's get no gradient
+    student, teacher    logits [B, C]; the teacher's get no gradient
     """
     log_p = (teacher.detach() / temperature).log_softmax(-1)
     log_q = (student / temperature).log_softmax(-1)

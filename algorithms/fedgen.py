@@ -141,7 +141,7 @@ def new_generator(fed):
 
 
 def train_client(fed, cfg, t, i, weights, generator, label_shares):
-    """(weights of client i's model after training, the counts [C] of the labels in its batches)."""
+    """(new weights of client i's model, the counts [C] of the labels in its batches)."""
     images, labels = fed.private[i]
     model = fed.client_model(i)
     model.load_state_dict(weights)

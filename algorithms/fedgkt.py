@@ -163,29 +163,30 @@ def train_client(fed, cfg, i, client):
         for rows in minibatches(images, cfg.batch_size, rng, cfg.local_epochs):
             logits = model(images[rows])                                         # [B, C]
             teacher = None if server_logits is None else server_logits[rows]
-            loss = client_loss(logits, labels[rows], teacher, cfg.temperature)
+            loss = transfer_loss(logits, labels[rows], teacher, cfg.temperature)           # Eq. (7)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
     return snapshot(model, optimizer) | {"trainings": trainings}
 
 
-def client_loss(logits, labels, server_logits, temperature):
-    """CE + KD(server, client), or CE alone where server_logits is None: a scalar.   Eq. (7)
+def transfer_loss(logits, labels, teacher, temperature):
+    """CE + KD(teacher), or CE alone if there is no teacher: a scalar.   Eq. (6), (7)
 
-    logits, labels, server_logits    [B, C], [B], [B, C]; the server's get no gradient
+    logits, labels    [B, C], [B]: of the student, which is the server in Eq. (6)
+    teacher           logits [B, C], which get no gradient, or None
     """
     ce = F.cross_entropy(logits, labels)
-    if server_logits is None:
+    if teacher is None:
         return ce
-    return ce + distillation_loss(server_logits, logits, temperature)
+    return ce + distillation_loss(logits, teacher, temperature)
 
 
-def distillation_loss(teacher, student, temperature):
+def distillation_loss(student, teacher, temperature):
     """temperature² KL(teacher || student), the mean over the batch: a scalar.
 
-    teacher, student    logits [B, C]; the teacher's get no gradient
-    >>> distillation_loss(torch.tensor([[.8, .2]]).log(), torch.tensor([[.5, .5]]).log(), 1.0)
+    student, teacher    logits [B, C]; the teacher's get no gradient
+    >>> distillation_loss(torch.tensor([[.5, .5]]).log(), torch.tensor([[.8, .2]]).log(), 1.0)
     tensor(0.1927)
     """
     log_p = (teacher.detach() / temperature).log_softmax(-1)
@@ -239,8 +240,8 @@ def train_server(fed, cfg, t, server, uploads):
             for i, rows in server_batches(cfg, uploads, rng):
                 features, client_logits, labels = (part[rows] for part in uploads[i])
                 logits = model(features.float())                                 # [B, C]
-                loss = server_loss(logits, labels, client_logits, cfg.temperature,
-                                   cfg.server_distill)
+                teacher = client_logits if cfg.server_distill else None
+                loss = transfer_loss(logits, labels, teacher, cfg.temperature)           # Eq. (6)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -257,17 +258,6 @@ def server_batches(cfg, uploads, rng):
     if cfg.server_order == "mixed":                                              # departure 5
         rng.shuffle(batches)
     return batches
-
-
-def server_loss(logits, labels, client_logits, temperature, distill=True):
-    """CE + KD(client, server), or CE alone unless `distill`: a scalar.   Eq. (6)
-
-    logits, labels, client_logits    [B, C], [B], [B, C]; the client's get no gradient
-    """
-    ce = F.cross_entropy(logits, labels)
-    if not distill:
-        return ce
-    return ce + distillation_loss(client_logits, logits, temperature)
 
 
 @on_server

@@ -202,15 +202,15 @@ def adaptive_losses(mentor_logits, mentee_logits, labels, mentor_features, mappe
     S = (mentor_ce + mentee_ce).detach().clamp(min=1e-6)                         # departure 1
     mentor_H = F.mse_loss(mentor_features, mapped.detach()) if hidden else 0.0   # departure 1, 3
     mentee_H = F.mse_loss(mapped, mentor_features.detach()) if hidden else 0.0
-    mentor_loss = mentor_ce + (kl_divergence(mentee_logits, mentor_logits) + mentor_H) / S
-    mentee_loss = mentee_ce + (kl_divergence(mentor_logits, mentee_logits) + mentee_H) / S
+    mentor_loss = mentor_ce + (kl_divergence(mentor_logits, mentee_logits) + mentor_H) / S
+    mentee_loss = mentee_ce + (kl_divergence(mentee_logits, mentor_logits) + mentee_H) / S
     return mentor_loss, mentee_loss
 
 
-def kl_divergence(teacher, student):
+def kl_divergence(student, teacher):
     """KL(teacher || student), the mean over the batch: a scalar.
 
-    teacher, student    logits [B, C]; the teacher's get no gradient
+    student, teacher    logits [B, C]; the teacher's get no gradient
     """
     log_p, log_q = teacher.detach().log_softmax(-1), student.log_softmax(-1)     # departure 1
     return (log_p.exp() * (log_p - log_q)).sum(-1).mean()                        # departure 2

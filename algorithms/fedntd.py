@@ -104,7 +104,7 @@ def run(fed, cfg, state=None, attack=None):
 
 
 def train_client(fed, cfg, t, i, weights):
-    """Client i starts from the global weights; returns them after training on its own images."""
+    """Client i starts from the global weights; returns new ones, trained on its own images."""
     images, labels = fed.private[i]
     student, teacher = fed.client_model(i), fed.client_model(i)
     student.load_state_dict(weights)
@@ -132,7 +132,7 @@ def client_loss(logits, labels, teacher_logits, temperature, beta, keep_true):
     """
     ce = F.cross_entropy(logits, labels)
     if keep_true:
-        return ce + beta * distillation_loss(teacher_logits, logits, temperature)
+        return ce + beta * distillation_loss(logits, teacher_logits, temperature)
     return ce + beta * not_true_loss(logits, labels, teacher_logits, temperature)
 
 
@@ -141,7 +141,7 @@ def not_true_loss(logits, labels, teacher_logits, temperature):
 
     logits, labels, teacher_logits    [B, C], [B], [B, C]; the teacher's get no gradient
     """
-    return distillation_loss(not_true(teacher_logits, labels), not_true(logits, labels),
+    return distillation_loss(not_true(logits, labels), not_true(teacher_logits, labels),
                              temperature)
 
 
@@ -157,10 +157,10 @@ def not_true(logits, labels):
     return logits[is_other].view(batch_size, num_classes - 1)
 
 
-def distillation_loss(teacher, student, temperature):
+def distillation_loss(student, teacher, temperature):
     """temperature² KL(teacher || student), the mean over the batch: a scalar.   Step 9
 
-    teacher, student    logits [B, C], or of the not-true classes [B, C - 1]; the teacher's get no
+    student, teacher    logits [B, C], or of the not-true classes [B, C - 1]; the teacher's get no
                         gradient
     """
     log_p = (teacher.detach() / temperature).log_softmax(-1)

@@ -135,7 +135,7 @@ def divide(active, K, rng):
 
 
 def train_client(fed, cfg, t, i, weights):
-    """Client i starts from its group's weights; returns them after training on its own images."""
+    """Client i starts from its group's weights; returns new ones, trained on its own images."""
     images, labels = fed.private[i]
     model = fed.client_model(i)
     model.load_state_dict(weights)                                        # Eq. (1)
@@ -165,7 +165,7 @@ def average(fed, group, uploads, before):
 
 @on_server
 def distill(fed, cfg, t, w_0, images, teacher):
-    """The weights of the main model: w_0 after SGD on the public images.
+    """New weights of the main model: w_0 after SGD on the public images.
 
     images     the public ones of this round [N, c, h, w]
     teacher    its logits of them [N, C]
@@ -177,19 +177,19 @@ def distill(fed, cfg, t, w_0, images, teacher):
     with fed.random_numbers("distil", t, 0) as rng:        # 0: the number of the main model
         for rows in minibatches(images, cfg.server_batch_size, rng, steps=cfg.distill_steps):
             student = model(images[rows])                                        # [B, C]
-            loss = distillation_loss(teacher[rows], student, cfg.temperature)           # Eq. (4)
+            loss = distillation_loss(student, teacher[rows], cfg.temperature)           # Eq. (4)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
     return model.state_dict()
 
 
-def distillation_loss(teacher, student, temperature):
+def distillation_loss(student, teacher, temperature):
     """temperature² KL(teacher || student), the mean over the batch: a scalar.   Eq. (4)
 
-    teacher, student    logits [B, C]; the teacher's get no gradient
-    >>> teacher, student = torch.tensor([[.8, .2]]).log(), torch.tensor([[.5, .5]]).log()
-    >>> distillation_loss(teacher, student, temperature=1.0)     # .8 ln(.8 / .5) + .2 ln(.2 / .5)
+    student, teacher    logits [B, C]; the teacher's get no gradient
+    >>> student, teacher = torch.tensor([[.5, .5]]).log(), torch.tensor([[.8, .2]]).log()
+    >>> distillation_loss(student, teacher, temperature=1.0)     # .8 ln(.8 / .5) + .2 ln(.2 / .5)
     tensor(0.1927)
     """
     log_p = (teacher.detach() / temperature).log_softmax(-1)             # departure 1

@@ -256,7 +256,7 @@ def distill(fed, cfg, t, m, network, weights, images, teacher):
     with fed.random_numbers("distil", t, m) as rng:        # as in fedsdd.py
         for rows in minibatches(images, cfg.server_batch_size, rng, steps=cfg.distill_steps):
             student = model(images[rows])                                        # [B, C]
-            loss = distillation_loss(teacher[rows], student, cfg.temperature)           # Eq. (4)
+            loss = distillation_loss(student, teacher[rows], cfg.temperature)           # Eq. (4)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -14,6 +14,7 @@ import difflib
 import inspect
 import typing
 from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
 from typing import Annotated, Literal, get_type_hints
 
 import torch
@@ -30,6 +31,10 @@ from experiment.presets import EMBEDDED, PAPERS, PUBLIC_SETS
 from experiment.processes import cpu_has_bfloat16, num_cores
 from federation import Algorithm, Count, Natural, NonNegative, Positive, checked
 from partition import PARTITIONS
+
+for module in (attacks, models):
+    if not Path(module.__file__).samefile(Path(__file__).parents[1] / f"{module.__name__}.py"):
+        raise ImportError(f"{module.__file__} hides this project's file of that name: rename it")
 
 Names = tuple[str, ...]
 Few = Annotated[int, "[1, 1024]"]

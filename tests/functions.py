@@ -99,7 +99,7 @@ INPUTS = {      # name: makes the arguments of one call or several, new each tim
     "fedsdd.divide": lambda: [([9, 2, 5, 11, 4, 0, 7, 3], 3, rng())],
     "fedsdd.distillation_loss": lambda: [
         *((normal(5, 3), normal(5, 3, seed=1), T) for T in (1.0, 2.5)),
-        *((torch.tensor([[1e4, -1e4]]), torch.tensor([z]), 1.0)
+        *((torch.tensor([z]), torch.tensor([[1e4, -1e4]]), 1.0)
           for z in ([-1e4, 1e4], [2e4, -1e4]))],
     "fedmd.consensus": lambda: [(normal(4, 5, 3), [2, 0, 1, 5])],
     "fedmd.digest_loss": lambda: [(normal(5, 3), normal(5, 3, seed=1))],
@@ -138,16 +138,20 @@ INPUTS = {      # name: makes the arguments of one call or several, new each tim
         (torch.tensor([[[25., 0.], [16.5, 0.]], [[20., 0.], [16., 0.]]]), RIGHT[:2, [0, 3]])],
     "fedgems.fuse": lambda: [
         (spoilt(normal(4, 5, 3), (2, 0)), RIGHT / RIGHT.sum(0).clamp(min=1) * 1.0)],
+    "fedgems.choose_teacher": lambda: [
+        (*(torch.tensor([bool(n & bit) for n in range(8)]) for bit in (1, 2, 4)),
+         normal(8, 3), normal(8, 3, seed=1))],
     "fedgems.server_loss": lambda: [
         (normal(5, 3), LABELS, spoilt(normal(5, 3, seed=1), 1), TAUGHT, 0.6)],
     "fedgems.distillation": lambda: [(normal(5, 3), LABELS, normal(5, 3, seed=1), 0.6)],
     "fedgem.distillation": lambda: [(normal(5, 3), LABELS, normal(5, 3, seed=1), 0.6)],
     "fedgen.generator_loss": lambda: [(normal(4, 5, 3), LABELS)],
     "fedgen.diversity_loss": lambda: [(normal(5, 2), normal(5, 4, seed=1))],
-    "fedgkt.server_loss": lambda: [
-        (normal(5, 3), LABELS, normal(5, 3, seed=1), 2.5, *flag) for flag in ((), (False,))],
-    "fedgkt.client_loss": lambda: [
+    "fedgkt.distillation_loss": lambda: [
+        (normal(5, 3), normal(5, 3, seed=1), T) for T in (1.0, 2.5)],
+    "fedgkt.transfer_loss": lambda: [
         (normal(5, 3), LABELS, z, 2.5) for z in (normal(5, 3, seed=1), None)],
+    "attacks.harmful_vector": lambda: [(normal(4, 5, 3), normal(5, 3, seed=1), 2.5)],
     "attacks.paf": lambda: [(normal(4, 5, 3), normal(5, 3, seed=1))],
     "attacks.lie": lambda: [(normal(4, 5, 3), 1.5)],
     "attacks.ofom": lambda: [(normal(4, 5, 3), normal(5, 3, seed=1))],

@@ -10,7 +10,7 @@ import torch
 from toys import federation, linear, rounds, same, with_batchnorm, with_hidden_layer
 
 from algorithms import feddf, fedsdd_ablations
-from attacks import Attack, build, check, lie, lie_z, ofom, paf
+from attacks import Attack, build, check, harmful_vector, lie, lie_z, ofom, paf
 from federation import make_rng
 
 BENIGN = torch.tensor([[1., 0., 4.], [3., 0., 5.], [8., 3., 6.]])                # means 4, 1, 5
@@ -78,7 +78,7 @@ def test_eq7_paf_by_hand():
         (1 + 3 + 8) / 3 + 10, (0 + 0 + 3) / 3 - 1, (4 + 5 + 6) / 3]
 
 
-@pytest.mark.parametrize("z", [1.5, -0.5])
+@pytest.mark.parametrize("z", [1.5, 0.0, -0.5])
 def test_eq10_lie_by_hand(z):
     """The squares are divided by n, not by n - 1: a single benign client has deviation 0."""
     assert close(lie(BENIGN, z), [4 + z * SIGMAS[0], 1 + z * SIGMAS[1], 5 + z * SIGMAS[2]])
@@ -160,6 +160,12 @@ def test_attackers_are_drawn_once_from_the_seed(name, attackers):
     assert {len(ids) for ids in drawn} == {attackers} and set(sum(drawn, [])) == set(range(6))
 
 
+def test_thetas_deviation_is_that_of_all_entries():
+    """1, 3 of one client, 5, 7 of another: mean 4, variance (9 + 1 + 1 + 9) / 4."""
+    theta = harmful_vector(torch.tensor([[1., 3.], [5., 7.]]), torch.tensor([2., -1.]), scale=3.0)
+    assert close(theta, [3 * math.sqrt(5) * 2, 3 * math.sqrt(5) * -1])
+
+
 def test_theta_is_the_same_in_all_rounds():
     """And for all uploads, in units of the deviation of all benign entries; u is another for
     each row, whichever rows are asked for."""
@@ -215,6 +221,15 @@ def test_nobody_to_imitate(name, send, bad):
             assert same(before.nan_to_num(), after.nan_to_num())
     none = attack_rows(attack, torch.zeros(6, 0, 3), range(6), torch.arange(0))
     assert torch.stack(none).shape == (6, 0, 3)
+
+
+@pytest.mark.parametrize("send", [attack_rows, attack_samples])
+@pytest.mark.parametrize("ids", ["abcdef", [0, 1, 2, 3, 4, "5"]])
+def test_clients_without_a_number_are_refused(send, ids):
+    with pytest.raises(ValueError, match="^uploads are {number of a client: upload}, not of .*'"):
+        send(made("paf"), samples_of([5] * 6), ids)
+    numbers = send(made("paf"), samples_of([5] * 6), np.arange(6))
+    assert same(numbers, send(made("paf"), samples_of([5] * 6), range(6)))
 
 
 @pytest.mark.parametrize("name", ["paf", "ofom"])

@@ -142,7 +142,7 @@ def test_the_printed_round_of_fedsdd_is_that_of_the_algorithm(top, printed, monk
         close(row(shown["Eq. (4)"], "p"), (teacher / top.TEMPERATURE).softmax(-1))
         close(row(shown["Eq. (4)"], "q"), (student / top.TEMPERATURE).softmax(-1))
         close(last_numbers(shown["Eq. (4)"], "  image "), [
-            fedsdd.distillation_loss(p[None], q[None], top.TEMPERATURE)
+            fedsdd.distillation_loss(q[None], p[None], top.TEMPERATURE)
             for p, q in zip(teacher, student)])
         state = after
 
@@ -264,8 +264,8 @@ def test_the_printed_round_of_fedgkt_is_that_of_the_algorithm(top, printed):
         """CE, KD and the derivative of each image, by autograd."""
         for n in range(len(labels)):
             z = logits[[n]].detach().requires_grad_()
-            loss = fedgkt.client_loss(z, labels[[n]],
-                                      None if teacher is None else teacher[[n]], T)
+            loss = fedgkt.transfer_loss(z, labels[[n]],
+                                        None if teacher is None else teacher[[n]], T)
             loss.backward()
             part = shown.split(f"  {of}, image {n} of")[1].split("image")[0]
             close([sum(last_numbers(part, "CE =") + last_numbers(part, "KD ="))], loss.detach())

@@ -79,6 +79,13 @@ def test_no_pass_leaves_fewer_than_half_plus_one(num_clients, fraction, kept):
         assert cronus.robust_mean(probs, fraction)[0, 0].item() == pytest.approx(sum(near) / kept)
 
 
+def test_of_clients_that_are_equally_far_one_goes():
+    """-1, 0, 0, 0, 1 are left with four: the mean is .25 or -.25, by the order of the clients."""
+    for line in ([-1., 0., 0., 0., 1.], [0., 1., 0., -1., 0.]):
+        probs = torch.stack([torch.tensor(line), torch.zeros(5)], dim=-1)[:, None]
+        assert cronus.robust_mean(probs, 0.2)[0].abs().tolist() == [0.25, 0]
+
+
 @pytest.mark.parametrize("num_classes", [3, 12])
 def test_liars_with_the_largest_numbers_are_left_out(num_classes):
     """No square nor sum of them is infinite, nor do they hide the others' differences from the

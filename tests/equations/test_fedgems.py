@@ -49,7 +49,8 @@ def test_eq4_weights_of_nearly_certain_clients_in_float32_are_those_of_float64()
 
 def test_reliable_is_who_predicts_the_label_by_hand():
     logits = torch.tensor([[[1., 3., 2.], [5., 4., 3.]], [[.1, 0., 0.], [-9., -8., -7.]]])
-    assert is_right(logits, torch.tensor([1, 2])).tolist() == [[True, False], [False, True]]
+    for labels in (torch.tensor([1, 2]), torch.tensor([[1], [2]])):
+        assert is_right(logits, labels).tolist() == [[True, False], [False, True]]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, HUGE, -HUGE])

@@ -78,6 +78,31 @@ def test_a_function_needs_at_most_two_names(name):
 
 # -------------------------------------------------------------------------------------- the pages
 
+def comes_along(module, name):
+    """What a function needs, and what that needs, beside IMPORTS: names, and lines of imports."""
+    found = {}
+    for helper in needs(module, name):
+        thing = getattr(module, helper)
+        if inspect.ismodule(thing):
+            found[f"import {helper}"] = None
+        elif of_the_library(thing):
+            found[f"from {thing.__module__} import {helper}"] = None
+        else:
+            home = sys.modules[thing.__module__] if inspect.isfunction(thing) else module
+            found |= {helper: None, **comes_along(home, helper)}
+    return found
+
+
+def test_the_page_says_what_comes_along_with_each_function():
+    table = "| function | what comes along |\n|---|---|\n"
+    for name in EQUATIONS:
+        found = comes_along(sys.modules[own(name).__module__], own(name).__name__)
+        if found and not name.startswith("partition"):
+            table += f"| `{name}` | {', '.join(f'`{x}`' for x in found)} |\n"
+    print(table)
+    assert table in (ROOT / "docs" / "YOUR_OWN.md").read_text()
+
+
 def test_the_examples_of_a_page_print_what_they_say():
     """What to copy is in the line above each example."""
     text = (ROOT / "docs" / "YOUR_OWN.md").read_text()

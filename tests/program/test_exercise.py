@@ -93,16 +93,16 @@ def test_what_is_no_exercise_is_an_error_of_one_line(tmp_path, monkeypatch, caps
 
 def test_an_exercise_is_written_where_its_grading_looks_for_it(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    name = "fedgkt.server_loss"
+    name = "fedgkt.transfer_loss"
     assert main([name]) == 0 and "wrote" in capsys.readouterr().out
     path = tmp_path / "exercises" / f"{name}.py"
     assert path.read_text() == template(name)
     for first, second, status, answer in [
-            ("client_logits.detach()", "logits", 0, "right: "),
-            ("logits", "client_logits", 1, "known mistake: the client learns in the se")]:
+            ("logits", "teacher.detach()", 0, "right: "),
+            ("teacher", "logits", 1, "known mistake: the teacher learns, and not")]:
         path.write_text(template(name).replace("    ...", f"""
     ce = F.cross_entropy(logits, labels)
-    return ce + distill * distillation_loss({first}, {second}, temperature)"""))
+    return ce if teacher is None else ce + distillation_loss({first}, {second}, temperature)"""))
         assert main([name]) == status and answer in capsys.readouterr().out
 
 
@@ -194,21 +194,21 @@ def xlogy_kl(t, s):
     return (torch.xlogy(p, p) - p * log_softmax(s)).sum(-1)
 
 
-def ce_minus_entropy(t, s):
+def ce_minus_entropy(s, t):
     return CE(s, softmax(t.detach())) - torch.special.entr(softmax(t.detach())).sum(-1).mean()
 
 
 RIGHT = {
     "fedsdd.distillation_loss": [
-        lambda t, s, T: kd(t.detach(), s, T),
-        lambda t, s, T: T * T * ce_minus_entropy(t / T, s / T),
-        lambda t, s, T: T**2 * xlogy_kl(t / T, s / T).mean(),
-        lambda t, s, T: kd(t.detach().double(), s.double(), T)],
+        lambda s, t, T: kd(t.detach(), s, T),
+        lambda s, t, T: T * T * ce_minus_entropy(s / T, t / T),
+        lambda s, t, T: T**2 * xlogy_kl(t / T, s / T).mean(),
+        lambda s, t, T: kd(t.detach().double(), s.double(), T)],
     "fedkd.kl_divergence": [
-        lambda t, s: kd(t.detach(), s, 1.0), ce_minus_entropy,
-        lambda t, s: torch.distributions.kl_divergence(
+        lambda s, t: kd(t.detach(), s, 1.0), ce_minus_entropy,
+        lambda s, t: torch.distributions.kl_divergence(
             *(torch.distributions.Categorical(logits=z) for z in (t.detach(), s))).mean(),
-        lambda t, s: torch.stack([xlogy_kl(a, b) for a, b in zip(t, s)]).mean()],
+        lambda s, t: torch.stack([xlogy_kl(a, b) for a, b in zip(t, s)]).mean()],
     "fedgems.entropy": [
         lambda z: torch.distributions.Categorical(logits=z).entropy(),
         lambda z: z.logsumexp(-1) - (softmax(z) * z).sum(-1),
@@ -232,8 +232,8 @@ RIGHT = {
         lambda z, y, t, has, e: torch.where(
             has, e * CE(z, y, reduction="none") + (1 - e) * xlogy_kl(
                 torch.where(has[:, None], t, 0), z), CE(z, y, reduction="none")).mean()],
-    "fedgkt.server_loss": [
-        lambda z, y, t, T, distill=True: CE(z, y) + (kd(t.detach(), z, T) if distill else 0)],
+    "fedgkt.transfer_loss": [
+        lambda z, y, t, T: CE(z, y) + (0 if t is None else kd(t.detach(), z, T))],
     "federation.average_weights": [loop_average],
     "one_round.fedsdd": [loop_round],
     "fedmd.digest_loss": [
@@ -260,16 +260,16 @@ def shares(weights):
 
 WRONG = {   # (a student's form, part of its name in mistakes.py, or "" for none)
     "fedsdd.distillation_loss": [
-        (lambda t, s, T: kd(s, t.detach(), T), KL),
-        (lambda t, s, T: kd(t.detach(), s, T, lambda T: 1), "no temperature²"),
-        (lambda t, s, T: kd(t.detach(), s, T, mean=torch.mean), "C times too small"),
-        (lambda t, s, T: T**2 * xlogy_kl(t, s / T).mean(), "the teacher is not softened"),
-        (lambda t, s, T: kd(t, s, T), "the teacher learns too"),
-        (lambda t, s, T: T**2 * CE(s / T, softmax(t.detach() / T)), ""),
-        (lambda t, s, T: kd(t, s.detach(), T), "")],
+        (lambda s, t, T: kd(s, t.detach(), T), KL),
+        (lambda s, t, T: kd(t.detach(), s, T, lambda T: 1), "no temperature²"),
+        (lambda s, t, T: kd(t.detach(), s, T, mean=torch.mean), "C times too small"),
+        (lambda s, t, T: T**2 * xlogy_kl(t, s / T).mean(), "the teacher is not softened"),
+        (lambda s, t, T: kd(t, s, T), "the teacher learns too"),
+        (lambda s, t, T: T**2 * CE(s / T, softmax(t.detach() / T)), ""),
+        (lambda s, t, T: kd(t, s.detach(), T), "")],
     "fedkd.kl_divergence": [
-        (lambda t, s: kd(t, s, 1.0), "each loss also trains its teacher"),
-        (lambda t, s: kd(t.detach(), s, 1.0, mean=torch.mean), "over batch and classes")],
+        (lambda s, t: kd(t, s, 1.0), "each loss also trains its teacher"),
+        (lambda s, t: kd(t.detach(), s, 1.0, mean=torch.mean), "over batch and classes")],
     "fedgems.entropy": [
         (lambda z: -(softmax(z) * softmax(z).log()).sum(-1), "the logarithm of 0"),
         (lambda z: -(softmax(z) * softmax(z).log2().clamp(min=-99)).sum(-1), "H in bits"),
@@ -295,10 +295,10 @@ WRONG = {   # (a student's form, part of its name in mistakes.py, or "" for none
     "fedgems.server_loss": [
         (lambda z, y, t, has, e: CE(z[~has], y[~has]) + (
             e * CE(z[has], y[has]) + (1 - e) * xlogy_kl(t[has], z[has]).mean()), "a sum of means")],
-    "fedgkt.server_loss": [
-        (lambda z, y, t, T, distill=True: CE(z, y) + kd(t.detach(), z, T), "always distills"),
-        (lambda z, y, t, T, distill=True: CE(z, y) + distill * kd(t, z, T),
-         "the teacher's logits get a gradient")],
+    "fedgkt.transfer_loss": [
+        (lambda z, y, t, T: CE(z, y) + (0 if t is None else kd(t, z, T)),
+         "the teacher's logits get a gradient"),
+        (lambda z, y, t, T: CE(z, y) + (0 if t is None else kd(t.detach(), z, 1)), "")],
     "federation.average_weights": [
         (lambda states, weights: {k: sum(s[k] for s in states) / len(states) for k in states[0]},
          "all models weigh the same"),

@@ -12,15 +12,12 @@ LOGITS = {  # the positions of logits: what counts is their softmax
     "fedsdd.distillation_loss": (0, 1), "fedgems.entropy": (0,), "fedgems.is_right": (0,),
     "fedgems.entropy_weights": (0,), "fedgems.server_loss": (0, 2), "fedgems.distillation": (0, 2),
     "fedgem.distillation": (0, 2), "fedbe.sharpened_teacher": (0,),
-    "fedgen.generator_loss": (0,), "fedgkt.server_loss": (0, 2), "fedgkt.client_loss": (0, 2),
+    "fedgen.generator_loss": (0,), "fedgkt.transfer_loss": (0, 2),
     "fedntd.not_true_loss": (0, 2), "fml.mutual_loss": (0, 2)}
 LOGITS |= {f"{file}.soft_cross_entropy": (0,) for file in ("dsfl", "cronus", "fd")}
-STUDENT = {  # (position of the student's logits, position of the teacher's)
-    "fedmd.digest_loss": (0, 1),
-    "fedgems.server_loss": (0, 2), "fedgems.distillation": (0, 2), "fedgem.distillation": (0, 2),
-    "fedgkt.server_loss": (0, 2),
-    "fedgkt.client_loss": (0, 2), "fedntd.not_true_loss": (0, 2), "fml.mutual_loss": (0, 2)}
-STUDENT |= {f"{file}.soft_cross_entropy": (0, 1) for file in ("dsfl", "cronus", "fd")}
+# Losses with a teacher take the student, the labels if they need them, the teacher, in this order.
+LOSSES = [name for name in EQUATIONS if "no gradient" in " ".join(own(name).__doc__.split())
+          and name not in ("fedkd.adaptive_losses", "fedprox.proximal_term")]
 every_function = pytest.mark.parametrize("name", EQUATIONS)
 
 
@@ -91,9 +88,10 @@ def test_logits_of_ten_thousand_are_finite(name):
         assert torch.isfinite(own(name)(*changed(arguments, **large))).all()
 
 
-@pytest.mark.parametrize("name", STUDENT)
+@pytest.mark.parametrize("name", LOSSES)
 def test_the_student_learns_and_the_teacher_gets_no_gradient(name):
-    student, teacher = STUDENT[name]
+    student, teacher = 0, 1 + ("labels" in inspect.signature(own(name)).parameters)
+    learned = False
     for arguments in INPUTS[name]():
         arguments = [x.double().nan_to_num(neginf=-math.inf) if isinstance(x, torch.Tensor) and
                      x.is_floating_point() else x for x in arguments]
@@ -103,13 +101,9 @@ def test_the_student_learns_and_the_teacher_gets_no_gradient(name):
         if arguments[teacher] is not None:
             arguments[teacher].requires_grad_()
             own(name)(*arguments).sum().backward()
-            assert arguments[teacher].grad is None and z.grad.abs().sum() > 0
-
-
-def test_fedgkts_server_distills_unless_it_is_told_not_to():
-    (z, labels, *_), _ = INPUTS["fedgkt.server_loss"]()
-    by_default, cross_entropy = results(own("fedgkt.server_loss"), "fedgkt.server_loss")
-    assert cross_entropy == torch.nn.functional.cross_entropy(z, labels) < by_default
+            assert arguments[teacher].grad is None
+            learned |= bool(z.grad.any())
+    assert learned
 
 
 def in_type(value, dtype):

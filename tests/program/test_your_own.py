@@ -3,6 +3,7 @@ import contextlib
 import dataclasses
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,16 +13,18 @@ import torch
 from commands import refused
 from PIL import Image
 from test_federation import module_of
+from toys import federation
 
 import algorithms
-from algorithms import ALGORITHMS
+from algorithms import ALGORITHMS, feddf
 from data.load import load_dataset
 from experiment.keep import load_model
 from experiment.settings import read
-from federation import accuracy, disagreement
+from federation import OPTIMIZERS, accuracy, disagreement
 from fedkd_minimal import main
 
-PAGE = (Path(__file__).parents[2] / "docs" / "YOUR_OWN.md").read_text()
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "YOUR_OWN.md").read_text()
 BLOCKS = dict(re.findall(r"<!-- test: (\w+) -->\n```python\n(.*?)```", PAGE, re.S))
 SMALL = "--clients 4 --partition iid --threads 1 --participation 1 --local-epochs 1"
 
@@ -84,6 +87,30 @@ def test_the_pages_program_learns(capsys):
     exec(BLOCKS["library"], {})
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 11 and float(lines[-1].split()[-1]) > 0.6 > float(lines[0].split()[-1])
+
+
+def test_the_pages_own_optimizer_and_loss_are_those_that_train(monkeypatch):
+    monkeypatch.setattr(feddf, "distillation_loss", None)
+    monkeypatch.setitem(OPTIMIZERS, "radam", None)
+    steps, step = [], torch.optim.RAdam.step
+    monkeypatch.setattr(torch.optim.RAdam, "step", lambda self: steps.append(step(self)))
+    exec(BLOCKS["replace"], {"torch": torch, "fed": federation()})
+    student, teacher = torch.tensor([[1., 2.]]), torch.tensor([[3., 6.]])
+    assert steps and feddf.distillation_loss(student, teacher, 4.0) == (2**2 + 4**2) / 2
+
+
+def test_another_folders_files_go_first_and_ours_are_never_another_one(tmp_path):
+    """After `pip install -e .` this folder is the last on Python's path."""
+    [listed] = re.findall("^py-modules = (.*)$", (ROOT / "pyproject.toml").read_text(), re.M)
+    assert json.loads(listed) == [path.stem for path in sorted(ROOT.glob("*.py"))]
+    for name in ("attacks", "models"):
+        (tmp_path / f"{name}.py").write_text("NETWORKS = {}\n")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "mine.py").write_text(f"import sys\nsys.path.append({str(ROOT)!r})\n"
+                                      + BLOCKS["library"] + "import experiment.keep\n")
+    done = subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert len(done.stdout.splitlines()) == 11
+    assert "attacks.py hides this project's file of that name" in done.stderr.splitlines()[-1]
 
 
 # ---------------------------------------------------------------------------------- trained models
