@@ -240,7 +240,7 @@ def distill(fed, cfg, t, name, weights, images, teacher):
 def distillation_loss(teacher, student, temperature):
     """temperature² KL(teacher || student), the mean over the batch: a scalar.   Step 10
 
-    teacher, student    logits [B, C]; the teacher's get no gradient
+    teacher, student    finite logits [B, C]; the teacher's get no gradient
     """
     log_p = (teacher.detach() / temperature).log_softmax(-1)
     log_q = (student / temperature).log_softmax(-1)

@@ -173,7 +173,7 @@ def train_client(fed, cfg, i, client):
 def client_loss(logits, labels, server_logits, temperature):
     """CE + KD(server, client), or CE alone where server_logits is None: a scalar.   Eq. (7)
 
-    logits, labels, server_logits    [B, C], [B], [B, C]; the server's get no gradient
+    logits, labels, server_logits    [B, C], [B], finite [B, C]; the server's get no gradient
     """
     ce = F.cross_entropy(logits, labels)
     if server_logits is None:
@@ -184,7 +184,7 @@ def client_loss(logits, labels, server_logits, temperature):
 def distillation_loss(teacher, student, temperature):
     """temperature² KL(teacher || student), the mean over the batch: a scalar.
 
-    teacher, student    logits [B, C]; the teacher's get no gradient
+    teacher, student    finite logits [B, C]; the teacher's get no gradient
     >>> distillation_loss(torch.tensor([[.8, .2]]).log(), torch.tensor([[.5, .5]]).log(), 1.0)
     tensor(0.1927)
     """
@@ -262,7 +262,7 @@ def server_batches(cfg, uploads, rng):
 def server_loss(logits, labels, client_logits, temperature, distill=True):
     """CE + KD(client, server), or CE alone unless `distill`: a scalar.   Eq. (6)
 
-    logits, labels, client_logits    [B, C], [B], [B, C]; the client's get no gradient
+    logits, labels, client_logits    [B, C], [B], finite [B, C]; the client's get no gradient
     """
     ce = F.cross_entropy(logits, labels)
     if not distill:
