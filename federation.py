@@ -408,7 +408,8 @@ def drop_bad_uploads(uploads):
 def average_weights(state_dicts, sizes):
     """The average of M state_dicts of one architecture, weighted by M `sizes`.   FedSDD Eq. (2)
 
-    BatchNorm's running statistics are averaged, too; integers, its counters, take the maximum.
+    BatchNorm's running statistics are averaged, too; integers, its counters, take the maximum. All
+    tensors are new.
     """
     shares = [size / sum(sizes) for size in sizes]
     average = {}

@@ -221,7 +221,7 @@ def train_server(fed, cfg, t, weights, images, teacher):
 def kl_divergence(student, teacher):
     """KL(teacher || student), the mean over the batch: a scalar.   Step 13
 
-    student, teacher    logits [B, C]; the teacher's get no gradient
+    student, teacher    finite logits [B, C]; the teacher's get no gradient
     """
     log_p, log_q = teacher.detach().log_softmax(-1), student.log_softmax(-1)
     return (log_p.exp() * (log_p - log_q)).sum(-1).mean()

@@ -240,7 +240,7 @@ def distill(fed, cfg, t, name, weights, images, teacher):
 def distillation_loss(student, teacher, temperature):
     """temperature² KL(teacher || student), the mean over the batch: a scalar.   Step 10
 
-    student, teacher    logits [B, C]; the teacher's get no gradient
+    student, teacher    finite logits [B, C]; the teacher's get no gradient
     """
     log_p = (teacher.detach() / temperature).log_softmax(-1)
     log_q = (student / temperature).log_softmax(-1)

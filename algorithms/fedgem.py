@@ -167,7 +167,7 @@ def train_server(fed, cfg, t, server, images, ensemble):
 def distillation(logits, labels, teacher, epsilon):
     """epsilon CE + (1 - epsilon) KL(teacher || student) of each image.   Eq. (5), (6)
 
-    logits, labels, teacher    [B, C] of the student, [B], logits [B, C]; the teacher's get no
+    logits, labels, teacher    [B, C] of the student, [B], finite logits [B, C], which get no
                                gradient
     returns                    [B]
     """

@@ -185,7 +185,7 @@ def entropy_weights(client_logits, reliable):
 
 
 def entropy(logits):
-    """H = - sum_c p_c ln p_c in nats, p = softmax(logits): [..., C] -> [...].   Eq. (3)
+    """H = - sum_c p_c ln p_c in nats, p = softmax(logits), 0 ln 0 = 0: [..., C] -> [...].   Eq. (3)
 
     It is computed as
         H = ln(1 + S) - sum_c d_c e^d_c / (1 + S),
@@ -280,7 +280,7 @@ def server_loss(logits, labels, teacher, has_teacher, epsilon):
 def distillation(logits, labels, teacher, epsilon):
     """epsilon CE + (1 - epsilon) KL(teacher || student) of each image.   Eq. (2), (5), (6)
 
-    logits, labels, teacher    [B, C] of the student, [B], logits [B, C]; the teacher's get no
+    logits, labels, teacher    [B, C] of the student, [B], finite logits [B, C], which get no
                                gradient
     returns                    [B]
     """

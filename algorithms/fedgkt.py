@@ -174,7 +174,7 @@ def transfer_loss(logits, labels, teacher, temperature):
     """CE + KD(teacher), or CE alone if there is no teacher: a scalar.   Eq. (6), (7)
 
     logits, labels    [B, C], [B]: of the student, which is the server in Eq. (6)
-    teacher           logits [B, C], which get no gradient, or None
+    teacher           finite logits [B, C], which get no gradient, or None
     """
     ce = F.cross_entropy(logits, labels)
     if teacher is None:
@@ -185,7 +185,7 @@ def transfer_loss(logits, labels, teacher, temperature):
 def distillation_loss(student, teacher, temperature):
     """temperature² KL(teacher || student), the mean over the batch: a scalar.
 
-    student, teacher    logits [B, C]; the teacher's get no gradient
+    student, teacher    finite logits [B, C]; the teacher's get no gradient
     >>> distillation_loss(torch.tensor([[.5, .5]]).log(), torch.tensor([[.8, .2]]).log(), 1.0)
     tensor(0.1927)
     """

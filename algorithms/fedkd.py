@@ -210,7 +210,7 @@ def adaptive_losses(mentor_logits, mentee_logits, labels, mentor_features, mappe
 def kl_divergence(student, teacher):
     """KL(teacher || student), the mean over the batch: a scalar.
 
-    student, teacher    logits [B, C]; the teacher's get no gradient
+    student, teacher    finite logits [B, C]; the teacher's get no gradient
     """
     log_p, log_q = teacher.detach().log_softmax(-1), student.log_softmax(-1)     # departure 1
     return (log_p.exp() * (log_p - log_q)).sum(-1).mean()                        # departure 2

@@ -128,7 +128,7 @@ def train_client(fed, cfg, t, i, weights):
 def client_loss(logits, labels, teacher_logits, temperature, beta, keep_true):
     """CE + beta times the distillation loss, over not-true or all classes: a scalar.   Step 8-9
 
-    logits, labels, teacher_logits    [B, C], [B], [B, C]; the teacher's get no gradient
+    logits, labels, teacher_logits    [B, C], [B], finite [B, C]; the teacher's get no gradient
     """
     ce = F.cross_entropy(logits, labels)
     if keep_true:
@@ -139,7 +139,7 @@ def client_loss(logits, labels, teacher_logits, temperature, beta, keep_true):
 def not_true_loss(logits, labels, teacher_logits, temperature):
     """temperature² KL(teacher || student) over the C - 1 classes other than the label's: a scalar.
 
-    logits, labels, teacher_logits    [B, C], [B], [B, C]; the teacher's get no gradient
+    logits, labels, teacher_logits    [B, C], [B], finite [B, C]; the teacher's get no gradient
     """
     return distillation_loss(not_true(logits, labels), not_true(teacher_logits, labels),
                              temperature)
@@ -160,8 +160,8 @@ def not_true(logits, labels):
 def distillation_loss(student, teacher, temperature):
     """temperature² KL(teacher || student), the mean over the batch: a scalar.   Step 9
 
-    student, teacher    logits [B, C], or of the not-true classes [B, C - 1]; the teacher's get no
-                        gradient
+    student, teacher    finite logits [B, C], or of the not-true classes [B, C - 1]; the teacher's
+                        get no gradient
     """
     log_p = (teacher.detach() / temperature).log_softmax(-1)
     log_q = (student / temperature).log_softmax(-1)

@@ -187,7 +187,7 @@ def distill(fed, cfg, t, w_0, images, teacher):
 def distillation_loss(student, teacher, temperature):
     """temperature² KL(teacher || student), the mean over the batch: a scalar.   Eq. (4)
 
-    student, teacher    logits [B, C]; the teacher's get no gradient
+    student, teacher    finite logits [B, C]; the teacher's get no gradient
     >>> student, teacher = torch.tensor([[.5, .5]]).log(), torch.tensor([[.8, .2]]).log()
     >>> distillation_loss(student, teacher, temperature=1.0)     # .8 ln(.8 / .5) + .2 ln(.2 / .5)
     tensor(0.1927)

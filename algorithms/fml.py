@@ -146,7 +146,7 @@ def mutual_loss(logits, labels, teacher_logits, weight):
     """weight CE + (1 - weight) KL(teacher || student), means over the batch: a scalar.
 
     logits, labels    [B, C], [B]: of the student, the model that this loss trains
-    teacher_logits    [B, C]: of the other model; the teacher's get no gradient
+    teacher_logits    finite, [B, C]: of the other model; the teacher's get no gradient
     >>> student, teacher = torch.tensor([[.5, .5]]).log(), torch.tensor([[.8, .2]]).log()
     >>> mutual_loss(student, torch.tensor([0]), teacher, weight=0.0)
     tensor(0.1927)

@@ -61,10 +61,10 @@ def heads(numbers, width):
 
 
 def text_of_kl(teacher, z, temperature=1.0):
-    """The sum in `linear.kl`, with numbers: "4 (0.9 ln (0.9 / 0.5) + 0.1 ln (0.1 / 0.5))"."""
+    """The sum in `linear.kl`, with numbers: "T² (0.9 ln (0.9 / 0.5) + 0.1 ln (0.1 / 0.5))"."""
     p, q = (softmax([v / temperature for v in values]) for values in (teacher, z))
     terms = " + ".join(f"{a:.4f} ln ({a:.4f} / {b:.4f})" for a, b in zip(p, q))
-    return terms if temperature == 1 else f"{temperature**2:g} ({terms})"
+    return terms if temperature == 1 else f"T² ({terms})"
 
 
 def text_of_ce(z, label):

@@ -18,26 +18,26 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))           # for python reference/fedgems.py
-from reference.by_hand import (fit, heads, network, samples, say, show, table, text_of_ce,
-                               text_of_kl)
+from reference.by_hand import (fit, heads, images, network, samples, say, show, table,
+                               text_of_ce, text_of_kl)
 from reference.linear import (average, cross_entropy, cross_entropy_slope, gradient, kl, kl_slope,
                               logits, predicted, sgd, softmax, train)
 
 # The round that is printed: four public images, two classes, three clients. A network is a table:
 # row n has its logits of image n (by_hand.py).
 LN3 = math.log(3)                                # logits (LN3, 0): probabilities (0.75, 0.25)
-LABELS = [0, 0, 1, 1]                            # of the public images
-CLIENTS = [[[LN3, 0], [0, 0], [LN3, 0], [0, LN3]],
+LABELS = [0, 0, 1, 1]                            # of the public images: a class, 0 or 1, for each
+CLIENTS = [[[LN3, 0], [0, 0], [0.3, 0], [0, LN3]],
            [[0, LN3], [LN3, 0], [2 * LN3, 0], [0, 0]],
-           [[0, 0], [0, LN3], [LN3, 0], [LN3, 0]]]
+           [[0, 0], [0, LN3], [0.1, 0], [LN3, 0]]]
 PRIVATE = [[(1, 0)], [(3, 1)], [(0, 0)]]         # of each client: [(image, its label)]
-SERVER = [[LN3, 0], [0, LN3], [LN3, 0], [LN3, 0]]
+SERVER = [[LN3, 0], [0, LN3], [2 * LN3, 0], [LN3, 0]]
 POOL = {3: [0, 2 * LN3]}                         # {image: what the server said when it was right}
 LR = 2 * LN3                                     # a client takes one step on its own images, and
 #                                                  one on all public ones
 SERVER_LR = 4.0                                  # the server one step on all public images
 EPSILON = 0.75                                   # the weight of CE
-ROUNDS = 1
+ROUNDS = 1                                       # 2: clients teach again, image 2
 
 
 def entropy(z):
@@ -131,12 +131,14 @@ SAYS = {"self_training": "the server is right: Eq. (1), CE alone",
 
 def by_hand():
     """Prints ROUNDS rounds, from the numbers at the top."""
-    N, C, M = len(LABELS), len(SERVER[0]), len(CLIENTS)
+    N, C, M = len(SERVER), len(SERVER[0]), len(CLIENTS)
+    fit(len(LABELS) == N and {*LABELS} <= {*range(C)},
+        f"LABELS needs a class, 0 to {C - 1}, for each of {N} images")
     clients = [network(f"CLIENTS[{k}]", rows, N, C) for k, rows in enumerate(CLIENTS)]
     server, pool = network("SERVER", SERVER, N, C), POOL
     fit(len(PRIVATE) == M, f"PRIVATE needs images for each of {M} clients")
     private = [samples(f"PRIVATE[{k}]", own, N, C) for k, own in enumerate(PRIVATE)]
-    public = samples("LABELS", [*enumerate(LABELS)], N, C)
+    public = [*zip(images(N), LABELS)]
     fit({*POOL} <= {*range(N)} and all(len(z) == C for z in POOL.values()),
         f"POOL needs an image, 0 to {N - 1}, and {C} logits for each entry")
 
@@ -197,12 +199,12 @@ def by_hand():
 
         towards = f"{EPSILON:g} label + {1 - EPSILON:g} softmax"
         say("Line 14, 15", "the server takes a step, and sends its logits of all images:")
-        print(f"  row + lr / {N} ({towards}(teacher) - softmax(row)), or without a teacher\n"
-              f"  row + lr / {N} (label - softmax(row)), lr = {SERVER_LR:g}")
+        print(f"  row + lr / N ({towards}(teacher) - softmax(row)), or without a teacher\n"
+              f"  row + lr / N (label - softmax(row)), lr = {SERVER_LR:g}, N = {N}")
         show("server after the round", table(server_after))
 
         say("Eq. (6)", "a client takes a step on all images; its teacher is the server:")
-        print(f"  row + lr / {N} ({towards}(server) - softmax(row)), lr = {LR:.4f}")
+        print(f"  row + lr / N ({towards}(server) - softmax(row)), lr = {LR:.4f}, N = {N}")
         clients, server, pool = after, server_after, pool_after
         for k in range(M):
             show(f"client {k} after the round", table(clients[k]))

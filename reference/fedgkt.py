@@ -130,7 +130,8 @@ def by_hand():
             show_client(f"client {k}", clients[k])
         show("server: W", server[0])
 
-        say("Eq. (7)", "a client's loss; q = softmax(logits / temperature), p the same of Z_s")
+        say("Eq. (7)", "a client's loss; q = softmax(logits / T), p the same of Z_s, "
+            f"temperature T = {TEMPERATURE:g}")
         for k in range(M):
             show_losses(f"client {k}", [logits(clients[k], x) for x in images(sizes[k])], LABELS[k],
                         server_logits[k])
@@ -176,7 +177,7 @@ def show_losses(name, rows, labels, teacher):
         if teacher is not None:
             value = kl(teacher[n], z, TEMPERATURE)
             print(f"    KD = {text_of_kl(teacher[n], z, TEMPERATURE)} = {value:.4f}")
-            text += f" + {TEMPERATURE:g} (q - p)"
+            text += " + T (q - p)"
         d = loss_slope(labels, teacher, TEMPERATURE)(n, z)
         print(f"    {text} = ({', '.join(f'{v:.4f}' for v in d)})")
 

@@ -111,12 +111,12 @@ def by_hand():
         consensus = average(sent, WEIGHTS)
         show("f~", consensus)
 
-        say("Step 4", f"digest: the loss is the mean of |f_k - f~| over {n} images and {C} classes")
+        say("Step 4", f"digest: the mean of |f_k - f~|; n = {n} images, C = {C} classes")
         for k in range(M):
             gaps = [abs(a - b) for z, f in zip(sent[k], consensus) for a, b in zip(z, f)]
             text = " + ".join(f"{gap:.4f}" for gap in gaps)
             print(f"  client {k}      ({text}) / {n * C} = {sum(gaps) / (n * C):.4f}")
-        print(f"  a step: logit + lr / ({n} * {C}) sign(f~ - f_k){penalty}, lr = {LR:.4f}")
+        print(f"  a step: logit + lr / (n C) sign(f~ - f_k){penalty}, lr = {LR:.4f}")
         heads(range(N), C)
         for k in range(M):
             show(f"client {k} after the digest", table(digested[k]))

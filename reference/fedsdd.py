@@ -134,16 +134,18 @@ def by_hand():
         say("Eq. (3), (5)", f"teacher = 1/{len(members)} ({' + '.join(members)})")
         show("teacher's logits", teacher)
 
-        say("Eq. (4)", "p = softmax(teacher / temperature), q = softmax(w_0 / temperature)")
+        say("Eq. (4)", "p = softmax(teacher / T), q = softmax(w_0 / T), "
+            f"temperature T = {TEMPERATURE:g}")
         z = table(averaged[0])
         for name, rows in (("p", teacher), ("q", z)):
             show(name, [softmax([v / TEMPERATURE for v in row]) for row in rows])
-        say("Eq. (4)", "the loss of an image: temperature² times the sum of p ln (p / q)")
+        say("Eq. (4)", "the loss of an image: T² times the sum of p ln (p / q)")
         for n in range(N):
             print(f"  image {n:<8}{text_of_kl(teacher[n], z[n], TEMPERATURE)} "
                   f"= {kl(teacher[n], z[n], TEMPERATURE):.4f}")
 
-        say("Step", f"row + lr / {N} temperature (p - q), lr = {SERVER_LR:g}, moves model 0 alone:")
+        say("Step", f"row + lr T / N (p - q), lr = {SERVER_LR:g}, T = {TEMPERATURE:g}, N = {N}, "
+            "moves model 0 alone:")
         models = after
         for k in range(K):
             show(f"model {k} after the round", table(models[k]))

@@ -1,5 +1,6 @@
 """The functions that carry an equation, each with inputs: each can be copied alone, and none can
 change unnoticed."""
+import copy
 import importlib
 import math
 from pathlib import Path
@@ -95,12 +96,12 @@ INPUTS = {      # name: makes the arguments of one call or several, new each tim
         (models(with_batchnorm), [1, 4, 3], rng(), *more) for more in ((), (0.3,))],
     "fedbe.sharpened_teacher": lambda: [(normal(4, 5, 3),)],
     "fedbe.kl_divergence": lambda: [(normal(5, 3), normal(5, 3, seed=1))],
-    "federation.disagreement": lambda: [(normal(4, 5, 3),)],
+    "federation.disagreement": lambda: [(normal(4, 5, 3),), (normal(1, 5, 3),)],
     "fedsdd.divide": lambda: [([9, 2, 5, 11, 4, 0, 7, 3], 3, rng())],
     "fedsdd.distillation_loss": lambda: [
         *((normal(5, 3), normal(5, 3, seed=1), T) for T in (1.0, 2.5)),
-        *((torch.tensor([z]), torch.tensor([[1e4, -1e4]]), 1.0)
-          for z in ([-1e4, 1e4], [2e4, -1e4]))],
+        *((torch.tensor([z]), torch.tensor([[150., -150.]]), 1.0)
+          for z in ([-150., 150.], [300., -150.]))],
     "fedmd.consensus": lambda: [(normal(4, 5, 3), [2, 0, 1, 5])],
     "fedmd.digest_loss": lambda: [(normal(5, 3), normal(5, 3, seed=1))],
     "dsfl.entropy_reduction": lambda: [(probs(4, 5, 3), T) for T in (0.1, 0.5)],
@@ -130,9 +131,10 @@ INPUTS = {      # name: makes the arguments of one call or several, new each tim
     "cronus.robust_mean": lambda: [
         (probs(10, 6, 4), 0.3), (probs(5, 6, 8), 0.4), (probs(5, 6, 4), 0.0)],
     "fedgems.entropy": lambda: [
-        (normal(4, 5, 3),), (torch.tensor([[[1e4, 0., -1e4], [1., 0., 2.]]]),)],
+        (normal(4, 5, 3),), (torch.tensor([[[1e4, 0., -1e4], [1., 0., 2.]]]),),
+        (torch.tensor([[[16., 0.]]]),)],
     "fedgems.is_right": lambda: [(spoilt(normal(4, 5, 3), (0, 0, 2), (3, 3)), LABELS),
-        (torch.tensor([[[0., 2e29], [0., 2e30]]]), torch.tensor([1, 1]))],
+        (torch.tensor([[[0., 2e29], [0., 2e30], [-2e30, 0.]]]), torch.tensor([1, 1, 1]))],
     "fedgems.entropy_weights": lambda: [
         (normal(4, 4, 3), RIGHT[:, [0, 2, 3, 4]]), (spoilt(normal(4, 5, 3), (2, 0)), RIGHT),
         (torch.tensor([[[25., 0.], [16.5, 0.]], [[20., 0.], [16., 0.]]]), RIGHT[:2, [0, 3]])],
@@ -154,8 +156,8 @@ INPUTS = {      # name: makes the arguments of one call or several, new each tim
     "attacks.harmful_vector": lambda: [(normal(4, 5, 3), normal(5, 3, seed=1), 2.5)],
     "attacks.paf": lambda: [(normal(4, 5, 3), normal(5, 3, seed=1))],
     "attacks.lie": lambda: [(normal(4, 5, 3), 1.5)],
-    "attacks.ofom": lambda: [(normal(4, 5, 3), normal(5, 3, seed=1))],
-    "attacks.lie_z": lambda: [(50, 12), (16, 1), (8, 7)],
+    "attacks.ofom": lambda: [(normal(4, 5, 3), normal(5, 3, seed=1), *n) for n in ((), (2,))],
+    "attacks.lie_z": lambda: [(50, 12), (16, 1), (8, 7), (21, 4), (25, 5)],
     "partition.iid": lambda: [(classes(), 7, rng())],
     "partition.dirichlet": lambda: [(classes(), 6, 0.3, rng(seed)) for seed in range(3)],
     "partition.dirichlet_balanced": lambda: [
@@ -174,7 +176,7 @@ INPUTS = {      # name: makes the arguments of one call or several, new each tim
         (classes(), classes(300, 3, seed=1) + 10 * classes(), n, rng()) for n in (2, 5)],
     "partition.fedgkt_table6": lambda: [(classes(2000, 10), 16, rng())],
     "federation.count_weight_bytes": lambda: [
-        ([(network(with_batchnorm), 3)], *more) for more in ((), (8,))],
+        ([(network(with_batchnorm).requires_grad_(bool(more)), 3)], *more) for more in ((), (8,))],
     "federation.count_logit_bytes": lambda: [(8, 10, 1500, 700, *more) for more in ((), (300,))]}
 EQUATIONS = tuple(INPUTS)
 INPUTS["one_round.fedsdd"] = lambda: [       # no equation: an exercise
@@ -204,3 +206,31 @@ def identical(a, b):
     if isinstance(a, (list, tuple)):
         return type(a) is type(b) and len(a) == len(b) and all(map(identical, a, b))
     return isinstance(a, np.random.Generator) or type(a) is type(b) and same(a, b)
+
+
+def tensors(value):
+    """Every tensor and array in a result."""
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        yield value
+    elif isinstance(value, (dict, list, tuple)):
+        for x in value.values() if isinstance(value, dict) else value:
+            yield from tensors(x)
+
+
+def in_type(value, dtype):
+    """A copy in which all floating-point numbers of models and tensors have this type."""
+    if isinstance(value, dict):
+        return {key: in_type(x, dtype) for key, x in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [in_type(x, dtype) for x in value]
+    if isinstance(value, torch.nn.Module) or torch.is_tensor(value) and value.is_floating_point():
+        return copy.deepcopy(value).to(dtype)
+    return copy.deepcopy(value)
+
+
+def shared(function, arguments):
+    """Does a change of the result, in place, change the arguments?"""
+    before = copy.deepcopy(arguments)
+    for x in tensors(function(*arguments)):
+        x[...] = True if x.dtype in (torch.bool, bool) else 77
+    return not identical(arguments, before)

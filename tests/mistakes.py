@@ -420,12 +420,14 @@ TABLE["tests/one_round.py", "exercise"] = [
     (case[0], "the_round_to_write_is_fedsdds", case[1]) for case in (
         ("[«sizes[i]→1» for i in group]", "clients count equally whatever their sizes"),
         ("[train(i, «model→models[0]») for i", "all clients start from the main model"),
-        ("[*recent_w, w][-R«→ - 1»:]", "one round too many in the ensemble"),
-        ("for of_round in «recent_w→[w]» for", "the models of this round alone teach"),
+        ("for of_round in «kept→[*recent_w, w]» for", "one round too many in the ensemble"),
+        ("for of_round in «kept→recent_w[-R:] or [w]» for", "the last R rounds without this one"),
+        ("for of_round in «kept→[w]» for", "the models of this round alone teach"),
         ("members]).«→softmax(-1).»mean(0)«→.log()»", "the mean of the softmaxes"),
+        ("members]).«→softmax(-1).»mean(0)", "the mean of the softmaxes, which are no logits"),
         ("[distill(«w→models»[0], teacher)", "the main model forgets what its clients learned"),
         ("teacher), *«w[1:]→[distill(x, teacher) for x in w[1:]]»]", "all models distilled"),
-        ("*w[1:]], «recent_w→[*recent_w[:-1], [distill(w[0], teacher), *w[1:]]]»",
+        ("*w[1:]], «kept→[*kept[:-1], [distill(w[0], teacher), *w[1:]]]»",
          "the distilled main model is in the ensemble of the next round"))]
 TABLE["algorithms/fedsdd_ablations.py", "fedsdd"] = [
     ("{i: trained[i].upload for i in «group.clients→trained»}",
@@ -453,6 +455,8 @@ TABLE["algorithms/fedmd.py", "fedmd"] = [
      "positions are sent where all images are meant"),
     ("weights / weights.sum(), client_logits«→.softmax(-1)», dims",
      "a_weighted_consensus_by_hand", "a consensus of probabilities"),
+    ("client_logits.«new_tensor(weights)→new_ones(len(weights))»", "a_weighted_consensus_by_hand",
+     "all clients count equally"),
     ("weights« / weights.sum()→», client_logits", "a_weighted_consensus_by_hand",
      "weights that do not sum to 1"),
     ("(logits - consensus_logits.detach()).«abs→square»().mean()",
@@ -599,8 +603,7 @@ TABLE["algorithms/fedgems.py", "fedgems"] = [
      "eq4_eq5_a_logit_that_is_not_finite_reaches_nothing", "nan if nobody is right"),
     ("«torch.where→»(«weights != 0, →»weights * client_logits«, 0.0→»).sum(0)",
      "eq4_eq5_a_logit_that_is_not_finite_reaches_nothing", "0 times nan"),
-    ("«torch.where(weights != 0, weights * client_logits, 0.0).sum(0)→(weights * "
-     "client_logits.softmax(-1)).sum(0).log()»", "eq5_fused_logits_by_hand",
+    ("weights * client_logits«→.softmax(-1)», 0.0).sum(0)", "eq5_fused_logits_by_hand",
      "probabilities are mixed, not logits"),
     ("weights «!=→>» 0", "a_weight_of_nan_shows_and_never_makes_a_uniform_teacher",
      "a weight of nan counts as 0"),

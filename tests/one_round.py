@@ -19,7 +19,7 @@ def fedsdd(models, recent_w, groups, sizes, R, train, predict, distill):
     """
     w = [average_weights([train(i, model) for i in group], [sizes[i] for i in group])
          for model, group in zip(models, groups)]                                # line 4-7
-    recent_w = [*recent_w, w][-R:]
-    members = [w_k for of_round in recent_w for w_k in of_round]
+    kept = [*recent_w, w][-R:]
+    members = [w_k for of_round in kept for w_k in of_round]
     teacher = torch.stack([predict(w_k) for w_k in members]).mean(0)             # line 8
-    return [distill(w[0], teacher), *w[1:]], recent_w                            # line 9-10
+    return [distill(w[0], teacher), *w[1:]], kept                                # line 9-10

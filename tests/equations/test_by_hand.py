@@ -138,6 +138,7 @@ def test_the_printed_round_of_fedsdd_is_that_of_the_algorithm(top, printed, monk
         ensemble = [rows_of(w) for of_round in after["recent_w"] for w in of_round]
         teacher, student = torch.stack(ensemble).mean(0), rows_of(after["recent_w"][-1][0])
         assert f"1/{len(ensemble)} (" in shown["Eq. (3), (5)"]
+        assert f", temperature T = {top.TEMPERATURE:g}\n" in shown["Eq. (4)"]
         close(row(shown["Eq. (3), (5)"], "teacher's logits"), teacher)
         close(row(shown["Eq. (4)"], "p"), (teacher / top.TEMPERATURE).softmax(-1))
         close(row(shown["Eq. (4)"], "q"), (student / top.TEMPERATURE).softmax(-1))
@@ -179,7 +180,7 @@ def test_the_printed_round_of_fedmd_is_that_of_the_algorithm(top, printed, monke
         clients = after["clients"]
 
 
-@both
+@pytest.mark.parametrize("top", [lambda name: {}, lambda name: {"ROUNDS": 2}, other])
 def test_the_printed_round_of_fedgems_is_that_of_the_algorithm(top, printed):
     text, top = printed(reference.fedgems, top("fedgems")), reference.fedgems
     size, num_classes = len(top.LABELS), len(top.SERVER[0])
@@ -218,6 +219,7 @@ def test_the_printed_round_of_fedgems_is_that_of_the_algorithm(top, printed):
             ~server_right & (in_pool | right.any(0)))[[n]], top.EPSILON) for n in range(size)]
         close([float(of_image.split()[-1]) for of_image
                in shown["Line 5-12"].split("  image ")[1:]], losses)
+        assert "client" in shown["Eq. (3)"] and "teacher of" in shown["Eq. (5)"]
         told = {"self_training": "Eq. (1)", "self_distillation": "Eq. (2)",
                 "ensemble_distillation": "Eq. (5)", "nobody_right": "so are all clients"}
         for case, words in told.items():
@@ -329,6 +331,7 @@ def test_the_picture_of_a_round_has_the_equations_and_steps_that_are_printed(nam
     ("fedmd", {"WEIGHTS": [1, 1]},
      "PRIVATE and WEIGHTS need an entry for each of 4 clients, and WEIGHTS one above 0"),
     ("fedgems", {"POOL": {3: [0]}}, "POOL needs an image, 0 to 4, and 3 logits for each entry"),
+    ("fedgems", {"LABELS": [2, 0, 1, 1, 3]}, "LABELS needs a class, 0 to 2, for each of 5 images"),
     ("fedgems", {"PRIVATE": []}, "PRIVATE needs images for each of 4 clients"),
     ("fedgkt", {"LABELS": [[0, 3], [1, 1, 0], [2]]}, "LABELS are classes, 0 to 2"),
     ("fedgkt", {"SERVER_LOGITS": [None]},

@@ -1,8 +1,11 @@
 """exercise.py: what it writes has no body; every right form passes, and a mistake has its name."""
+import csv
 import inspect
 import math
 import re
+import signal
 from pathlib import Path
+from statistics import NormalDist
 
 import pytest
 import torch
@@ -57,8 +60,8 @@ def test_the_list_goes_from_short_to_long_and_begins_with_fedsdd_and_fedgems(cap
 def test_the_docstring_has_the_equation_and_names_a_gradient_that_must_not_be(name):
     docstring = " ".join(own(name).__doc__.split())
     assert EXERCISES[name][1] in docstring
-    slopes = [(label, x) for found in expected(name) for label, x in found.items()
-              if label.startswith("gradient")]
+    slopes = [(label, x) for found in expected(name) if isinstance(found, dict)
+              for label, x in found.items() if label.startswith("gradient")]
     none = {label for label, _ in slopes} - {label for label, x in slopes if x.any()}
     assert not none or "no gradient" in docstring
 
@@ -70,6 +73,9 @@ def test_the_docstring_has_the_equation_and_names_a_gradient_that_must_not_be(na
     ("def fuse(client_logits):\n    return client_logits",
      "wrong: it raises TypeError: fuse() takes 1"),
     ("def other():\n    ...", "has no function fuse"),
+    ("from algorithms.fedgems import fuse", "this is the project's function: write its body"),
+    ("import algorithms.fedgems as f\ndef fuse(client_logits, weights):\n"
+     "    return f.fuse(client_logits, weights)", "this is the project's function: write its body"),
     ("def fuse(client_logits, weights):\n    client_logits + 1", "wrong: it returns None"),
     ("def fuse(client_logits, weights):\n    client_logits *= 2\n    return client_logits[0]",
      "wrong: it changes its arguments"),
@@ -106,6 +112,24 @@ def test_an_exercise_is_written_where_its_grading_looks_for_it(tmp_path, monkeyp
         assert main([name]) == status and answer in capsys.readouterr().out
 
 
+def test_a_class_is_graded_a_line_each_and_in_a_table(tmp_path, monkeypatch, capsys):
+    setitimer = signal.setitimer         # 3 seconds in the place of a minute
+    monkeypatch.setattr(signal, "setitimer", lambda timer, *time: setitimer(timer, time[0] / 20))
+    bodies = {"anna/attacks.paf": "return benign.mean(0) - theta", "notes": "return 5",
+              "ben_attacks.paf": "print(benign); return benign.mean(0) + theta",
+              "cem/attacks.paf": "exit()", "dora/attacks.paf": "while True: pass"}
+    for path, body in bodies.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{path}.py").write_text(f"def paf(benign, theta):\n    {body}")
+    assert main(["--class", str(tmp_path)]) == 1
+    printed = [line.split("  ", 2) for line in capsys.readouterr().out.splitlines()]
+    with open(tmp_path / "grades.csv") as file:
+        assert [*csv.reader(file)] == [["student", "exercise", "answer"], *printed]
+    assert [student for student, *_ in printed] == ["anna", "ben", "cem", "dora"]
+    for (*_, answer), told in zip(printed, ("minus in the", "right", "SystemExit", "a minute")):
+        assert told in answer
+
+
 # ---------------------------------------------------------------------------------------- one round
 
 def test_the_round_to_write_is_fedsdds():
@@ -129,9 +153,9 @@ def test_the_round_to_write_is_fedsdds():
 # --------------------------------------------------------------------------------- the known ones
 
 RIGHT_ENOUGH = {  # what an exercise does not ask for: rounding, checks
-    "the digits of H near certainty are lost", "a weight of nan counts as 0"}
-RIGHT_ENOUGH_IN = {("attacks.ofom", "OFOM's second attacker counts samples as clients"),
-                   ("fedproto.prototypes", "0 times nan")}
+    "the digits of H near certainty are lost", "a weight of nan counts as 0",
+    "squares that underflow", "softmax underflows"}
+RIGHT_ENOUGH_IN = {("fedproto.prototypes", "0 times nan")}
 
 
 @every_exercise
@@ -166,7 +190,7 @@ def loop_average(state_dicts, weights):
     total, average = sum(weights), {}
     for name, first in state_dicts[0].items():
         if "tracked" in name:
-            average[name] = max(s[name] for s in state_dicts)
+            average[name] = max(s[name] for s in state_dicts).clone()
         else:
             average[name] = torch.zeros(first.shape, dtype=torch.float64)
             for s, w in zip(state_dicts, weights):
@@ -203,7 +227,8 @@ RIGHT = {
         lambda s, t, T: kd(t.detach(), s, T),
         lambda s, t, T: T * T * ce_minus_entropy(s / T, t / T),
         lambda s, t, T: T**2 * xlogy_kl(t / T, s / T).mean(),
-        lambda s, t, T: kd(t.detach().double(), s.double(), T)],
+        lambda s, t, T: T**2 * (softmax(t.detach() / T) * (
+            softmax(t.detach() / T) / softmax(s / T)).log()).sum(-1).mean()],
     "fedkd.kl_divergence": [
         lambda s, t: kd(t.detach(), s, 1.0), ce_minus_entropy,
         lambda s, t: torch.distributions.kl_divergence(
@@ -218,12 +243,14 @@ RIGHT = {
     "fedgems.entropy_weights": [
         loop_weights,
         lambda z, ok: softmax(torch.where(ok, 1 / entropy(z).clamp(min=1e-6), -torch.inf).T).T
-        .nan_to_num(0)],
+        .nan_to_num(0),
+        lambda z, ok: (lambda c: (c - c.logsumexp(0)).exp().nan_to_num(0))(
+            torch.where(ok, 1 / entropy(z).clamp(min=1e-6), -torch.inf))],
     "fedgems.fuse": [
         loop_fuse,
         lambda z, w: (z.masked_fill((w == 0)[..., None], 0) * w.unsqueeze(2)).sum(0).double()],
     "fedgems.is_right": [
-        lambda z, y: ((z.argmax(-1) == y) & ~(z.isnan() | (z.abs() >= 1e30)).any(-1)).float()],
+        lambda z, y: ((z.argmax(-1) == y) & ~(z.isnan() | (z.abs() >= 1e30)).any(-1))],
     "fedgems.distillation": [
         lambda z, y, t, e: (1 - e) * F.kl_div(log_softmax(z), softmax(t.detach()),
                                               reduction="none").sum(1)
@@ -254,65 +281,59 @@ def test_every_right_form_is_right(name, function):
     assert grade(function, name) == []
 
 
-def shares(weights):
-    return [w / sum(weights) for w in weights]
-
-
-WRONG = {   # (a student's form, part of its name in mistakes.py, or "" for none)
+WRONG = {   # (a student's form, part of the name of its mistake, or "" for none)
     "fedsdd.distillation_loss": [
-        (lambda s, t, T: kd(s, t.detach(), T), KL),
-        (lambda s, t, T: kd(t.detach(), s, T, lambda T: 1), "no temperature²"),
+        (lambda s, t, T: kd(s, t, T), KL), (lambda s, t, T: kd(t, s, T), "the teacher learns too"),
         (lambda s, t, T: kd(t.detach(), s, T, mean=torch.mean), "C times too small"),
-        (lambda s, t, T: T**2 * xlogy_kl(t, s / T).mean(), "the teacher is not softened"),
-        (lambda s, t, T: kd(t, s, T), "the teacher learns too"),
-        (lambda s, t, T: T**2 * CE(s / T, softmax(t.detach() / T)), ""),
+        (lambda s, t, T: T**2 * xlogy_kl(t.T / T, s.T / T).sum() / len(t), "the wrong axis"),
+        (lambda s, t, T: T**2 * xlogy_kl(t / T, s / T).mean() / math.log(2), "log2"),
+        (lambda s, t, T: T**2 * xlogy_kl(t / T, s / T), "a mean or a sum is missing"),
+        (lambda s, t, T: T**2 * CE(s / T, softmax(t.detach() / T)), "a term is missing"),
         (lambda s, t, T: kd(t, s.detach(), T), "")],
     "fedkd.kl_divergence": [
-        (lambda s, t: kd(t, s, 1.0), "each loss also trains its teacher"),
-        (lambda s, t: kd(t.detach(), s, 1.0, mean=torch.mean), "over batch and classes")],
+        (lambda s, t: kd(t, s, 1.0) / math.log(2), "log2 in the place of ln")],
+    "federation.disagreement": [(lambda z: own("federation.disagreement")(z) or 0.0, "")],
     "fedgems.entropy": [
         (lambda z: -(softmax(z) * softmax(z).log()).sum(-1), "the logarithm of 0"),
-        (lambda z: -(softmax(z) * softmax(z).log2().clamp(min=-99)).sum(-1), "H in bits"),
-        (lambda z: (softmax(z) * log_softmax(z)).sum(-1), "")],
+        (lambda z: -(softmax(z) * softmax(z).log2()).sum(-1), "H in bits"),
+        (lambda z: -(softmax(z) * (softmax(z) + 1e-8).log()).sum(-1), ""),
+        (lambda z: torch.special.entr(z.softmax(0)).sum(-1), "softmax over the wrong axis"),
+        (lambda z: (softmax(z) * log_softmax(z)).sum(-1), "a wrong sign")],
     "fedgems.entropy_weights": [
-        (lambda z, ok: softmax(entropy(z).masked_fill(~ok, -math.inf).T).T.nan_to_num(0),
-         "H for 1/H"),
-        (lambda z, ok: (1 / entropy(z).clamp(min=1e-6)).softmax(0) * ok, "softmax over all"),
-        (lambda z, ok: torch.where(ok, 1 / entropy(z).clamp(min=1e-6), -math.inf).softmax(0),
-         "nan if nobody is right"),
+        (lambda z, ok: (1 / entropy(z).clamp(min=1e-6)).softmax(0), "a mask is missing"),
         (lambda z, ok: torch.where(ok, 1 / entropy(z).clamp(min=1e-6), 0) / torch.where(
             ok, 1 / entropy(z).clamp(min=1e-6), 0).sum(0).clamp(min=1e-9), "")],
     "fedgems.fuse": [
         (lambda z, w: torch.einsum("mn,mnc->nc", w, z), "0 times nan"),
-        (lambda z, w: z.nanmean(0), "")],
+        (lambda z, w: loop_fuse(softmax(z), w), "probabilities")],
     "fedgems.is_right": [
         (lambda z, y: z.argmax(-1) == y, "infinity can be right"),
-        (lambda z, y: (z.argmax(-1) == y) & z.isfinite().all(-1), "any finite number is usable")],
+        (lambda z, y: (z.argmax(-1) == y) & (z < 1e30).all(-1), "clamp or abs is missing"),
+        (lambda z, y: own("fedgems.is_right")(z, y).float(), "numbers in the place of True")],
     "fedgems.distillation": [
         (lambda z, y, t, e: (1 - e) * CE(z, y, reduction="none") + e * xlogy_kl(t, z),
          "epsilon on the wrong term"),
-        (lambda z, y, t, e: e * CE(z, y) + (1 - e) * xlogy_kl(t, z).mean(), "")],
+        (lambda z, y, t, e: own("fedgems.distillation")(z, (y + 1) % 3, t, e), "off by one"),
+        (lambda z, y, t, e: e * CE(z, y) + (1 - e) * xlogy_kl(t, z).mean(), "a mean over all is")],
     "fedgems.server_loss": [
         (lambda z, y, t, has, e: CE(z[~has], y[~has]) + (
             e * CE(z[has], y[has]) + (1 - e) * xlogy_kl(t[has], z[has]).mean()), "a sum of means")],
+    "attacks.lie_z": [
+        (lambda n, m: NormalDist().inv_cdf(1 - max((round(n / 2 + 1) - m) / (n - m), .001)), "")],
+    "attacks.ofom": [(lambda b, theta, n=None: own("attacks.ofom")(b, theta), "n has no effect")],
     "fedgkt.transfer_loss": [
         (lambda z, y, t, T: CE(z, y) + (0 if t is None else kd(t, z, T)),
          "the teacher's logits get a gradient"),
         (lambda z, y, t, T: CE(z, y) + (0 if t is None else kd(t.detach(), z, 1)), "")],
     "federation.average_weights": [
+        (lambda states, weights: loop_average(states, weights) | {
+            k: w for k, w in states[1].items() if "tracked" in k}, ""),        # its own tensors
         (lambda states, weights: {k: sum(s[k] for s in states) / len(states) for k in states[0]},
-         "all models weigh the same"),
-        (lambda states, weights: {k: sum(a * s[k] for a, s in zip(shares(weights), states))
-                                  for k in states[0]}, "counters are averaged")],
+         "all models weigh the same")],
     "one_round.fedsdd": [
-        (lambda models, *rest: loop_round(models[:1] * len(models), *rest), "from the main model"),
-        (lambda m, u, groups, sizes, *rest: loop_round(m, u, groups, {i: 1 for i in sizes}, *rest),
-         "clients count equally"),
-        (lambda m, u, g, s, R, *rest: loop_round(m, u, g, s, 1, *rest), "")],
+        (lambda models, *rest: loop_round(models[:1] * len(models), *rest), "from the main model")],
     "fedmd.digest_loss": [
-        (lambda z, f: F.mse_loss(z, f.detach()), "the squared error"),
-        (lambda z, f: F.l1_loss(z, f), "the consensus gets a gradient"),
-        (lambda z, f: (z - f.detach()).abs().sum(-1).mean(), "the sum over the classes")],
+        (lambda z, f: (z - f).abs().sum(-1).mean(), "the sum over the classes")],
     "fd.others_mean": [
         (lambda p: p.sum(0, keepdim=True).expand_as(p) / p.any(-1).sum(0).clamp(min=1)[:, None],
          "the own row is in the target")]}
@@ -326,3 +347,10 @@ def test_a_mistake_is_caught_and_has_its_name_if_it_is_a_known_one(name, functio
     assert any(line.startswith("wrong") for line in lines)
     named = [line for line in lines if line.startswith("This is a known mistake: ")]
     assert bool(named) == bool(known) and known in "".join(named)
+
+
+def test_an_entry_of_a_state_dict_and_a_gradient_that_must_be_0_are_told():
+    lines = grade(lambda w, sizes: loop_average(w[:1], sizes), "federation.average_weights")
+    assert "wrong, the result['1.weight']:" in lines
+    assert "The gradient of result by teacher must be 0: detach" in grade(
+        lambda s, t, T: kd(s, t, T), "fedsdd.distillation_loss")

@@ -6,7 +6,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from functions import EQUATIONS, INPUTS, identical, normal, own, results, rng
+from functions import (EQUATIONS, INPUTS, identical, in_type, normal, own, results, rng,
+                       shared, tensors)
 
 LOGITS = {  # the positions of logits: what counts is their softmax
     "fedsdd.distillation_loss": (0, 1), "fedgems.entropy": (0,), "fedgems.is_right": (0,),
@@ -30,24 +31,13 @@ def close(a, b):
     return torch.allclose(a.double(), b.double(), atol=1e-5, equal_nan=True)
 
 
-def tensors(value):
-    """Every tensor and array in a result."""
-    if isinstance(value, (torch.Tensor, np.ndarray)):
-        yield value
-    elif isinstance(value, (dict, list, tuple)):
-        for x in value.values() if isinstance(value, dict) else value:
-            yield from tensors(x)
-
-
 @every_function
 def test_inputs_are_not_changed_nor_shared_with_the_result(name):
     for arguments in INPUTS[name]():
         before = copy.deepcopy(arguments)
-        result = own(name)(*arguments)
+        own(name)(*arguments)
         assert identical(arguments, before)
-        for x in tensors(result):
-            x[...] = True if x.dtype in (torch.bool, bool) else 77
-        assert identical(arguments, before)
+        assert not shared(own(name), arguments)
 
 
 @every_function
@@ -106,17 +96,6 @@ def test_the_student_learns_and_the_teacher_gets_no_gradient(name):
     assert learned
 
 
-def in_type(value, dtype):
-    """A copy in which all floating-point numbers of models and tensors have this type."""
-    if isinstance(value, dict):
-        return {key: in_type(x, dtype) for key, x in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [in_type(x, dtype) for x in value]
-    if isinstance(value, torch.nn.Module) or torch.is_tensor(value) and value.is_floating_point():
-        return copy.deepcopy(value).to(dtype)
-    return copy.deepcopy(value)
-
-
 @pytest.mark.parametrize("name", [name for name in EQUATIONS if "partition" not in name])
 def test_float64_gives_float64_and_float32_gives_float32_near_it(name):
     """Within eight units in the last place of the largest number."""
@@ -126,5 +105,6 @@ def test_float64_gives_float64_and_float32_gives_float32_near_it(name):
         for x, y in zip(tensors(found), tensors(expected), strict=True):
             assert y.dtype != torch.float32
             assert x.dtype == (torch.float32 if y.is_floating_point() else y.dtype)
-            limit = 8 * torch.finfo(torch.float32).eps * y.double().abs().max()
+            float32 = torch.finfo(torch.float32)
+            limit = 8 * float32.eps * y.double().abs().max() + float32.tiny
             assert (x.double() - y.double()).abs().max() <= limit < math.inf
