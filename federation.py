@@ -7,7 +7,7 @@ two into a folder, and they run:
 
 `__all__` below lists what algorithms import, section by section.
 
-An algorithm is a file with a Config, its settings, a generator `run`, and an `ALGORITHM`, which says
+An algorithm is a file with a Config, its settings, a generator `run`, and an `ALGORITHM` that says
 what it needs. `run` yields (metrics, state) before the first round, as round 0, and after each
 round. If it is given a state that it has yielded, it goes on with the next round, with the numbers
 of a run without a stop.
@@ -334,7 +334,7 @@ def in_bfloat16(function):
 # 3  Training. A network whose optimizer goes on in later rounds is kept as a snapshot.
 
 def minibatches(images, batch_size, rng, epochs=None, steps=None):
-    """Yields the row numbers of each batch, int64 [B]: in an epoch every image once, in a new order.
+    """Yields the row numbers of each batch, int64 [B]: in an epoch each image once, in a new order.
 
     epochs    how many passes over the images, unless `steps` is given
     steps     how many batches, in as many epochs as they need
@@ -689,8 +689,7 @@ class Algorithm:
     Config: type             # the dataclass of its settings
     public: Literal["none", "unlabeled", "labeled", "joint"] = "none"    # the public images that it
     #                          sees; joint: also of another task, in one output layer, as in FedMD
-    needs_for: Callable | None = None    # needs_for(cfg), what `needs` returns, if it depends on the
-    #                          settings
+    needs_for: Callable | None = None    # needs_for(cfg): what `needs` returns, if settings decide
     mixed_networks: bool = False     # may clients have different networks?
     server: Literal["none", "images", "features"] = "none"   # what a network of the server's reads
     check_more: Callable | None = None   # check_more(fed, cfg, state, attack) raises ValueError

@@ -139,7 +139,7 @@ def train_client(fed, cfg, t, i, client, weights, buffers):
     """Step 4-5: client i, `Trained`.
 
     client              what it kept
-    weights, buffers    the shared mentee's state_dict, and the names of BatchNorm's statistics in it
+    weights, buffers    the shared mentee's state_dict, and the names of its BatchNorm statistics
     """
     images, labels = fed.private[i]
     mentor, mentor_optimizer = resume(client, fed.client_model(i), cfg.optimizer, cfg.lr,

@@ -58,8 +58,8 @@ TABLE["federation.py", "federation"] = [
      "always float32"),
     ("cache_enabled=«False→True»", "with_amp_an_autocast_around_the_run_changes_nothing",
      "inside a user's autocast, the weights of the first batch"),
-    ('NonNegative = Annotated[float, "[«0→-1», inf)"]', "a_config_of_a_file_whose_annotations_are_texts_is_checked",
-     "settings below 0"),
+    ('NonNegative = Annotated[float, "[«0→-1», inf)"]',
+     "a_config_of_a_file_whose_annotations_are_texts_is_checked", "settings below 0"),
     ('above = x >= low if interval[0] == "[" else x >«→=» low',
      "a_config_of_a_file_whose_annotations_are_texts_is_checked",
      "an interval's open end is in it: a rate of 0"),
@@ -168,7 +168,8 @@ TABLE["federation.py", "federation"] = [
      "communication::what_is_not_in_the_state_dict_does_not_travel_and_a_shared_layer_travels_onc"
      "e", "buffers that are not persistent are counted"),
     ("w.numel() * «max(number_bytes, w.element_size())→number_bytes»",
-     "communication::bytes_are_proportional_to_clients_and_to_the_size_of_a_number", "a counter has 4 bytes"),
+     "communication::bytes_are_proportional_to_clients_and_to_the_size_of_a_number",
+     "a counter has 4 bytes"),
     ('"bytes_up": FLOAT_BYTES * up * num_classes« * num_clients→»,',
      "communication::logits_bytes_by_hand", "one client's bytes for all"),
     ('"bytes_down": «FLOAT_BYTES * down * num_classes * num_clients→0»,',
@@ -218,7 +219,8 @@ TABLE["algorithms/fedprox.py", "fedavg"] = [
     ('OPTIMIZERS[«cfg.optimizer→"sgd"»]',
      "contracts::optimizer_and_decay_reach_all_networks[fedprox]", "clients keep SGD")]
 TABLE["algorithms/scaffold.py", "scaffold"] = [
-    ('"bytes_up": «2 * →»sent["bytes_up"]', "scaffold_round_against_slow_loop", "control variates travel free"),
+    ('"bytes_up": «2 * →»sent["bytes_up"]', "scaffold_round_against_slow_loop",
+     "control variates travel free"),
     ("grad «- client_control +→+ client_control -» server_control",
      "new_control_is_the_mean_gradient_along_the_path", "the correction has the wrong sign"),
     ("(«global_params - local_params→local_params - global_params»)",

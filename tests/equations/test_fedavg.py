@@ -85,4 +85,5 @@ def test_averaged_weights_are_the_mean_of_the_last_global_models_and_change_noth
         assert metrics["averaged_accuracy"] == accuracy(logits, fed.test.labels)
         assert same(fedavg.averaged(state), expected)
     assert "averaged_accuracy" not in plain[1][0] and "last_models" not in plain[1][1]
-    assert same(list(rounds(fedavg, fed, found[1][1], rounds=3, average_last=2, **LOCAL)), found[2:])
+    later = rounds(fedavg, fed, found[1][1], rounds=3, average_last=2, **LOCAL)
+    assert same(list(later), found[2:])
