@@ -23,6 +23,7 @@ from data.images import BadData
 from data.split import load_datasets
 from experiment import build, keep, processes, report, settings
 from experiment.common import refuses
+from experiment.lock import alone_in
 
 
 def main(argv, is_program=False):
@@ -36,7 +37,7 @@ def main(argv, is_program=False):
         if isinstance(command, str):                     # --help, --list
             return processes.say(command)
         program = command.program
-        with keep.alone_in(None if program.describe else program.out):
+        with alone_in(None if program.describe else program.out):
             return run(command, processes.device_of(program.device, is_program), is_program)
 
 

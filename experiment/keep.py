@@ -4,8 +4,8 @@ DIR/split-seedN.npz holds who has which images.
 config.json is written when the run begins; the next command is compared with it. The checkpoint
 holds the state after a round and the rows of all rounds so far. After each round it is replaced in
 one step, then the .jsonl files, which are written from its rows. So a run that is killed at any
-moment goes on after its last finished round, and no row is lost or doubled. A command holds the
-lock of DIR until its last process has ended. `load_model` reads a trained network.
+moment goes on after its last finished round, and no row is lost or doubled. `load_model` reads a
+trained network.
 """
 import contextlib
 import io
@@ -49,62 +49,6 @@ class Record:
     rows: list = field(default_factory=list)         # the metrics of each round so far
     timings: list = field(default_factory=list)      # and its seconds
     clock: float = 0.0                               # when the last round ended
-
-
-# ------------------------------------------------------------------------------------- the lock
-
-@contextlib.contextmanager
-def alone_in(out):
-    """In this block no other command is at work in the folder of --out, which is made here.
-
-    The system frees the lock when the last process of a command has ended, however it ended. What
-    is still empty at the end is removed.
-    """
-    if out is None or not is_first():
-        yield
-        return
-    folder = Path(out)
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    with refuses(OSError):
-        file = locked(folder / ".lock")
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(file.name)
-            for path in missing:
-                path.rmdir()
-        file.close()
-
-
-def locked(path):
-    """The file, open and locked, with the number of this process in it."""
-    deadline = time.monotonic() + 2      # processes of a command that was killed end a bit later
-    while True:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = open(path, "a+")
-        if lock(file):
-            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                file.truncate(0)
-                print(os.getpid(), file=file, flush=True)
-                return file
-        elif time.monotonic() > deadline:
-            file.seek(0)
-            raise BadInput(f"process {file.read().strip()} is at work in {path.parent}: wait for "
-                           "its end, or choose another --out")
-        file.close()                                     # or its owner has removed it meanwhile
-        time.sleep(0.1)
-
-
-def lock(file):
-    """Locks a file; False if another process has. Where a system knows no locks, it is True."""
-    with contextlib.suppress(ImportError, OSError):
-        import fcntl
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-    return True
 
 
 # ----------------------------------------------------------------------------- before the rounds
@@ -307,14 +251,13 @@ def load_model(folder, name=None):
         model, prepare, classes = load_model("runs/a/fedsdd-seed0")
         logits = model(prepare(images))        # images [n, c, h, w]: bytes, or floats in [0, 1]
 
-    name      "server", of several models "server", "server 1", ..., "client 0", "client 1", ...,
-              of FedSDD "ensemble", of fedsdd-ablations "averaged", too, of several networks
-              "averaged", "averaged 1", ...: after the run's last finished round; None: the first
-              of these that it has
-    raises    ValueError if the run has no such model
-    Of a run with --amp it computes in bfloat16.
-    logits[:, j] is of the class names[j]. With a joint layer (FedMD) the public classes come first,
-    as "public 0", "public 1", ..., then those of the task.
+    name      of the model, after the run's last finished round: "server", "server 1", ...;
+              "client 0", ...; "ensemble" (FedSDD); "averaged", "averaged 1", ... (fedavg with
+              --average-last, fedsdd-ablations). None: the first of these that the run has
+    raises    BadInput, a ValueError: the run has no such model, or is damaged
+
+    Of a run with --amp it computes in bfloat16. logits[:, j] is of the class names[j]; with a joint
+    layer (FedMD) the public classes come first, as "public 0", "public 1", ...
     """
     config, path = read_config(folder), Path(folder, "checkpoint.pt")
     if not path.exists():

@@ -182,8 +182,8 @@ def differences(curves, key, values, base, base_key, base_values, digits):
     cells, whys = [], []
     for label, own in values.items():
         points = [own[seed] - base_values[seed] for seed in own if seed in base_values]
-        why = own and base_values and why_not(curves[label], key, curves[base], base_key)
-        if why:
+        why = why_not(curves[label], key, curves[base], base_key)
+        if why and own and base_values:
             points = []
             whys.append((why, label))
         cells.append("reference" if (label, key) == (base, base_key) else

@@ -14,6 +14,7 @@ import difflib
 import inspect
 import typing
 from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, get_type_hints
 
@@ -195,30 +196,34 @@ def parser_of(tables):
 
 def options_of(kind):
     """argparse's options for a str, bool, Literal, int, float, tuple[X, ...] or None."""
-    optional = type(None) in typing.get_args(kind)
-    kind = typing.get_args(kind)[0] if optional else kind                    # X | None
-    if kind is bool:
+    inside = typing.get_args(kind)
+    if kind is bool or bool in inside:
         return {"action": argparse.BooleanOptionalAction}
-    choices, several = None, typing.get_origin(kind) is tuple
+    if type(None) in inside:                                                 # X | None
+        options = options_of(inside[0])
+        typed, choices = options["type"], options["choices"]
+        return {"type": lambda text: None if text == "none" else typed(text),
+                "choices": choices and [*choices, None]}
     if typing.get_origin(kind) is Literal:
-        choices, kind = [*typing.get_args(kind), *([None] if optional else [])], str
-    kind = typing.get_args(kind)[0] if several else kind
+        return {"type": str, "choices": inside}
+    if typing.get_origin(kind) is tuple:
+        return {"type": partial(convert_all, inside[0]), "choices": None}
+    return {"type": partial(convert, kind), "choices": None}
 
-    def convert(word):
-        try:
-            return kind(word.strip())
-        except ValueError:
-            noun = "a whole number" if kind is int else "a number"
-            raise argparse.ArgumentTypeError(f"{word!r} is not {noun}") from None
 
-    def convert_all(text):
-        if optional and text == "none":
-            return None
-        if several and "" in map(str.strip, text.split(",")):
-            raise argparse.ArgumentTypeError(f"{text!r} has an empty word: write a,b without blank")
-        return tuple(map(convert, text.split(","))) if several else convert(text)
+def convert(kind, word):
+    try:
+        return kind(word.strip())
+    except ValueError:
+        noun = "a whole number" if kind is int else "a number"
+        raise argparse.ArgumentTypeError(f"{word!r} is not {noun}") from None
 
-    return {"type": convert_all, "choices": choices}
+
+def convert_all(kind, text):
+    words = text.split(",")
+    if "" in map(str.strip, words):
+        raise argparse.ArgumentTypeError(f"{text!r} has an empty word: write a,b without blank")
+    return tuple(convert(kind, word) for word in words)
 
 
 def filled(table, *layers):

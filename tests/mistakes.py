@@ -984,15 +984,16 @@ TABLE["experiment/build.py", "build"] = [
      "joint_labels_of_the_task_come_after_the_public_classes", "each part has its own mean"),
     ('if algorithm.server == "images" and «not makes_logits(server, seen)→False»:',
      "what_the_data_cannot_give_is_refused_in_one_line", "the server's network is not tried")]
+TABLE["experiment/lock.py", "runs"] = [
+    ("fcntl.flock(file, fcntl.«LOCK_EX→LOCK_SH» |",
+     "trust::a_command_holds_its_folder_until_kill_9_ends_it[1]",
+     "two commands write in one folder")]
 TABLE["experiment/keep.py", "runs"] = [
     ('check_range("prepare: the tensor", «pixels→pixels * 0»)',
      "your_own::a_loaded_model_predicts_as_in_the_run", "floats of 0..255 are predicted"),
     ("network.forward = «in_bfloat16(network.forward)→network.forward»",
      "your_own::load_model_names_the_classes_that_were_chosen_and_what_is_missing",
      "a model of --amp computes in float32"),
-    ("fcntl.flock(file, fcntl.«LOCK_EX→LOCK_SH» |",
-     "trust::a_command_holds_its_folder_until_kill_9_ends_it[1]",
-     "two commands write in one folder"),
     ("if damaged := «zipfile.ZipFile(path).testzip()→None»:",
      "a_spoilt_or_older_run_is_refused_in_one_line", "a run goes on with weights of which a bit "
      "has turned"),
