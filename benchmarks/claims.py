@@ -13,7 +13,7 @@ down before the runs of a or of b.
 
 A reference is an id and, behind each @, another measure of its row: fedsdd-006@25 after 25 rounds,
 @last in the last round alone, @best in each run's best round, @10-14 of these seeds, @a and @b of
-one side alone, @self_training of this metric, @until-40 the MB until the clients' accuracy is 40%.
+one side alone, @self_training of this metric, @until-40 the MB until the row's accuracy is 40%.
 The pages of docs/ cite figures so.
 """
 import argparse
@@ -73,14 +73,19 @@ def window_of(rounds):
     return max(5, rounds // 10)
 
 
-def accuracies(run, metric, last=None, rounds=None, best=False):
+def accuracies(run, metric, last=None, rounds=None, best=False, until=None):
     """{seed: accuracy in percent}, the mean of the last tenth of the rounds, at least five.
 
     last      the mean of so many rounds
     rounds    the rounds after these are left out
     best      the highest of a round instead of a mean
+    until     megabytes up and down until the accuracy is so many percent, instead
     """
     runs = runs_behind(run)
+    if until:
+        reached = {run.seed: [row["MB"] for row in run.rows if row.get(metric, 0) >= until / 100]
+                   for run in runs}
+        return {seed: megabytes[0] for seed, megabytes in reached.items() if megabytes}
     rounds = rounds or (len(runs[0].rows) - 1)
     measure = mean_of_last(last or window_of(rounds))
     return values_of(runs, metric, lambda values: measure_of(values[:rounds + 1], measure, best))
@@ -119,11 +124,14 @@ def values(reference):
         elif option.isdigit():
             measure["rounds"] = int(option)
         else:
-            metric = option.replace("until-", "ComU@0.")
-            claim = claim | {"metric": metric, "base_metric": metric}
-            if side:                                         # the other may not have it
-                run = claim[{"a": "row", "b": "base"}[side]]
-                claim = claim | {"row": run, "base": run}
+            if option.startswith("until-"):
+                measure["until"] = int(option.removeprefix("until-"))
+            else:
+                claim = claim | {"metric": option, "base_metric": option}
+            if side == "a":                                  # the other may not have it
+                claim = claim | {"base": claim["row"], "base_metric": claim["metric"]}
+            if side == "b":
+                claim = claim | {"row": claim["base"], "metric": claim["base_metric"]}
     found = pairs(claim, **measure).values()
     return [{"a": a, "b": b, None: a - b}[side] for a, b in found]
 
@@ -366,7 +374,8 @@ def counts():
     return {"rows": len(CLAIMS), **{name: sum(x == name for _, x, _ in found) for name in (
                 "holds", "open", "does not hold", "diverged")},
             "changed by the last round": sum(x != y for _, x, y in found),
-            "directed": len(directed), "by chance": round(len(directed) / 20), "holm": len(holm()),
+            "directed": len(directed), "by chance": round(len(directed) / 20),
+            "holm": sum(claim["id"] in holm() for claim in directed),
             "with seeds 10 to 19": len(ten), "decided by the first five": len(first),
             "by the second five alike": sum(x == y for x, y in first),
             "by the second five otherwise": sum("open" != y != x for x, y in first),
@@ -407,17 +416,16 @@ def figure(reference):
 
 
 def is_decided(reference):
-    """Whether the interval excludes 0, and by the last round alone, too: then it is bold.
+    """Whether the row's claim is decided, and by the last round alone alike: then it is bold.
 
-    A reference with a measure of its own is judged by this measure alone.
+    A reference with a measure of its own is judged by this measure.
     """
-    options = reference.split("@")[1:]
-    if {"a", "b"} & {*options}:
+    name, *options = reference.split("@")
+    if {"a", "b"} & {*options} or diverged(BY_ID[name]):
         return False
-    measured = [reference] if options else [reference, f"{reference}@last"]
-    signs = {(mean(points) > 0) if abs(mean(points)) > half_width(points) else None
-             for points in map(values, measured)}
-    return len(signs) == 1 and None not in signs
+    measured = {reference, reference if {"last", "best"} & {*options} else f"{reference}@last"}
+    return {verdict(BY_ID[name], values(one)) for one in measured} in (
+        {"holds"}, {"does not hold"})
 
 
 def commands(claim):
