@@ -1100,7 +1100,8 @@ TABLE["reference/linear.py", "by_hand"] = [
      "the loss is shown with T instead of T²")]
 TABLE["reference/fedgems.py", "by_hand"] = [
     ("updates=[sgd(LR)] * M, server_update=sgd(SERVER_LR), epsilon=EPSILON«, pool=POOL→»)",
-     "the_printed_round_of_fedgems_is_that_of_the_algorithm[own]", "the pool starts empty")]
+     "the_printed_round_of_fedgems_is_that_of_the_algorithm[two rounds]",
+     "the pool starts empty")]
 TABLE["reference/fedgkt.py", "by_hand"] = [
     ("        clients«, server_logits→» = after«, answers→»",
      "the_printed_round_of_fedgkt_is_that_of_the_algorithm[others]",

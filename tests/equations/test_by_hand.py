@@ -180,7 +180,8 @@ def test_the_printed_round_of_fedmd_is_that_of_the_algorithm(top, printed, monke
         clients = after["clients"]
 
 
-@pytest.mark.parametrize("top", [lambda name: {}, lambda name: {"ROUNDS": 2}, other])
+@pytest.mark.parametrize("top", [lambda name: {}, lambda name: {"ROUNDS": 2}, other],
+                         ids=["own", "two rounds", "others"])
 def test_the_printed_round_of_fedgems_is_that_of_the_algorithm(top, printed):
     text, top = printed(reference.fedgems, top("fedgems")), reference.fedgems
     size, num_classes = len(top.LABELS), len(top.SERVER[0])
