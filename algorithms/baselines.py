@@ -204,9 +204,13 @@ def evaluate(fed, state):
 def score_shared(fed, networks):
     """`score_clients` of clients that use the network of their architecture, {name: snapshot}."""
     def score(data):
-        of_network = {name: accuracy(predict_models(fed, [network["model"]], data.images, partial(
-            new_network, fed, name))[0], data.labels) for name, network in networks.items()}
-        return [of_network[name] for name in fed.architecture]           # of each client
+        """The accuracy of each client's network."""
+        accuracies = {}
+        for name, saved in networks.items():
+            new_model = partial(new_network, fed, name)
+            logits = predict_models(fed, [saved["model"]], data.images, new_model)[0]    # [N, C]
+            accuracies[name] = accuracy(logits, data.labels)
+        return [accuracies[name] for name in fed.architecture]
 
     each = score(fed.test)
     metrics = {"client_accuracy": fmean(each), "client_accuracy_min": min(each),

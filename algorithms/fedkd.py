@@ -74,11 +74,6 @@ class Config(Settings):
     weight_decay: NonNegative = 0.0      # L2 penalty of both optimizers
 
 
-# Of no paper: our own values, as in fml.py, so that the two can be compared. No --paper has them;
-# from Python, fedkd.run(fed, fedkd.Config(**fedkd.PAPER)) runs them.
-PAPER = dict(rounds=100, local_epochs=1, batch_size=64, lr=0.05, energy_rounds=100)
-
-
 def run(fed, cfg, state=None, attack=None):
     """Yields (metrics, state) after round 0, the untrained models, and after every round.
 
@@ -297,7 +292,6 @@ def check(fed, cfg, state, attack):
 
 ALGORITHM = Algorithm(
     "fedkd", run, Config, mixed_networks=True, server="images", check_more=check, program=dict(
-        paper=PAPER,
         scores={"accuracy": ("mentors", "own classes"), "client_accuracy": ("mentors", "test"),
                 "server_accuracy": ("mentee", "test")}, server_score="server_accuracy",
         plateau=("lr",), evaluate=evaluate, model=("cnn_large", "mlp"), server_model="cnn"))

@@ -9,8 +9,6 @@ network along, which changes the first even where there is a single client.
         (Dirichlet, alpha 0.5), 300 images each. Every second client has a network with one hidden
         layer (mlp), the others have a CNN (cnn_large). Half a minute on two cores.
 
-No --paper has it. From Python, local.run(fed, local.Config(**PAPER)) runs `PAPER`.
-
 Clients hold labeled images of their own; between rounds each keeps its model and its optimizer,
 whether it is active or not. There are no public images and no server.
 
@@ -48,10 +46,6 @@ class Config(Settings):
     lr: Positive = 0.01                  # of a client, constant
     optimizer: Optimizer = "momentum"    # one for each client, kept over the rounds
     weight_decay: NonNegative = 0.0      # L2 penalty of this optimizer
-
-
-# Of no paper: the values of PAPER in fml.py.
-PAPER = dict(rounds=100, local_epochs=1, batch_size=64, lr=0.05)
 
 
 def run(fed, cfg, state=None):
@@ -107,7 +101,6 @@ def evaluate(fed, state):
 
 ALGORITHM = Algorithm(
     "local", run, Config, mixed_networks=True, program=dict(
-        paper=PAPER,
         scores={"accuracy": ("clients", "own classes"), "client_accuracy": ("clients", "test")},
         server_score="client_accuracy", plateau=("lr",), evaluate=evaluate,
         model=("cnn_large", "mlp")))
