@@ -10,6 +10,7 @@ from pathlib import Path
 # The parts of config.json. "settings" has all flags and hyperparameters, in one dict. "data" has
 # the settings that decide who has which images, with fingerprints instead of the names of files.
 PARTS = ("settings", "data", "environment", "images", "scores", "keys")
+FORMAT = 2       # of a run's folder, in config.json: runs of other formats are refused
 
 
 class BadInput(ValueError):
@@ -34,7 +35,7 @@ def read_config(folder):
     path = Path(folder, "config.json")
     try:
         config = json.loads(path.read_text())
-        if "hyperparameters" in config:
+        if config["format"] != FORMAT:
             raise BadInput(f"{folder} is from an older version: choose another --out")
         return config | {part: dict(config[part]) for part in PARTS} | {
             "algo": str(config["algo"]), "seed": int(config["seed"]), "begun": str(config["begun"])}

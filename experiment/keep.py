@@ -4,8 +4,7 @@ DIR/split-seedN.npz holds who has which images.
 config.json is written when the run begins; the next command is compared with it. The checkpoint
 holds the state after a round and the rows of all rounds so far. After each round it is replaced in
 one step, then the .jsonl files, which are written from its rows. So a run that is killed at any
-moment goes on after its last finished round, and no row is lost or doubled. `load_model` reads a
-trained network.
+moment goes on after its last finished round, and no row is lost or doubled.
 """
 import contextlib
 import io
@@ -17,22 +16,18 @@ import time
 import zipfile
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import torch
 
-import models
-from algorithms import ALGORITHMS
-from data.images import adapt, check_range, normalize, to_float
 from data.split import seed_of_split
-from experiment.common import BadInput, Stopped, read_config, refuses, text_of
+from experiment.common import FORMAT, BadInput, Stopped, read_config, refuses, text_of
 from experiment.processes import from_first, is_first
-from experiment.settings import Images, Method, Networks, Training, client_network
-from federation import in_bfloat16, pack, unpack
+from experiment.settings import Images, Method, Networks, Training
+from federation import pack, unpack
 
-FORMAT = 2       # of states, in config.json: a run of another format does not go on
 FILES = ("config.json", "checkpoint.pt", "metrics.jsonl", "timing.jsonl")
 
 
@@ -71,7 +66,11 @@ def open_records(command, datasets):
     of_label = {record.method.label: record for record in records}
     for path in sorted(out.glob("*-seed*/config.json")):     # of other methods and seeds, too
         then = read_config(path.parent)
-        compare(path.parent, then, of_label.get(then["algo"]), records[0])
+        refuse_other(path.parent, then["data"], records[0].config["data"], [Images])
+        if record := of_label.get(then["algo"]):
+            before, now = (x["settings"] | x["data"] for x in (then, record.config))
+            refuse_other(path.parent, before, now,
+                         [Images, Training, Networks, record.method.algorithm.Config])
     for record in records:
         read_kept(record)
     return records
@@ -85,8 +84,9 @@ def config_of(command, datasets, seed, method):
         classes = [f"public {j}" for j in range(datasets.foreign.num_classes)] + classes
     settings = {name: value for table in (images, command.training, method.networks, method.cfg)
                 for name, value in asdict(table).items()}
-    data = asdict(images) | datasets.fingerprints
-    del data["data_root"]                                    # a file may move
+    # Files may move: data have fingerprints in place of names, last, as other settings decide them.
+    data = {name: value for name, value in asdict(images).items()
+            if name not in ("data_root", *datasets.fingerprints)} | datasets.fingerprints
     return json.loads(dumps({
         "format": FORMAT, "algo": method.label, "seed": seed,
         "begun": datetime.now(timezone.utc).isoformat(), "settings": settings, "data": data,
@@ -110,28 +110,20 @@ def commit():
         return found.stdout.strip() or None
 
 
-def compare(folder, then, record, any_record):
-    """Raises BadInput if the run in a folder and this command do not fit together.
+def refuse_other(folder, before, now, tables):
+    """Raises BadInput if the run in a folder has other settings than this command.
 
-    then          the run's config.json; a setting that it does not have, as it is newer, has its
-                  default
-    record        this command's with the run's label, also of another seed: data and settings must
-                  be the same, but there may be more rounds. None: it has no such label
-    any_record    of another label: the data must be the same
+    before, now    {setting: value} of the run and of this command, which may have more rounds
+    tables         the dataclasses of the settings: one that the run does not have, as it is newer,
+                   has its default
     """
-    tables, before, now = [Images], then["data"], any_record.config["data"]
-    if record is not None:
-        tables += [Training, Networks, record.method.algorithm.Config]
-        before, now = (config["settings"] | config["data"] for config in (then, record.config))
-    defaults = {name: x for table in tables for name, x in asdict(table()).items()}
+    defaults = {name: value for table in tables for name, value in asdict(table()).items()}
     before = json.loads(dumps(defaults)) | before
-    differ = [name for name in now if name != "data_root" and before.get(name) != now[name]
-              and (name != "rounds" or before[name] > now[name])]
-    differ.sort(key=lambda name: name in ("dataset", "public", "partition"))  # --classes: these too
-    if differ:
-        name = differ[0]
-        raise BadInput(f"{folder} holds a run with {name} {text_of(before.get(name))}, not "
-                       f"{text_of(now[name])}: choose another --out")
+    for name, value in now.items():
+        is_longer = name == "rounds" and before[name] < value
+        if before.get(name) != value and not is_longer and name != "data_root":
+            raise BadInput(f"{folder} holds a run with {name} {text_of(before.get(name))}, not "
+                           f"{text_of(value)}: choose another --out")
 
 
 def read_kept(record):
@@ -145,8 +137,6 @@ def read_kept(record):
     if (then["algo"], then["seed"]) != (now["algo"], record.seed):       # the folder was renamed
         raise BadInput(f"{record.folder} holds a run of {then['algo']}, seed {then['seed']}: "
                        "choose another --out")
-    if then.get("format") != FORMAT:
-        raise BadInput(f"{record.folder} is from an older version: choose another --out")
     record.begun_with = ", ".join(
         f"{name} {text_of(value)}" for name, value in then["environment"].items()
         if value != now["environment"].get(name))
@@ -241,60 +231,3 @@ def write(path, content):
     except OSError as error:                             # a full disk, for example
         temporary.unlink(missing_ok=True)
         raise Stopped(error) from None
-
-
-# ------------------------------------------------------------------------------ a trained model
-
-def load_model(folder, name=None):
-    """(the network in eval mode, prepare(images) -> its input, the names of its classes).
-
-        model, prepare, classes = load_model("runs/a/fedsdd-seed0")
-        logits = model(prepare(images))        # images [n, c, h, w]: bytes, or floats in [0, 1]
-
-    name      of the model, after the run's last finished round: "server", "server 1", ...;
-              "client 0", ...; "ensemble" (FedSDD); "averaged", "averaged 1", ... (fedavg with
-              --average-last, fedsdd-ablations). None: the first of these that the run has
-    raises    BadInput, a ValueError: the run has no such model, or is damaged
-
-    Of a run with --amp it computes in bfloat16. logits[:, j] is of the class names[j]; with a joint
-    layer (FedMD) the public classes come first, as "public 0", "public 1", ...
-    """
-    config, path = read_config(folder), Path(folder, "checkpoint.pt")
-    if not path.exists():
-        raise BadInput(f"{folder} has no checkpoint.pt: no round of its run is finished")
-    settings, images = config["settings"], config["images"]
-    algorithm = ALGORITHMS[config["algo"].split(":")[0]]
-    of_client = partial(client_network, settings["model"])
-    own = of_client(0) if algorithm.server == "none" else settings["server_model"]
-    found = algorithm.models(read_checkpoint(path)["state"], of_client, own)
-    name = name or next(iter(found))
-    if name not in found:
-        raise BadInput(f"{folder} has no model {name!r}; it has {', '.join(found)}")
-    model = built(found[name], config, is_stacked=algorithm.server == "features")
-    mean, std = torch.tensor(images["mean"]), torch.tensor(images["std"])
-
-    def prepare(pixels):
-        if pixels.ndim != 4 or pixels.shape[1] not in (1, 3) or not len(pixels):
-            raise BadInput("prepare takes a tensor of images [n, c, h, w] with n > 0 and c = 1 "
-                           f"or 3, not {list(pixels.shape)}")
-        pixels = to_float(pixels)
-        check_range("prepare: the tensor", pixels)
-        return normalize(adapt(pixels, images["shape"]), mean, std)
-
-    return model.eval(), prepare, images["classes"]
-
-
-def built(parts, config, is_stacked):
-    """The network of [(network's name, weights), ...]: of several one behind the other, or else the
-    mean of their logits."""
-    image_shape, num_classes = tuple(config["images"]["shape"]), len(config["images"]["classes"])
-    networks = []
-    for name, weights in parts:
-        network = models.build(name, image_shape, num_classes)
-        network.load_state_dict(weights)
-        if config["settings"]["amp"]:
-            network.forward = in_bfloat16(network.forward)
-        networks.append(network)
-    if len(networks) == 1:
-        return networks[0]
-    return models.Stacked(*networks) if is_stacked else models.Ensemble(*networks)

@@ -988,12 +988,13 @@ TABLE["experiment/lock.py", "runs"] = [
     ("fcntl.flock(file, fcntl.«LOCK_EX→LOCK_SH» |",
      "trust::a_command_holds_its_folder_until_kill_9_ends_it[1]",
      "two commands write in one folder")]
-TABLE["experiment/keep.py", "runs"] = [
+TABLE["experiment/trained.py", "your_own"] = [
     ('check_range("prepare: the tensor", «pixels→pixels * 0»)',
-     "your_own::a_loaded_model_predicts_as_in_the_run", "floats of 0..255 are predicted"),
+     "a_loaded_model_predicts_as_in_the_run", "floats of 0..255 are predicted"),
     ("network.forward = «in_bfloat16(network.forward)→network.forward»",
-     "your_own::load_model_names_the_classes_that_were_chosen_and_what_is_missing",
-     "a model of --amp computes in float32"),
+     "load_model_names_the_classes_that_were_chosen_and_what_is_missing",
+     "a model of --amp computes in float32")]
+TABLE["experiment/keep.py", "runs"] = [
     ("if damaged := «zipfile.ZipFile(path).testzip()→None»:",
      "a_spoilt_or_older_run_is_refused_in_one_line", "a run goes on with weights of which a bit "
      "has turned"),

@@ -23,7 +23,7 @@ from toys import (federation, labeled, same, sample_clients, samples, through_a_
 from algorithms import ALGORITHMS
 from attacks import Attack
 from experiment import keep
-from experiment.keep import load_model
+from experiment.trained import load_model
 from experiment.settings import TABLES, field_names
 from federation import OPTIMIZERS, Federation, make_rng, seed_torch
 

@@ -10,6 +10,7 @@ import pytest
 
 from algorithms import ALGORITHMS
 from experiment import plot
+from experiment.common import FORMAT
 from experiment.curves import half_width, read_runs
 from experiment.picture import curve, draw_line
 from fedkd_minimal import main
@@ -25,7 +26,8 @@ def write(folder, label, values, *, lr=1, scores=MODEL, clients="accuracy", serv
     for seed, rounds in values.items():
         (run := folder / f"{label.replace(':', '-')}-seed{seed}").mkdir(parents=True)
         (run / "config.json").write_text(json.dumps({
-            "algo": label, "seed": seed, "begun": begun, "data": {"dataset": data, "public": None},
+            "format": FORMAT, "algo": label, "seed": seed, "begun": begun,
+            "data": {"dataset": data, "public": None},
             "settings": {"dataset": "/me/x.npz", "public": None, "lr": lr}, "images": {},
             "environment": {"threads": 1}, "scores": scores, "shares": [],
             "keys": {"clients": clients, "server": server}}))
@@ -279,7 +281,7 @@ def test_bad_input_ends_in_one_line(tmp_path, monkeypatch, capsys, flags, rows, 
 def test_a_run_of_an_older_version_and_a_csv_of_another_program_end_in_one_line(tmp_path, capsys):
     write(tmp_path, "a", {0: [0.1]})
     path = tmp_path / "a-seed0" / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"hyperparameters": {}}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 1}))
     assert "older version" in error_line(capsys, tmp_path)
     for content in ("label,mean\na,1\n", ""):
         (tmp_path / "x.csv").write_text(content)

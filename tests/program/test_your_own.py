@@ -18,7 +18,7 @@ from toys import federation
 import algorithms
 from algorithms import ALGORITHMS, feddf
 from data.load import load_dataset
-from experiment.keep import load_model
+from experiment.trained import load_model
 from experiment.settings import read
 from federation import OPTIMIZERS, accuracy, disagreement
 from fedkd_minimal import main
