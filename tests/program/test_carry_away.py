@@ -70,12 +70,6 @@ def test_a_function_carried_away_gives_what_it_gives_here(name):
     assert identical(results(function, name), results(own(name), name))
 
 
-@every_function
-def test_a_function_needs_at_most_two_names(name):
-    module = sys.modules[own(name).__module__]
-    assert len(needs(module, name.split(".")[1])) <= 2
-
-
 # -------------------------------------------------------------------------------------- the pages
 
 def comes_along(module, name):

