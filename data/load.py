@@ -87,13 +87,6 @@ def arrays(name, root, size, labeled=True):
     raise BadData(f"no dataset '{name}': use {', '.join(DATASETS)}, a .npz file or a folder")
 
 
-def ignored(name, labeled=True):
-    """Files of a folder that are not read, such as "20 .gif, 3 in val"; "" if there are none."""
-    if name in DATASETS or not Path(name).is_dir():
-        return ""
-    return readers.ignored(name, labeled)
-
-
 def only(dataset, classes):
     """The dataset with only these classes; classes[j] is label j.
 

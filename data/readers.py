@@ -7,22 +7,16 @@ converts them. They are as the files hold them, but for EMNIST (upright, labels 
 (decoded, resized if asked, one channel if all are gray) and names of classes (numbers). torchvision
 and PIL are imported only when a data set needs them.
 """
-import glob
-import math
-import os
 import pickle
 import string
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from data.images import BadData, adapt
+from data.images import BadData
 
 TORCHVISION = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "mnist": "MNIST",
                "fashion-mnist": "FashionMNIST", "emnist": "EMNIST"}
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 
 
 def torchvision(name, root, **options):
@@ -120,88 +114,77 @@ def numbered(path, y_train, y_test):
 
     ValueError if the test labels have a class without training images.
     """
-    classes = in_order({*y_train.flat})
+    classes = np.unique(y_train)                         # by alphabet
     if unknown := {*y_test.flat} - {*classes}:
         raise BadData(f"{path}: y_test has '{min(unknown)}', a class without training images")
-    number = {name: j for j, name in enumerate(classes)}
-    y_train, y_test = (np.array([number[name] for name in y.flat], dtype=np.int64).reshape(y.shape)
-                       for y in (y_train, y_test))
-    return {"y_train": y_train, "y_test": y_test, "class_names": classes}
+    y_train, y_test = (np.searchsorted(classes, y) for y in (y_train, y_test))
+    return {"y_train": y_train, "y_test": y_test, "class_names": classes.tolist()}
 
 
-def in_order(names):
-    """Names of classes in their order: numbers, then other names."""
-    names = map(str, names)                              # of numpy, too
-    return sorted(names, key=lambda name: (int(name) if name.isdecimal() else math.inf, name))
+def folder(root, size=None):
+    """Images, labels and class names of ROOT/train/CLASS/FILE and ROOT/test/CLASS/FILE, as
+    torchvision's ImageFolder finds them: classes and files by alphabet.
 
-
-def read_image(path):
-    """An image file as pixels [h, w, 3]: upright as its EXIF data say, transparent parts on white.
-
-    They are bytes, or float32 in [0, 1] of a gray image of 16 bits. ValueError names a file that is
-    no image, or has several pages, colors of more than 8 bits, or gray of more than 16.
+    Other parts, such as CINIC-10's `valid`, are not read. Images have three channels, or one if all
+    are gray, and `size`: see `read_images`. ValueError or OSError names the place of the problem.
     """
-    from PIL import Image, ImageOps
-    try:
-        with Image.open(path) as image:
-            if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":   # JPEG with a preview
-                raise BadData(f"{image.n_frames} pages; each must be a file of its own")
-            if more_than_8_bits(image):
-                return gray_of_16_bits(image)
-            upright = ImageOps.exif_transpose(image).convert("RGBA")
-    except Exception as error:      # PIL raises many types of errors for a damaged file
-        raise BadData(f"{path}: cannot be read as an image ({error})") from error
-    white = Image.new("RGBA", upright.size, "white")
-    return np.array(Image.alpha_composite(white, upright).convert("RGB"))
+    from torchvision.datasets import ImageFolder
+    train, test = (ImageFolder(Path(root, part)) for part in ("train", "test"))
+    if unknown := {*test.classes} - {*train.classes}:
+        raise BadData(f"{Path(root, 'test', min(unknown))}: a class without training images")
+    if train.classes[0].startswith("."):
+        raise BadData(f"{Path(root, 'train', train.classes[0])}: a hidden folder among the classes")
+    images = [read_images([path for path, _ in part.samples], size) for part in (train, test)]
+    images = one_channel_if_gray(images)
+    y_test = [train.class_to_idx[test.classes[label]] for label in test.targets]
+    return {"x_train": images[0], "y_train": train.targets, "x_test": images[1], "y_test": y_test,
+            "class_names": train.classes}
 
 
-def more_than_8_bits(image):
-    """True if a channel of an opened file has more than 8 bits, which PIL may cut off silently."""
-    if image.mode[0] in "IF":
-        return True
-    if image.format == "TIFF":
-        return max(image.tag_v2.get(258, [1])) > 8       # BitsPerSample
-    layout = image.tile[0][3] if image.tile else ""      # of a .ppm ("RGB", the largest number)
-    return ((image.format == "PNG" and layout.endswith(";16B"))
-            or (image.format == "PPM" and isinstance(layout, tuple) and layout[1] > 255))
-
-
-def gray_of_16_bits(image):
-    """float32 [h, w, 3] in [0, 1] of an opened file. ValueError if it is another kind."""
-    from PIL import ImageOps
-    is_gray = image.mode[:4] == "I;16" or image.mode == "I" and image.format in ("PNG", "PPM")
-    if not is_gray or image.format == "TIFF" and image.tag_v2.get(262) == 0:      # 0 is white
-        raise BadData("colors of more than 8 bits, or gray that is not from 0, black, to 65535")
-    numbers = np.array(ImageOps.exif_transpose(image)).astype(np.uint16)
-    numbers[numbers == image.info.get("transparency", -1)] = 65535                # on white
-    return np.repeat(numbers[..., None] / np.float32(65535), 3, axis=2)
-
-
-def resized(image, size):
-    """Pixels [h, w, 3] with another (height, width), bilinear with antialiasing, of their type."""
-    tensor = torch.from_numpy(image).permute(2, 0, 1)[None].float()
-    resized = adapt(tensor, (3, *size))[0].permute(1, 2, 0).numpy()
-    return resized.round().astype(np.uint8) if image.dtype == np.uint8 else resized
+def unlabeled_folder(root, size=None):
+    """All images of ROOT/train, if it exists, otherwise of ROOT, in any folders inside it."""
+    from torchvision.datasets.folder import IMG_EXTENSIONS
+    train = Path(root, "train")
+    paths = sorted(path for path in (train if train.is_dir() else Path(root)).rglob("*")
+                   if path.suffix.lower() in IMG_EXTENSIONS)
+    if not paths:
+        raise BadData(f"{root}: no images")
+    [images] = one_channel_if_gray([read_images(paths, size)])
+    return {"x_train": images}
 
 
 def read_images(paths, size):
-    """Pixels [n, h, w, 3] of image files: bytes, or float32 if one of them has 16 bits.
+    """Bytes [n, h, w, 3] of image files.
 
     size    (height, width), to which each is resized; None: ValueError names the first whose size
             is not the first one's
     """
-    images = []
-    for path in paths:
-        image = read_image(path)
-        if size is not None and image.shape[:2] != tuple(size):
-            image = resized(image, size)
-        images.append(image)
+    images = [read_image(path, size) for path in paths]
+    for path, image in zip(paths, images):
         if image.shape != images[0].shape:
             raise BadData(f"{path}: size {image.shape[:2]}, the first image has "
-                             f"{images[0].shape[:2]}; --image-size 32 makes all 32x32")
-    if any(image.dtype != np.uint8 for image in images):
-        images = [image / np.float32(255) if image.dtype == np.uint8 else image for image in images]
+                          f"{images[0].shape[:2]}; --image-size 32 makes all 32x32")
     return np.stack(images)
+
+
+def read_image(path, size=None):
+    """An image file as bytes [h, w, 3]: upright as its EXIF data say, transparent parts on white.
+
+    size    (height, width), to which it is resized, bilinear with antialiasing
+    ValueError names a file that is no image, or has gray of more than 8 bits, which PIL would cut.
+    """
+    from PIL import Image, ImageOps
+    try:
+        with Image.open(path) as image:
+            if image.mode[0] in "IF":
+                raise BadData("gray of more than 8 bits; an .npz file may hold floats")
+            image = ImageOps.exif_transpose(image).convert("RGBA")
+    except Exception as error:      # PIL raises many types of errors for a damaged file
+        raise BadData(f"{path}: cannot be read as an image ({error})") from error
+    image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    if size is not None:
+        image = image.resize(size[::-1], Image.Resampling.BILINEAR)
+    return np.array(image)
 
 
 def one_channel_if_gray(parts):
@@ -209,81 +192,3 @@ def one_channel_if_gray(parts):
     if all((images == images[..., :1]).all() for images in parts):
         return [images[..., :1] for images in parts]
     return parts
-
-
-def image_files(folder):
-    """The paths of all images in a folder and its folders, in sorted order.
-
-    Names that begin with a dot are ignored, as `glob` does. ValueError if there are no images.
-    """
-    names = [name for name in glob.glob("**", root_dir=folder, recursive=True)
-             if name.lower().endswith(SUFFIXES)]
-    if not names:
-        raise BadData(f"{folder}: no images")
-    return [Path(folder, name) for name in sorted(names, key=os.path.split)]
-
-
-def class_folders(folder):
-    """The names of the folders in a folder: numbers in their order, then other names.
-
-    Names that begin with a dot are ignored. ValueError if there are no folders.
-    """
-    if not Path(folder).is_dir():
-        raise BadData(f"{folder} is missing")
-    names = [path.name for path in Path(folder).iterdir()
-             if path.is_dir() and not path.name.startswith(".")]
-    if not names:
-        raise BadData(f"{folder}: no folders of classes")
-    return in_order(names)
-
-
-def folder(root, size=None):
-    """Images, labels and class names of ROOT/train/CLASS/FILE and ROOT/test/CLASS/FILE.
-
-    Other parts, such as CINIC-10's `valid`, are NOT read. Classes are numbered in the order of
-    `in_order`. Images have three channels, or one if all are gray, and `size`: see `read_images`.
-    ValueError names the place of the problem.
-    """
-    train, test = ({name: image_files(Path(root, part, name))
-                    for name in class_folders(Path(root, part))} for part in ("train", "test"))
-    for name in test:
-        if name not in train:
-            raise BadData(f"{Path(root, 'test', name)}: a class without training images")
-    classes, images, labels = list(train), [], []
-    for part in (train, test):
-        images.append(read_images([path for paths in part.values() for path in paths], size))
-        labels.append([classes.index(name) for name, paths in part.items() for _ in paths])
-    images = one_channel_if_gray(images)
-    return {"x_train": images[0], "y_train": labels[0], "x_test": images[1], "y_test": labels[1],
-            "class_names": classes}
-
-
-def unlabeled_folder(root, size=None):
-    """All images of ROOT/train, if it exists, otherwise of ROOT, in any folders inside it."""
-    train = Path(root, "train")
-    paths = image_files(train if train.is_dir() else root)
-    [images] = one_channel_if_gray([read_images(paths, size)])
-    return {"x_train": images}
-
-
-def ignored(root, labeled):
-    """How many files `folder`, or `unlabeled_folder`, does not read: "20 .gif, 3 in val", or "".
-
-    Names that begin with a dot do not count.
-    """
-    needed, parts = (3, ("train", "test")) if labeled else (2, ("train",))   # train/cat/0.png
-    if not Path(root, "train").is_dir():
-        needed, parts = 1, None                                              # all of them
-    counts = Counter()
-    for name in glob.glob("**", root_dir=root, recursive=True):
-        path = Path(name)
-        if not Path(root, path).is_file():
-            continue
-        if parts and len(path.parts) > 1 and path.parts[0] not in parts:
-            counts[f"in {path.parts[0]}"] += 1
-        elif not name.lower().endswith(SUFFIXES):
-            counts[path.suffix.lower() or "without a suffix"] += 1
-        elif len(path.parts) < needed:
-            counts[f"outside of {'a class' if labeled else 'train'}"] += 1
-    kinds = sorted(counts, key=lambda kind: (-counts[kind], kind))
-    return ", ".join([f"{counts[kind]} {kind}" for kind in kinds[:5]] + ["..."] * (len(kinds) > 5))

@@ -3,7 +3,6 @@ import os
 from dataclasses import asdict
 from statistics import mean, stdev
 
-from data.load import ignored
 from data.split import is_held_out, is_split_file
 from experiment.common import table_text, text_of
 from experiment.processes import num_cores, say
@@ -42,9 +41,6 @@ def describe(command, datasets, num_processes):
         say(f"{program.device}, {num_processes} of {num_cores()} cores")
     for flag, text in datasets.fingerprints.items():
         say(f"{flag} {getattr(images, flag)}: {text}")
-    for flag, is_labeled in (("dataset", True), ("public", images.joint)):
-        if files := ignored(str(getattr(images, flag)), is_labeled):
-            say(f"--{flag} {getattr(images, flag)}: files that are not read: {files}")
     if images.classes is not None and datasets.task.class_names:
         say(f"classes: {', '.join(datasets.class_names)}")
     say(f"seed {seed}: {'; '.join(notes_on_images(command, split))}")

@@ -811,18 +811,14 @@ TABLE["partition.py", "partition"] = [
      "fedgkt_table6_scales_with_class_sizes", "all classes are equally large")]
 # ------------------------------------------------------------------------------- images from files
 TABLE["data/readers.py", "data"] = [
-    ("np.array(«Image.alpha_composite(white, upright)→upright».convert",
+    ("image = «Image.alpha_composite(Image.new(\"RGBA\", image.size, \"white\"), image)→image»",
      "what_is_transparent_is_white", "transparent parts are black"),
-    ("upright = «ImageOps.exif_transpose(image)→image».convert",
+    ("image = «ImageOps.exif_transpose(image)→image».convert",
      "an_image_is_turned_as_its_exif_data_say", "photos lie on their side"),
-    ('if path.is_dir()« and not path.name.startswith(".")→»]',
-     "folder_reads_classes_and_files_in_sorted_order", ".ipynb_checkpoints is a class"),
-    ("key=lambda name: («int(name) if name.isdecimal() else math.inf, →»name))",
-     "classes_that_are_numbers_are_in_the_order_of_numbers", "10 comes before 8"),
-    ('layout.endswith(«";16B"→";12"»)', "colors_of_more_than_8_bits_are_refused",
-     "PIL's upper 8 bits of 16"),
-    ("max(image.tag_v2.get(258, [1])) > «8→16»",
-     "a_tiff_file_of_which_pil_does_not_say_what_it_is_is_refused", "the same, of TIFF files")]
+    ("«train.class_to_idx[test.classes[label]]→label» for label in",
+     "folder_reads_classes_and_files_in_sorted_order", "a class missing in test moves the others"),
+    ('if image.mode[0] in "«IF→»":', "gray_of_more_than_8_bits_is_refused",
+     "gray of 16 bits is white")]
 TABLE["algorithms/__init__.py", "contracts"] = [
     ('            server = "«server_accuracy_private_test→server_accuracy»"',
      "the_page_of_metrics_has_every_key_and_no_other",
@@ -876,7 +872,7 @@ TABLE["experiment/keep.py", "runs"] = [
      "a_spoilt_or_older_run_is_refused_in_one_line", "metrics without a checkpoint are replaced"),
     ('map_location="cpu", mmap=True, weights_only=«True→False»)',
      "nothing_is_executed_from_a_checkpoint", "a checkpoint may run any code"),
-    ('(name != "rounds" or «before[name] > now[name]→False»)',
+    ('is_longer = name == "rounds"« and before[name] < value→»',
      "a_folder_of_other_settings_is_refused_in_one_line", "a run of more rounds is taken")]
 TABLE["experiment/processes.py", "trust"] = [
     ("except («BadInput→ValueError», Stopped) as error:",
