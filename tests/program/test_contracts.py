@@ -23,8 +23,9 @@ from toys import (federation, labeled, same, sample_clients, samples, through_a_
 from algorithms import ALGORITHMS
 from attacks import Attack
 from experiment import keep
+from experiment.flags import field_names
 from experiment.keep import load_model
-from experiment.settings import TABLES, field_names
+from experiment.settings import TABLES
 from federation import OPTIMIZERS, Federation, make_rng, seed_torch
 
 SETTINGS = {    # of the hyperparameters with these names; all others keep their defaults
