@@ -11,10 +11,10 @@ class Preset:
     """What --paper sets; a flag that is typed wins over it."""
 
     shared: dict         # {setting: value} of all its methods: clients, images, networks, training.
-    #                      It has "validation" if one of them needs it: all then see the same images
+    #                      Has "validation" if one of them needs it: all hold the same images then
     methods: dict        # {algorithm: {setting: value}} of one, over `PAPER` in its file
-    public_sets: dict = field(default_factory=dict)    # {--dataset: --public}. A name that is not
-    #                      in load.DATASETS is told to the user, who then gives --public
+    public_sets: dict = field(default_factory=dict)    # {task: public data set}, names of --dataset
+    #                      and --public. One that is not in load.DATASETS is named in a refusal
 
 
 PAPERS = {}

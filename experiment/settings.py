@@ -277,15 +277,20 @@ def needs_of(method):
     return method.algorithm.needs(method.cfg)
 
 
-# Without --public each of the embedded data sets is public for the other one.
+# The embedded data sets: each may be public for the other one.
 EMBEDDED = {"glyphs": "glyphs-letters", "glyphs-letters": "glyphs"}
 
 
 def decide_public(command):
-    """The public images without --public. They stay None if no method sees public images, and with
-    --paper if the paper's are not known or not among the program's data sets."""
+    """Chooses the public images without --public.
+
+    They stay None if no method sees any; with --paper also if the paper's are not known for the
+    task, or not among the program's data sets.
+    """
     images, paper = command.images, command.training.paper
     uses = {method.algorithm.public for method in command.methods}
+    if uses == {"none"}:
+        return
     if "labeled" in uses:                                # labels of the task, as in FedGEMS
         images.public = "half"
         names = ", ".join(method.label for method in command.methods
@@ -293,8 +298,6 @@ def decide_public(command):
         command.note = (f"{names}: public images need the labels of the task, so half of the "
                         "training and of the test images are public, and the clients of all "
                         "methods share the other half")
-    elif uses == {"none"}:
-        images.public = None
     elif public_set_of(paper, images.dataset) in DATASETS:
         images.public = public_set_of(paper, images.dataset)
     elif images.dataset in EMBEDDED and (paper or "joint" in uses):      # as FedMD: another task
