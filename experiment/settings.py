@@ -158,8 +158,9 @@ def read(argv, about=""):
         raise BadInput(f"--algo is missing; there are {', '.join(ALGORITHMS)}")
     if unknown:
         near = suggestion(unknown[0], sorted(map(flag_of, field_names(*tables))))
-        raise BadInput(f"unknown {' '.join(unknown)}{near}; --algo {','.join(words)} --help lists "
-                       "the flags")
+        algo = ",".join(words)
+        raise BadInput(f"{algo} has no {' '.join(unknown)}{near}; --algo {algo} --help lists the "
+                       "flags")
     for name in ("algo", "seeds"):
         if len({*given.get(name, ())}) < len(given.get(name, ())):
             raise BadInput(f"--{name} has a word twice")
