@@ -30,12 +30,10 @@ def main(argv, is_program=False):
     """Runs a command; returns the records of its runs if this process alone computes them.
 
     is_program    True: nobody else's program is in this process, so it may use all cores
-    Bad input ends it with SystemExit(2), Ctrl-C with SystemExit(130).
+    Bad input ends it with SystemExit(2), Ctrl-C with SystemExit(130), --help and --list with 0.
     """
     with processes.one_thread(), processes.ends_in_one_line():
         command = settings.read(argv, __doc__)           # which algorithms, with which settings
-        if isinstance(command, str):                     # --help, --list
-            return processes.say(command)
         program = command.program
         with alone_in(None if program.describe else program.out):
             return run(command, processes.device_of(program.device, is_program), is_program)

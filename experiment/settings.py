@@ -1,22 +1,18 @@
-"""The command line: flags, the papers' presets and defaults become the settings of every run.
+"""The settings of a command: which there are, their defaults, and what depends on several of them.
 
 A flag is a field of a dataclass: of one of the four below, or of the `Config` in an algorithm's
-file. Its type and default are the flag's, its comment is the flag's help. Which numbers it takes is
-part of its type: see `checked` in federation.py. All runs of a folder have the same `Images`, those
-of one label also the same `Training`, `Networks` and `Config`; `Program` decides no number.
+file. Its type and default are the flag's, its comment is the flag's help (see flags.py). All runs
+of a folder have the same `Images`, those of one label also the same `Training`, `Networks` and
+`Config`; `Program` decides no number.
 
 Where several places have a value of a method, the last of these wins: `Config` and the networks
 that the algorithm's file names; with --paper its `PAPER`, then what presets.py has for this paper;
 the flag; a word of --algo such as fedsdd:R=1.
 """
-import argparse
-import difflib
 import inspect
-import typing
-from dataclasses import dataclass, fields, is_dataclass
-from functools import partial
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import Annotated, Literal, get_type_hints
+from typing import Annotated, Literal
 
 import torch
 
@@ -28,11 +24,13 @@ from data.images import BadData
 from data.load import DATASETS
 from data.split import is_foreign, is_split_file
 from experiment.common import BadInput, refuses
-from experiment.presets import EMBEDDED, PAPERS, PUBLIC_SETS
-from experiment.processes import cpu_has_bfloat16, num_cores
-from federation import Algorithm, Count, Natural, NonNegative, Positive, checked
+from experiment.flags import field_names, filled, flag_of, help_of, suggestion, typed
+from experiment.presets import PAPERS
+from experiment.processes import cpu_has_bfloat16, num_cores, say
+from federation import Algorithm, Count, Natural, NonNegative, Positive
 from partition import PARTITIONS
 
+# An installed copy comes last on Python's path: a user's own file of the same name would win.
 for module in (attacks, models):
     if not Path(module.__file__).samefile(Path(__file__).parents[1] / f"{module.__name__}.py"):
         raise ImportError(f"{module.__file__} hides this project's file of that name: rename it")
@@ -145,112 +143,38 @@ class Command:
 
 
 def read(argv, about=""):
-    """The `Command` of the words of a command line; of --help and --list the text to print.
+    """The `Command` of a command line. --help and --list print a text and end the program.
 
     about    the description in the help without --algo
     """
-    words = names_in(argv)                       # their Configs have flags, too
+    words = typed(argv, [Program])[0].get("algo", ())        # their Configs have flags, too
     algorithms = {word: algorithm_of(word) for word in words}
     tables = [*TABLES, *(algorithm.Config for algorithm in algorithms.values())]
-    found, unknown = parser_of(tables).parse_known_args(argv)
-    given = vars(found)                          # {setting: value} of what was typed
-    if given.get("help"):
-        return help_text([*dict.fromkeys(algorithms.values())], about)
-    if given.get("list"):
-        return inventory()
-    if not algorithms:
+    given, unknown = typed(argv, tables)
+    if given.get("help") or given.get("list"):
+        say(help_text(algorithms.values(), about) if given.get("help") else inventory())
+        raise SystemExit(0)
+    if not words:
         raise BadInput(f"--algo is missing; there are {', '.join(ALGORITHMS)}")
     if unknown:
-        refuse_unknown(unknown, words, tables)
-    preset = PAPERS.get(given.get("paper"), {})
-    program = filled(Program, given)
-    for name, values in (("algo", program.algo), ("seeds", program.seeds)):
-        if len({*values}) < len(values):
+        near = suggestion(unknown[0], sorted(map(flag_of, field_names(*tables))))
+        algo = ",".join(words)
+        raise BadInput(f"{algo} has no {' '.join(unknown)}{near}; --algo {algo} --help lists the "
+                       "flags")
+    for name in ("algo", "seeds"):
+        if len({*given.get(name, ())}) < len(given.get(name, ())):
             raise BadInput(f"--{name} has a word twice")
-    program.device = program.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    preset = PAPERS.get(given.get("paper"))              # a wrong name is refused with `Training`
+    shared = preset.shared if preset else {}
     methods = [method_of(word, algorithm, given, preset) for word, algorithm in algorithms.items()]
-    command = Command(program, filled(Images, preset.get("shared", {}), given),
-                      filled(Training, preset.get("shared", {}), given), methods)
+    command = Command(filled(Program, given), filled(Images, shared | given),
+                      filled(Training, shared | given), methods)
     decide(command, given)
     check(command, given)
     return command
 
 
-# ----------------------------------------------------------------- from words to values of settings
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        raise BadInput(message)
-
-
-def parser_of(tables):
-    """The parser of the flags of these dataclasses; its result has only what was typed."""
-    parser = Parser("fedkd_minimal.py", add_help=False, allow_abbrev=False,
-                    argument_default=argparse.SUPPRESS)
-    kinds = {name: kind for table in tables for name, kind in get_type_hints(table).items()}
-    for name, kind in kinds.items():
-        names = ("--help", "-h") if name == "help" else (flag_of(name),)
-        parser.add_argument(*names, **options_of(kind))
-    return parser
-
-
-def options_of(kind):
-    """argparse's options for a str, bool, Literal, int, float, tuple[X, ...] or None."""
-    inside = typing.get_args(kind)
-    if kind is bool or bool in inside:
-        return {"action": argparse.BooleanOptionalAction}
-    if type(None) in inside:                                                 # X | None
-        options = options_of(inside[0])
-        typed, choices = options["type"], options["choices"]
-        return {"type": lambda text: None if text == "none" else typed(text),
-                "choices": choices and [*choices, None]}
-    if typing.get_origin(kind) is Literal:
-        return {"type": str, "choices": inside}
-    if typing.get_origin(kind) is tuple:
-        return {"type": partial(convert_all, inside[0]), "choices": None}
-    return {"type": partial(convert, kind), "choices": None}
-
-
-def convert(kind, word):
-    try:
-        return kind(word.strip())
-    except ValueError:
-        noun = "a whole number" if kind is int else "a number"
-        raise argparse.ArgumentTypeError(f"{word!r} is not {noun}") from None
-
-
-def convert_all(kind, text):
-    words = text.split(",")
-    if "" in map(str.strip, words):
-        raise argparse.ArgumentTypeError(f"{text!r} has an empty word: write a,b without blank")
-    return tuple(convert(kind, word) for word in words)
-
-
-def filled(table, *layers):
-    """An instance of a dataclass: its defaults, and the values {name: value} that the layers have
-    for it; a later layer wins. Numbers out of their range are refused."""
-    values = {name: value for layer in layers for name, value in layer.items()
-              if name in field_names(table)}
-    with refuses(ValueError):
-        found = table(**values)
-        for name, kind in get_type_hints(table, include_extras=True).items():
-            checked(flag_of(name), getattr(found, name), kind)
-    return found
-
-
-def field_names(*tables):
-    return {field.name for table in tables for field in fields(table)}
-
-
-def flag_of(name):
-    return "--" + name.replace("_", "-")
-
-
-def names_in(argv):
-    """The words of --algo in a command line, whatever else is in it."""
-    found, _ = parser_of([Program]).parse_known_args(argv)
-    return vars(found).get("algo", ())
-
+# ------------------------------------------------------------------------------- names, and --help
 
 def algorithm_of(word):
     """The `Algorithm` of a word of --algo."""
@@ -261,25 +185,8 @@ def algorithm_of(word):
     return ALGORITHMS[name]
 
 
-def refuse_unknown(unknown, words, tables):
-    """Raises BadInput for what the parser does not know of a command; words: those of --algo."""
-    flag = unknown[0].split("=")[0]
-    others = map(flag_of, field_names(*(other.Config for other in ALGORITHMS.values())))
-    if flag in others:
-        raise BadInput(f"{','.join(words)} has no {flag}; others have")
-    near = suggestion(unknown[0], sorted(map(flag_of, field_names(*tables))))
-    raise BadInput(f"unknown {' '.join(unknown)}{near}; --algo {','.join(words)} --help lists the "
-                   "flags")
-
-
-def suggestion(word, words):
-    close = difflib.get_close_matches(word, words, 1)
-    return f", perhaps {close[0]}" if close else ""
-
-
-# ---------------------------------------------------------------------------------- --help, --list
-
 def inventory():
+    """What --list prints."""
     return (f"algorithms  {', '.join(ALGORITHMS)}\n"
             f"datasets    {', '.join(DATASETS)}, FILE.npz, FOLDER\n"
             f"networks    {', '.join(models.NETWORKS)}\n"
@@ -288,69 +195,73 @@ def inventory():
 
 
 def help_text(algorithms, about):
-    """The headers of these algorithms' files, or `about`; then the dataclasses of all flags."""
+    """The headers of these algorithms' files, or `about`; then the flags."""
     headers = dict.fromkeys(inspect.getmodule(algorithm.run).__doc__ for algorithm in algorithms)
-    tables = dict.fromkeys(table for algorithm in algorithms
-                           for table in reversed(algorithm.Config.__mro__) if is_dataclass(table))
-    return "\n\n".join([
-        *(headers or [about]),
-        "Each field below is a flag: `local_epochs: Count = 5` is --local-epochs, by default 5;"
-        "\n`amp: bool` is --amp and --no-amp; several values are written a,b without a blank.",
-        *(inspect.getsource(table).rstrip() for table in [*tables, *TABLES])])
+    configs = dict.fromkeys(table for algorithm in algorithms
+                            for table in reversed(algorithm.Config.__mro__) if is_dataclass(table))
+    return "\n\n".join([*(headers or [about]), help_of([*configs, *TABLES])])
 
 
-# ------------------------------------------------------------------- what depends on several flags
+# ----------------------------------------------------------------------------- settings of a method
 
-def method_of(label, algorithm, given, preset):
+def method_of(word, algorithm, given, preset):
     """The `Method` of a word of --algo.
 
     given     {setting: value} of the flags that were typed
-    preset    the paper's part of PAPERS; {} without --paper
+    preset    the `Preset` of --paper; None without it
     """
-    if preset and algorithm.name not in preset:
-        available = ", ".join(name for name in preset if name in ALGORITHMS)
-        raise BadInput(f"--paper {given['paper']} has no {label}; it has {available}")
-    shared, own_preset = preset.get("shared", {}), preset.get(algorithm.name, {})
-    cfg = filled(algorithm.Config, algorithm.paper if preset else {}, own_preset,
-                 epochs_alone(given), epochs_alone(settings_in(label, algorithm)))
-    networks = filled(Networks, {"model": algorithm.model, "server_model": algorithm.server_model},
-                      shared, own_preset, given)
+    values = {"model": algorithm.model, "server_model": algorithm.server_model}
+    if preset:
+        if algorithm.name not in preset.methods:
+            raise BadInput(f"--paper {given['paper']} has no {word}; it has "
+                           f"{', '.join(preset.methods)}")
+        values |= algorithm.paper | preset.shared | preset.methods[algorithm.name]
+    for layer in (given, settings_in(word, algorithm)):
+        if "local_epochs" in layer:          # who types epochs does not want the steps of a preset
+            values["local_steps"] = None
+        values |= layer
     has_large_networks = any(given.get(name) for name in ("paper", "model", "server_model"))
     threads = given.get("threads") or (num_cores() if has_large_networks else 1)
-    has = field_names(*TABLES, algorithm.Config)
-    has -= {"server_model"} if algorithm.server == "none" else set()
-    has -= {"joint"} if algorithm.public != "joint" else set()
-    return Method(label, algorithm, cfg, networks, threads, sorted(given.keys() - has))
+    return Method(word, algorithm, filled(algorithm.Config, values), filled(Networks, values),
+                  threads, ignored_by(algorithm, given))
 
 
-def settings_in(label, algorithm):
+def settings_in(word, algorithm):
     """{setting: value} of the hyperparameters in a word of --algo, such as fedsdd:R=4."""
-    found, unknown = parser_of([algorithm.Config]).parse_known_args(
-        [f"--{part}" for part in label.split(":")[1:]])
+    found, unknown = typed([f"--{part}" for part in word.split(":")[1:]], [algorithm.Config])
     if unknown:
-        raise BadInput(f"{label}: {algorithm.name} has no {unknown[0]}; it has "
-                       f"{', '.join(flag_of(field.name) for field in fields(algorithm.Config))}")
-    return vars(found)
+        raise BadInput(f"{word}: {algorithm.name} has no {unknown[0]}; --algo {algorithm.name} "
+                       "--help lists what it has")
+    return found
 
 
-def epochs_alone(typed):
-    """What was typed; who types epochs does not want the steps of a preset, which would win."""
-    return {"local_steps": None, **typed} if "local_epochs" in typed else typed
+def ignored_by(algorithm, given):
+    """The names of the flags that were typed and that this algorithm does not have."""
+    used = field_names(*TABLES, algorithm.Config)
+    if algorithm.server == "none":
+        used.remove("server_model")
+    if algorithm.public != "joint":
+        used.remove("joint")
+    return sorted(given.keys() - used)
 
+
+# ---------------------------------------------------------- settings that depend on several of them
 
 def decide(command, given):
     """Gives settings that were not `given` the values that depend on the methods or on a file."""
     images, training = command.images, command.training
+    if command.program.device is None:
+        command.program.device = "cuda" if torch.cuda.is_available() else "cpu"
     if images.public is None and "public" not in given:      # given as none it stays None
         decide_public(command)
-    needs = {method.label: method.algorithm.needs(method.cfg) for method in command.methods}
     if images.joint is None:
         images.joint = is_foreign(images) and any(
-            method.algorithm.public == "joint" and "labels" in needs[method.label]
+            method.algorithm.public == "joint" and "labels" in needs_of(method)
             for method in command.methods)
-    if images.validation is None and "validation" not in given:
-        if training.lr_patience is not None or "validation" in set().union(*needs.values()):
-            images.validation = 0.1
+    is_needed = training.lr_patience is not None or any(
+        "validation" in needs_of(method) for method in command.methods)
+    if is_needed and images.validation is None and "validation" not in given:
+        images.validation = 0.1
     if is_split_file(images):
         with refuses(BadData, OSError):
             command.rows = readers.split(images.partition)
@@ -362,11 +273,24 @@ def decide(command, given):
         training.attackers = 2 if training.attack == "ofom" else 1
 
 
+def needs_of(method):
+    """What it cannot do without: a set of "public", "labels" (of public images), "validation"."""
+    return method.algorithm.needs(method.cfg)
+
+
+# The embedded data sets: each may be public for the other one.
+EMBEDDED = {"glyphs": "glyphs-letters", "glyphs-letters": "glyphs"}
+
+
 def decide_public(command):
-    """The public images without --public. None: nobody needs any, or the paper's are not known."""
+    """Chooses the public images without --public.
+
+    They stay None if no method sees any; with --paper also if the paper's are not known for the
+    task, or not among the program's data sets.
+    """
     images, paper = command.images, command.training.paper
-    uses = {method.algorithm.public for method in command.methods} - {"none"}
-    if not uses:
+    uses = {method.algorithm.public for method in command.methods}
+    if uses == {"none"}:
         return
     if "labeled" in uses:                                # labels of the task, as in FedGEMS
         images.public = "half"
@@ -375,12 +299,17 @@ def decide_public(command):
         command.note = (f"{names}: public images need the labels of the task, so half of the "
                         "training and of the test images are public, and the clients of all "
                         "methods share the other half")
-    elif images.dataset in PUBLIC_SETS.get(paper, {}):
-        images.public = PUBLIC_SETS[paper][images.dataset]
+    elif public_set_of(paper, images.dataset) in DATASETS:
+        images.public = public_set_of(paper, images.dataset)
     elif images.dataset in EMBEDDED and (paper or "joint" in uses):      # as FedMD: another task
         images.public = EMBEDDED[images.dataset]
     elif not paper:
         images.public = "fifth"
+
+
+def public_set_of(paper, dataset):
+    """The name of a paper's public data set for the task `dataset`, or None."""
+    return PAPERS[paper].public_sets.get(dataset) if paper else None
 
 
 def check(command, given):
@@ -391,7 +320,8 @@ def check(command, given):
         raise BadInput(f"--partition {images.partition}: choose from {', '.join(PARTITIONS)}, "
                        "or a .npz file")
     for method in command.methods:
-        check_method(method, images, training, given)
+        check_public(method, images, training.paper)
+        check_training(method, images, training, given)
     if images.joint and not is_foreign(images):
         raise BadInput("--joint needs a foreign public set: --public NAME or PATH")
     if training.attack:
@@ -401,19 +331,23 @@ def check(command, given):
         raise BadInput("--amp: this CPU has no bfloat16 arithmetic")
 
 
-def check_method(method, images, training, given):
-    """Raises BadInput if a method cannot do with the settings that all methods share."""
-    algorithm, label = method.algorithm, method.label
-    needs, public = algorithm.needs(method.cfg), images.public
-    is_unknown = is_foreign(images) and public not in DATASETS and "public" not in given
-    if "public" in needs and (public is None or is_unknown):
-        papers = f" (the paper's: {public})" if public else ""
-        raise BadInput(f"{label} needs public images for {images.dataset}: --public fifth, half, "
-                       f"NAME or PATH{papers}")
-    is_joint = images.joint and algorithm.public == "joint"
+def check_public(method, images, paper):
+    """Raises BadInput if a method cannot do with the public images."""
+    needs = needs_of(method)
+    if "public" in needs and images.public is None:
+        wanted = public_set_of(paper, images.dataset)
+        of_paper = f" (the paper's: {wanted})" if wanted else ""
+        raise BadInput(f"{method.label} needs public images for {images.dataset}: --public fifth, "
+                       f"half, NAME or PATH{of_paper}")
+    is_joint = images.joint and method.algorithm.public == "joint"
     if "labels" in needs and is_foreign(images) and not is_joint:
-        raise BadInput(f"{label}: the public images need labels of the task: --public half or "
-                       f"fifth, not {public}")
+        raise BadInput(f"{method.label}: the public images need labels of the task: --public half "
+                       f"or fifth, not {images.public}")
+
+
+def check_training(method, images, training, given):
+    """Raises BadInput if a method cannot be attacked, or its learning rates cannot fall."""
+    algorithm, label = method.algorithm, method.label
     if training.attack and "attack" not in inspect.signature(algorithm.run).parameters:
         raise BadInput(f"--attack: {label} has no uploads that an attack replaces")
     if "lr_patience" in given and not algorithm.plateau:     # a paper's is for those that can

@@ -896,16 +896,16 @@ TABLE["benchmarks/costs.py", "communication"] = [
     ("model = «copy.deepcopy(model)→model».eval()", "network_cost_leaves_the_network_in_its_mode",
      "a network that trains is in eval mode from then on")]
 TABLE["experiment/settings.py", "configuration"] = [
-    ("«epochs_alone(given)→given», epochs_alone(settings_in(label, algorithm)))",
-     "what_a_command_sets", "a preset's steps win over the epochs that were typed"),
-    ('filled(Images, «preset.get("shared", {}), given→given, preset.get("shared", {})»)',
-     "what_a_command_sets", "a paper wins over a flag"),
-    ('"validation" in «set().union→set.intersection»(*needs.values()):', "what_a_command_sets",
+    ('values["local_steps"] = «None→values.get("local_steps")»', "what_a_command_sets",
+     "a preset's steps win over the epochs that were typed"),
+    ("filled(Images, «shared | given→given | shared»),", "what_a_command_sets",
+     "a paper wins over a flag"),
+    ('training.lr_patience is not None or «any→all»(', "what_a_command_sets",
      "validation images only if every algorithm uses them")]
 TABLE["experiment/presets.py", "configuration"] = [
-    ('"server_batch_size": 64, "distill_steps": «1955→3910»}}', "what_a_command_sets",
+    ('server_batch_size=64, distill_steps=«1955→3910»)', "what_a_command_sets",
      "5 epochs of all training images, not of the public half"),
-    ('"server_lr": 0.005, "weight_decay": «0.0→1e-4», "server_epochs": 40', "what_a_command_sets",
+    ('weight_decay=«0.0→1e-4», server_epochs=40)', "what_a_command_sets",
      "the weight decay that Table 10 has for Adam")]
 TABLE["experiment/plateau.py", "plateau"] = [
     ("«test=fed.validation, →»public_test=None", "the_test_set_does_not_move_a_rate",

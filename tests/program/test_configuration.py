@@ -10,50 +10,40 @@ from algorithms import ALGORITHMS
 from data.split import HELD_OUT
 from experiment import settings
 from experiment.common import text_of
+from experiment.flags import field_names
 from experiment.presets import PAPERS
-from experiment.settings import read
+from experiment.settings import Images, Networks, Training, read
 from fedkd_minimal import main
 from models import BOTTLENECKS
 
-# What --paper takes from the papers. A line: algorithms; values of their Config with their PAPER.
+# The papers' values that `PAPER` leaves to the defaults of `Config`: who changes a default does not
+# want to change --paper. A line: algorithms; settings.
 VALUES = """
 # FedSDD, section 4.1, and for FedBE Table 5: ten samples, and the ensemble only predicts
-fedavg fedprox scaffold fedbe fedsdd feddf | rounds 100 | participation 0.4 | local_epochs 40
-fedavg fedprox scaffold fedbe fedsdd | batch_size 64 | lr 0.8 | local_steps none
-fedavg fedprox feddf | optimizer sgd | weight_decay 0.0
-fedbe fedsdd fedsdd-ablations | distill_steps 5000 | server_batch_size 256 | server_lr 0.1
+fedavg fedprox scaffold fedbe fedsdd | participation 0.4 | local_steps none
 fedbe | posterior gaussian | samples 10 | concentration 1.0 | distill off
 fedsdd | K 4 | R 1 | temperature 4.0
-fedprox | mu 0.001
-scaffold | global_lr 1.0
 # FedDF's public code
-feddf | batch_size 64 | lr 0.1 | drop_worst on | patience 1000 | check_every 100 | temperature 1.0
-feddf | distill_steps 10000 | server_batch_size 64 | server_lr 0.001 | server_optimizer adam
-feddf | cosine on | max_grad_norm 5.0
+feddf | participation 0.4 | drop_worst on | temperature 1.0 | server_lr 0.001
+feddf | server_optimizer adam | cosine on | max_grad_norm 5.0
 # FedGen, Table 1; its public code for the generator
-fedgen | rounds 200 | participation 0.5 | local_steps 20 | batch_size 32 | lr 0.01
-fedgen | generator_steps 50 | generator_lr 0.0003 | diversity 1.0 | generated 32
+fedgen | batch_size 32 | generator_steps 50 | generator_lr 0.0003 | diversity 1.0 | generated 32
 # FedMD's public code, CIFAR iid
-fedmd fedmd-pooled | transfer_public_epochs 20 | transfer_public_batch_size 128 | min_delta 0.005
-fedmd fedmd-pooled | early_stopping on | lr 0.001 | optimizer adam | kernel_l2 0.001
-fedmd | rounds 20 | transfer_local_epochs 25 | transfer_batch_size 32 | subset_size 5000
-fedmd | public_epochs 1 | public_batch_size 256 | local_epochs 4 | batch_size 5
+fedmd fedmd-pooled | transfer_public_batch_size 128 | min_delta 0.005 | early_stopping on
+fedmd fedmd-pooled | lr 0.001 | optimizer adam | kernel_l2 0.001
+fedmd | transfer_batch_size 32 | public_epochs 1 | batch_size 5
 # FedGEMS, Table 13 and section 4
 fedgem fedgems dsfl cronus standalone | lr 0.001 | optimizer amsgrad | weight_decay 0.0001
-fedgem fedgems cronus standalone | rounds 200 | local_epochs 1
-fedgem fedgems-ablations standalone public-private centralized centralized-all | batch_size 256
-fedgem fedgems | server_epochs 1 | server_batch_size 256 | epsilon 0.75 | public_epochs 1
-dsfl | rounds 300 | server_epochs 2 | batch_size 64 | server_batch_size 64 | temperature 0.1
+fedgem fedgems | server_epochs 1 | epsilon 0.75 | public_epochs 1
+dsfl | server_epochs 2 | batch_size 64 | server_batch_size 64 | temperature 0.1
 cronus | batch_size 64 | malicious_fraction 0.1
 # FedGKT's public code of 2020, iid
-fedgkt split-learning | rounds 200 | local_epochs 1 | batch_size 256 | lr 0.001 | optimizer amsgrad
-fedgkt fedgkt-async | server_epochs 20 | server_batch_size 256 | temperature 3.0 | server_lr 0.001
-fedgkt | server_optimizer amsgrad | weight_decay 0.0001 | server_distill on | client_distill on
+fedgkt split-learning | local_epochs 1 | lr 0.001 | optimizer amsgrad
+fedgkt | temperature 3.0 | server_lr 0.001 | server_distill on | client_distill on
 # FD's text; the public code of FedNTD (CIFAR-10) and FedProto; FedKD's energies
-fd | rounds 16 | local_steps 250 | batch_size 64
-fedntd | rounds 200 | participation 0.1 | local_epochs 5 | batch_size 50 | lr 0.01
-fedntd | optimizer momentum | weight_decay 1e-05 | temperature 1.0 | beta 1.0 | keep_true off
-fedproto | local_epochs 1 | batch_size 8 | lr 0.01 | prototype_weight 1.0
+fd | batch_size 64
+fedntd | local_epochs 5 | temperature 1.0 | beta 1.0 | keep_true off
+fedproto | lr 0.01 | prototype_weight 1.0
 fedkd | energy_first 0.95 | energy_last 0.98
 """
 
@@ -76,29 +66,23 @@ SETS = """
 fedavg                 | model cnn | lr 0.1 | local_epochs 5 | clients 20 | rounds 20 | threads 1
 fedavg --paper fedgkt  | model bottleneck56 | lr 0.001 | local_epochs 20 | augment on | clients 16
 fedavg --paper fedgkt --lr 0.8 --optimizer sgd --clients 20 | lr 0.8 | optimizer sgd | clients 20
-fedavg:rounds=3 --rounds 7 | rounds 3
 fedavg,fedsdd:R=3 --lr 0.3 --R 2 --threads 3 | lr 0.3 | threads 3
+fedavg:rounds=3 --rounds 7 | rounds 3
 # the small settings' server has an eighth of its clients' rate, as FedSDD's has
 fedsdd                 | lr 0.1 | server_lr 0.0125
-# FedSDD, Table 10: each step from FedDF to FedSDD is one command
-feddf --paper feddf --dataset cifar10 | drop_worst on | validation 0.1 | public cifar100
+# FedSDD, section 4.1: its own distillation for FedDF; with its Table 10 also FedDF's
+feddf --paper fedsdd   | server_lr 0.1 | distill_steps 5000 | drop_worst off | validation none
 feddf --paper fedsdd --drop-worst --patience 1000 | drop_worst on | patience 1000 | validation 0.1
-# FedSDD, section 4.1: its own distillation for FedDF, without a validation set
-feddf --paper fedsdd   | model resnet20 | lr 0.8 | server_lr 0.1 | server_batch_size 256
-feddf --paper fedsdd   | distill_steps 5000 | server_optimizer sgd | validation none
-# FedSDD, section 4.1, FedDF and FedMD: public images by task
+# public images of a paper, by task
 fedsdd --paper fedsdd --dataset cifar10 | public cifar100 | validation none | alpha 0.1
 fedmd --paper fedmd --dataset cifar100 | public cifar10 | joint on
+fedbe --paper fedsdd --dataset cifar100 | public none
 # FedGKT, Tables 6, 10, section 4.2: rates fall, but not those of split learning
-fedgkt --paper fedgkt  | partition iid | model gkt_edge | optimizer amsgrad | lr_patience 10
 split-learning --paper fedgkt | lr_patience 10 | validation 0.1 | model gkt_edge
 fedgkt --paper fedgkt-noniid | partition fedgkt_table6 | optimizer momentum | weight_decay 0.0
-fedgkt --paper fedgkt-noniid | lr 0.005 | server_lr 0.005 | server_epochs 40 | batch_size 256
 # FedGEMS, Tables 11 and 13
 fedgems --paper fedgems-homogeneous | partition iid | model bottleneck11 | public half
-fedgems --paper fedgems-heterogeneous | partition dirichlet_balanced | alpha 0.5 | lr_patience 10
 fedgkt --paper fedgems-heterogeneous | optimizer sgd | weight_decay 0.0001 | model gkt_edge
-fedmd --paper fedgems-heterogeneous | transfer_public_epochs 20 | kernel_l2 0.0 | batch_size 64
 feddf --paper fedgems-homogeneous | distill_steps 1955 | server_batch_size 64 | weight_decay 0.0001
 # FedGen, Table 1: steps, not epochs; the epochs of the command win over them, and vice versa
 fedavg --paper fedgen --dataset mnist | local_steps 20 | lr 0.01 | public half-train | alpha 0.1
@@ -109,13 +93,11 @@ fedavg:local-steps=5 --local-epochs 2 | local_steps 5
 fedgem,fedsdd,local    | public half | joint off
 fedmd,fedgems          | public half | joint off
 fedmd,fedsdd           | public glyphs-letters | joint on
-fedmd --dataset glyphs-letters --classes 0,1,5 | public glyphs | joint on | classes 0,1,5
 fedmd --transfer-public-epochs 0 | public glyphs-letters | joint off
 fedavg,fedgen,fedgkt   | public none | joint off
 # validation images where one algorithm uses them
 fedavg,feddf           | validation 0.1
 feddf --no-drop-worst --patience none | validation none
-fedmd-pooled --no-early-stopping | validation none
 fedgkt --lr-patience 3 | validation 0.1
 """
 
@@ -150,7 +132,7 @@ def test_a_cpu_without_bfloat16_refuses_amp(monkeypatch, capsys):
 def test_a_papers_methods_hold_the_same_private_data(paper):
     """Each in a command of its own. FedGEMS's and FedGen's hold out public images as well."""
     found, task = set(), "cifar100" if paper == "fedmd" else "cifar10"
-    for algo in PAPERS[paper].keys() - {"shared"}:
+    for algo in PAPERS[paper].methods:
         images = read(f"--algo {algo} --paper {paper} --dataset {task}".split()).images
         found.add((images.public in HELD_OUT, images.clients, images.partition, images.alpha,
                    images.validation))
@@ -158,19 +140,19 @@ def test_a_papers_methods_hold_the_same_private_data(paper):
 
 
 @pytest.mark.parametrize("paper", PAPERS)
-def test_a_papers_methods_start_with_its_settings_and_variants_have_the_same(paper, capsys):
-    """On the embedded data, which have ten classes as well: networks and images fit together."""
-    preset = PAPERS[paper]
-    algos = [name for name in preset if name != "shared"]
-    main(f"--algo {','.join(algos)} --paper {paper} --test-size 20 --describe".split())
+def test_a_preset_has_settings_that_there_are_and_networks_that_fit_its_images(paper, capsys):
+    """On the embedded data, which have ten classes as well."""
+    methods = PAPERS[paper].methods
+    assert PAPERS[paper].shared.keys() <= field_names(Images, Training, Networks)
+    for algo, values in methods.items():
+        assert values.keys() <= field_names(ALGORITHMS[algo].Config, Networks), algo
+    main(f"--algo {','.join(methods)} --paper {paper} --test-size 20 --describe".split())
     printed = capsys.readouterr().out
-    assert all(f"\n{algo}: network " in printed for algo in algos)
-    for variant, algo in [("fedsdd-ablations", "fedsdd"), ("fedgkt-async", "fedgkt")]:
-        assert preset.get(variant, preset.get(algo)) == preset.get(algo)
+    assert all(f"\n{algo}: network " in printed for algo in methods)
 
 
 def test_table_11_gives_clients_networks_in_turn():
     """FedGEMS: the blocks of clients 1 to 8 as printed, then again of clients 9 to 16."""
-    blocks = [BOTTLENECKS[name] for name in PAPERS["fedgems-heterogeneous"]["shared"]["model"]]
+    blocks = [BOTTLENECKS[name] for name in PAPERS["fedgems-heterogeneous"].shared["model"]]
     assert blocks == [(1, 1, 1), (1, 1, 2), (1, 2, 1), (2, 1, 1),
                       (1, 2, 2), (2, 1, 2), (2, 2, 1), (1, 1, 2)]
