@@ -818,7 +818,7 @@ TABLE["data/readers.py", "data"] = [
     ('if path.is_dir()« and not path.name.startswith(".")→»]',
      "folder_reads_classes_and_files_in_sorted_order", ".ipynb_checkpoints is a class"),
     ("key=lambda name: («int(name) if name.isdecimal() else math.inf, →»name))",
-     "classes_that_are_numbers_are_in_the_order_of_numbers", "10 comes before 8"),
+     "labels_of_an_npz_file_may_be_names_of_classes", "10 comes before 8"),
     ('layout.endswith(«";16B"→";12"»)', "colors_of_more_than_8_bits_are_refused",
      "PIL's upper 8 bits of 16"),
     ("max(image.tag_v2.get(258, [1])) > «8→16»",

@@ -175,18 +175,6 @@ def test_folder_reads_classes_and_files_in_sorted_order(tmp_path):
         "2 .txt, 1 in valid, 1 outside of a class, 1 without a suffix")
 
 
-def test_classes_that_are_numbers_are_in_the_order_of_numbers(tmp_path):
-    """And before other names. The same in `test`, where there may be fewer."""
-    names = ["8", "9", "010", "11", "a"]
-    loaded = load_dataset(write_images(tmp_path, {
-        **{f"train/{name}/0.png": image for name, image in zip(names, COLOR)},
-        "test/11/0.png": COLOR[0], "test/9/0.png": COLOR[1]}))
-    assert loaded.class_names == names and torch.equal(loaded.train.images, nchw(COLOR))
-    assert loaded.train.labels.tolist() == [0, 1, 2, 3, 4]
-    assert loaded.test.labels.tolist() == [1, 3]
-    assert load.only(loaded, [0, 1]).class_names == ["8", "9"]
-
-
 def test_what_is_transparent_is_white(tmp_path):
     """Black ink on nothing would be black on black. Half of black is half of white."""
     ink = np.uint8([[[0, 255], [0, 0]], [[0, 127], [200, 255]]])                  # gray, alpha
