@@ -4,7 +4,6 @@ For a reader:
     python tests/break_it.py --list --only fedsdd             # with file, line, change and test
 For the tests: a mistake that none of them notices is a test that is missing.
     python tests/break_it.py                                  # all; a minute or two
-    python tests/break_it.py --every 10                       # a sample
     python tests/break_it.py --only "FedML"                   # by file, function or words
 
 A mistake is caught if an assertion of the named test fails; SURVIVED if the test passes; broken if
@@ -133,12 +132,11 @@ def attempt(mutant):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="each N-th only")
     parser.add_argument("--only", default="", metavar="TEXT", help="part of file, function, words")
     parser.add_argument("--list", action="store_true", help="show them, break nothing")
     args = parser.parse_args(argv)
     chosen = [m for m in MUTANTS if args.only.lower()
-              in f"{m.file} {place_of(m)[1]} {m.what} {m.whose}".lower()][::max(1, args.every)]
+              in f"{m.file} {place_of(m)[1]} {m.what} {m.whose}".lower()]
     if not chosen:                   # without a name pytest would run every test there is
         parser.error(f"no mistake has {args.only!r} in its file, function or words")
     titles = [f"{m.file}:{place_of(m)[0]}  {m.what}{m.whose and f' (as {m.whose})'}"
