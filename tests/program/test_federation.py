@@ -104,12 +104,10 @@ def of_tensors(networks=(with_hidden_layer,), **changes):
     return from_tensors([samples(6)] * 3 + [parts["client"]], parts["test"], networks, **others)
 
 
-def with_weights(dtype=torch.float32, value=1.0):
-    def make():
-        model = with_hidden_layer().to(dtype)
-        model[1].bias.data[0] = value
-        return model
-    return make
+def with_nan():
+    model = with_hidden_layer()
+    model[1].bias.data[0] = torch.nan
+    return model
 
 
 IMAGES, LABELS = samples(6)
@@ -135,8 +133,7 @@ def test_images_and_labels_that_do_not_fit_are_refused_by_the_name_of_their_part
     ("give the class", [NETWORK]), ("a new network in each call", [lambda: NETWORK]),
     ("with the same C", [with_hidden_layer, lambda: with_hidden_layer(5)]),
     ("with the same C", [lambda: nn.Conv2d(1, 3, (2, 1))]),
-    ("finite float32", [with_weights(torch.bfloat16)]),
-    ("finite float32", [with_weights(value=torch.nan)])])
+    ("finite float32", [lambda: with_hidden_layer().bfloat16()]), ("finite float32", [with_nan])])
 def test_networks_that_do_not_fit_are_refused(words, networks):
     with pytest.raises(ValueError, match=f"^networks: .*{words}"):
         of_tensors(networks)
