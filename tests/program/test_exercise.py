@@ -142,22 +142,6 @@ def test_every_mistake_of_the_table_is_wrong(name):
 
 # ------------------------------------------------------------------------------ students' own forms
 
-def loop_fuse(client_logits, weights):
-    fused = torch.zeros_like(client_logits[0])
-    for j, n in (weights != 0).nonzero().tolist():
-        fused[n] += weights[j, n] * client_logits[j, n]
-    return fused
-
-
-def loop_weights(client_logits, reliable):
-    weights = torch.zeros(reliable.shape, dtype=torch.float64)
-    for n, right in enumerate(reliable.T):
-        if right.any():
-            H = entropy(client_logits[right, n].double())
-            weights[right, n] = (1 / torch.where(H < 1e-6, 1e-6, H)).softmax(-1)
-    return weights
-
-
 def loop_average(state_dicts, weights):
     total, average = sum(weights), {}
     for name, first in state_dicts[0].items():
@@ -188,7 +172,9 @@ def ce_minus_entropy(student, teacher, T):
     ("fedkd.kl_divergence", lambda student, teacher: ce_minus_entropy(student, teacher, 1)),
     ("fedgems.entropy", lambda z: torch.distributions.Categorical(logits=z).entropy()),
     ("fedgems.entropy", lambda z: z.logsumexp(-1) - (z.softmax(-1) * z).sum(-1)),
-    ("fedgems.entropy_weights", loop_weights), ("fedgems.fuse", loop_fuse),
+    ("fedgems.entropy_weights", lambda z, right: (1 / entropy(z).clamp(min=1e-6)).masked_fill(
+        ~right, -torch.inf).softmax(0).nan_to_num(0)),
+    ("fedgems.fuse", lambda z, w: (z.masked_fill((w == 0)[..., None], 0) * w[..., None]).sum(0)),
     ("fedgkt.transfer_loss", lambda z, y, t, T: F.cross_entropy(z, y) + (
         0 if t is None else soft_kl(z, t.detach(), T))),
     ("federation.average_weights", loop_average),
