@@ -23,7 +23,8 @@ every_exercise = pytest.mark.parametrize("name", EXERCISES)
 @every_exercise
 def test_an_exercise_has_the_docstring_no_body_and_every_symbol_that_the_projects_body_uses(name):
     text = template(name)
-    exec(text, namespace := {})
+    namespace = {}
+    exec(text, namespace)
     function = namespace[name.split(".")[1]]
     assert function.__doc__ == own(name).__doc__ and "\\" not in text
     assert text.endswith('"""\n    ...\n')
