@@ -7,8 +7,8 @@
 
 Your function gets the inputs of functions.py in float64. Every form is right that gives the
 project's numbers, to a relative 1e-4, and of a loss the gradients, too. If yours gives what a
-mistake of mistakes.py gives, the mistake is named. The exit status is 0 if all is right. A class's
-files run with your rights, for a minute at most; FOLDER/grades.csv has the lines.
+mistake of mistakes.py or of `changes` gives, the mistake is named. The exit status is 0 if all is
+right. A class's files run with your rights, for a minute at most; FOLDER/grades.csv has the lines.
 """
 import argparse
 import ast
@@ -18,11 +18,13 @@ import csv
 import functools
 import inspect
 import io
+import math
 import re
 import runpy
 import signal
 import sys
 import traceback
+import warnings
 from pathlib import Path
 from unittest import mock
 
@@ -80,29 +82,39 @@ EXERCISES = {       # function: (paper, equation, minutes, a guess)
     "fd.others_mean": ("FD", "Step 6", 15),
     "fedkd.adaptive_losses": ("FedKD", "", 20),
     "fedkd.compress": ("FedKD", "", 25)}
+SIZES = {"B": "images of a batch", "C": "classes", "D": "features", "E": "members of the ensemble",
+         "M": "clients (or models)", "N": "images", "n": "images", "P": "rows"}
 
+
+# ------------------------------------------------------------------------------ the student's file
 
 def template(name):
     """The student's file: the function with its docstring, `...` in the place of its body."""
     module, function = module_of(name), own(name)
     text = inspect.getsource(function)
     [node] = ast.parse(text).body
-    head = "\n".join(text.splitlines()[:node.body[0].end_lineno])
+    docstring = node.body[0]
+    head = "\n".join(text.splitlines()[:docstring.end_lineno])
     used = {x.id for x in ast.walk(node) if isinstance(x, ast.Name)}
     imports = {"math": "import math", "torch": "import torch",
                "F": "import torch.nn.functional as F"}
     for word in sorted(used & vars(module).keys() - imports.keys()):
         thing = vars(module)[word]
-        home = getattr(thing, "__module__", module.__name__)
         imports[word] = (f"import {word}" if inspect.ismodule(thing)
-                         else f"from {home} import {word}")
+                         else f"from {getattr(thing, '__module__', module.__name__)} import {word}")
     paper, equation, minutes = EXERCISES[name]
+    found = set(re.findall(r"\b\w\b", "".join(re.findall(r"\[[^]]*\]", docstring.value.value))))
+    meant = SIZES | ({"n": "benign uploads"} if module.__name__ == "attacks" else {})
+    sizes = ", ".join(f"{letter} {meant[letter]}" for letter in sorted(found & SIZES.keys()))
     file = Path(module.__file__).relative_to(ROOT)
-    return "\n".join([
-        f"# {minutes} minutes: {paper} {equation}".rstrip(),
-        f"# More: the first lines of {file}. The arguments must stay as they are.",
-        *imports.values(), "", "", head, "    ...", ""])
+    comment = [", ".join(filter(None, [paper, equation, f"{minutes} minutes"])),
+               sizes and f"Sizes: {sizes}.",
+               f"More: the first lines of {file}. The arguments must stay as they are."]
+    return "\n".join([*(f"# {line}" for line in comment if line), *imports.values(), "", "", head,
+                      "    ...", ""])
 
+
+# ------------------------------------------------------------------------------------------ grading
 
 def numbers(value, label="result"):
     """{label: tensor} of every number of a result; a label such as result["fc.bias"] or result[0].
@@ -143,10 +155,8 @@ def measured(function, name, arguments):
               for n, x in enumerate(leaves(argument))}
         for label, x in numbers(function(*arguments)).items():
             for word, leaf in by.items():
-                slope = None
-                if x.requires_grad:
-                    [slope] = torch.autograd.grad(x.sum(), leaf, retain_graph=True,
-                                                  allow_unused=True)
+                [slope] = torch.autograd.grad(x.sum(), leaf, retain_graph=True, allow_unused=True
+                                              ) if x.requires_grad else [None]
                 found[f"gradient of {label} by {word}"] = (
                     torch.zeros_like(leaf) if slope is None else slope)
         return found
@@ -188,21 +198,109 @@ def alike(a, b):
     return torch.allclose(a, b, rtol=1e-4, atol=1e-6 * size + 1e-12, equal_nan=True)
 
 
+# ----------------------------------------------------------------------------------------- mistakes
+
+ARGUMENTS = r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
+PART = rf"[\w.]+(?:{ARGUMENTS})?"
+TERM = rf"{PART}(?: \* {PART})*"
+KINDS = [       # (what is in the project's function, in its place, the mistake)
+    (r"softmax\(-1\)", "softmax(0)", "softmax over the wrong axis"),
+    (r"softmax\(-1\)", "softmax(1)", "softmax over the wrong axis"),
+    (r"softmax\(0\)", "softmax(-1)", "softmax over the wrong axis"),
+    *((rf"\.(mean|sum|std|argmax)\({a}\b", rf".\1({b}", "mean, sum or argmax over the wrong axis")
+      for a, b in ((0, 1), (0, -1), (-1, 0), (-1, 1))),
+    (r"\.(mean|sum|std|argmax)\((0|-1)(, )?", r".\1(", "mean, sum or argmax over all axes"),
+    (r"\.(mean|sum)\((0|-1)?\)", "", "a mean or a sum is missing"),
+    (r"\.mean\(", ".sum(", "a sum in the place of a mean"),
+    (r"\.sum\(", ".mean(", "a mean in the place of a sum"),
+    (r"\.std\(", ".var(", "the variance, without its root"),
+    (r"\(log_p - log_q\)", f"((log_p - log_q) / {math.log(2)})", "log2 in the place of ln"),
+    (rf"\.masked_fill{ARGUMENTS}|torch\.where\([^()]*?, ({TERM}), {TERM}\)", r"\1",
+     "a mask is missing"),
+    (rf"\.(clamp|abs){ARGUMENTS}", "", "clamp or abs is missing"),
+    (rf" / {PART}", "", "a division is missing"),
+    (rf"{PART} \* ", "", "a factor is missing"), (rf" \* {PART}", "", "a factor is missing"),
+    (r" \*\* ?2", "", "a square is missing"),
+    (r" \+ ", " - ", "minus in the place of plus"), (r" - ", " + ", "plus in the place of minus"),
+    (rf" [+-] {TERM}", "", "a term is missing"), (rf"{TERM} \+ ", "", "a term is missing"),
+    (rf"{TERM} - ", "-", "a term is missing")]
+WHOLE = [("a wrong sign", lambda x: -x), ("a mean over all is too much", torch.mean),
+         ("log2 in the place of ln", lambda x: x / math.log(2)),
+         ("numbers in the place of True and False", lambda x: x.double())]
+PLAIN = {"entropy": "\ndef entropy(z):\n    return -(z.softmax(-1) * z.log_softmax(-1)).sum(-1)"}
+
+
+def wrong_forms(name):
+    """Yields (a mistake in words, the function with it): of mistakes.py, then of KINDS."""
+    module, function = module_of(name), inspect.unwrap(own(name))
+    called = set(re.findall(r"\w+", inspect.getsource(function)))
+    texts = "\n".join(inspect.getsource(f) for word, f in vars(module).items()
+                      if word in called and inspect.isfunction(f)
+                      and f.__module__ == module.__name__)
+    changed = [(m.what + (m.whose and f" (as in {m.whose})"), texts.replace(m.old, m.new))
+               for m in MUTANTS if (ROOT / m.file).samefile(module.__file__) and m.old in texts]
+    plain = "\n".join([ast.unparse(ast.parse(re.sub('""".*?"""', "", texts, flags=re.S))),
+                       *(PLAIN[word] for word in PLAIN if f"def {word}(" in texts)])
+    for pattern, new, what in KINDS:
+        found = [*re.finditer(pattern, plain)]
+        changed += [(what, plain[:x.start()] + x.expand(new) + plain[x.end():]) for x in found]
+        changed += [(what, re.sub(pattern, new, plain))] * (len(found) > 1)
+    for what, text in changed:
+        try:
+            exec(text, namespace := {**vars(module)})
+        except SyntaxError:              # half of an expression was replaced
+            continue
+        yield what, namespace[function.__name__]
+    for what, change in WHOLE:
+        yield what, lambda *a, change=change: change(function(*a))
+    words = inspect.signature(function).parameters
+    needed = [word for word, x in words.items() if x.default is x.empty]
+    yield " and ".join(words.keys() - {*needed}) + " has no effect", lambda *a: function(
+        *a[:len(needed)])
+    for n in [n for n, word in enumerate(words) if word == "labels"]:
+        for step, classes in ((1, 1), (-1, 1), (1, 2)):
+            yield "labels are off by one", lambda *a, step=step, classes=classes: function(
+                *a[:n], (a[n] + step) % (a[n].max() + classes), *a[n + 1:])
+
+
 @functools.cache
 def mistakes(name):
-    """[(a mistake of mistakes.py in words, the outcome of the function with it)]"""
-    module, function = module_of(name), own(name)
-    called = set(re.findall(r"\w+", inspect.getsource(function)))
-    text = "\n".join(inspect.getsource(f) for word, f in vars(module).items()
-                     if word in called and inspect.isfunction(f)
-                     and f.__module__ == module.__name__)
-    found = []
-    for m in MUTANTS:
-        if (ROOT / m.file).samefile(module.__file__) and m.old in text:
-            namespace = {**vars(module)}
-            exec(text.replace(m.old, m.new), namespace)
-            found.append((m.what, outcome(namespace[function.__name__], name)))
-    return found
+    """[(the mistake in words, its outcome)] of those that change a number."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = [(what, outcome(wrong, name)) for what, wrong in wrong_forms(name)]
+    return [(what, wrong) for what, wrong in found if any(map(unlike, wrong, expected(name)))]
+
+
+def leaked(found, right):
+    """The labels of gradients that must be 0, and are not."""
+    return [] if isinstance(found, str) else [
+        label for label in unlike(found, right)
+        if label.startswith("gradient") and label in right and not right[label].any()]
+
+
+def hints(found, name, n):
+    """Lines on what is wrong; n is an input with a wrong outcome.
+
+    A mistake is known if all numbers that it changes are the student's, but those that are not
+    finite. A gradient that must be 0 is told by itself, and hides no mistake.
+    """
+    known, right = {}, expected(name)
+    leaks = leaked(found[n], right[n])
+    values = [label for label in unlike(found[n], right[n]) if label not in leaks]
+    for what, wrong in mistakes(name):
+        shown = {(k, label): (a.get(label), w.get(label))
+                 for k, (a, w, b) in enumerate(zip(found, wrong, right))
+                 if dict is type(a) is type(w) is type(b)
+                 for label in unlike(w, b) if not (values and label in leaked(w, b))}
+        same = {place: alike(*pair) for place, pair in shown.items()}
+        if same.get((n, (values or leaks)[0])) and all(
+                same[place] or getattr(x, "shape", 0) == getattr(y, "shape", 1)
+                and not (x + y).isfinite().all() for place, (x, y) in shown.items()):
+            known[what] = max(sum(same.values()), known.get(what, 0))
+    best = [what for what in known if known[what] == max(known.values())][:2]
+    return [*(f"This is a known mistake: {what}" for what in best),
+            *(f"The {label} must be 0: detach" for label in leaks if values)]
 
 
 def grade(function, name):
@@ -212,25 +310,22 @@ def grade(function, name):
     if not different:
         return ["wrong: it returns a tensor of its arguments: who changes one changes the other"
                 ] * (name in EQUATIONS and any(shared(function, x) for x in inputs(name)))
-    n, label = different[0]
+    n, label = min(different, key=lambda at: at[1] in leaked(found[at[0]], right[at[0]]))
     words = inspect.signature(own(name)).parameters
     lines = [f"{word} = {x}" for word, x in zip(words, inputs(name)[n])]
     if isinstance(found[n], str):
         return [*lines, f"wrong: {found[n]}"]
     if isinstance(right[n], str):
         return [*lines, f"wrong, the result: {found[n]['result']}, where {right[n]} is right"]
-    lines += [f"wrong, the {label}:", f"yours    {found[n].get(label)}",
-              f"expected {right[n].get(label)}"]
-    return lines + [f"This is a known mistake: {what}" for what, wrong in mistakes(name)
-                    if not any(map(unlike, found, wrong))]
+    return [*lines, f"wrong, the {label}:", f"yours    {found[n].get(label)}",
+            f"expected {right[n].get(label)}", *hints(found, name, n)]
 
 
 def graded(path, name):
     """The lines of the answer on a student's file; none if it is right."""
     module, function_name = module_of(name), name.split(".")[1]
-    empty = {}
-    exec(template(name), empty)
-    expected(name), mistakes(name)       # by the project's function, which is then out of reach
+    exec(template(name), empty := {})
+    expected(name)                       # by the project's function, which is then out of reach
 
     @functools.wraps(own(name))
     def ours(*arguments):
@@ -262,9 +357,10 @@ def grade_class(folder):
             with contextlib.redirect_stdout(io.StringIO()):
                 lines = graded(path, name) or ["right"]
             signal.setitimer(signal.ITIMER_REAL, 0)
-            told = [x for x in lines if x.startswith(("This is", "wrong"))] or lines
+            told = [x for x in lines if x.startswith(("This is", "The gradient"))] or [
+                x for x in lines if x.startswith("wrong")] or lines[-1:]
             student = str(path.relative_to(folder).with_suffix("")).removesuffix(name).strip("/_- ")
-            rows.append((student, name, told[-1]))
+            rows.append((student, name, "; ".join(told)))
             print(*rows[-1], sep="  ", flush=True)
     with open(folder / "grades.csv", "w", newline="") as file:
         csv.writer(file).writerows(rows)

@@ -7,10 +7,9 @@ from functools import partial
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from federation import Data, Federation, draw_clients, minibatches, new_network
+from federation import Data, Federation, draw_clients, new_network
 
 SHAPE = (1, 2, 2)
 
@@ -162,14 +161,3 @@ def through_a_file(state):
     file = io.BytesIO()
     torch.save(state, file)
     return torch.load(io.BytesIO(file.getvalue()), weights_only=True)
-
-
-def train_with_labels(fed, model, optimizer, data, *, keys, epochs, batch_size):
-    """Trains `model` in place by cross-entropy; keys: the name of its random numbers."""
-    model.train()
-    with fed.random_numbers(*keys) as rng:
-        for rows in minibatches(data.images, batch_size, rng, epochs):
-            optimizer.zero_grad()
-            logits = model(fed.augment(data.images[rows], rng))
-            F.cross_entropy(logits, data.labels[rows]).backward()
-            optimizer.step()

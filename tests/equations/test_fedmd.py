@@ -11,7 +11,7 @@ import torch
 from slow import (close, drawn, numbers, pixels, slow_accuracy, slow_learner, slow_training,
                   towards_labels, update_by)
 from torch import nn
-from toys import Change, federation, last, rounds, same, samples, through_a_file, with_hidden_layer
+from toys import Change, federation, rounds, same, samples, through_a_file, with_hidden_layer
 
 from algorithms import fedmd, fedmd_pooled
 from attacks import Attack
@@ -316,17 +316,6 @@ def test_pooled_training_stops_for_each_network_on_its_own(monkeypatch):
         assert [clients[i]["optimizer"]["state"][0]["step"] for i in (0, 1)] == batches
     assert same(whole[11][1]["clients"][0], whole[14][1]["clients"][0])
     assert same(train(through_a_file(whole[8][1]), first=9), whole[9:])
-
-
-def test_rounds_without_early_stopping_are_no_rounds_without_a_gain():
-    """A run that goes on with it after ten of them still trains; it waits for ten of its own."""
-    settings = {**POOLED, "transfer_public_epochs": 0, "batch_size": 99}
-    _, state = last(rounds(fedmd_pooled, joint(), **settings | {"rounds": 10,
-                                                                "early_stopping": False}))
-    frozen = joint(validation=joint().validation._replace(labels=torch.zeros(8).long()))
-    ends = [state for _, state in rounds(fedmd_pooled, frozen, state, **settings | {"rounds": 23})]
-    steps = [end["clients"][0]["optimizer"]["state"][0]["step"].item() for end in ends]
-    assert steps == [11, *range(12, 22), 21, 21]        # round 11 is the first gain, above nothing
 
 
 def test_answers_with_a_public_class_are_a_metric_of_their_own():

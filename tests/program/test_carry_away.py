@@ -14,7 +14,7 @@ import types
 import numpy as np
 import pytest
 import torch
-from functions import EQUATIONS, ROOT, identical, module_of, own, results
+from functions import EQUATIONS, ROOT, identical, own, results
 
 IMPORTS = {"torch": torch, "np": np, "F": torch.nn.functional}     # what a reader's own file has
 every_function = pytest.mark.parametrize("name", EQUATIONS)
@@ -52,45 +52,35 @@ def of_the_library(thing):
 
 
 def carried(module, name):
-    """The thing made from its source alone, beside IMPORTS and what it needs, each made likewise in
-    a place of its own."""
-    thing = getattr(module, name)
-    if of_the_library(thing):
-        return thing
-    module = sys.modules[thing.__module__] if inspect.isfunction(thing) else module
-    namespace = IMPORTS | {helper: carried(module, helper) for helper in needs(module, name)}
+    """(the function or constant, made from its source alone, what comes along with it beside
+    IMPORTS: names, and lines of imports). What it needs is made likewise, in a place of its own."""
+    namespace, along = {**IMPORTS}, []
+    for helper in needs(module, name):
+        thing = namespace[helper] = getattr(module, helper)
+        if of_the_library(thing):
+            along += [f"import {helper}" if inspect.ismodule(thing) else
+                      f"from {thing.__module__} import {helper}"]
+        else:
+            home = sys.modules[thing.__module__] if inspect.isfunction(thing) else module
+            namespace[helper], more = carried(home, helper)
+            along += [helper, *more]
     exec(compile(source(module, name), f"<{name}>", "exec"), namespace)
-    return namespace[name]
+    return namespace[name], dict.fromkeys(along)
 
 
 @every_function
 def test_a_function_carried_away_gives_what_it_gives_here(name):
-    function = carried(module_of(name), name.split(".")[1])
+    function, _ = carried(sys.modules[own(name).__module__], own(name).__name__)
     assert function.__globals__ is not own(name).__globals__
     assert identical(results(function, name), results(own(name), name))
 
 
 # -------------------------------------------------------------------------------------- the pages
 
-def comes_along(module, name):
-    """What a function needs, and what that needs, beside IMPORTS: names, and lines of imports."""
-    found = {}
-    for helper in needs(module, name):
-        thing = getattr(module, helper)
-        if inspect.ismodule(thing):
-            found[f"import {helper}"] = None
-        elif of_the_library(thing):
-            found[f"from {thing.__module__} import {helper}"] = None
-        else:
-            home = sys.modules[thing.__module__] if inspect.isfunction(thing) else module
-            found |= {helper: None, **comes_along(home, helper)}
-    return found
-
-
 def test_the_page_says_what_comes_along_with_each_function():
     table = "| function | what comes along |\n|---|---|\n"
     for name in EQUATIONS:
-        found = comes_along(sys.modules[own(name).__module__], own(name).__name__)
+        _, found = carried(sys.modules[own(name).__module__], own(name).__name__)
         if found and not name.startswith("partition"):
             table += f"| `{name}` | {', '.join(f'`{x}`' for x in found)} |\n"
     print(table)

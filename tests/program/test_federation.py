@@ -21,7 +21,7 @@ from algorithms import fedavg, fedgems, fedprox, fedsdd, local
 from federation import (OPTIMIZERS, Algorithm, Data, accuracy, disagreement,
                         from_tensors, is_usable, make_rng, minibatches, on_server, own_accuracy,
                         parallel_map, predict, predict_models, resume, score_clients,
-                        score_personal, score_server, seed_torch, snapshot)
+                        score_personal, score_server, snapshot)
 
 # ---------------------------------------------------------------------------- the lines at its head
 
@@ -104,12 +104,10 @@ def of_tensors(networks=(with_hidden_layer,), **changes):
     return from_tensors([samples(6)] * 3 + [parts["client"]], parts["test"], networks, **others)
 
 
-def with_weights(dtype=torch.float32, value=1.0):
-    def make():
-        model = with_hidden_layer().to(dtype)
-        model[1].bias.data[0] = value
-        return model
-    return make
+def with_nan():
+    model = with_hidden_layer()
+    model[1].bias.data[0] = torch.nan
+    return model
 
 
 IMAGES, LABELS = samples(6)
@@ -135,8 +133,7 @@ def test_images_and_labels_that_do_not_fit_are_refused_by_the_name_of_their_part
     ("give the class", [NETWORK]), ("a new network in each call", [lambda: NETWORK]),
     ("with the same C", [with_hidden_layer, lambda: with_hidden_layer(5)]),
     ("with the same C", [lambda: nn.Conv2d(1, 3, (2, 1))]),
-    ("finite float32", [with_weights(torch.bfloat16)]),
-    ("finite float32", [with_weights(value=torch.nan)])])
+    ("finite float32", [lambda: with_hidden_layer().bfloat16()]), ("finite float32", [with_nan])])
 def test_networks_that_do_not_fit_are_refused(words, networks):
     with pytest.raises(ValueError, match=f"^networks: .*{words}"):
         of_tensors(networks)
@@ -193,24 +190,18 @@ def test_with_amp_an_autocast_around_the_run_changes_nothing():
 
 # --------------------------------------------------------------------------------- random numbers
 
-def draw_seeded(*keys):
-    with seed_torch(*keys):
-        return torch.randint(2**62, (1,)).item()
-
-
-def draw_named(seed, *name):
+def draws(seed, *name):
+    """A number of numpy's and one of torch's."""
     with federation(seed=seed).random_numbers(*name) as rng:
-        return rng.integers(2**62)
+        return int(rng.integers(2**62)), torch.randint(2**62, (1,)).item()
 
 
-@pytest.mark.parametrize("draw", [
-    lambda *keys: make_rng(*keys).integers(2**62), draw_seeded, draw_named])
-def test_only_equal_keys_give_equal_numbers(draw):
+def test_only_equal_keys_give_equal_numbers():
     """Also names with a 0 at the end, which a plain list as the seed would lose."""
     keys = [(0, "local", 1, 2), (0, "local", 2, 1), (0, "local", 1), (0, "local", 1, 0),
             (0, "masks", 1, 2), (1, "local", 1, 2)]
-    first, again = ([int(draw(*key)) for key in keys] for _ in range(2))
-    assert first == again and len(set(first)) == len(keys)
+    first, again = ([draws(*key) for key in keys] for _ in range(2))
+    assert first == again and all(len(set(numbers)) == len(keys) for numbers in zip(*first))
 
 
 def test_torchs_generator_is_as_before_after_a_training():
