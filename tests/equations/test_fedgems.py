@@ -340,3 +340,12 @@ def test_an_ablations_clients_predict_what_may_be_requested(off, expected):
     """Every sample if the pool never teaches; none if the clients never teach."""
     found, seen = rows_asked(fedgems_ablations, **{off: False})
     assert 0 < found[-1][0]["pool"] < 1 and [len(rows) for rows in seen] == [expected] * 2
+
+
+def test_a_teacher_in_double_precision_teaches_a_student_in_single():
+    """e = 0, p = (.8, .2), q = (.5, .5): the mean over two images, of which one has a teacher."""
+    logits, labels = torch.zeros(2, 2), torch.tensor([0, 0])
+    teacher = torch.tensor([[.8, .2]] * 2, dtype=torch.float64).log()
+    loss = fedgems.server_loss(logits, labels, teacher, torch.tensor([True, False]), epsilon=0.0)
+    kl = .8 * math.log(.8 / .5) + .2 * math.log(.2 / .5)
+    assert loss.item() == pytest.approx((kl + math.log(2)) / 2)
