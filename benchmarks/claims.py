@@ -26,7 +26,9 @@ from pathlib import Path
 from statistics import mean, stdev
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from experiment.curves import half_width, mean_of_last, read_runs, values_of
+from experiment import measures
+from experiment.curves import read_runs
+from experiment.measures import half_width
 
 REPOSITORY = Path(__file__).parents[1]
 CURVES, PICTURES = REPOSITORY / "docs" / "results", REPOSITORY / "docs" / "pictures"
@@ -81,18 +83,17 @@ def accuracies(run, metric, last=None, rounds=None, best=False, until=None):
     best      the highest of a round instead of a mean
     until     megabytes up and down until the accuracy is so many percent, instead
     """
-    runs = runs_behind(run)
-    if until:
-        reached = {run.seed: [row["MB"] for row in run.rows if row.get(metric, 0) >= until / 100]
-                   for run in runs}
-        return {seed: megabytes[0] for seed, megabytes in reached.items() if megabytes}
-    rounds = rounds or (len(runs[0].rows) - 1)
-    measure = mean_of_last(last or window_of(rounds))
-    return values_of(runs, metric, lambda values: measure_of(values[:rounds + 1], measure, best))
-
-
-def measure_of(values, measure, best):
-    return max(x for x in values if x is not None) if best else measure(values)
+    runs, numbers = runs_behind(run), {}
+    rounds = rounds or runs[0].last_round
+    for one in (one.until(rounds) for one in runs):
+        if until:
+            numbers[one.seed] = measures.megabytes_until(one, metric, until / 100)
+        elif best:
+            numbers[one.seed] = measures.best(one, metric)
+        else:
+            numbers[one.seed] = measures.mean_of_last(one, metric, last or window_of(rounds))
+    scale = 100 if runs[0].is_share(metric) and not until else 1
+    return {seed: scale * x for seed, x in numbers.items() if x is not None}
 
 
 def pairs(claim, last=None, seeds=range(100), **measure):

@@ -17,7 +17,7 @@ from statistics import mean
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from experiment.curves import half_width  # noqa: E402
+from experiment.measures import half_width  # noqa: E402
 
 COLORS = {"weights": "#0072B2", "predictions on public images": "#D55E00",
           "means of each class": "#009E73", "a shared model": "#CC79A7", "features": "#E69F00"}

@@ -1,23 +1,14 @@
-"""Kept runs: reading and writing them, their metrics by round, means over seeds.
-
-`curves` are {label: [the `Run` of each seed]}.
-"""
+"""Kept runs: reading and writing them. `curves` are {label: [the `Run` of each seed]}."""
 import csv
 import json
-import re
-from dataclasses import dataclass
-from math import inf, sqrt
+from dataclasses import dataclass, replace
+from itertools import groupby
+from math import inf
 from pathlib import Path
-from statistics import NormalDist, mean, stdev
 
 from experiment.common import BadInput, read_config
 
 HEAD = ("algo", "scores", "keys", "shares", "settings", "data", "environment")   # of config.json
-# Student's t of 1, 2, ..., 30 degrees of freedom: |T| is below it with probability 95%.
-T = (12.7062047, 4.3026527, 3.1824463, 2.7764451, 2.5705818, 2.4469119, 2.3646243, 2.3060041,
-     2.2621572, 2.2281389, 2.2009852, 2.1788128, 2.1603687, 2.1447867, 2.1314495, 2.1199053,
-     2.1098156, 2.1009220, 2.0930241, 2.0859634, 2.0796138, 2.0738731, 2.0686576, 2.0638986,
-     2.0595386, 2.0555294, 2.0518305, 2.0484071, 2.0452296, 2.0422725)
 
 
 @dataclass
@@ -29,98 +20,44 @@ class Run:
     begun: str       # when, as "2026-11-27T10:13:49.250000+00:00"; "" of an older run
     head: dict       # its config.json, of which `scores` are {accuracy: [whose, on which images]}
     rows: list       # the metrics of each round from 0 on; MB is the payload so far, up and down
+    folder: Path | None = None       # DIR of DIR/LABEL-seedN; None of a .csv
+
+    @property
+    def last_round(self):
+        return len(self.rows) - 1
+
+    def until(self, round):
+        """The run without the rounds after this one."""
+        return replace(self, rows=[row for row in self.rows if row["round"] <= round])
 
     def metric(self, key):
-        """The name of a metric in the rows.
-
-        key    that name; or "clients", the clients' mean accuracy at the end of a round, "server",
-               the server's on the same images; of ComU@x it is the clients'
-        """
-        return self.head["keys"].get("clients" if is_comu(key) else key, key)
-
-    def is_accuracy(self, key):
-        return "accuracy" in self.metric(key) and not is_comu(key)
-
-    def is_share(self, key):
-        """True for accuracies and other shares of 1, which are shown as percentages."""
-        return self.is_accuracy(key) or key in self.head["shares"]
-
-    def whose(self, key):
-        """Whose accuracy a metric is, and on which images; its name if that is not declared."""
-        name = self.metric(key)
-        return ", ".join(filter(None, self.head["scores"].get(name, [name])))
-
-    def images(self, key):
-        """On which images an accuracy is measured: one that is not declared has its own ones."""
-        name = self.metric(key)
-        if "accuracy" not in name:
-            return ""
-        return self.head["scores"].get(name, [name, name])[1] or "all test images"
-
-    def accuracy_on(self, images):
-        """The first declared accuracy that is measured on these images, else `accuracy`."""
-        return next((name for name in self.head["scores"] if self.images(name) == images),
-                    "accuracy")
+        """The name in the rows of `key`: of "clients" and "server" that of their accuracy."""
+        return self.head["keys"].get(key, key)
 
     def by_round(self, key):
         """[the metric, or None] of each row."""
         return [row.get(self.metric(key)) for row in self.rows]
 
-    def megabytes_until(self, accuracy):
-        """FedGEMS's ComU, Table 4: MB up and down until the clients' accuracy is reached, in six
-        decimals, as `write_csv` keeps it; None if it is not."""
-        return next((row["MB"] for row, value in zip(self.rows, self.by_round("clients"))
-                     if value is not None and round(value, 6) >= accuracy), None)
+    def is_share(self, key):
+        """True for accuracies and other shares of 1, which are shown as percentages."""
+        return is_accuracy(key) or key in self.head["shares"]
+
+    def score(self, key):
+        """(whose accuracy a metric is, with the images; the images). One that is not declared is
+        called by its name, and has images of its own."""
+        name = self.metric(key)
+        if name not in self.head["scores"]:
+            return name, name
+        whose, images = self.head["scores"][name]
+        return (f"{whose}, {images}", images) if images else (whose, "all test images")
 
 
-def is_comu(key):
-    return re.fullmatch(r"ComU@\d*\.?\d+", key) is not None
+def is_accuracy(key):
+    """Not only of declared scores, but also of client_accuracy_3 and client_accuracy_max."""
+    return key in ("clients", "server") or "accuracy" in key
 
 
-# ------------------------------------------------------------------------------- means over seeds
-
-def half_width(values):
-    """Half the width of the 95% confidence interval of the values' mean; None of one value."""
-    dof = len(values) - 1                    # degrees of freedom
-    if dof < 1:
-        return None
-    if dof <= len(T):
-        t = T[dof - 1]
-    else:                                    # Abramowitz and Stegun, 26.7.5
-        z = NormalDist().inv_cdf(0.975)
-        t = z + (z**3 + z) / (4 * dof) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * dof**2)
-    return t * stdev(values) / sqrt(len(values))
-
-
-def final(values):
-    return values[-1]
-
-
-def best(values):
-    return max((x for x in values if x is not None), default=None)
-
-
-def mean_of_last(number):
-    """The measure: the mean of the last so many rounds, without those that have no value."""
-    def measure(values):
-        known = [x for x in values[-number:] if x is not None]
-        return mean(known) if known else None
-    return measure
-
-
-def values_of(runs, key, measure):
-    """{seed: measure([the metric of each round, or None])}, in percent if it is a share; of ComU@x
-    the megabytes. A seed without a value is not in it."""
-    if is_comu(key):
-        accuracy = float(key.removeprefix("ComU@"))
-        values = {run.seed: run.megabytes_until(accuracy) for run in runs}
-    else:
-        values = {run.seed: measure(run.by_round(key)) for run in runs if run.rows}
-    scale = 100 if runs[0].is_share(key) else 1
-    return {seed: scale * value for seed, value in values.items() if value is not None}
-
-
-# ------------------------------------------------------------------------------- reading, writing
+# ---------------------------------------------------------------------------------------- reading
 
 def read_runs(paths, rounds=inf):
     """{label: [the run of each seed]} of folders and files, without the rounds after `rounds`.
@@ -129,42 +66,48 @@ def read_runs(paths, rounds=inf):
     Raises BadInput if a folder has no run, a run is damaged, or the runs of a label are not those
     of one method with different seeds on the same data.
     """
-    found = [pair for path in paths for pair in read_files(path)]
-    inside = {}                                          # {DIR: its labels}
-    for folder, run in found:
-        inside.setdefault(folder, set()).add(run.label)
-    several, curves = len(inside.keys() - {None}) > 1, {}
-    for folder, run in found:
-        if folder and several:
-            is_alone = len(inside[folder]) == 1
-            run.label = folder.name if is_alone else f"{folder.name}/{run.label}"
-        run.rows = [row for row in run.rows if row["round"] <= rounds]
-        curves.setdefault(run.label, []).append(run)
+    found = [run for path in paths for run in read_path(path)]
+    inside, curves = {}, {}                              # inside: {DIR: the labels of its runs}
+    for run in found:
+        if run.folder:
+            inside.setdefault(run.folder, set()).add(run.label)
+    for run in found:
+        label = label_among(inside, run)
+        curves.setdefault(label, []).append(replace(run.until(rounds), label=label))
     for runs in curves.values():
         runs.sort(key=lambda run: run.seed)
         refuse_different(runs)
     return curves
 
 
-def read_files(path):
-    """[(DIR, run)] of a folder, a metrics.jsonl or a .csv; the run that began first comes first."""
-    files = [path] if path.is_file() else sorted(path.rglob("metrics.jsonl"))
-    found = []
-    for file in files:
+def label_among(inside, run):
+    """ALGO of DIR/ALGO-seedN; where several folders DIR hold runs, it is DIR/ALGO, or DIR if that
+    holds no other."""
+    if run.folder is None or len(inside) == 1:
+        return run.label
+    if len(inside[run.folder]) == 1:
+        return run.folder.name
+    return f"{run.folder.name}/{run.label}"
+
+
+def read_path(path):
+    """The runs of a folder, a metrics.jsonl or a .csv; the one that began first comes first."""
+    runs = []
+    for file in [path] if path.is_file() else sorted(path.rglob("metrics.jsonl")):
         try:
             if file.stat().st_size:
-                found += read_csv(file) if file.suffix == ".csv" else [read_run(file)]
+                runs += read_csv(file) if file.suffix == ".csv" else [read_run(file)]
         except BadInput:
             raise
         except (OSError, LookupError, TypeError, ValueError) as error:
             raise BadInput(f"{file} is damaged, or --out did not make it ({error})") from None
-    if not found:
+    if not runs:
         raise BadInput(f"{path} has no run of fedkd_minimal.py --out with a finished round")
-    return sorted(found, key=lambda pair: pair[1].begun)
+    return sorted(runs, key=lambda run: run.begun)
 
 
 def read_run(path):
-    """(DIR, run) of a metrics.jsonl in DIR/LABEL-seedN."""
+    """The run of a metrics.jsonl in DIR/LABEL-seedN."""
     folder = path.parent.absolute()
     config = read_config(folder)
     rows, num_bytes = [json.loads(line) for line in path.read_text().splitlines()], 0
@@ -179,57 +122,59 @@ def read_run(path):
     if label == config["algo"].replace(":", "-"):        # it was not renamed
         label = config["algo"]
     head = {name: config[name] for name in HEAD}
-    return folder.parent, Run(label, config["seed"], config["begun"], head, rows)
+    return Run(label, config["seed"], config["begun"], head, rows, folder.parent)
 
 
 def read_csv(path):
-    """[(None, run)] of the two files of `write_csv`."""
+    """The runs of the two files of `write_csv`."""
     runs = {}
     for group in json.loads(path.with_suffix(".json").read_text()):
         label, head = group["label"], {name: group[name] for name in HEAD}
-        runs |= {(label, seed): Run(label, seed, group["begun"].get(str(seed), ""), head, [])
-                 for seed in group["seeds"]}
+        for seed in group["seeds"]:
+            runs[label, seed] = Run(label, seed, group["begun"].get(str(seed), ""), head, [])
     for row in csv.DictReader(path.read_text().splitlines()):
         run = runs[row.pop("label"), int(row.pop("seed"))]
         run.rows.append({key: json.loads(text) for key, text in row.items() if text})
-    return [(None, run) for run in runs.values()]
+    return [*runs.values()]
 
+
+def refuse_different(runs):
+    """Raises BadInput if runs under one label are not of one method with different seeds. What an
+    older run does not know does not count."""
+    label, seeds = runs[0].label, [run.seed for run in runs]
+    if len({*seeds}) < len(seeds):
+        raise BadInput(f"{label} has two runs with one seed, {seeds}")
+    values = {}                                          # {setting: its values in the runs}
+    for run in runs:
+        settings = run.head["settings"] | run.head["data"] | {
+            "algo": run.head["algo"], "rounds": run.last_round}
+        for name, value in settings.items():
+            values.setdefault(name, set()).add(str(value))
+    for name, found in values.items():
+        if len(found) > 1:
+            raise BadInput(f"{label}: not all have the same {name}: {sorted(found)}; "
+                           "compare after the same --rounds, or name folders separately")
+
+
+# ---------------------------------------------------------------------------------------- writing
 
 def write_csv(curves, path):
     """Writes every metric of each round, and what else `read_csv` needs beside it, as .json.
 
     path    ends in .csv
     """
-    groups, rows = [], []
-    for label, runs in curves.items():
-        for run in runs:
-            head = {"label": label, **run.head}
-            if not groups or head != {name: groups[-1][name] for name in head}:
-                groups.append(head | {"seeds": [], "begun": {}})   # seeds that differ in no more
-            groups[-1]["seeds"].append(run.seed)
-            if run.begun:
-                groups[-1]["begun"][run.seed] = run.begun
-            rows += [{"label": label, "seed": run.seed}
-                     | {key: f"{x:.6g}" if isinstance(x, float) else x for key, x in row.items()}
-                     for row in run.rows]
+    every, groups, rows = [run for runs in curves.values() for run in runs], [], []
+    for head, group in groupby(every, lambda run: {"label": run.label, **run.head}):
+        runs = [*group]                                  # they differ in their seeds alone
+        groups.append(head | {"seeds": [run.seed for run in runs],
+                              "begun": {run.seed: run.begun for run in runs if run.begun}})
+    for run in every:
+        for row in run.rows:
+            short = {key: f"{x:.6g}" if isinstance(x, float) else x for key, x in row.items()}
+            rows.append({"label": run.label, "seed": run.seed, **short})
     with path.open("w", newline="") as file:
         names = dict.fromkeys(key for row in rows for key in row)
         table = csv.DictWriter(file, names, lineterminator="\n")
         table.writeheader()
         table.writerows(rows)
     path.with_suffix(".json").write_text(json.dumps(groups, indent=1) + "\n")
-
-
-def refuse_different(runs):
-    """Raises BadInput if runs under one label are not of one method with different seeds. What an
-    older run does not know does not count."""
-    seeds = [run.seed for run in runs]
-    if len({*seeds}) < len(seeds):
-        raise BadInput(f"{runs[0].label} has two runs with one seed, {seeds}")
-    several = [run.head["settings"] | run.head["data"]
-               | {"algo": run.head["algo"], "rounds": len(run.rows) - 1} for run in runs]
-    for name in dict.fromkeys(name for settings in several for name in settings):
-        values = {str(settings[name]) for settings in several if name in settings}
-        if len(values) > 1:
-            raise BadInput(f"{runs[0].label}: not all have the same {name}: {sorted(values)}; "
-                           "compare after the same --rounds, or name folders separately")

@@ -2,7 +2,7 @@
 from statistics import mean
 
 from experiment.common import BadInput
-from experiment.curves import half_width, is_comu, mean_of_last
+from experiment.measures import half_width, mean_of_last
 
 AXES = {"round": "round", "MB": "MB up and down, summed"}
 COLORS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#999999")
@@ -14,19 +14,18 @@ def curve(runs, key, axis, last=1):
 
     last    each point is the mean of so many rounds up to it, at first of fewer
     """
-    points, of_runs = [], [run.by_round(key) for run in runs]
-    for t in range(len(runs[0].rows)):
-        values = [mean_of_last(last)(values[:t + 1]) for values in of_runs]
+    points = []
+    for row in runs[0].rows:
+        until_now = [run.until(row["round"]) for run in runs]
+        values = [mean_of_last(run, key, last) for run in until_now]
         if None not in values:
-            points.append((mean(run.rows[t][axis] for run in runs), mean(values),
-                           half_width(values)))
+            x = mean(run.rows[-1][axis] for run in until_now)
+            points.append((x, mean(values), half_width(values)))
     return points
 
 
 def draw(curves, keys, axis, last, path):
     """Writes a picture with a line for each metric of each label."""
-    for key in filter(is_comu, keys):
-        raise BadInput(f"--key {key} is one number of a run: it is for tables")
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
@@ -40,7 +39,7 @@ def draw(curves, keys, axis, last, path):
     figure = Figure(figsize=(9, 4.5), dpi=150, layout="constrained")
     ax = figure.subplots()
     for i, (runs, key, points) in enumerate(lines):
-        name = f"{runs[0].label}: {runs[0].whose(key)} (n = {len(runs)})"
+        name = f"{runs[0].label}: {runs[0].score(key)[0]} (n = {len(runs)})"
         color, style = COLORS[i % len(COLORS)], STYLES[i // len(COLORS) % len(STYLES)]
         draw_line(ax, points, name, color, style, is_share)
     window = f"; each point: mean of up to {last} rounds" if last > 1 else ""
@@ -51,8 +50,8 @@ def draw(curves, keys, axis, last, path):
     if is_share:
         ax.yaxis.set_major_formatter(PercentFormatter(1))
     figure.legend(loc="outside right upper", frameon=False)
-    with rc_context({"svg.hashsalt": "curves"}):         # the same curves, the same bytes
-        figure.savefig(path, metadata={"CreationDate" if path.suffix == ".pdf" else "Date": None})
+    with rc_context({"svg.hashsalt": "curves"}):         # the same curves, the same .svg
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def draw_line(ax, points, name, color, style, is_share):

@@ -13,7 +13,9 @@ from partition import PARTITIONS
 
 def metric_text(value):
     """A metric in a log line: a share with four decimals, a count as it is, None as a dash."""
-    return "-" if value is None else str(value) if isinstance(value, int) else f"{value:.4f}"
+    if value is None:
+        return "-"
+    return str(value) if isinstance(value, int) else f"{value:.4f}"
 
 
 def megabytes(num_bytes):
@@ -36,48 +38,56 @@ def describe(command, datasets, num_processes):
     program, images = command.program, command.images
     seed = program.seeds[0]
     split = datasets.splits[seed]
+    cores = f"{num_processes} of {num_cores()} cores"
     if "WORLD_SIZE" in os.environ:
-        say(f"{program.device}, {os.environ['WORLD_SIZE']} processes of torchrun")
-    else:
-        say(f"{program.device}, {num_processes} of {num_cores()} cores")
+        cores = f"{os.environ['WORLD_SIZE']} processes of torchrun"
+    say(f"{program.device}, {cores}")
     for flag, text in datasets.fingerprints.items():
         say(f"{flag} {getattr(images, flag)}: {text}")
     if images.classes is not None and datasets.task.class_names:
         say(f"classes: {', '.join(datasets.class_names)}")
-    say(f"seed {seed}: {'; '.join(notes_on_images(command, split))}")
+    notes = [*notes_on_images(images, split), *notes_on_training(images, command.training)]
+    say(f"seed {seed}: {'; '.join(notes)}")
     if command.note:
         say(command.note)
-    counts = datasets.task.test.labels[split.test].bincount()
-    largest, half = int(counts.argmax()), " (private half)" if images.public == "half" else ""
-    say(f"test images: {len(split.test)}{half}; the answer {datasets.class_names[largest]} to all "
-        f"of them has an accuracy of {counts[largest] / len(split.test):.4f}")
+    say(f"test images: {constant_answer(images, datasets, split)}")
     for method in command.methods:
         say(f"{method.label}: {'; '.join(notes_on(method))}")
 
 
-def notes_on_images(command, split):
-    """Who has which images, and what else all methods share."""
-    images, training = command.images, command.training
-    sizes = [*map(len, split.clients)]
-    size = " to ".join(map(str, sorted({min(sizes), max(sizes)})))
+def notes_on_images(images, split):
+    """Who has which images."""
+    sizes, rule, public = [*map(len, split.clients)], images.partition, text_of(images.public)
     if is_split_file(images):
         rule = "rows of the file"
+        if is_held_out(images):
+            public = f"{len(split.public)} of the file"
     else:
-        _, needed = PARTITIONS[images.partition]
-        rule = ", ".join([images.partition] + [f"{name} {getattr(images, name)}" for name in needed
-                                               if hasattr(images, name)])
-    public = text_of(images.public)
-    if is_split_file(images) and is_held_out(images):
-        public = f"{len(split.public)} of the file"
+        for name in PARTITIONS[images.partition][1]:         # the settings that it needs
+            if hasattr(images, name):
+                rule += f", {name} {getattr(images, name)}"
+    size = f"{min(sizes)} to {max(sizes)}" if min(sizes) < max(sizes) else sizes[0]
     notes = [f"{images.clients} clients with {size} samples ({rule})", f"public images: {public}"]
     if images.validation is not None:
         notes.append(f"validation images: {len(split.validation)}")
-    notes += ["joint"] if images.joint else []
-    notes += [name if value is True else f"{name} {text_of(value)}"
-              for name, value in asdict(training).items() if value != getattr(Training(), name)]
-    if images.split_seed is not None:
-        notes.append(f"split seed {images.split_seed}")
     return notes
+
+
+def notes_on_training(images, training):
+    """What else all methods share, where it is not the default."""
+    notes = ["joint"] if images.joint else []
+    for name, value in asdict(training).items():
+        if value != getattr(Training(), name):
+            notes.append(name if value is True else f"{name} {text_of(value)}")
+    return notes if images.split_seed is None else [*notes, f"split seed {images.split_seed}"]
+
+
+def constant_answer(images, datasets, split):
+    """The number of test images, and the accuracy of their most frequent class as an answer."""
+    counts = datasets.task.test.labels[split.test].bincount()
+    largest, half = int(counts.argmax()), " (private half)" if images.public == "half" else ""
+    return (f"{len(split.test)}{half}; the answer {datasets.class_names[largest]} to all of them "
+            f"has an accuracy of {counts[largest] / len(split.test):.4f}")
 
 
 def notes_on(method):
@@ -122,13 +132,13 @@ def describe_all(command, datasets):
 
 def heading(record, attack):
     """Prints the lines above the rounds of a run; attack: an `Attack`, or None."""
-    title, done = f"\n{record.method.label}, seed {record.seed}", len(record.rows) - 1
-    is_complete = done >= record.method.cfg.rounds
+    done = len(record.rows) - 1
+    is_complete, progress = done >= record.method.cfg.rounds, ""
     if is_complete:
-        title += f": complete, {done} rounds"
+        progress = f": complete, {done} rounds"
     elif record.rows:
-        title += f": after round {done}"
-    say(title)
+        progress = f": after round {done}"
+    say(f"\n{record.method.label}, seed {record.seed}{progress}")
     if record.begun_with:
         say(f"begun with {record.begun_with}: the numbers may differ")
     if is_complete:
@@ -136,29 +146,31 @@ def heading(record, attack):
     if attack is not None:
         noun = "client" if len(attack.malicious) == 1 else "clients"
         say(f"malicious: {noun} {', '.join(map(str, attack.malicious))}")
-    say("  ".join(["  round", *columns_of(record), "  MB up", "MB down", "seconds", "  left"]))
+    say(aligned(record, ["round", *columns_of(record), "MB up", "MB down", "seconds", "left"]))
 
 
 def tell_round(record, records):
     """Prints the last round of a run: metrics, MB, seconds, the time left, uploads left out."""
-    metrics, seconds = record.rows[-1], record.timings[-1]["round_seconds"]
-    cells = [f"{metrics['round']:>3}/{record.method.cfg.rounds:<3}"]
-    cells += [metric_text(metrics.get(column)).rjust(len(column))
-              for column in columns_of(record)]
-    cells += [megabytes(metrics.get(key, 0)).rjust(7) for key in ("bytes_up", "bytes_down")]
-    left = seconds_left(records)
-    cells += [f"{seconds:7.1f}", f"{'-' if left is None else duration(left):>6}"]
+    metrics, left = record.rows[-1], seconds_left(records)
+    line = aligned(record, [
+        f"{metrics['round']}/{record.method.cfg.rounds:<3}",
+        *(metric_text(metrics.get(column)) for column in columns_of(record)),
+        *(megabytes(metrics.get(key, 0)) for key in ("bytes_up", "bytes_down")),
+        f"{record.timings[-1]['round_seconds']:.1f}", "-" if left is None else duration(left)])
     if bad := metrics.get("bad_uploads"):
-        cells.append(f"bad uploads (nan, infinity or too large): {bad}")
-    say("  ".join(cells))
+        line += f"  bad uploads (nan, infinity or too large): {bad}"
+    say(line)
+
+
+def aligned(record, cells):
+    """A line of the log: cells below the titles of their columns."""
+    widths = [7, *map(len, columns_of(record)), 7, 7, 7, 6]
+    return "  ".join(cell.rjust(width) for cell, width in zip(cells, widths))
 
 
 def columns_of(record):
-    """The metrics in a round's line; of a joint layer also the answers with a public class."""
-    algorithm = record.method.algorithm
-    is_joint = record.config["settings"]["joint"] and algorithm.public == "joint"
-    more = ["client_accuracy_private_as_public"] if is_joint else []
-    return (*algorithm.scores, *algorithm.columns, *more)
+    """The metrics in a round's line."""
+    return (*record.method.algorithm.scores, *record.method.algorithm.columns)
 
 
 def seconds_left(records):

@@ -915,31 +915,32 @@ TABLE["experiment/plateau.py", "plateau"] = [
     ("«plateau.load_state_dict(saved)→pass»", "a_run_goes_on_with_the_fallen_rate",
      "a run that goes on forgets the best")]
 TABLE["experiment/curves.py", "plot"] = [
-    ("known = [x for x in values«[-number:]→» if x is not None]«→[-number:]»",
-     "a_round_without_a_value_is_a_dash_and_a_mean_says_of_how_many_seeds",
-     "the last rounds are the last ones with a value"),
-    ("return «values[-1]→[x for x in values if x is not None][-1]»",
-     "a_round_without_a_value_is_a_dash_and_a_mean_says_of_how_many_seeds",
-     "final is the last round with a value"),
-    ('for name in self.head["scores"] if «self.images(name) == images→True»)',
-     "own_classes_are_not_compared_with_all", "minus an accuracy on other images"),
-    ("t = «T[dof - 1]→1.96»", "t_is_that_of_the_tables_of_statistics",
-     "the interval of two seeds is that of very many"),
-    ("return «sorted(found, key=lambda pair: pair[1].begun)→found»",
+    ("return «sorted(runs, key=lambda run: run.begun)→runs»",
      "the_reference_is_the_first_of_the_command_and_stays_when_another_joins",
      "the reference is the first of the alphabet")]
-TABLE["experiment/plot.py", "plot"] = [
-    ("if «images != base_images→False»:",
+TABLE["experiment/measures.py", "plot"] = [
+    ("known = [x for x in run.by_round(key)«[-rounds:]→» if x is not None]«→[-rounds:]»",
+     "a_round_without_a_value_is_a_dash_and_a_mean_says_of_how_many_seeds",
+     "the last rounds are the last ones with a value"),
+    ("return «run.by_round(key)[-1]→[x for x in run.by_round(key) if x is not None][-1]»",
+     "a_round_without_a_value_is_a_dash_and_a_mean_says_of_how_many_seeds",
+     "final is the last round with a value"),
+    ("t = «T[dof - 1]→1.96»", "t_is_that_of_the_tables_of_statistics",
+     "the interval of two seeds is that of very many")]
+TABLE["experiment/tables.py", "plot"] = [
+    ('for name in first.head["scores"] if «first.score(name)[1] == images→True»)',
+     "own_classes_are_not_compared_with_all", "minus an accuracy on other images"),
+    ("if «row.images != base.images→False»:",
      "differences_are_of_accuracies_on_the_same_images",
      "a server on the public half minus one on the private half"),
-    ("if «rounds != base_rounds→False»:",
+    ("if «row.last_round != base.last_round→False»:",
      "a_difference_on_other_data_seeds_or_rounds_is_a_dash_and_a_line_says_why",
      "minus another number of rounds"),
-    ("if name in theirs and «data[name] != theirs[name]→False»]",
+    ("if name in base.data and «own != base.data[name]→False»:",
      "a_difference_on_other_data_seeds_or_rounds_is_a_dash_and_a_line_says_why",
      "a difference between methods of different data")]
 TABLE["experiment/picture.py", "plot"] = [
-    ("mean_of_last(last)(values[:«t + 1→t or 1»])",
+    ('run.until(«row["round"]→max(0, row["round"] - 1)»)',
      "a_point_of_a_curve_is_of_rounds_in_which_every_seed_has_a_value",
      "a mean of the rounds before"),
     ("low, high = «low.clip(0, 1), high.clip(0, 1)→low, high»",

@@ -11,7 +11,8 @@ from statistics import mean
 import pytest
 
 from benchmarks import claims
-from experiment.curves import Run, half_width, write_csv
+from experiment.curves import Run, write_csv
+from experiment.measures import half_width
 
 DOCS = Path(__file__).parents[2] / "docs"
 FOLDER = DOCS.parent / "benchmarks" / "claims"

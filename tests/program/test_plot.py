@@ -2,7 +2,6 @@
 import json
 import re
 import sys
-import time
 from statistics import stdev
 from types import SimpleNamespace
 
@@ -11,7 +10,8 @@ import pytest
 from algorithms import ALGORITHMS
 from experiment import plot
 from experiment.common import FORMAT
-from experiment.curves import half_width, read_runs
+from experiment.curves import read_runs
+from experiment.measures import half_width
 from experiment.picture import curve, draw_line
 from fedkd_minimal import main
 
@@ -79,7 +79,6 @@ def test_t_is_that_of_the_tables_of_statistics():
     for n, t in {1: 12.7062047, 2: 4.3026527, 30: 2.0422725, 31: 2.0395134, 1000: 1.9623}.items():
         values = [*range(n + 1)]                         # n degrees of freedom
         assert half_width(values) == pytest.approx(t * stdev(values) / (n + 1) ** .5, rel=1e-4)
-    assert half_width([1.0]) is None
 
 
 def test_a_round_without_a_value_is_a_dash_and_a_mean_says_of_how_many_seeds(tmp_path, capsys):
@@ -91,13 +90,45 @@ def test_a_round_without_a_value_is_a_dash_and_a_mean_says_of_how_many_seeds(tmp
     assert re.search(rf"mean of 3 .*\na server {re.escape(mean)}", table)
 
 
+@pytest.mark.parametrize("until, megabytes", [(.1, "0"), (.3, "1.5"), (.31, "4"), (.51, "-")])
+def test_megabytes_until_an_accuracy_by_hand(tmp_path, capsys, until, megabytes):
+    """ComU: payload both ways, up to and with the first round in which the clients reach it."""
+    rows = [{"accuracy": .9, "client_accuracy": .1 - 1e-8, "bytes_down": 0},     # a float32's mean
+            {"client_accuracy": .3, "bytes_down_indices": 5_000},
+            {"client_accuracy": .5, "bytes_up_buffers": 5_000}, {"client_accuracy": .4}]
+    write(tmp_path, "a", {0: rows}, clients="client_accuracy")
+    table = printed(capsys, tmp_path, "--key", "clients", "--until", until)
+    assert re.search(f"MB until clients is {until} .*\na .* {megabytes} reference", table)
+
+
+@pytest.mark.parametrize("metric, algos", [
+    ("client_accuracy_distilled", "fedgem fedgems"), ("client_accuracy", "feddf standalone"),
+    ("accuracy", "fedmd dsfl cronus fd fml fedkd fedgkt centralized fedavg fedsdd")])
+def test_the_key_clients_is_their_metric_at_the_end_of_the_round(metric, algos):
+    assert {ALGORITHMS[algo].clients_score for algo in algos.split()} == {metric}
+
+
+@pytest.mark.parametrize("suffix, mark, rows", [
+    ("md", "", ["| final accuracy, % | accuracy of | mean ± 95% | minus a_1 accuracy (server) | "
+                "last round | seed 0 |", "| --- | --- | ---: | ---: | ---: | ---: |",
+                "| b:R=1\\|2 | server | 10.00 | -20.00 | 1 | 10.00 |"]),
+    ("tex", "% ", [r"\begin{tabular}{llrrrr}", r"a\_1 & server & 30.00 & reference & 1 & 30.00 \\",
+                   r"b:R=1|2 & server & 10.00 & $-$20.00 & 1 & 10.00 \\", r"\end{tabular}"])])
+def test_a_table_is_written_as_markdown_or_latex(tmp_path, capsys, suffix, mark, rows):
+    write(tmp_path, "a_1", {0: [.5, .3]})
+    write(tmp_path, "b:R=1|2", {0: [.5, .1]})
+    assert printed(capsys, tmp_path, "--out", tmp_path / f"x.{suffix}") == ""
+    lines = (tmp_path / f"x.{suffix}").read_text().splitlines()
+    assert lines[0].startswith(f"{mark}minus ...: ") and {*rows} < {*lines}
+
+
 def test_differences_are_of_accuracies_on_the_same_images(npz, tmp_path, capsys):
     """FedGEMS's server is tested on the public half, FedAvg's on the private one."""
     main(["--algo", "fedgems,fedavg", "--dataset", npz, "--public", "half", "--rounds", "1",
           "--clients", "2", "--model", "mini0", "--server-model", "mini0", "--local-epochs", "1",
           "--processes", "1", "--out", str(tmp_path)])
-    table = printed(capsys, tmp_path, "--base", "fedavg")
-    assert re.search(r"\nfedgems server, public half \S+ - 1 ", table)
+    table = printed(capsys, tmp_path, "--base", "fedavg", "--until", "0")
+    assert len(re.findall(r"\nfedgems server, public half \S+ - 1 ", table)) == 3    # tables
     assert table.endswith("no difference: fedgems minus fedavg accuracy: accuracy on public half, "
                           "not private half; --key server takes the same images\n")
     for key in "server", "clients":
@@ -134,20 +165,9 @@ def test_a_difference_on_other_data_seeds_or_rounds_is_a_dash_and_a_line_says_wh
     assert "\nb server 40.00 +20.00 1 40.00 -\n" in printed(capsys, tmp_path, "--rounds", 1)
 
 
-@pytest.mark.parametrize("values, changes, words", [
-    ([0.1], {}, "the same rounds: ['0', '2']"), (A[1], {"lr": 2}, "the same lr: ['1', '2']"),
-    (A[1], {"data": "another set"}, "the same dataset: ['another set', 'one set']")])
-def test_runs_of_two_methods_or_on_two_data_sets_are_not_pooled(
-        tmp_path, capsys, values, changes, words):
-    write(tmp_path, "a", {0: A[0]})
-    write(tmp_path, "a", {1: values}, **changes)
-    assert words in error_line(capsys, tmp_path)
-
-
 def test_the_reference_is_the_first_of_the_command_and_stays_when_another_joins(tmp_path, capsys):
     for day, label in enumerate(["fedsdd", "fedavg", "a-later-one"], start=1):
         write(tmp_path, label, {0: [.1]}, begun=f"2026-11-0{day}T10:00:00+00:00")
-    assert "minus fedsdd accuracy" in printed(capsys, tmp_path)
     assert [*read_runs([tmp_path])] == ["fedsdd", "fedavg", "a-later-one"]
     assert "minus fedavg accuracy" in printed(capsys, tmp_path / "fedavg-seed0", tmp_path
                                               / "fedsdd-seed0")          # as the words say
@@ -169,21 +189,18 @@ def test_a_label_is_the_folder_of_the_run_behind_the_one_above_it_where_there_ar
     assert labels("x") == ["fedavg", "fedsdd:R=1", "mine"]
 
 
-def test_comu_by_hand(tmp_path, capsys):
-    """ComU@x: payload both ways, up to and with the first round in which the clients reach x."""
-    rows = [{"accuracy": .9, "client_accuracy": .1 - 1e-8, "bytes_down": 0},     # a float32's mean
-            {"client_accuracy": .3, "bytes_down_indices": 5_000},
-            {"client_accuracy": .5, "bytes_up_buffers": 5_000}, {"client_accuracy": .4}]
-    write(tmp_path, "a", {0: rows}, clients="client_accuracy")
-    table = printed(capsys, tmp_path, "--key", "ComU@.1,ComU@0.3,ComU@.31,ComU@.51")
-    assert re.findall("final ComU.*\na (.*) reference", table) == ["0", "1.5", "4", "-"]
-
-
-@pytest.mark.parametrize("metric, algos", [
-    ("client_accuracy_distilled", "fedgem fedgems"), ("client_accuracy", "feddf standalone"),
-    ("accuracy", "fedmd dsfl cronus fd fml fedkd fedgkt centralized fedavg fedsdd")])
-def test_the_key_clients_is_their_metric_at_the_end_of_the_round(metric, algos):
-    assert {ALGORITHMS[algo].clients_score for algo in algos.split()} == {metric}
+def test_a_csv_of_all_metrics_is_read_like_the_runs_themselves(tmp_path, capsys):
+    write(tmp_path / "runs", "b", B, begun="2026-11-01T10:00:00+00:00")
+    write(tmp_path / "runs", "a", A, lr=2, begun="2026-11-02T10:00:00+00:00", client_accuracy=0.3,
+          scores=MODEL | {"client_accuracy": ["clients", ""]}, clients="client_accuracy")
+    flags, kept = ["--key", "accuracy,clients", "--until", .2, "--last", 2], tmp_path / "x.csv"
+    assert printed(capsys, tmp_path / "runs", "--out", kept) == ""
+    assert printed(capsys, kept, *flags) == printed(capsys, tmp_path / "runs", *flags)
+    header, first, *_ = kept.read_text().splitlines()
+    assert (header, first) == ("label,seed,round,bytes_up,bytes_down,accuracy,MB,client_accuracy",
+                               "b,0,0,0,524288,0.1,0.5,")
+    of_b, of_a = json.loads((tmp_path / "x.json").read_text())      # one for all seeds
+    assert of_b["seeds"] == [*B] and of_b["settings"]["lr"] == 1 and of_a["settings"]["lr"] == 2
 
 
 def test_a_point_of_a_curve_is_of_rounds_in_which_every_seed_has_a_value(tmp_path):
@@ -208,56 +225,31 @@ def test_the_band_of_an_accuracy_ends_at_0_and_1():
     assert bands == [pytest.approx([.1, 0, .3, 1]), pytest.approx([.1, -1.6, .3, 3.4])]
 
 
-def test_a_picture_names_each_line_and_the_same_curves_are_the_same_bytes(tmp_path, monkeypatch):
+def test_a_picture_names_each_line_and_the_same_curves_are_the_same_bytes(tmp_path):
     matplotlib = pytest.importorskip("matplotlib")
     write(tmp_path, "a", A, ensemble_accuracy=0.5)
     write(tmp_path, "b", B)                              # three seeds
-    for suffix in ("svg", "pdf"):
-        for day in range(2):
-            monkeypatch.setattr(time, "time", lambda: 10**9 + 10**6 * day)
-            with matplotlib.rc_context({"svg.fonttype": "none"}):
-                plot.main([str(tmp_path), "--key", "accuracy,ensemble_accuracy",
-                           "--out", f"{tmp_path}/{day}.{suffix}"])
-        one, other = (tmp_path / f"{day}.{suffix}" for day in range(2))
-        assert one.read_bytes() == other.read_bytes(), suffix
-    picture = (tmp_path / "0.svg").read_text()
-    for name in ("a: server (n = 2)", "a: ensemble (n = 2)", "b: server (n = 3)", "mean of n"):
-        assert f">{name}" in picture
+    pictures = [tmp_path / "0.svg", tmp_path / "1.svg"]
+    for path in pictures:
+        with matplotlib.rc_context({"svg.fonttype": "none"}):
+            plot.main([str(tmp_path), "--key", "accuracy,ensemble_accuracy", "--out", str(path)])
+    one, other = (path.read_text() for path in pictures)
+    assert one == other and "<dc:date>" not in one
+    for name in ("a: server (n = 2)", "a: ensemble (n = 2)", "b: server (n = 3)"):
+        assert f">{name}" in one
 
 
-def test_a_csv_of_all_metrics_is_read_like_the_runs_themselves(tmp_path, capsys):
-    write(tmp_path / "runs", "b", B, begun="2026-11-01T10:00:00+00:00")
-    write(tmp_path / "runs", "a", A, lr=2, begun="2026-11-02T10:00:00+00:00", client_accuracy=0.3,
-          scores=MODEL | {"client_accuracy": ["clients", ""]}, clients="client_accuracy")
-    keys, kept = ["--key", "accuracy,clients,ComU@0.2", "--last", 2], tmp_path / "x.csv"
-    assert printed(capsys, tmp_path / "runs", "--out", kept) == ""
-    assert printed(capsys, kept, *keys) == printed(capsys, tmp_path / "runs", *keys)
-    header, first, *_ = kept.read_text().splitlines()
-    assert (header, first) == ("label,seed,round,bytes_up,bytes_down,accuracy,MB,client_accuracy",
-                               "b,0,0,0,524288,0.1,0.5,")
-    of_b, of_a = json.loads((tmp_path / "x.json").read_text())      # one for all seeds
-    assert of_b["seeds"] == [*B] and of_b["settings"]["lr"] == 1 and of_a["settings"]["lr"] == 2
-
-
-@pytest.mark.parametrize("suffix, mark, rows", [
-    ("md", "", ["| final accuracy, % | accuracy of | mean ± 95% | minus a_1 accuracy (server) | "
-                "last round | seed 0 |", "| --- | --- | ---: | ---: | ---: | ---: |",
-                "| a_1 | server | 30.00 | reference | 1 | 30.00 |",
-                "| b:R=1\\|2 | server | 10.00 | -20.00 | 1 | 10.00 |"]),
-    ("tex", "% ", [r"\begin{tabular}{llrrrr}", r"a\_1 & server & 30.00 & reference & 1 & 30.00 \\",
-                   r"b:R=1|2 & server & 10.00 & $-$20.00 & 1 & 10.00 \\", r"\end{tabular}"])])
-def test_a_table_is_written_as_markdown_or_latex(tmp_path, capsys, suffix, mark, rows):
-    write(tmp_path, "a_1", {0: [.5, .3]})
-    write(tmp_path, "b:R=1|2", {0: [.5, .1]})
-    assert printed(capsys, tmp_path, "--out", tmp_path / f"x.{suffix}") == ""
-    lines = (tmp_path / f"x.{suffix}").read_text().splitlines()
-    assert lines[0] == mark + plot.CAPTION and {*rows} < {*lines}
-
-
-def test_two_runs_of_one_label_and_seed_are_refused(tmp_path, capsys):
-    write(tmp_path / "x", "fedavg", A)
+@pytest.mark.parametrize("seed, values, changes, words", [
+    (1, [0.1], {}, "the same rounds: ['0', '2']"), (1, A[1], {"lr": 2}, "the same lr: ['1', '2']"),
+    (1, A[1], {"data": "another set"}, "the same dataset: ['another set', 'one set']"),
+    (0, A[0], {}, "two runs with one seed")])
+def test_runs_of_two_methods_or_data_sets_or_of_one_seed_are_not_pooled(
+        tmp_path, capsys, seed, values, changes, words):
+    """The others come from a .csv, whose labels no folder is put before."""
+    write(tmp_path / "x", "a", {0: A[0]})
     printed(capsys, tmp_path / "x", "--out", tmp_path / "x.csv")
-    assert "two runs with one seed" in error_line(capsys, tmp_path / "x", tmp_path / "x.csv")
+    write(tmp_path / "y", "a", {seed: values}, **changes)
+    assert words in error_line(capsys, tmp_path / "x.csv", tmp_path / "y")
 
 
 ROW = '{"round": 0, "accuracy": 0.1, "loss": 2}'
@@ -265,12 +257,11 @@ ROW = '{"round": 0, "accuracy": 0.1, "loss": 2}'
 
 @pytest.mark.parametrize("flags, rows, words", [
     ("--key acc", ROW, "no run has acc, but clients, server, MB, accuracy, loss"),
-    ("--key ComU@0.1.2", ROW, "no run has ComU@0.1.2"), ("--rounds -1", ROW, "--rounds -1"),
-    ("--base a,c", ROW, "--base c: the labels are a"), ("--last 2", ROW, "has 0 rounds"),
-    ("--labels a,c", ROW, "--labels c: the labels are a"), ("", "", "finished round"),
-    ("", ROW[:9], "a-seed0/metrics.jsonl is damaged"), ("--x week", ROW, "invalid choice"),
+    ("--rounds -1", ROW, "--rounds -1"), ("--base a,c", ROW, "--base c: the labels are a"),
+    ("--last 2", ROW, "has 0 rounds"), ("--until x", ROW, "invalid float"),
+    ("", "", "finished round"), ("", ROW[:9], "a-seed0/metrics.jsonl is damaged"),
     ("--out x.png", ROW, "pip install matplotlib"), ("--out no/x.csv", ROW, "no/x.csv"),
-    ("--key ComU@0.1 --out x.png", ROW, "tables"), ("--out x.txt", ROW, "ends in .png")])
+    ("--out x.txt", ROW, "ends in .png")])
 def test_bad_input_ends_in_one_line(tmp_path, monkeypatch, capsys, flags, rows, words):
     write(tmp_path, "a", {0: [0.1]})
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)

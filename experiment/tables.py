@@ -1,0 +1,162 @@
+"""Tables of kept runs: a row for each label, its mean over seeds, its differences from others.
+
+`curves` are {label: [the `Run` of each seed]}.
+"""
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from statistics import mean
+
+from experiment.common import table_text, text_of
+from experiment.curves import is_accuracy
+from experiment.measures import best, final, half_width, mean_of_last, megabytes_until
+
+CAPTION = "minus ...: the mean difference, paired by seed; +- half of its 95% interval"
+
+
+@dataclass
+class Table:
+    """What a table shows: one measure of one metric, for each label."""
+
+    heading: str
+    key: str              # the metric, as in --key
+    measure: Callable     # (run, key) -> number, or None
+    in_percent: bool
+
+
+@dataclass
+class Series:
+    """A row of a table: the measure of a metric in each run of a label."""
+
+    label: str
+    key: str
+    whose: str            # whose accuracy it is, with the images: "clients, private half"
+    images: str           # the images on which it is measured
+    last_round: int
+    data: dict            # of config.json: which images there are, and who has them
+    seeds: list           # of all runs
+    values: dict          # {seed: number, as it is shown}, of the seeds that have one
+
+
+def tables_of(curves, keys, last, until):
+    """The tables of these keys.
+
+    last     if above 1, also means of the last so many rounds
+    until    if not None, also the MB until an accuracy is this
+    """
+    measures, tables = {"final": final, "best": best}, []
+    if last > 1:
+        measures = {f"mean of {last} rounds": partial(mean_of_last, rounds=last)} | measures
+    for name, measure in measures.items():
+        for key in keys:
+            if measure is final or is_accuracy(key):     # the best loss or bytes: no meaning
+                in_percent = any(runs[0].is_share(key) for runs in curves.values())
+                unit = ", %" if in_percent else ""
+                tables.append(Table(f"{name} {key}{unit}", key, measure, in_percent))
+    if until is not None:
+        measure = partial(megabytes_until, accuracy=until)
+        tables += [Table(f"MB until {key} is {until:g}", key, measure, in_percent=False)
+                   for key in filter(is_accuracy, keys)]
+    return tables
+
+
+def tables_text(curves, tables, bases, form):
+    """All tables, with differences from the labels `bases`, and why some of these are missing.
+
+    form    see `table_text`
+    """
+    comment, reasons = "% " if form == ".tex" else "", {}    # {why: {label: None}}
+    parts = [f"{comment}{CAPTION}\n"]
+    for table in tables:
+        rows = [series_of(runs, table.key, table) for runs in curves.values()]
+        subtracted = [base_of(curves[label], rows, table) for label in bases]
+        headings, sides, cells = zip(*columns_of(table, rows, subtracted))
+        parts.append(table_text([headings, *zip(*cells)], "".join(sides), form))
+        for base, row in product(subtracted, rows):
+            if why := why_not(row, base):
+                why = f"minus {base.label} {base.key}: {why}"
+                reasons.setdefault(why, {})[row.label] = None
+    if reasons:
+        parts.append("".join(f"{comment}no difference: {', '.join(labels)} {why}\n"
+                             for why, labels in reasons.items()))
+    return "\n".join(parts)
+
+
+def series_of(runs, key, table):
+    """The row of a label in a table, of the metric `key`."""
+    first, scale = runs[0], 100 if table.in_percent else 1
+    numbers = {run.seed: table.measure(run, key) for run in runs}
+    values = {seed: scale * x for seed, x in numbers.items() if x is not None}
+    return Series(first.label, key, *first.score(key), first.last_round, first.head["data"],
+                  [*numbers], values)
+
+
+def base_of(runs, rows, table):
+    """The row of a label that is subtracted. Where the label has no such accuracy in any round, it
+    is another one of it, on the images of the other rows."""
+    key, first = table.key, runs[0]
+    is_missing = all(value is None for run in runs for value in run.by_round(key))
+    if is_missing and is_accuracy(key):
+        images = next((row.images for row in rows if row.values), "")
+        key = next((name for name in first.head["scores"] if first.score(name)[1] == images),
+                   "accuracy")
+    return series_of(runs, key, table)
+
+
+def columns_of(table, rows, subtracted):
+    """[(heading, "l" or "r", cells)] of the columns, with a difference from each `subtracted`."""
+    digits = ".2f" if table.in_percent else ".6g"
+    columns = [(table.heading, "l", [row.label for row in rows])]
+    if is_accuracy(table.key):
+        columns.append(("accuracy of", "l", [row.whose if row.values else "-" for row in rows]))
+    columns.append(("mean +- 95%", "r", [mean_text([*row.values.values()], digits, len(row.seeds))
+                                         for row in rows]))
+    for base in subtracted:
+        owner = f" ({base.whose})" if is_accuracy(table.key) else ""
+        columns.append((f"minus {base.label} {base.key}{owner}", "r",
+                        [difference_text(row, base, digits) for row in rows]))
+    columns.append(("last round", "r", [str(row.last_round) for row in rows]))
+    for seed in sorted({seed for row in rows for seed in row.seeds}):
+        numbers = [row.values.get(seed) for row in rows]
+        columns.append((f"seed {seed}", "r", ["-" if x is None else f"{x:{digits}}"
+                                              for x in numbers]))
+    return columns
+
+
+def mean_text(values, digits, num_seeds):
+    """"MEAN +- HALF WIDTH"; the mean alone of one value, a dash of none; if they are fewer than
+    the seeds, of how many."""
+    if not values:
+        return "-"
+    width, text = half_width(values), f"{mean(values):{digits}}"
+    if width is not None:
+        text += f" +- {width:{digits.lstrip('+')}}"
+    return text if len(values) >= num_seeds else f"{text} (n = {len(values)})"
+
+
+def difference_text(row, base, digits):
+    """The cell of a row minus a base, paired by seed."""
+    if (row.label, row.key) == (base.label, base.key):
+        return "reference"
+    if why_not(row, base):
+        return "-"
+    points = [row.values[seed] - base.values[seed] for seed in row.values if seed in base.values]
+    return mean_text(points, "+" + digits, len(row.seeds))
+
+
+def why_not(row, base):
+    """Why the difference of two rows is not shown; "" if it is, or if a row has no value."""
+    if not (row.values and base.values):
+        return ""
+    for name, own in row.data.items():
+        if name in base.data and own != base.data[name]:
+            return f"other data, {name} {text_of(own)}, not {text_of(base.data[name])}"
+    if not {*row.seeds} & {*base.seeds}:
+        return "they have no seed in common"
+    if row.last_round != base.last_round:
+        return (f"{row.last_round} rounds, not {base.last_round}; "
+                f"--rounds {min(row.last_round, base.last_round)} subtracts")
+    if row.images != base.images:
+        return f"accuracy on {row.images}, not {base.images}; --key server takes the same images"
+    return ""
