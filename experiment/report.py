@@ -153,7 +153,7 @@ def tell_round(record, records):
     """Prints the last round of a run: metrics, MB, seconds, the time left, uploads left out."""
     metrics, left = record.rows[-1], seconds_left(records)
     line = aligned(record, [
-        f"{metrics['round']}/{record.method.cfg.rounds:<3}",
+        f"{metrics['round']:>3}/{record.method.cfg.rounds:<3}",
         *(metric_text(metrics.get(column)) for column in columns_of(record)),
         *(megabytes(metrics.get(key, 0)) for key in ("bytes_up", "bytes_down")),
         f"{record.timings[-1]['round_seconds']:.1f}", "-" if left is None else duration(left)])
