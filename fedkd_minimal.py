@@ -41,9 +41,9 @@ def main(argv, is_program=False):
 
 def run(command, device, is_program):
     """Whatever can be refused is refused here, before a round is computed; then the rounds."""
-    program, images = command.program, command.images
+    program, data_cfg = command.program, command.data_cfg
     with refuses(BadData, OSError):
-        datasets = load_datasets(images, program.seeds, command.rows)    # and who has which images
+        datasets = load_datasets(data_cfg, program.seeds, command.rows)   # and who has which
     first = program.seeds[0]
     federations = {first: build.make_federation(command, datasets, first, device)}
     build.check(command, datasets, federations[first])

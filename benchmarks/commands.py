@@ -14,7 +14,7 @@ def federation_of(argv):
     """
     command = settings.read(argv)
     seed = command.program.seeds[0]
-    datasets = load_datasets(command.images, [seed], command.rows)
+    datasets = load_datasets(command.data_cfg, [seed], command.rows)
     fed = build.make_federation(command, datasets, seed, torch.device("cpu"))
     fed = build.seen_by(command.methods[0], fed, datasets)
     return fed, {method.label: asdict(method.cfg) for method in command.methods}

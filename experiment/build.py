@@ -7,7 +7,7 @@ import numpy as np
 import attacks
 import models
 from data.images import adapt, crop_and_flip, normalize, to_float
-from data.split import seed_of_split, some_of
+from data.split import seed_of_split, some_public
 from experiment.common import BadInput, refuses
 from experiment.plateau import run_with_plateau
 from experiment.settings import client_network
@@ -20,7 +20,7 @@ def make_federation(command, datasets, seed, device):
     All images get the task's shape and are normalized by its training images. Bytes become floats
     here, after the rows are chosen: 1.28 million public images of ImageNet-32 are 4 GB of bytes.
     """
-    images, task, foreign = command.images, datasets.task, datasets.foreign
+    data_cfg, task, foreign = command.data_cfg, datasets.task, datasets.foreign
     rows = datasets.splits[seed]
 
     def normalized(part, chosen):
@@ -32,15 +32,15 @@ def make_federation(command, datasets, seed, device):
     public, public_test, validation = None, None, None
     if foreign is not None:
         every = np.arange(len(foreign.train.images))
-        chosen = some_of(every, images.public_size, seed_of_split(images, seed))
+        chosen = some_public(every, data_cfg.public_size, seed_of_split(data_cfg, seed))
         public = normalized(foreign.train, chosen)
-        if images.joint:
+        if data_cfg.joint:
             public_test = normalized(foreign.test, np.arange(len(foreign.test.labels)))
-    elif images.public is not None:
+    elif data_cfg.public is not None:
         public = normalized(task.train, rows.public)
-    if images.public == "half":
+    if data_cfg.public == "half":
         public_test = normalized(task.test, rows.public_test)
-    if images.validation is not None:
+    if data_cfg.validation is not None:
         validation = normalized(task.train, rows.validation)
     augment = {"augment": crop_and_flip} if command.training.augment else {}
     return Federation(

@@ -43,10 +43,9 @@ def value_of(kind, text):
     if type(None) in inside:
         return None if text == "none" else value_of(inside[0], text)
     if typing.get_origin(kind) is tuple:
-        words = text.split(",")
-        if "" in map(str.strip, words):
-            raise argparse.ArgumentTypeError(f"{text!r} has an empty word: write a,b without blank")
-        return tuple(value_of(inside[0], word) for word in words)
+        return tuple(value_of(inside[0], word) for word in text.split(","))
+    if not text.strip():
+        raise argparse.ArgumentTypeError("an empty word: write several as a,b without a blank")
     if kind not in (int, float):
         return text.strip()
     try:

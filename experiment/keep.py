@@ -25,7 +25,7 @@ import torch
 from data.split import seed_of_split
 from experiment.common import FORMAT, BadInput, Stopped, read_config, refuses, text_of
 from experiment.processes import from_first, is_first
-from experiment.settings import Images, Method, Networks, Training
+from experiment.settings import DataConfig, Method, Networks, Training
 from federation import pack, unpack
 
 FILES = ("config.json", "checkpoint.pt", "metrics.jsonl", "timing.jsonl")
@@ -39,7 +39,7 @@ class Record:
     seed: int
     config: dict             # the content of config.json: see `config_of`
     folder: Path | None      # None: nothing is kept
-    begun_with: str = ""     # what was another at its start: commit, torch, device, ...
+    begun_with: str = ""     # of commit, torch, device, ..., what another one was at its start
     state: dict | None = None                        # after the last finished round
     rows: list = field(default_factory=list)         # the metrics of each round so far
     timings: list = field(default_factory=list)      # and its seconds
@@ -53,24 +53,24 @@ def open_records(command, datasets):
 
     Raises BadInput if a folder holds other data or settings than this command's, or is damaged.
     """
-    out, records = command.program.out and Path(command.program.out), []
+    out, records = command.program.out, []
     for seed in command.program.seeds:
         for method in command.methods:
             name = f"{method.label.replace(':', '-')}-seed{seed}"
             records.append(Record(method, seed, config_of(command, datasets, seed, method),
-                                  folder=out and out / name))
+                                  folder=None if out is None else Path(out, name)))
     if out is None or not is_first():
         return records
-    if (out / "config.json").exists():
+    if Path(out, "config.json").exists():
         raise BadInput(f"{out} has a config.json: --out takes the folder above those of the runs")
     of_label = {record.method.label: record for record in records}
-    for path in sorted(out.glob("*-seed*/config.json")):     # of other methods and seeds, too
+    for path in sorted(Path(out).glob("*-seed*/config.json")):     # of other methods and seeds, too
         then = read_config(path.parent)
-        refuse_other(path.parent, then["data"], records[0].config["data"], [Images])
+        refuse_other(path.parent, then["data"], records[0].config["data"], [DataConfig])
         if record := of_label.get(then["algo"]):
             before, now = (x["settings"] | x["data"] for x in (then, record.config))
             refuse_other(path.parent, before, now,
-                         [Images, Training, Networks, record.method.algorithm.Config])
+                         [DataConfig, Training, Networks, record.method.algorithm.Config])
     for record in records:
         read_kept(record)
     return records
@@ -78,14 +78,14 @@ def open_records(command, datasets):
 
 def config_of(command, datasets, seed, method):
     """The content of config.json, as it is read again: tuples are lists."""
-    algorithm, images = method.algorithm, command.images
+    algorithm, data_cfg = method.algorithm, command.data_cfg
     classes = datasets.class_names
-    if images.joint and algorithm.public == "joint":         # as build.with_joint_layer
+    if data_cfg.joint and algorithm.public == "joint":         # as build.with_joint_layer
         classes = [f"public {j}" for j in range(datasets.foreign.num_classes)] + classes
-    settings = {name: value for table in (images, command.training, method.networks, method.cfg)
+    settings = {name: value for table in (data_cfg, command.training, method.networks, method.cfg)
                 for name, value in asdict(table).items()}
     # Files may move: data have fingerprints in place of names, last, as other settings decide them.
-    data = {name: value for name, value in asdict(images).items()
+    data = {name: value for name, value in asdict(data_cfg).items()
             if name not in ("data_root", *datasets.fingerprints)} | datasets.fingerprints
     return json.loads(dumps({
         "format": FORMAT, "algo": method.label, "seed": seed,
@@ -96,7 +96,7 @@ def config_of(command, datasets, seed, method):
                         "threads": method.threads},
         "images": {"shape": datasets.task.train.images.shape[1:], "mean": datasets.mean.tolist(),
                    "std": datasets.std.tolist(), "classes": classes},
-        "scores": algorithm.scores_on(images.public), "keys": algorithm.keys_on(images.public),
+        "scores": algorithm.scores_on(data_cfg.public), "keys": algorithm.keys_on(data_cfg.public),
         "shares": algorithm.shares}))
 
 
@@ -172,7 +172,7 @@ def make_folders(records, command, datasets):
             record.folder.mkdir(exist_ok=True)
         write(record.folder / "config.json", dumps(record.config, indent=2).encode())
     for seed in command.program.seeds:
-        path = Path(out, f"split-seed{seed_of_split(command.images, seed)}.npz")
+        path = Path(out, f"split-seed{seed_of_split(command.data_cfg, seed)}.npz")
         if command.rows and path.exists():
             continue
         found = datasets.splits[seed]._asdict()

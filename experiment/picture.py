@@ -2,6 +2,7 @@
 from statistics import mean
 
 from experiment.common import BadInput
+from experiment.curves import is_accuracy
 from experiment.measures import half_width, mean_of_last
 
 AXES = {"round": "round", "MB": "MB up and down, summed"}
@@ -43,7 +44,7 @@ def draw(curves, keys, axis, last, path):
         color, style = COLORS[i % len(COLORS)], STYLES[i // len(COLORS) % len(STYLES)]
         draw_line(ax, points, name, color, style, is_share)
     window = f"; each point: mean of up to {last} rounds" if last > 1 else ""
-    ax.set(xlabel=AXES[axis], ylabel="accuracy" if is_share else "",
+    ax.set(xlabel=AXES[axis], ylabel="accuracy" if all(map(is_accuracy, keys)) else ", ".join(keys),
            title=f"mean of n seeds and its 95% interval{window}")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.grid(color="0.9")

@@ -22,13 +22,12 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 def new_plateau(patience, saved=None):
     """A scheduler whose rate is a factor of learning rates: 1 at first, or as it was saved."""
-    factor = torch.optim.SGD([torch.zeros(1)], lr=1.0)
-    # Its `factor` is 0.1: departure 2.
-    plateau = ReduceLROnPlateau(factor, mode="max", patience=patience, eps=0,
-                                threshold=1e-9, threshold_mode="abs")    # the rounding of a mean
+    holder = torch.optim.SGD([torch.zeros(1)], lr=1.0)       # nothing but this number is used
+    plateau = ReduceLROnPlateau(holder, mode="max", factor=0.1, patience=patience, eps=0,
+                                threshold=1e-9, threshold_mode="abs")    # departure 2; rounding
     if saved is not None:
         plateau.load_state_dict(saved)
-        factor.param_groups[0]["lr"] = plateau.get_last_lr()[0]
+        holder.param_groups[0]["lr"] = plateau.get_last_lr()[0]
     return plateau
 
 
@@ -50,7 +49,7 @@ def run_with_plateau(algorithm, fed, cfg, state, patience, **attack):
             setattr(cfg, name, rate)
         return rates
 
-    rates = lower()                                      # 1, or what an earlier run has reached
+    rates = lower()                                      # by 1, or as far as an earlier run has
     rounds = algorithm.run(fed, cfg, state, **attack)
     for metrics, state in rounds:
         if state["round"] > 0:

@@ -23,7 +23,7 @@ from pathlib import Path
 from experiment.common import BadInput, text_of
 from experiment.curves import read_runs, write_csv
 from experiment.picture import AXES, draw
-from experiment.tables import tables_of, tables_text
+from experiment.tables import quantities, tables_text
 
 
 def main(argv=None):
@@ -56,7 +56,9 @@ def chosen(args):
     curves, keys = read_runs(args.runs, args.rounds), args.key.split(",")
     if args.labels:
         curves = {label: curves[label] for label in labels_of("labels", args.labels, curves)}
-    bases = labels_of("base", args.base, curves) if args.base else [*curves][:1]
+    bases = [*curves][:1] if len(curves) > 1 else []     # one label has nothing to be compared with
+    if args.base:
+        bases = labels_of("base", args.base, curves)
     runs = [run for runs in curves.values() for run in runs]
     known = sorted({key for run in runs for row in run.rows for key in row})
     for key in keys:
@@ -87,7 +89,7 @@ def write(args, curves, bases, keys):
     elif args.out and suffix not in (".md", ".tex"):
         raise BadInput(f"--out {args.out}: a name ends in .png, .svg, .pdf, .md, .tex, .csv")
     else:
-        text = tables_text(curves, tables_of(curves, keys, args.last, args.until), bases, suffix)
+        text = tables_text(curves, quantities(curves, keys, args.last, args.until), bases, suffix)
         if args.out:
             args.out.write_text(text)
         else:
@@ -105,7 +107,8 @@ def settings_text(curves):
                            for name, x in run.head["data"].items()
                            if x != run.head["settings"].get(name))
     for label, own in texts.items():
-        lines.append(" ".join([f"{label}:", *(text for text in own if text not in shared)]))
+        if rest := [text for text in own if text not in shared]:
+            lines.append(" ".join([f"{label}:", *rest]))
     return "\n".join(lines)
 
 

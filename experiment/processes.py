@@ -135,7 +135,7 @@ def how_many(command, device, is_program):
     asked = command.program.processes
     if asked is None and is_program and can_fork:
         shares = [getattr(method.cfg, "participation", 1.0) for method in command.methods]
-        most_clients = max(1, round(max(shares) * command.images.clients))
+        most_clients = max(1, round(max(shares) * command.data_cfg.clients))
         return min(num_cores(), most_clients, MOST)
     if (asked or 1) > 1 and not can_fork:
         raise BadInput("--processes needs Linux, a CPU, and a start without torchrun")

@@ -35,7 +35,7 @@ def duration(seconds):
 
 def describe(command, datasets, num_processes):
     """Prints what will run, on which data, and what differs from the defaults of the files."""
-    program, images = command.program, command.images
+    program, data_cfg = command.program, command.data_cfg
     seed = program.seeds[0]
     split = datasets.splits[seed]
     cores = f"{num_processes} of {num_cores()} cores"
@@ -43,49 +43,49 @@ def describe(command, datasets, num_processes):
         cores = f"{os.environ['WORLD_SIZE']} processes of torchrun"
     say(f"{program.device}, {cores}")
     for flag, text in datasets.fingerprints.items():
-        say(f"{flag} {getattr(images, flag)}: {text}")
-    if images.classes is not None and datasets.task.class_names:
+        say(f"{flag} {getattr(data_cfg, flag)}: {text}")
+    if data_cfg.classes is not None and datasets.task.class_names:
         say(f"classes: {', '.join(datasets.class_names)}")
-    notes = [*notes_on_images(images, split), *notes_on_training(images, command.training)]
+    notes = [*notes_on_images(data_cfg, split), *notes_on_training(data_cfg, command.training)]
     say(f"seed {seed}: {'; '.join(notes)}")
     if command.note:
         say(command.note)
-    say(f"test images: {constant_answer(images, datasets, split)}")
+    say(f"test images: {constant_answer(data_cfg, datasets, split)}")
     for method in command.methods:
         say(f"{method.label}: {'; '.join(notes_on(method))}")
 
 
-def notes_on_images(images, split):
+def notes_on_images(data_cfg, split):
     """Who has which images."""
-    sizes, rule, public = [*map(len, split.clients)], images.partition, text_of(images.public)
-    if is_split_file(images):
+    sizes, rule, public = [*map(len, split.clients)], data_cfg.partition, text_of(data_cfg.public)
+    if is_split_file(data_cfg):
         rule = "rows of the file"
-        if is_held_out(images):
+        if is_held_out(data_cfg):
             public = f"{len(split.public)} of the file"
     else:
-        for name in PARTITIONS[images.partition][1]:         # the settings that it needs
-            if hasattr(images, name):
-                rule += f", {name} {getattr(images, name)}"
+        for name in PARTITIONS[data_cfg.partition][1]:         # the settings that it needs
+            if hasattr(data_cfg, name):
+                rule += f", {name} {getattr(data_cfg, name)}"
     size = f"{min(sizes)} to {max(sizes)}" if min(sizes) < max(sizes) else sizes[0]
-    notes = [f"{images.clients} clients with {size} samples ({rule})", f"public images: {public}"]
-    if images.validation is not None:
+    notes = [f"{data_cfg.clients} clients with {size} samples ({rule})", f"public images: {public}"]
+    if data_cfg.validation is not None:
         notes.append(f"validation images: {len(split.validation)}")
     return notes
 
 
-def notes_on_training(images, training):
+def notes_on_training(data_cfg, training):
     """What else all methods share, where it is not the default."""
-    notes = ["joint"] if images.joint else []
+    notes = ["joint"] if data_cfg.joint else []
     for name, value in asdict(training).items():
         if value != getattr(Training(), name):
             notes.append(name if value is True else f"{name} {text_of(value)}")
-    return notes if images.split_seed is None else [*notes, f"split seed {images.split_seed}"]
+    return notes if data_cfg.split_seed is None else [*notes, f"split seed {data_cfg.split_seed}"]
 
 
-def constant_answer(images, datasets, split):
+def constant_answer(data_cfg, datasets, split):
     """The number of test images, and the accuracy of their most frequent class as an answer."""
     counts = datasets.task.test.labels[split.test].bincount()
-    largest, half = int(counts.argmax()), " (private half)" if images.public == "half" else ""
+    largest, half = int(counts.argmax()), " (private half)" if data_cfg.public == "half" else ""
     return (f"{len(split.test)}{half}; the answer {datasets.class_names[largest]} to all of them "
             f"has an accuracy of {counts[largest] / len(split.test):.4f}")
 
@@ -110,7 +110,7 @@ def notes_on(method):
 
 def describe_all(command, datasets):
     """Prints all settings, and how many samples of each class (columns) each client (rows) has."""
-    tables = [("all algorithms", command.images, command.training)]
+    tables = [("all algorithms", command.data_cfg, command.training)]
     tables += [(method.label, method.networks, method.cfg) for method in command.methods]
     say("")
     for label, *parts in tables:
@@ -118,7 +118,7 @@ def describe_all(command, datasets):
                     for name, value in asdict(part).items()]
         say(f"{label}: {', '.join(settings)}")
     seeds = command.program.seeds
-    differ = len(seeds) > 1 and command.images.split_seed is None
+    differ = len(seeds) > 1 and command.data_cfg.split_seed is None
     others = "; other seeds divide the images otherwise" if differ else ""
     say(f"\nsamples of each class, seed {seeds[0]}{others}\n")
     task, table = datasets.task, [["client", *datasets.class_names]]
@@ -190,7 +190,9 @@ def seconds_left(records):
 
 def summary(records):
     """Prints the table at the end: a line for each accuracy of each method."""
-    table = [["algorithm", "accuracy of", "seeds", "final", "best", "MB up", "MB down", "seconds"]]
+    std = " ± std" if len({record.seed for record in records}) > 1 else ""
+    table = [["algorithm", "accuracy of", "seeds", f"final{std}", f"best{std}", "MB up", "MB down",
+              "seconds"]]
     for label in dict.fromkeys(record.method.label for record in records):
         of_seeds = [record for record in records if record.method.label == label]
         head, costs = label, costs_of(of_seeds)          # once for each method
@@ -219,5 +221,5 @@ def mean_and_deviation(values):
     """Of the seeds; a dash if one of them has no value."""
     if None in values:
         return "-"
-    deviation = f"{stdev(values):.4f}" if len(values) > 1 else "-"
-    return f"{mean(values):.4f} ± {deviation}"
+    deviation = f" ± {stdev(values):.4f}" if len(values) > 1 else ""
+    return f"{mean(values):.4f}{deviation}"

@@ -2,7 +2,7 @@
 
 A flag is a field of a dataclass: of one of the four below, or of the `Config` in an algorithm's
 file. Its type and default are the flag's, its comment is the flag's help (see flags.py). All runs
-of a folder have the same `Images`, those of one label also the same `Training`, `Networks` and
+of a folder have the same `DataConfig`, those of one label also the same `Training`, `Networks` and
 `Config`; `Program` decides no number.
 
 Where several places have a value of a method, the last of these wins: `Config` and the networks
@@ -59,7 +59,7 @@ class Program:
 
 
 @dataclass
-class Images:
+class DataConfig:
     """Who has which images: alike for all runs in a folder."""
 
     dataset: str = "glyphs"               # the task: a name of --list, a .npz file, or a folder
@@ -110,7 +110,7 @@ class Networks:
     server_model: str = ""                # network of the server, if it has its own
 
 
-TABLES = (Images, Training, Networks, Program)
+TABLES = (DataConfig, Training, Networks, Program)
 
 
 def client_network(model, i):
@@ -135,7 +135,7 @@ class Command:
     """What a command line asks for."""
 
     program: Program
-    images: Images
+    data_cfg: DataConfig
     training: Training
     methods: list[Method]
     rows: dict | None = None     # of --partition FILE, see `readers.split`; None: a rule
@@ -167,7 +167,7 @@ def read(argv, about=""):
     preset = PAPERS.get(given.get("paper"))              # a wrong name is refused with `Training`
     shared = preset.shared if preset else {}
     methods = [method_of(word, algorithm, given, preset) for word, algorithm in algorithms.items()]
-    command = Command(filled(Program, given), filled(Images, shared | given),
+    command = Command(filled(Program, given), filled(DataConfig, shared | given),
                       filled(Training, shared | given), methods)
     decide(command, given)
     check(command, given)
@@ -220,8 +220,8 @@ def method_of(word, algorithm, given, preset):
         if "local_epochs" in layer:          # who types epochs does not want the steps of a preset
             values["local_steps"] = None
         values |= layer
-    has_large_networks = any(given.get(name) for name in ("paper", "model", "server_model"))
-    threads = given.get("threads") or (num_cores() if has_large_networks else 1)
+    has_chosen_networks = any(given.get(name) for name in ("paper", "model", "server_model"))
+    threads = given.get("threads") or (num_cores() if has_chosen_networks else 1)
     return Method(word, algorithm, filled(algorithm.Config, values), filled(Networks, values),
                   threads, ignored_by(algorithm, given))
 
@@ -249,26 +249,26 @@ def ignored_by(algorithm, given):
 
 def decide(command, given):
     """Gives settings that were not `given` the values that depend on the methods or on a file."""
-    images, training = command.images, command.training
+    data_cfg, training = command.data_cfg, command.training
     if command.program.device is None:
         command.program.device = "cuda" if torch.cuda.is_available() else "cpu"
-    if images.public is None and "public" not in given:      # given as none it stays None
+    if data_cfg.public is None and "public" not in given:      # given as none it stays None
         decide_public(command)
-    if images.joint is None:
-        images.joint = is_foreign(images) and any(
+    if data_cfg.joint is None:
+        data_cfg.joint = is_foreign(data_cfg) and any(
             method.algorithm.public == "joint" and "labels" in needs_of(method)
             for method in command.methods)
     is_needed = training.lr_patience is not None or any(
         "validation" in needs_of(method) for method in command.methods)
-    if is_needed and images.validation is None and "validation" not in given:
-        images.validation = 0.1
-    if is_split_file(images):
+    if is_needed and data_cfg.validation is None and "validation" not in given:
+        data_cfg.validation = 0.1
+    if is_split_file(data_cfg):
         with refuses(BadData, OSError):
-            command.rows = readers.split(images.partition)
+            command.rows = readers.split(data_cfg.partition)
         if "clients" not in given:
-            images.clients = sum(name.startswith("client_") for name in command.rows)
-        if images.split_seed is None:                        # of what the file does not have
-            images.split_seed = 0
+            data_cfg.clients = sum(name.startswith("client_") for name in command.rows)
+        if data_cfg.split_seed is None:                        # of what the file does not have
+            data_cfg.split_seed = 0
     if training.attack and training.attackers is None:
         training.attackers = 2 if training.attack == "ofom" else 1
 
@@ -288,23 +288,23 @@ def decide_public(command):
     They stay None if no method sees any; with --paper also if the paper's are not known for the
     task, or not among the program's data sets.
     """
-    images, paper = command.images, command.training.paper
+    data_cfg, paper = command.data_cfg, command.training.paper
     uses = {method.algorithm.public for method in command.methods}
     if uses == {"none"}:
         return
     if "labeled" in uses:                                # labels of the task, as in FedGEMS
-        images.public = "half"
+        data_cfg.public = "half"
         names = ", ".join(method.label for method in command.methods
                           if method.algorithm.public == "labeled")
         command.note = (f"{names}: public images need the labels of the task, so half of the "
                         "training and of the test images are public, and the clients of all "
                         "methods share the other half")
-    elif public_set_of(paper, images.dataset) in DATASETS:
-        images.public = public_set_of(paper, images.dataset)
-    elif images.dataset in EMBEDDED and (paper or "joint" in uses):      # as FedMD: another task
-        images.public = EMBEDDED[images.dataset]
+    elif public_set_of(paper, data_cfg.dataset) in DATASETS:
+        data_cfg.public = public_set_of(paper, data_cfg.dataset)
+    elif data_cfg.dataset in EMBEDDED and (paper or "joint" in uses):      # as FedMD: another task
+        data_cfg.public = EMBEDDED[data_cfg.dataset]
     elif not paper:
-        images.public = "fifth"
+        data_cfg.public = "fifth"
 
 
 def public_set_of(paper, dataset):
@@ -315,43 +315,43 @@ def public_set_of(paper, dataset):
 def check(command, given):
     """Raises BadInput for settings that do not go together. What an algorithm needs beyond, it
     checks itself: see `build.check`."""
-    images, training = command.images, command.training
-    if images.partition not in PARTITIONS and not is_split_file(images):
-        raise BadInput(f"--partition {images.partition}: choose from {', '.join(PARTITIONS)}, "
+    data_cfg, training = command.data_cfg, command.training
+    if data_cfg.partition not in PARTITIONS and not is_split_file(data_cfg):
+        raise BadInput(f"--partition {data_cfg.partition}: choose from {', '.join(PARTITIONS)}, "
                        "or a .npz file")
     for method in command.methods:
-        check_public(method, images, training.paper)
-        check_training(method, images, training, given)
-    if images.joint and not is_foreign(images):
+        check_public(method, data_cfg, training.paper)
+        check_training(method, data_cfg, training, given)
+    if data_cfg.joint and not is_foreign(data_cfg):
         raise BadInput("--joint needs a foreign public set: --public NAME or PATH")
     if training.attack:
         with refuses(ValueError):
-            attacks.check(training.attack, images.clients, training.attackers)
+            attacks.check(training.attack, data_cfg.clients, training.attackers)
     if training.amp and command.program.device == "cpu" and not cpu_has_bfloat16():
         raise BadInput("--amp: this CPU has no bfloat16 arithmetic")
 
 
-def check_public(method, images, paper):
+def check_public(method, data_cfg, paper):
     """Raises BadInput if a method cannot do with the public images."""
     needs = needs_of(method)
-    if "public" in needs and images.public is None:
-        wanted = public_set_of(paper, images.dataset)
+    if "public" in needs and data_cfg.public is None:
+        wanted = public_set_of(paper, data_cfg.dataset)
         of_paper = f" (the paper's: {wanted})" if wanted else ""
-        raise BadInput(f"{method.label} needs public images for {images.dataset}: --public fifth, "
-                       f"half, NAME or PATH{of_paper}")
-    is_joint = images.joint and method.algorithm.public == "joint"
-    if "labels" in needs and is_foreign(images) and not is_joint:
+        raise BadInput(f"{method.label} needs public images for {data_cfg.dataset}: --public "
+                       f"fifth, half, NAME or PATH{of_paper}")
+    is_joint = data_cfg.joint and method.algorithm.public == "joint"
+    if "labels" in needs and is_foreign(data_cfg) and not is_joint:
         raise BadInput(f"{method.label}: the public images need labels of the task: --public half "
-                       f"or fifth, not {images.public}")
+                       f"or fifth, not {data_cfg.public}")
 
 
-def check_training(method, images, training, given):
+def check_training(method, data_cfg, training, given):
     """Raises BadInput if a method cannot be attacked, or its learning rates cannot fall."""
     algorithm, label = method.algorithm, method.label
     if training.attack and "attack" not in inspect.signature(algorithm.run).parameters:
         raise BadInput(f"--attack: {label} has no uploads that an attack replaces")
     if "lr_patience" in given and not algorithm.plateau:     # a paper's is for those that can
         raise BadInput(f"--lr-patience: the learning rates of {label} do not fall")
-    if training.lr_patience is not None and algorithm.plateau and images.validation is None:
+    if training.lr_patience is not None and algorithm.plateau and data_cfg.validation is None:
         raise BadInput(f"--lr-patience: {label}'s rates fall by the accuracy on validation "
                        "images: --validation 0.1")

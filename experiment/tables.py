@@ -3,7 +3,7 @@
 `curves` are {label: [the `Run` of each seed]}.
 """
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from statistics import mean
@@ -12,12 +12,12 @@ from experiment.common import table_text, text_of
 from experiment.curves import is_accuracy
 from experiment.measures import best, final, half_width, mean_of_last, megabytes_until
 
-CAPTION = "minus ...: the mean difference, paired by seed; +- half of its 95% interval"
+CAPTION = "+-: half of the 95% interval; minus ...: the mean difference, paired by seed"
 
 
 @dataclass
-class Table:
-    """What a table shows: one measure of one metric, for each label."""
+class Quantity:
+    """What a table shows of each label: one measure of one metric."""
 
     heading: str
     key: str              # the metric, as in --key
@@ -39,13 +39,13 @@ class Series:
     values: dict          # {seed: number, as it is shown}, of the seeds that have one
 
 
-def tables_of(curves, keys, last, until):
-    """The tables of these keys.
+def quantities(curves, keys, last, until):
+    """The `Quantity` of each table.
 
     last     if above 1, also means of the last so many rounds
     until    if not None, also the MB until an accuracy is this
     """
-    measures, tables = {"final": final, "best": best}, []
+    found, measures = [], {"final": final, "best": best}
     if last > 1:
         measures = {f"mean of {last} rounds": partial(mean_of_last, rounds=last)} | measures
     for name, measure in measures.items():
@@ -53,25 +53,25 @@ def tables_of(curves, keys, last, until):
             if measure is final or is_accuracy(key):     # the best loss or bytes: no meaning
                 in_percent = any(runs[0].is_share(key) for runs in curves.values())
                 unit = ", %" if in_percent else ""
-                tables.append(Table(f"{name} {key}{unit}", key, measure, in_percent))
+                found.append(Quantity(f"{name} {key}{unit}", key, measure, in_percent))
     if until is not None:
         measure = partial(megabytes_until, accuracy=until)
-        tables += [Table(f"MB until {key} is {until:g}", key, measure, in_percent=False)
-                   for key in filter(is_accuracy, keys)]
-    return tables
+        found += [Quantity(f"MB until {key} is {until:g}", key, measure, in_percent=False)
+                  for key in filter(is_accuracy, keys)]
+    return found
 
 
-def tables_text(curves, tables, bases, form):
-    """All tables, with differences from the labels `bases`, and why some of these are missing.
+def tables_text(curves, quantities, bases, form):
+    """A table of each quantity, with differences from the labels `bases`, and why some are missing.
 
     form    see `table_text`
     """
     comment, reasons = "% " if form == ".tex" else "", {}    # {why: {label: None}}
     parts = [f"{comment}{CAPTION}\n"]
-    for table in tables:
-        rows = [series_of(runs, table.key, table) for runs in curves.values()]
-        subtracted = [base_of(curves[label], rows, table) for label in bases]
-        headings, sides, cells = zip(*columns_of(table, rows, subtracted))
+    for quantity in quantities:
+        rows = [series_of(runs, quantity) for runs in curves.values()]
+        subtracted = [base_of(curves[label], quantity) for label in bases]
+        headings, sides, cells = zip(*columns_of(quantity, rows, subtracted))
         parts.append(table_text([headings, *zip(*cells)], "".join(sides), form))
         for base, row in product(subtracted, rows):
             if why := why_not(row, base):
@@ -83,37 +83,33 @@ def tables_text(curves, tables, bases, form):
     return "\n".join(parts)
 
 
-def series_of(runs, key, table):
-    """The row of a label in a table, of the metric `key`."""
-    first, scale = runs[0], 100 if table.in_percent else 1
-    numbers = {run.seed: table.measure(run, key) for run in runs}
+def series_of(runs, quantity):
+    """The row of a label."""
+    first, key, scale = runs[0], quantity.key, 100 if quantity.in_percent else 1
+    numbers = {run.seed: quantity.measure(run, key) for run in runs}
     values = {seed: scale * x for seed, x in numbers.items() if x is not None}
     return Series(first.label, key, *first.score(key), first.last_round, first.head["data"],
                   [*numbers], values)
 
 
-def base_of(runs, rows, table):
-    """The row of a label that is subtracted. Where the label has no such accuracy in any round, it
-    is another one of it, on the images of the other rows."""
-    key, first = table.key, runs[0]
-    is_missing = all(value is None for run in runs for value in run.by_round(key))
-    if is_missing and is_accuracy(key):
-        images = next((row.images for row in rows if row.values), "")
-        key = next((name for name in first.head["scores"] if first.score(name)[1] == images),
-                   "accuracy")
-    return series_of(runs, key, table)
+def base_of(runs, quantity):
+    """The row of a label that is subtracted: if it has no such accuracy, of its `accuracy`."""
+    has_it = any(value is not None for run in runs for value in run.by_round(quantity.key))
+    if is_accuracy(quantity.key) and not has_it:
+        quantity = replace(quantity, key="accuracy")
+    return series_of(runs, quantity)
 
 
-def columns_of(table, rows, subtracted):
+def columns_of(quantity, rows, subtracted):
     """[(heading, "l" or "r", cells)] of the columns, with a difference from each `subtracted`."""
-    digits = ".2f" if table.in_percent else ".6g"
-    columns = [(table.heading, "l", [row.label for row in rows])]
-    if is_accuracy(table.key):
+    digits = ".2f" if quantity.in_percent else ".6g"
+    columns = [(quantity.heading, "l", [row.label for row in rows])]
+    if is_accuracy(quantity.key):
         columns.append(("accuracy of", "l", [row.whose if row.values else "-" for row in rows]))
     columns.append(("mean +- 95%", "r", [mean_text([*row.values.values()], digits, len(row.seeds))
                                          for row in rows]))
     for base in subtracted:
-        owner = f" ({base.whose})" if is_accuracy(table.key) else ""
+        owner = f" ({base.whose})" if is_accuracy(quantity.key) else ""
         columns.append((f"minus {base.label} {base.key}{owner}", "r",
                         [difference_text(row, base, digits) for row in rows]))
     columns.append(("last round", "r", [str(row.last_round) for row in rows]))
@@ -124,14 +120,17 @@ def columns_of(table, rows, subtracted):
     return columns
 
 
-def mean_text(values, digits, num_seeds):
-    """"MEAN +- HALF WIDTH"; the mean alone of one value, a dash of none; if they are fewer than
-    the seeds, of how many."""
+def mean_text(values, digits, num_seeds, sign=""):
+    """MEAN +- HALF WIDTH; of one value the mean alone, of none a dash. If they are fewer than the
+    seeds, their number is added.
+
+    sign    "+" for a mean that always has one
+    """
     if not values:
         return "-"
-    width, text = half_width(values), f"{mean(values):{digits}}"
+    width, text = half_width(values), f"{mean(values):{sign}{digits}}"
     if width is not None:
-        text += f" +- {width:{digits.lstrip('+')}}"
+        text += f" +- {width:{digits}}"
     return text if len(values) >= num_seeds else f"{text} (n = {len(values)})"
 
 
@@ -142,7 +141,7 @@ def difference_text(row, base, digits):
     if why_not(row, base):
         return "-"
     points = [row.values[seed] - base.values[seed] for seed in row.values if seed in base.values]
-    return mean_text(points, "+" + digits, len(row.seeds))
+    return mean_text(points, digits, len(row.seeds), sign="+")
 
 
 def why_not(row, base):

@@ -24,7 +24,7 @@ def load_model(folder, name=None):
               --average-last, fedsdd-ablations). None: the first of these that the run has
     raises    BadInput, a ValueError: the run has no such model, or is damaged
 
-    Of a run with --amp it computes in bfloat16. logits[:, j] is of the class names[j]; with a joint
+    Of a run with --amp it computes in bfloat16. logits[:, j] is of classes[j]; with a joint
     layer (FedMD) the public classes come first, as "public 0", "public 1", ...
     """
     config, path = read_config(folder), Path(folder, "checkpoint.pt")

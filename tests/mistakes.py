@@ -824,7 +824,7 @@ TABLE["algorithms/__init__.py", "contracts"] = [
      "the_page_of_metrics_has_every_key_and_no_other",
      "--key server is what FedGEMS does not measure")]
 TABLE["data/split.py", "build"] = [
-    ("return seed if images.split_seed is None else «images.split_seed→seed»",
+    ("return seed if data_cfg.split_seed is None else «data_cfg.split_seed→seed»",
      "one_seed_of_the_split_is_one_split_for_all_seeds", "each seed has its own split"),
     ("if «(counts > 1).any()→False»:", "a_file_that_is_no_split_of_the_images_is_refused",
      "a public image is a client's, too"),
@@ -898,7 +898,7 @@ TABLE["benchmarks/costs.py", "communication"] = [
 TABLE["experiment/settings.py", "configuration"] = [
     ('values["local_steps"] = «None→values.get("local_steps")»', "what_a_command_sets",
      "a preset's steps win over the epochs that were typed"),
-    ("filled(Images, «shared | given→given | shared»),", "what_a_command_sets",
+    ("filled(DataConfig, «shared | given→given | shared»),", "what_a_command_sets",
      "a paper wins over a flag"),
     ('training.lr_patience is not None or «any→all»(', "what_a_command_sets",
      "validation images only if every algorithm uses them")]
@@ -928,8 +928,6 @@ TABLE["experiment/measures.py", "plot"] = [
     ("t = «T[dof - 1]→1.96»", "t_is_that_of_the_tables_of_statistics",
      "the interval of two seeds is that of very many")]
 TABLE["experiment/tables.py", "plot"] = [
-    ('for name in first.head["scores"] if «first.score(name)[1] == images→True»)',
-     "own_classes_are_not_compared_with_all", "minus an accuracy on other images"),
     ("if «row.images != base.images→False»:",
      "differences_are_of_accuracies_on_the_same_images",
      "a server on the public half minus one on the private half"),

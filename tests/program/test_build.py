@@ -15,7 +15,7 @@ from data import readers, split
 from data.images import adapt, crop_and_flip, normalize, statistics
 from data.load import DATASETS, checked
 from experiment import build
-from experiment.settings import Command, Images, Method, Networks, Program, Training
+from experiment.settings import Command, DataConfig, Method, Networks, Program, Training
 from partition import PARTITIONS
 
 SETS = {"toy": TOY_ARRAYS, "foreign": toy_arrays(4, 6, 2, seed=1), "ten": toy_arrays(10, 100, 2)}
@@ -31,10 +31,10 @@ def toys(monkeypatch):
 
 def datasets_of(seed=0, **changes):
     """(the settings, the data sets and splits of a seed)."""
-    images = Images(**{"dataset": "toy", "partition": "iid", "clients": 3, "joint": False,
+    data_cfg = DataConfig(**{"dataset": "toy", "partition": "iid", "clients": 3, "joint": False,
                        **changes})
-    rows = readers.split(images.partition) if split.is_split_file(images) else None
-    return images, split.load_datasets(images, [seed], rows)
+    rows = readers.split(data_cfg.partition) if split.is_split_file(data_cfg) else None
+    return data_cfg, split.load_datasets(data_cfg, [seed], rows)
 
 
 def split_of(**changes):

@@ -12,7 +12,7 @@ from experiment import settings
 from experiment.common import text_of
 from experiment.flags import field_names
 from experiment.presets import PAPERS
-from experiment.settings import Images, Networks, Training, read
+from experiment.settings import DataConfig, Networks, Training, read
 from fedkd_minimal import main
 from models import BOTTLENECKS
 
@@ -106,7 +106,7 @@ fedgkt --lr-patience 3 | validation 0.1
 def test_what_a_command_sets(line):
     command, *expected = line.split(" | ")
     found = read(["--algo", *command.split()])
-    shared = dataclasses.asdict(found.images) | dataclasses.asdict(found.training)
+    shared = dataclasses.asdict(found.data_cfg) | dataclasses.asdict(found.training)
     for method in found.methods:
         own = dataclasses.asdict(method.networks) | dataclasses.asdict(method.cfg)
         assert told(shared | own | {"threads": method.threads}, expected) == expected
@@ -116,8 +116,8 @@ def test_a_split_in_a_file_has_its_clients_and_one_seed(tmp_path):
     np.savez(tmp_path / "own.npz", client_0=[0], client_1=[3], test=[1])
     command = f"--algo fedavg --paper fedsdd --partition {tmp_path}/own.npz".split()
     for flags, clients, seed in [([], 2, 0), (["--split-seed=3"], 2, 3), (["--clients=4"], 4, 0)]:
-        images = read([*command, *flags]).images
-        assert (images.clients, images.split_seed) == (clients, seed)
+        data_cfg = read([*command, *flags]).data_cfg
+        assert (data_cfg.clients, data_cfg.split_seed) == (clients, seed)
 
 
 def test_a_cpu_without_bfloat16_refuses_amp(monkeypatch, capsys):
@@ -133,9 +133,9 @@ def test_a_papers_methods_hold_the_same_private_data(paper):
     """Each in a command of its own. FedGEMS's and FedGen's hold out public images as well."""
     found, task = set(), "cifar100" if paper == "fedmd" else "cifar10"
     for algo in PAPERS[paper].methods:
-        images = read(f"--algo {algo} --paper {paper} --dataset {task}".split()).images
-        found.add((images.public in HELD_OUT, images.clients, images.partition, images.alpha,
-                   images.validation))
+        data_cfg = read(f"--algo {algo} --paper {paper} --dataset {task}".split()).data_cfg
+        found.add((data_cfg.public in HELD_OUT, data_cfg.clients, data_cfg.partition,
+                   data_cfg.alpha, data_cfg.validation))
     assert len(found) == 1 and found.pop()[0] == paper.startswith(("fedgems", "fedgen"))
 
 
@@ -143,7 +143,7 @@ def test_a_papers_methods_hold_the_same_private_data(paper):
 def test_a_preset_has_settings_that_there_are_and_networks_that_fit_its_images(paper, capsys):
     """On the embedded data, which have ten classes as well."""
     methods = PAPERS[paper].methods
-    assert PAPERS[paper].shared.keys() <= field_names(Images, Training, Networks)
+    assert PAPERS[paper].shared.keys() <= field_names(DataConfig, Training, Networks)
     for algo, values in methods.items():
         assert values.keys() <= field_names(ALGORITHMS[algo].Config, Networks), algo
     main(f"--algo {','.join(methods)} --paper {paper} --test-size 20 --describe".split())

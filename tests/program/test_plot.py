@@ -85,8 +85,8 @@ def test_a_round_without_a_value_is_a_dash_and_a_mean_says_of_how_many_seeds(tmp
     """Final is the last round; with --last 3 a mean is of the last three rounds at most."""
     write(tmp_path, "a", {0: [.9, .1, None, .3], 1: [.9, .2, .4, None], 2: [.9, None, None, None]})
     table = printed(capsys, tmp_path, "--last", 3)
-    assert re.search(r"final .*\na server 30.00 \(n = 1\) reference 3 30.00 - -\n", table)
-    mean = f"25.00 +- {half(20, 30):.2f} (n = 2) reference 3 20.00 30.00 -\n"
+    assert re.search(r"final .*\na server 30.00 \(n = 1\) 3 30.00 - -\n", table)
+    mean = f"25.00 +- {half(20, 30):.2f} (n = 2) 3 20.00 30.00 -\n"
     assert re.search(rf"mean of 3 .*\na server {re.escape(mean)}", table)
 
 
@@ -98,7 +98,7 @@ def test_megabytes_until_an_accuracy_by_hand(tmp_path, capsys, until, megabytes)
             {"client_accuracy": .5, "bytes_up_buffers": 5_000}, {"client_accuracy": .4}]
     write(tmp_path, "a", {0: rows}, clients="client_accuracy")
     table = printed(capsys, tmp_path, "--key", "clients", "--until", until)
-    assert re.search(f"MB until clients is {until} .*\na .* {megabytes} reference", table)
+    assert re.search(f"MB until clients is {until} .*\na .* {megabytes} 3 {megabytes}\n", table)
 
 
 @pytest.mark.parametrize("metric, algos", [
@@ -119,7 +119,7 @@ def test_a_table_is_written_as_markdown_or_latex(tmp_path, capsys, suffix, mark,
     write(tmp_path, "b:R=1|2", {0: [.5, .1]})
     assert printed(capsys, tmp_path, "--out", tmp_path / f"x.{suffix}") == ""
     lines = (tmp_path / f"x.{suffix}").read_text().splitlines()
-    assert lines[0].startswith(f"{mark}minus ...: ") and {*rows} < {*lines}
+    assert lines[0].startswith(f"{mark}+-: half of the 95%") and {*rows} < {*lines}
 
 
 def test_differences_are_of_accuracies_on_the_same_images(npz, tmp_path, capsys):
@@ -137,14 +137,14 @@ def test_differences_are_of_accuracies_on_the_same_images(npz, tmp_path, capsys)
 
 
 def test_own_classes_are_not_compared_with_all(tmp_path, capsys):
-    """Under one name; and from a base without an accuracy that on the same images is subtracted."""
+    """Under one name; a base without an accuracy has its `accuracy` in its place."""
     own = {"accuracy": ["clients", "own classes"], "client_accuracy": ["clients", ""]}
     write(tmp_path, "local", {0: [.5]}, scores=own, server="client_accuracy", client_accuracy=.4)
     write(tmp_path, "fd", {0: [.2]}, scores={"accuracy": ["clients", ""]})
     write(tmp_path, "fml", {0: [.9]}, scores=own | {"server_accuracy": ["server", ""]},
           server="server_accuracy", server_accuracy=.7)
     for key, of_fd, of_fml in [("accuracy", "-", "+40.00"), ("server", "-20.00", "+30.00"),
-                               ("server_accuracy", "-", "+30.00")]:
+                               ("server_accuracy", "-", "-")]:
         table = printed(capsys, tmp_path, "--base", "local", "--key", key)
         assert re.findall(r"\n(?:fd|fml) .* (\S+) 0 \S+(?=\n)", table)[:2] == [of_fd, of_fml], key
 
