@@ -21,7 +21,7 @@ from functools import partial
 
 from data.images import BadData
 from data.split import load_datasets
-from experiment import build, keep, processes, report, settings
+from experiment import build, keep, processes, report, settings, terminal
 from experiment.common import refuses
 from experiment.lock import alone_in
 
@@ -32,7 +32,7 @@ def main(argv, is_program=False):
     is_program    True: nobody else's program is in this process, so it may use all cores
     Bad input ends it with SystemExit(2), Ctrl-C with SystemExit(130), --help and --list with 0.
     """
-    with processes.one_thread(), processes.ends_in_one_line():
+    with processes.one_thread(), terminal.ends_in_one_line():
         command = settings.read(argv, __doc__)           # which algorithms, with which settings
         program = command.program
         with alone_in(None if program.describe else program.out):
@@ -81,4 +81,4 @@ def train(command, datasets, federations, records, device):
 
 
 if __name__ == "__main__":
-    processes.end_with(main, sys.argv[1:])
+    terminal.end_with(main, sys.argv[1:])

@@ -24,8 +24,9 @@ import torch
 
 from data.split import seed_of_split
 from experiment.common import FORMAT, BadInput, Stopped, read_config, refuses, text_of
-from experiment.processes import from_first, is_first
+from experiment.processes import from_first
 from experiment.settings import DataConfig, Method, Networks, Training
+from experiment.terminal import is_first
 from federation import pack, unpack
 
 FILES = ("config.json", "checkpoint.pt", "metrics.jsonl", "timing.jsonl")

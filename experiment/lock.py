@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from experiment.common import BadInput, refuses
-from experiment.processes import is_first
+from experiment.terminal import is_first
 
 
 @contextlib.contextmanager

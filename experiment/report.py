@@ -6,8 +6,9 @@ from statistics import mean, stdev
 from data.split import is_held_out, is_split_file
 from experiment.common import table_text, text_of
 from experiment.flags import flag_of
-from experiment.processes import num_cores, say
+from experiment.processes import num_cores
 from experiment.settings import Training
+from experiment.terminal import say
 from partition import PARTITIONS
 
 

@@ -26,7 +26,8 @@ from data.split import is_foreign, is_split_file
 from experiment.common import BadInput, refuses
 from experiment.flags import field_names, filled, flag_of, help_of, suggestion, typed
 from experiment.presets import PAPERS
-from experiment.processes import cpu_has_bfloat16, num_cores, say
+from experiment.processes import cpu_has_bfloat16, num_cores
+from experiment.terminal import say
 from federation import Algorithm, Count, Natural, NonNegative, Positive
 from partition import PARTITIONS
 

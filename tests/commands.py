@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from algorithms import ALGORITHMS
-from experiment import keep, processes
+from experiment import keep, terminal
 from fedkd_minimal import main
 from pages import ROOT, order
 
@@ -115,7 +115,7 @@ def child(argv, errors):
             os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
             sys.stderr = open(2, "w", buffering=1, closefd=False)
             sys.stdout = open(write, "w", encoding="utf-8")
-            processes.end_with(main, [*map(str, argv)])
+            terminal.end_with(main, [*map(str, argv)])
         finally:
             os._exit(99)                                     # nothing of the parent's is done twice
     os.close(write)

@@ -874,7 +874,7 @@ TABLE["experiment/keep.py", "runs"] = [
      "nothing_is_executed_from_a_checkpoint", "a checkpoint may run any code"),
     ('is_longer = name == "rounds"« and before[name] < value→»',
      "a_folder_of_other_settings_is_refused_in_one_line", "a run of more rounds is taken")]
-TABLE["experiment/processes.py", "trust"] = [
+TABLE["experiment/terminal.py", "trust"] = [
     ("except («BadInput→ValueError», Stopped) as error:",
      "a_mistake_in_one_process_alone_ends_all_with_its_traceback[1]",
      "a mistake in an algorithm is told as bad input")]
