@@ -147,6 +147,13 @@ def test_a_row_is_shown_with_its_seeds_and_its_commands(name, rounds, measure, c
         assert re.search(rf"^SEEDS=.* METHODS=.* benchmarks/claims/\S+\.sh.* {part}$", shown, re.M)
 
 
+def test_a_reference_to_one_side_is_shown_without_the_other(capsys):
+    claims.show("fedmd-004@a")
+    shown = capsys.readouterr().out
+    assert f"\nmean {claims.figure('fedmd-004@a')}, where " in shown
+    assert "\na = " in shown and "\nb = " not in shown
+
+
 # --------------------------------------------------------------------------------------------------
 # The pages
 
