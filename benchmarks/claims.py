@@ -38,7 +38,7 @@ PAGES = {"fedsdd": "FedSDD", "fedmd": "FedMD", "fedgems": "FedGEM and FedGEMS", 
 CLAIMS = list(csv.DictReader(Path(__file__).with_suffix(".csv").open()))
 BY_ID = {claim["id"]: claim for claim in CLAIMS}
 COLORS = {"holds": "#0072B2", "open": "#999999", "does not hold": "#D55E00"}   # Okabe and Ito's
-SIGNS = {"greater": "above 0", "lower": "below 0"}
+SIGNS = "greater", "lower"
 NAMES = {"cronus": "Cronus", "dsfl": "DS-FL", "fd": "FD", "fedavg": "FedAvg", "fedbe": "FedBE",
          "feddf": "FedDF", "fedgem": "FedGEM", "fedgems": "FedGEMS", "fedgems-ablations": "FedGEMS",
          "fedgen": "FedGen", "fedgkt": "FedGKT", "fedgkt-async": "FedGKT, asynchronous",
@@ -108,8 +108,8 @@ def differences(claim, *args, **kwargs):
     return [a - b for a, b in pairs(claim, *args, **kwargs).values()]
 
 
-def values(reference):
-    """What is averaged over the seeds for a reference: differences, or the accuracies of a side."""
+def measured(reference):
+    """A reference's row, "a" or "b" if it is of this side alone, and its arguments of `pairs`."""
     name, *options = reference.split("@")
     claim, side, measure = BY_ID[name], None, {}
     for option in options:
@@ -133,6 +133,12 @@ def values(reference):
                 claim = claim | {"base": claim["row"], "base_metric": claim["metric"]}
             if side == "b":
                 claim = claim | {"row": claim["base"], "metric": claim["base_metric"]}
+    return claim, side, measure
+
+
+def values(reference):
+    """What is averaged over the seeds for a reference: differences, or the accuracies of a side."""
+    claim, side, measure = measured(reference)
     found = pairs(claim, **measure).values()
     return [{"a": a, "b": b, None: a - b}[side] for a, b in found]
 
@@ -300,8 +306,8 @@ def our_settings(claim):
         settings = run.head["settings"]
         if "glyphs" in settings["dataset"] or "writers" in claim[side]:
             found.append("data")
-        if page in ("fedsdd", "fedgems") and settings.get("augment"):
-            found.append("augmented")
+        elif page in ("fedsdd", "fedgems") and not settings.get("augment"):
+            found.append("not augmented")
         if page == "fedsdd" and settings.get("lr") in (0.05, 0.025):
             found.append(f"learning rate {settings['lr']}")
         if page == "fedgems" and settings.get("epsilon", 1) in (0.1, 0.25):
@@ -363,42 +369,24 @@ def write(path):
 # Counts that the pages tell
 
 def counts():
-    """{what: how many rows, or runs}."""
+    """{what: how many rows}."""
     found = [(claim, judged(claim), judged(claim, last=1)) for claim in CLAIMS]
     directed = [claim for claim in CLAIMS if claim["claimed"] in SIGNS]
     ten = [[verdict(claim, differences(claim, seeds=range(*ends)))
             for ends in [(10, 15), (15, 20), (10, 20)]]
            for claim in CLAIMS if len(differences(claim, seeds=range(15, 20))) == 5]
     first = [(one, other) for one, other, _ in ten if one != "open"]
-    kept = [run for path in CURVES.glob("*.json") for runs in curves(path.stem).values()
-            for run in runs]
+    later = [both for one, _, both in ten if one == "open"]
     return {"rows": len(CLAIMS), **{name: sum(x == name for _, x, _ in found) for name in (
                 "holds", "open", "does not hold", "diverged")},
             "changed by the last round": sum(x != y for _, x, y in found),
             "directed": len(directed), "by chance": round(len(directed) / 20),
             "holm": sum(claim["id"] in holm() for claim in directed),
-            "with seeds 10 to 19": len(ten), "decided by the first five": len(first),
+            "decided by the first five": len(first),
             "by the second five alike": sum(x == y for x, y in first),
             "by the second five otherwise": sum("open" != y != x for x, y in first),
-            "runs": len(kept), "without data": sum(not run.head["data"] for run in kept),
-            "without CPU": sum(not run.head["environment"].get("cpu") for run in kept),
-            "mixed CPU": sum(cpu_recorded(claim) in "ab" for claim in CLAIMS),
-            **beside_the_papers([(claim, differences(claim)) for claim in directed])}
-
-
-def beside_the_papers(pairs):
-    """How many differences of the papers have their sign here, of rows with a direction."""
-    signs = {}                              # {a difference of a paper: which its decided rows have}
-    for claim, points in pairs:
-        if claim["paper_row"]:
-            found = signs.setdefault(
-                tuple(claim[name] for name in ("paper_table", "paper_row", "paper_base")), set())
-            if verdict(claim, points) != "open":
-                found.add(papers_difference(claim) * mean(points) > 0)
-    found = [*signs.values()]
-    return {"papers": len(found), "same sign": found.count({True}),
-            "opposite": found.count({False}), "both signs": found.count({True, False}),
-            "undecided": found.count(set())}
+            "open by the first five": len(later), "hold by ten": later.count("holds"),
+            "do not hold by ten": later.count("does not hold")}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -448,43 +436,53 @@ def commands(claim):
     return lines
 
 
-def minutes(claim):
-    """The lines of the script's head that say how long a seed takes."""
-    head = re.match(r"#!.*\n((?:#.*\n)+)", (SCRIPTS / f"{page_of(claim)}.sh").read_text())[1]
-    return [line.lstrip("# ") for line in head.splitlines() if "minute" in line]
+def in_what(measure, rounds):
+    """What the numbers of a reference are, by its arguments of `pairs`."""
+    if measure.get("until"):
+        return f"Megabytes until an accuracy of {measure['until']}%"
+    if measure.get("best"):
+        return "Best round of each run, in percent"
+    rounds = measure.get("rounds", rounds)
+    first = rounds + 1 - measure.get("last", window_of(rounds))
+    return f"Mean of rounds {first} to {rounds}, in percent" if first < rounds else (
+        f"Round {rounds}, in percent")
 
 
 def show(reference):
-    """Prints a row: what it compares, the pairs, the arithmetic, its commands."""
-    name, *options = reference.split("@")
-    claim, row = BY_ID[name], as_row(BY_ID[name])
-    print(f"{name}: {claim['claim']}; {claim['setting']}\n")
-    for side in "ab":
-        print(f"{side} = {row[f'{side}_is']}\n    ({row[side]}, {row[f'{side}_metric']})")
-    print(f"\nMean of the last {row['window']} of {row['rounds']} rounds, in percent.\n"
-          "seed       a       b   a - b")
-    for seed, (a, b) in pairs(claim).items():
-        print(f"{seed:4} {a:7.2f} {b:7.2f} {a - b:+7.2f}")
-    points = differences(claim)
+    """Prints a row, or a reference to it: its sides, pairs, arithmetic, and the row's commands."""
+    claim, side, measure = measured(reference)
+    row, by_seed, points = as_row(BY_ID[claim["id"]]), pairs(claim, **measure), values(reference)
+    print(f"{reference}: {claim['claim']}; {claim['setting']}\n")
+    for x, run, metric in ("a", "row", "metric"), ("b", "base", "base_metric"):
+        if side in (x, None):
+            print(f"{x} = {row[f'{x}_is']}\n    ({claim[run]}, {claim[metric]})")
+    print(f"\n{in_what(measure, row['rounds'])}.")
+    if side:
+        print(f"seed       {side}", *(f"{seed:4} {x:7.2f}" for seed, x in zip(by_seed, points)),
+              sep="\n")
+    else:
+        print("seed       a       b   a - b")
+        for seed, (a, b) in by_seed.items():
+            print(f"{seed:4} {a:7.2f} {b:7.2f} {a - b:+7.2f}")
     n, deviation = len(points), stdev(points)
     t = half_width(points) / deviation * sqrt(n)
-    print(f"mean {row['a_mean']:>7} {row['b_mean']:>7} {row['mean']:>7}"
-          f" ± {t:.3f} x {deviation:.3f} / sqrt({n}) = {row['half_width']}")
-    low, high = bounds(claim)
-    print(f"\nClaimed: a - b between {low:g} and {high:g}: {row['verdict']}, p = {row['p']}")
-    print(f"Left by Holm's correction for {len(CLAIMS)} rows: {row['holm']}")
-    print(f"Last round alone: {row['last_mean']} ± {row['last_half_width']}: "
-          f"{row['last_verdict']}")
+    print(f"mean {figure(reference)}, where {half_width(points):.2f} = "
+          f"{t:.3f} x {deviation:.3f} / sqrt({n})")
+    if not side:
+        low, high = bounds(claim)
+        print(f"Claimed: a - b between {low:g} and {high:g}: {verdict(claim, points)}, "
+              f"p = {p_value(claim, points):.2g}")
+    print(f"\nThe row: {row['mean']} ± {row['half_width']}: {row['verdict']}"
+          f"\nLast round alone: {row['last_mean']} ± {row['last_half_width']}: "
+          f"{row['last_verdict']}"
+          f"\nLeft by Holm's correction for {len(CLAIMS)} rows: {row['holm']}")
     if row["paper"]:
         print(f"The paper: {row['paper']} (table {row['paper_table']})")
     if row["not_the_papers"]:
         print(f"Not the paper's, apart from scale: {row['not_the_papers']}")
     if row["written_down"]:
         print(f"Written down before the runs of a or b: commit {row['written_down']}")
-    print(f"CPU recorded: {row['cpu_recorded']}")
-    if options:
-        print(f"\n{reference}: {figure(reference)}")
-    print("\nIts runs:", *commands(claim), "", "Their time:", *minutes(claim), sep="\n")
+    print("\nIts runs:", *commands(BY_ID[claim["id"]]), sep="\n")
 
 
 def draw(path):
@@ -510,10 +508,11 @@ def draw(path):
             continue
         points = differences(claim)
         color, middle, width = COLORS[judged(claim)], mean(points), half_width(points)
+        filled = color if is_decided(claim["id"]) else "white"
         at = y + 0.5
         ax.plot([middle - width, middle + width], [at, at], color=color, linewidth=1.5, alpha=0.6)
         ax.plot(points, [at] * len(points), "o", color=color, markersize=2, alpha=0.6)
-        ax.plot(middle, at, "o", color=color, markersize=4)
+        ax.plot(middle, at, "o", color=color, markerfacecolor=filled, markersize=4)
         if claim["paper_row"]:
             ax.plot(papers_difference(claim), at, "v", color="black", fillstyle="none",
                     markersize=4)
