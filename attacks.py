@@ -88,8 +88,9 @@ def lie_z(num_clients, num_attackers):
     """LIE's largest distance that stays unnoticed, in standard deviations: a float.
 
     s = floor(n / 2 + 1) - m benign clients make a majority together with the m attackers;
-    Phi(z) = (n - m - s) / (n - m), kept between 0.001 and 0.999. Of an even number of clients, z is
-    0 with two attackers, who then upload the mean and do no harm, and below 0 with one.
+    Phi(z) = (n - m - s) / (n - m), kept between 0.001 and 0.999. It is 0 with two attackers
+    of an even number of clients and with one of an odd number, who then upload the mean and do no
+    harm, and below 0 with one of an even number.
     source    Eq. (8), (9); Alg. 2, line 2-3
     >>> round(lie_z(50, 12), 3)
     0.336
@@ -181,8 +182,8 @@ def build(name, make_rng, num_clients, attackers, scale=10.0, z=None):
 
     make_rng    make_rng(*name) -> numpy Generator, as `fed.rng`; it draws attackers and u
     scale       size of theta' in PAF and OFOM, in standard deviations
-    z           distance of LIE, in standard deviations; None: `lie_z`, which of an even number of
-                clients is 0 with two attackers, who then do no harm, and below 0 with one
+    z           distance of LIE, in standard deviations; None: `lie_z`, which is 0, so that LIE does
+                no harm, with two attackers of an even number of clients and one of an odd number
     raises      ValueError: see `check`
     """
     check(name, num_clients, attackers)

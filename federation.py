@@ -245,7 +245,10 @@ def from_tensors(private, test, networks, *, public=None, validation=None, serve
     def server_model(init=0):
         return new_network(server_network, seed, "server init", init, device=device, amp=amp)
 
-    shapes = [tuple(predict(client_model(j), test_images[:1]).shape) for j in range(len(networks))]
+    one = test_images[:1]
+    with torch.no_grad():
+        logits = [client_model(j).eval()(one.clone()) for j in range(len(networks))]
+    shapes = [tuple(getattr(x, "shape", ())) for x in logits]
     num_classes = shapes[0][-1]
     if {*shapes} != {(1, num_classes)}:
         raise ValueError(f"networks: logits are [B, C], with the same C, but of one image they are "
@@ -262,8 +265,9 @@ def from_tensors(private, test, networks, *, public=None, validation=None, serve
 
     return Federation(
         private=[data(f"client {i}", part) for i, part in enumerate(private)],
-        test=data("test", test), public=public and data("public", public),
-        validation=validation and data("validation", validation), num_classes=num_classes,
+        test=data("test", test), num_classes=num_classes,
+        public=None if public is None else data("public", public),
+        validation=None if validation is None else data("validation", validation),
         client_model=client_model, server_model=server_model if server_network else None,
         architecture=[f"network {i % len(networks)}" for i in range(len(private))],
         seed=seed, device=device, augment=augment, amp=amp)
@@ -406,17 +410,18 @@ def drop_bad_uploads(uploads):
 
 
 def average_weights(state_dicts, sizes):
-    """The average of M state_dicts of one architecture, weighted by M `sizes`.   FedSDD Eq. (2)
+    """The average of M state_dicts of one architecture, weighted by a list of M `sizes`. Eq. (2)
 
     BatchNorm's running statistics are averaged, too; integers, its counters, take the maximum. All
     tensors are new.
     """
-    shares = [size / sum(sizes) for size in sizes]
-    average = {}
+    total, average = sum(sizes), {}
+    shares = [size / total for size in sizes]
     for name, first in state_dicts[0].items():
         values = [weights[name] for weights in state_dicts]
         if first.is_floating_point():
-            average[name] = sum(share * value for share, value in zip(shares, values))
+            average[name] = sum(share * value
+                                for share, value in zip(shares, values, strict=True))
         else:
             average[name] = torch.stack(values).amax(0)
     return average
@@ -433,7 +438,8 @@ def predict(model, images):
     if len(images) == 0:                                 # FedGEMS may ask clients for none
         logits = model(images.new_zeros(1, *images.shape[1:]))[:0]
     else:
-        logits = torch.cat([model(batch) for batch in images.split(prediction_batch(images))])
+        logits = torch.cat([model(batch.clone())         # a network may change its input in place
+                            for batch in images.split(prediction_batch(images))])
     model.train(was_training)
     return logits
 
@@ -677,7 +683,7 @@ def words_for(kind):
     if inside:
         return words_for(inside[0])                                              # of X | None
     nouns = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
-    return f"it must be {nouns[kind]}"
+    return f"it must be {nouns.get(kind, kind)}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -712,6 +718,8 @@ class Algorithm:
     def check(self, fed, cfg, state=None, attack=None):
         """Raises ValueError if it cannot run on this federation with these settings, or go on from
         this state. `run` begins with it; the program calls it before it computes anything."""
+        if not isinstance(cfg, self.Config):
+            raise ValueError(f"{self.name}: the settings are of another algorithm, {type(cfg)}")
         if state is not None and state.get("algorithm") != self.name:
             raise ValueError(f"{self.name}: the state is of {state.get('algorithm')}")
         if not self.mixed_networks and len({*fed.architecture}) > 1:
@@ -726,8 +734,19 @@ class Algorithm:
         if self.server != "none" and fed.server_model is None:
             raise ValueError(f"{self.name} needs a network of the server: "
                              "from_tensors(..., server_network=)")
+        if self.server == "images" and not makes_logits(fed.server_model(), fed):
+            raise ValueError(f"{self.name}: the server's network does not make logits [B, "
+                             f"{fed.num_classes}] of images {[*fed.test.images.shape[1:]]}")
         if self.check_more:
             self.check_more(fed, cfg, state, attack)
+
+
+def makes_logits(network, fed):
+    """True if a network takes the federation's images."""
+    try:
+        return predict(network, fed.test.images[:1]).shape == (1, fed.num_classes)
+    except RuntimeError:                     # torch's own, of shapes that do not fit
+        return False
 
 
 # --------------------------------------------------------------------------------------------------

@@ -185,7 +185,7 @@ def entropy_weights(client_logits, reliable):
 
 
 def entropy(logits):
-    """H = - sum_c p_c ln p_c in nats, p = softmax(logits), 0 ln 0 = 0: [..., C] -> [...].   Eq. (3)
+    """H = - sum_c p_c ln p_c in nats, p = softmax of finite logits: [..., C] -> [...].   Eq. (3)
 
     It is computed as
         H = ln(1 + S) - sum_c d_c e^d_c / (1 + S),

@@ -295,7 +295,9 @@ def train(fed, cfg, model, optimizer, data, name, epochs, batch_size):
 
 
 def penalty(model, kernel_l2):
-    """kernel_l2 |W|², a scalar; W are the weights, without the bias, of the last linear layer."""
+    """kernel_l2 |W|², a scalar; W are the weights of the linear layer that was registered last."""
+    if kernel_l2 == 0:
+        return 0.0
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if not linear:
         raise ValueError(f"fedmd: the network {type(model).__name__} has no linear layer")

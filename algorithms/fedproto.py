@@ -159,8 +159,10 @@ def prototype_loss(features, labels, means, known):
     >>> prototype_loss(features, torch.tensor([0, 1]), means, known=torch.tensor([True, False]))
     tensor(0.2500)
     """
-    squares = (features - means[labels].detach()).square()                       # [B, D]
-    return torch.where(known[labels][:, None], squares, 0.0).mean()              # departure 1
+    known = known[labels][:, None]                                               # [B, 1]
+    means = means[labels].detach().masked_fill(~known, 0.0)      # nan here would reach the gradient
+    squares = (features - means).square()                                        # [B, D]
+    return torch.where(known, squares, 0.0).mean()                               # departure 1
 
 
 @torch.no_grad()

@@ -8,10 +8,10 @@ import attacks
 import models
 from data.images import adapt, crop_and_flip, normalize, to_float
 from data.split import seed_of_split, some_public
-from experiment.common import BadInput, refuses
+from experiment.common import refuses
 from experiment.plateau import run_with_plateau
 from experiment.settings import client_network
-from federation import Data, Federation, new_network, predict
+from federation import Data, Federation, new_network
 
 
 def make_federation(command, datasets, seed, device):
@@ -124,17 +124,6 @@ def check(command, datasets, fed):
         with refuses(ValueError):
             for ids in seen.clients_by_architecture().values():
                 seen.client_model(ids[0])
-            server = seen.server_model() if seen.server_model else None
+            if seen.server_model:
+                seen.server_model()
             algorithm.check(seen, method.cfg, attack=attack)
-        if algorithm.server == "images" and not makes_logits(server, seen):
-            raise BadInput(f"{method.label}: the server's network {method.networks.server_model} "
-                           f"does not make logits [B, {seen.num_classes}] of images "
-                           f"{list(seen.test.images.shape[1:])}")
-
-
-def makes_logits(network, fed):
-    """True if a network takes the federation's images."""
-    try:
-        return predict(network, fed.test.images[:1]).shape == (1, fed.num_classes)
-    except RuntimeError:                     # torch's own, of shapes that do not fit
-        return False

@@ -121,7 +121,7 @@ TABLE["federation.py", "federation"] = [
      "an upload with nan is averaged"),
     ("shares = [size / «sum(sizes)→1» for size in sizes]", "average::eq2_average_by_hand",
      "weights that do not sum to 1", "FedBE's code"),
-    ("shares = [«size / sum(sizes)→1 / len(sizes)» for size in sizes]",
+    ("shares = [«size / total→1 / len(sizes)» for size in sizes]",
      "average::eq2_average_by_hand", "all models weigh the same", "FedDF's code"),
     ("average[name] = «→values[-1] if 'running' in name else »sum(share",
      "average::eq2_average_by_hand",
@@ -613,11 +613,11 @@ TABLE["algorithms/fedproto.py", "fedproto"] = [
      "prototypes_are_of_the_trained_network_in_eval_mode", "prototypes of augmented images"),
     ("means[labels]«.detach()→»", "features_are_drawn_to_their_prototype_which_stays",
      "the client trains the global prototype"),
-    ("«torch.where(known[labels][:, None], squares, 0.0)→squares».mean()",
+    ("«torch.where(known, squares, 0.0)→squares».mean()",
      "prototype_loss_by_hand", "without a prototype features are drawn to zeros"),
     ("squares, 0.0)«→.sum(1)».mean()", "prototype_loss_by_hand",
      "the squared distance: D times as large"),
-    ("squares, 0.0).mean()«→ * len(labels) / known[labels].sum().clamp(min=1)»",
+    ("squares, 0.0).mean()«→ * len(labels) / known.sum().clamp(min=1)»",
      "prototype_loss_by_hand", "the mean over samples that have a prototype"),
     ("/ counts«.clamp(min=1)→»[:, None], counts", "prototypes_by_hand", "0 / 0 is nan"),
     ("means = «torch.where(has_new[:, None], new_means, means)→new_means»",
@@ -851,8 +851,9 @@ TABLE["experiment/build.py", "build"] = [
      "the server starts from a client's weights"),
     ("return Data(normalize(pixels, «datasets.mean, datasets.std→pixels.mean((0, 2, 3)), "
      "pixels.std((0, 2, 3))»)",
-     "joint_labels_of_the_task_come_after_the_public_classes", "each part has its own mean"),
-    ('if algorithm.server == "images" and «not makes_logits(server, seen)→False»:',
+     "joint_labels_of_the_task_come_after_the_public_classes", "each part has its own mean")]
+TABLE["federation.py", "build"] = [
+    ('if self.server == "images" and «not makes_logits(fed.server_model(), fed)→False»:',
      "what_the_data_cannot_give_is_refused_in_one_line", "the server's network is not tried")]
 TABLE["experiment/lock.py", "runs"] = [
     ("fcntl.flock(file, fcntl.«LOCK_EX→LOCK_SH» |",

@@ -50,12 +50,12 @@ def test_prototype_loss_by_hand():
 
 
 def test_features_are_drawn_to_their_prototype_which_stays():
-    """By 2 (h - c) / (B D); without a prototype by nothing."""
+    """By 2 (h - c) / (B D); without a prototype by nothing, even if it is nan."""
     features, means, known = normal(3, 2), normal(2, 2, seed=1), torch.tensor([True, False])
-    labels = torch.tensor([0, 1, 0])
+    labels, means[1] = torch.tensor([0, 1, 0]), torch.nan
     features.requires_grad_(), means.requires_grad_()
     fedproto.prototype_loss(features, labels, means, known).backward()
-    expected = 2 * (features - means[labels]) / (3 * 2) * known[labels][:, None]
+    expected = 2 * (features - means[0]) / (3 * 2) * known[labels][:, None]
     assert torch.allclose(features.grad, expected) and means.grad is None
 
 

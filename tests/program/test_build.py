@@ -261,7 +261,7 @@ def test_a_benchmark_has_the_federation_and_the_settings_of_its_command(npz):
 @pytest.mark.parametrize("algo, flags, words", [
     ("fedavg", "--model mlp,fedmd5", ["fedmd5", "12x12"]),
     ("fedgems", "--server-model fedmd5", ["fedmd5", "12x12"]),
-    ("fedgems", "--server-model gkt_server_small", ["fedgems", "gkt_server_small", "logits"]),
+    ("fedgems", "--server-model gkt_server_small", ["fedgems", "server's network", "logits"]),
     ("fedgkt", "--server-model gkt_server55", ["feature maps"]),
     ("fedavg", "--image-size 5", ["--image-size", "8x8"]),
     ("dsfl", "--public {npz}", ["--public", "training images", "half"]),

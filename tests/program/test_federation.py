@@ -300,6 +300,9 @@ def test_prediction_is_pure_and_image_by_image(network):
     model.register_forward_hook(lambda module, args, output: sizes.append(len(output)))
     predict(model, images)
     assert sizes == [64, 64, 22]                         # of a CPU
+    model.register_forward_pre_hook(lambda module, args: args[0].zero_())
+    predict(model, images)
+    assert torch.equal(images, samples(150).images)      # a network may change its input
 
 
 def test_predict_models_is_one_prediction_per_model():
