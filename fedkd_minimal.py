@@ -66,18 +66,23 @@ def train(command, datasets, federations, records, device):
     """
     for seed in command.program.seeds:
         fed = federations.pop(seed, None) or build.make_federation(command, datasets, seed, device)
-        for record in [record for record in records if record.seed == seed]:
-            keep.begin(record, device)                   # after its last finished round
-            report.heading(record, build.attack_on(fed, command.training))
-            seen = build.seen_by(record.method, fed, datasets)
-            for metrics, state in build.rounds_of(record.method, seen, command.training,
-                                                  record.state):
-                keep.keep_round(record, metrics, state)
-                report.tell_round(record, records)
-            record.state = None                          # its memory is for the next method
-        del fed, seen                                    # before the next seed's is made
+        for record in records:
+            if record.seed == seed:
+                run_rounds(record, records, fed, datasets, command.training, device)
+        del fed                                          # before the next seed's is made
     report.summary(records)
     return records
+
+
+def run_rounds(record, records, fed, datasets, training, device):
+    """The rounds of a method with a seed, from its last finished round on."""
+    keep.begin(record, device)
+    report.heading(record, build.attack_on(fed, training))
+    seen = build.seen_by(record.method, fed, datasets)
+    for metrics, state in build.rounds_of(record.method, seen, training, record.state):
+        keep.keep_round(record, metrics, state)
+        report.tell_round(record, records)
+    record.state = None                                  # its memory is for the next method
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from statistics import mean, stdev
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from experiment import measures
-from experiment.curves import read_runs
+from experiment.runs import read_runs
 from experiment.measures import half_width
 
 REPOSITORY = Path(__file__).parents[1]
@@ -85,7 +85,7 @@ def accuracies(run, metric, last=None, rounds=None, best=False, until=None):
     """
     runs, numbers = runs_behind(run), {}
     rounds = rounds or runs[0].last_round
-    for one in (one.until(rounds) for one in runs):
+    for one in (one.up_to(rounds) for one in runs):
         if until:
             numbers[one.seed] = measures.megabytes_until(one, metric, until / 100)
         elif best:

@@ -58,6 +58,8 @@ def value_of(kind, text):
 def filled(table, values):
     """An instance of a dataclass, from those of the `values` {name: value} that are its fields.
 
+    Other values are for other dataclasses. A test knows every name in presets.py and `PAPER`.
+
     Raises BadInput for a value that its field's type does not allow.
     """
     own = {name: values[name] for name in values.keys() & field_names(table)}

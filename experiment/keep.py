@@ -1,10 +1,10 @@
 """A run on disk: DIR/LABEL-seedN holds config.json, checkpoint.pt, metrics.jsonl, timing.jsonl.
 DIR/split-seedN.npz holds who has which images.
 
-config.json is written when the run begins; the next command is compared with it. The checkpoint
-holds the state after a round and the rows of all rounds so far. After each round it is replaced in
-one step, then the .jsonl files, which are written from its rows. So a run that is killed at any
-moment goes on after its last finished round, and no row is lost or doubled.
+config.json is written by every command, before its rounds; a later command is compared with it. The
+checkpoint holds the state after a round and the rows of all rounds so far. After each round it is
+replaced in one step, then the .jsonl files, which are written from its rows. So a run that is
+killed at any moment goes on after its last finished round, and no row is lost or doubled.
 """
 import contextlib
 import io
@@ -40,7 +40,7 @@ class Record:
     seed: int
     config: dict             # the content of config.json: see `config_of`
     folder: Path | None      # None: nothing is kept
-    begun_with: str = ""     # of commit, torch, device, ..., what another one was at its start
+    begun_with: str = ""     # the commit, torch, device, ... of its start, where now they differ
     state: dict | None = None                        # after the last finished round
     rows: list = field(default_factory=list)         # the metrics of each round so far
     timings: list = field(default_factory=list)      # and its seconds
@@ -114,15 +114,14 @@ def commit():
 def refuse_other(folder, before, now, tables):
     """Raises BadInput if the run in a folder has other settings than this command.
 
-    before, now    {setting: value} of the run and of this command, which may have more rounds
+    before, now    {setting: value} of the run and of this command; their rounds may differ
     tables         the dataclasses of the settings: one that the run does not have, as it is newer,
                    has its default
     """
     defaults = {name: value for table in tables for name, value in asdict(table()).items()}
     before = json.loads(dumps(defaults)) | before
     for name, value in now.items():
-        is_longer = name == "rounds" and before[name] < value
-        if before.get(name) != value and not is_longer and name != "data_root":
+        if before.get(name) != value and name not in ("rounds", "data_root"):
             raise BadInput(f"{folder} holds a run with {name} {text_of(before.get(name))}, not "
                            f"{text_of(value)}: choose another --out")
 
@@ -145,6 +144,9 @@ def read_kept(record):
     if path.exists():
         kept = read_checkpoint(path)
         record.state, record.rows, record.timings = kept["state"], kept["rows"], kept["timings"]
+    if len(record.rows) - 1 > record.method.cfg.rounds:
+        raise BadInput(f"{record.folder} has {len(record.rows) - 1} rounds, more than "
+                       f"{record.method.cfg.rounds}: choose another --out")
 
 
 def read_checkpoint(path):
@@ -205,12 +207,13 @@ def keep_round(record, metrics, state):
     now, t = time.perf_counter(), state["round"]
     record.rows.append({"round": t, **metrics})
     record.timings.append({"round": t, "round_seconds": now - record.clock, "ended": time.time()})
-    record.state, record.clock = state, now
+    record.state = state
     if record.folder and is_first():
         content = io.BytesIO()    # torch.save to a file gives no reason when the disk is full
         torch.save({"state": state, "rows": record.rows, "timings": record.timings}, content)
         write(record.folder / "checkpoint.pt", content.getbuffer())
         write_rows(record)
+    record.clock = time.perf_counter()
 
 
 def write_rows(record):

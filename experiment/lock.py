@@ -38,7 +38,7 @@ def locked(path):
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = open(path, "a+")
-        if lock(file):
+        if try_lock(file):               # maybe of a file that its owner has removed meanwhile
             if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 file.truncate(0)
                 print(os.getpid(), file=file, flush=True)
@@ -47,11 +47,11 @@ def locked(path):
             file.seek(0)
             raise BadInput(f"process {file.read().strip()} is at work in {path.parent}: wait for "
                            "its end, or choose another --out")
-        file.close()                                     # or its owner has removed it meanwhile
+        file.close()
         time.sleep(0.1)
 
 
-def lock(file):
+def try_lock(file):
     """Locks a file; False if another process has. Where a system knows no locks, it is True."""
     with contextlib.suppress(ImportError, OSError):
         import fcntl

@@ -1,6 +1,6 @@
 """Numbers of kept runs: measures of one run, and the 95% interval of a mean over seeds.
 
-A measure is a function of a `Run` of curves.py and the name of a metric. It returns a number, or
+A measure is a function of a `Run` of runs.py and the name of a metric. It returns a number, or
 None where the run has none.
 """
 from math import sqrt
@@ -44,7 +44,7 @@ def best(run, key):
 
 def megabytes_until(run, key, accuracy):
     """FedGEMS's ComU, Table 4: MB up and down until the metric `key` is `accuracy`. The metric is
-    rounded to six decimals, as a .csv has no more."""
+    rounded to six decimals, as `write_csv` keeps at most six."""
     for row, value in zip(run.rows, run.by_round(key)):
         if value is not None and round(value, 6) >= accuracy:
             return row["MB"]

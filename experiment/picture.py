@@ -2,7 +2,7 @@
 from statistics import mean
 
 from experiment.common import BadInput
-from experiment.curves import is_accuracy
+from experiment.runs import is_accuracy
 from experiment.measures import half_width, mean_of_last
 
 AXES = {"round": "round", "MB": "MB up and down, summed"}
@@ -17,7 +17,7 @@ def curve(runs, key, axis, last=1):
     """
     points = []
     for row in runs[0].rows:
-        until_now = [run.until(row["round"]) for run in runs]
+        until_now = [run.up_to(row["round"]) for run in runs]
         values = [mean_of_last(run, key, last) for run in until_now]
         if None not in values:
             x = mean(run.rows[-1][axis] for run in until_now)
@@ -25,7 +25,7 @@ def curve(runs, key, axis, last=1):
     return points
 
 
-def draw(curves, keys, axis, last, path):
+def draw(by_label, keys, axis, last, path):
     """Writes a picture with a line for each metric of each label."""
     try:
         from matplotlib import rc_context
@@ -34,7 +34,8 @@ def draw(curves, keys, axis, last, path):
     except ImportError as error:
         raise BadInput(f"a picture needs matplotlib: pip install matplotlib ({error})") from None
 
-    lines = [(runs, key, curve(runs, key, axis, last)) for key in keys for runs in curves.values()]
+    lines = [(runs, key, curve(runs, key, axis, last))
+             for key in keys for runs in by_label.values()]
     lines = [line for line in lines if line[-1]]             # others have no such metric
     is_share = all(runs[0].is_share(key) for runs, key, _ in lines)
     figure = Figure(figsize=(9, 4.5), dpi=150, layout="constrained")

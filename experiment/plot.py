@@ -21,7 +21,7 @@ from math import inf
 from pathlib import Path
 
 from experiment.common import BadInput, text_of
-from experiment.curves import read_runs, write_csv
+from experiment.runs import read_runs, write_csv
 from experiment.picture import AXES, draw
 from experiment.tables import quantities, tables_text
 
@@ -50,16 +50,16 @@ def main(argv=None):
 
 
 def chosen(args):
-    """(curves, the labels to subtract, the keys) of a command, if they go together."""
+    """({label: runs}, the labels to subtract, the keys) of a command, if they go together."""
     if args.rounds < 0:
         raise BadInput(f"--rounds {args.rounds}: the first round is 0")
-    curves, keys = read_runs(args.runs, args.rounds), args.key.split(",")
+    by_label, keys = read_runs(args.runs, args.rounds), args.key.split(",")
     if args.labels:
-        curves = {label: curves[label] for label in labels_of("labels", args.labels, curves)}
-    bases = [*curves][:1] if len(curves) > 1 else []     # one label has nothing to be compared with
+        by_label = {label: by_label[label] for label in labels_of("labels", args.labels, by_label)}
+    bases = [*by_label][:1] if len(by_label) > 1 else []     # a label alone has no difference
     if args.base:
-        bases = labels_of("base", args.base, curves)
-    runs = [run for runs in curves.values() for run in runs]
+        bases = labels_of("base", args.base, by_label)
+    runs = [run for runs in by_label.values() for run in runs]
     known = sorted({key for run in runs for row in run.rows for key in row})
     for key in keys:
         if key not in ("clients", "server", *known):
@@ -67,43 +67,44 @@ def chosen(args):
     for run in runs:
         if not 1 <= args.last <= max(1, run.last_round):
             raise BadInput(f"--last {args.last}: {run.label} has {run.last_round} rounds")
-    return curves, bases, keys
+    return by_label, bases, keys
 
 
-def labels_of(flag, text, curves):
+def labels_of(flag, text, by_label):
     """The labels in a flag's text, separated by commas."""
     labels = text.split(",")
     for label in labels:
-        if label not in curves:
-            raise BadInput(f"--{flag} {label}: the labels are {', '.join(curves)}")
+        if label not in by_label:
+            raise BadInput(f"--{flag} {label}: the labels are {', '.join(by_label)}")
     return labels
 
 
-def write(args, curves, bases, keys):
+def write(args, by_label, bases, keys):
     """Prints the tables, or writes a file of the kind that its name ends in."""
     suffix = args.out.suffix if args.out else ".txt"
     if suffix == ".csv":
-        write_csv(curves, args.out)
+        write_csv(by_label, args.out)
     elif suffix in (".png", ".svg", ".pdf"):
-        draw(curves, keys, args.x, args.last, args.out)
+        draw(by_label, keys, args.x, args.last, args.out)
     elif args.out and suffix not in (".md", ".tex"):
         raise BadInput(f"--out {args.out}: a name ends in .png, .svg, .pdf, .md, .tex, .csv")
     else:
-        text = tables_text(curves, quantities(curves, keys, args.last, args.until), bases, suffix)
+        shown = quantities(by_label, keys, args.last, args.until)
+        text = tables_text(by_label, shown, bases, suffix)
         if args.out:
             args.out.write_text(text)
         else:
-            print(settings_text(curves), text, sep="\n\n", end="")
+            print(settings_text(by_label), text, sep="\n\n", end="")
 
 
-def settings_text(curves):
+def settings_text(by_label):
     """Lines: the settings that all runs share, the data's fingerprints, each label's others."""
     texts = {label: dict.fromkeys(text for run in runs for text in settings_of(run))
-             for label, runs in curves.items()}      # where seeds differ, a setting stands twice
+             for label, runs in by_label.items()}      # where seeds differ, a setting stands twice
     first, *others = texts.values()
     shared = [text for text in first if all(text in own for own in others)]
     lines = [" ".join(["settings:", *shared])]
-    lines += dict.fromkeys(f"{name}: {x}" for runs in curves.values() for run in runs
+    lines += dict.fromkeys(f"{name}: {x}" for runs in by_label.values() for run in runs
                            for name, x in run.head["data"].items()
                            if x != run.head["settings"].get(name))
     for label, own in texts.items():

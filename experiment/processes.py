@@ -85,20 +85,24 @@ def how_many(command, device, is_program):
 
 
 def start(work, num_processes, advice):
-    """Calls work() in so many processes, which run the same lines; one process is this one.
+    """Calls work() in so many processes, which run the same lines.
 
     advice     what a line about a stop ends with
     returns    what work() returns, if one process is enough
-    The processes of torchrun are there already. Others are forked: this process then waits, and
-    they end together with it and with one another.
     """
-    import torch._dynamo    # noqa: F401  # 2 seconds; else a first optimizer would import it later
-    with ends_in_one_line(advice), tempfile.TemporaryDirectory() as folder:
-        if num_processes == 1:
-            if "WORLD_SIZE" in os.environ and not dist.is_initialized():
-                dist.init_process_group("gloo", timeout=NEVER)
-            return work()
-        logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
+    import torch._dynamo    # noqa: F401  # takes 2 s, once; else each process's first optimizer would
+    with ends_in_one_line(advice):
+        if num_processes > 1:
+            return fork(work, num_processes, advice)
+        if "WORLD_SIZE" in os.environ and not dist.is_initialized():     # torchrun has started it
+            dist.init_process_group("gloo", timeout=NEVER)
+        return work()
+
+
+def fork(work, num_processes, advice):
+    """Forks processes, which call work(), and waits. They end together, and with this process."""
+    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)     # `wait_for` tells
+    with tempfile.TemporaryDirectory() as folder:
         arguments = (work, num_processes, f"file://{folder}/meeting", os.getpid(), advice)
         context = start_processes(child, arguments, num_processes, join=False, start_method="fork")
         try:
@@ -130,7 +134,7 @@ def wait_for(context):
 
 
 def child(number, work, num_processes, meeting, parent, advice):
-    """A process of `start`: it ends with its parent, who alone hears Ctrl-C."""
+    """A process of `fork`: it ends with its parent, who alone hears Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)         # PR_SET_PDEATHSIG of Linux
     if os.getppid() != parent:                               # it has ended already

@@ -3,7 +3,7 @@
 A flag is a field of a dataclass: of one of the four below, or of the `Config` in an algorithm's
 file. Its type and default are the flag's, its comment is the flag's help (see flags.py). All runs
 of a folder have the same `DataConfig`, those of one label also the same `Training`, `Networks` and
-`Config`; `Program` decides no number.
+`Config`; `Program` says which runs there are, and where they compute.
 
 Where several places have a value of a method, the last of these wins: `Config` and the networks
 that the algorithm's file names; with --paper its `PAPER`, then what presets.py has for this paper;
@@ -351,7 +351,7 @@ def check_training(method, data_cfg, training, given):
     algorithm, label = method.algorithm, method.label
     if training.attack and "attack" not in inspect.signature(algorithm.run).parameters:
         raise BadInput(f"--attack: {label} has no uploads that an attack replaces")
-    if "lr_patience" in given and not algorithm.plateau:     # a paper's is for those that can
+    if given.get("lr_patience") and not algorithm.plateau:   # a paper's is for those that can
         raise BadInput(f"--lr-patience: the learning rates of {label} do not fall")
     if training.lr_patience is not None and algorithm.plateau and data_cfg.validation is None:
         raise BadInput(f"--lr-patience: {label}'s rates fall by the accuracy on validation "

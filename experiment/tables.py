@@ -1,6 +1,6 @@
 """Tables of kept runs: a row for each label, its mean over seeds, its differences from others.
 
-`curves` are {label: [the `Run` of each seed]}.
+`by_label` are {label: [the `Run` of each seed]}.
 """
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,10 +9,9 @@ from itertools import product
 from statistics import mean
 
 from experiment.common import table_text, text_of
-from experiment.curves import is_accuracy
+from experiment.runs import is_accuracy
 from experiment.measures import best, final, half_width, mean_of_last, megabytes_until
 
-CAPTION = "+-: half of the 95% interval; minus ...: the mean difference, paired by seed"
 
 
 @dataclass
@@ -26,8 +25,8 @@ class Quantity:
 
 
 @dataclass
-class Series:
-    """A row of a table: the measure of a metric in each run of a label."""
+class Row:
+    """A row of a table: a quantity of a label, seed by seed."""
 
     label: str
     key: str
@@ -39,7 +38,7 @@ class Series:
     values: dict          # {seed: number, as it is shown}, of the seeds that have one
 
 
-def quantities(curves, keys, last, until):
+def quantities(by_label, keys, last, until):
     """The `Quantity` of each table.
 
     last     if above 1, also means of the last so many rounds
@@ -51,7 +50,7 @@ def quantities(curves, keys, last, until):
     for name, measure in measures.items():
         for key in keys:
             if measure is final or is_accuracy(key):     # the best loss or bytes: no meaning
-                in_percent = any(runs[0].is_share(key) for runs in curves.values())
+                in_percent = any(runs[0].is_share(key) for runs in by_label.values())
                 unit = ", %" if in_percent else ""
                 found.append(Quantity(f"{name} {key}{unit}", key, measure, in_percent))
     if until is not None:
@@ -61,16 +60,19 @@ def quantities(curves, keys, last, until):
     return found
 
 
-def tables_text(curves, quantities, bases, form):
+def tables_text(by_label, quantities, bases, form):
     """A table of each quantity, with differences from the labels `bases`, and why some are missing.
 
     form    see `table_text`
     """
     comment, reasons = "% " if form == ".tex" else "", {}    # {why: {label: None}}
-    parts = [f"{comment}{CAPTION}\n"]
+    caption = "+-: half of the 95% interval"
+    if bases:
+        caption += "; minus ...: the mean difference, paired by seed"
+    parts = [f"{comment}{caption}\n"]
     for quantity in quantities:
-        rows = [series_of(runs, quantity) for runs in curves.values()]
-        subtracted = [base_of(curves[label], quantity) for label in bases]
+        rows = [row_of(runs, quantity) for runs in by_label.values()]
+        subtracted = [base_of(by_label[label], quantity) for label in bases]
         headings, sides, cells = zip(*columns_of(quantity, rows, subtracted))
         parts.append(table_text([headings, *zip(*cells)], "".join(sides), form))
         for base, row in product(subtracted, rows):
@@ -83,12 +85,12 @@ def tables_text(curves, quantities, bases, form):
     return "\n".join(parts)
 
 
-def series_of(runs, quantity):
+def row_of(runs, quantity):
     """The row of a label."""
     first, key, scale = runs[0], quantity.key, 100 if quantity.in_percent else 1
     numbers = {run.seed: quantity.measure(run, key) for run in runs}
     values = {seed: scale * x for seed, x in numbers.items() if x is not None}
-    return Series(first.label, key, *first.score(key), first.last_round, first.head["data"],
+    return Row(first.label, key, *first.score(key), first.last_round, first.head["data"],
                   [*numbers], values)
 
 
@@ -97,7 +99,7 @@ def base_of(runs, quantity):
     has_it = any(value is not None for run in runs for value in run.by_round(quantity.key))
     if is_accuracy(quantity.key) and not has_it:
         quantity = replace(quantity, key="accuracy")
-    return series_of(runs, quantity)
+    return row_of(runs, quantity)
 
 
 def columns_of(quantity, rows, subtracted):

@@ -119,7 +119,7 @@ TABLE["federation.py", "federation"] = [
     ("return {i: upload for i, upload in uploads.items()« if is_usable(upload)→»}",
      "same::a_bad_upload_leaves_all_as_if_its_client_were_not_there[fedavg]",
      "an upload with nan is averaged"),
-    ("shares = [size / «sum(sizes)→1» for size in sizes]", "average::eq2_average_by_hand",
+    ("shares = [size / «total→1» for size in sizes]", "average::eq2_average_by_hand",
      "weights that do not sum to 1", "FedBE's code"),
     ("shares = [«size / total→1 / len(sizes)» for size in sizes]",
      "average::eq2_average_by_hand", "all models weigh the same", "FedDF's code"),
@@ -873,7 +873,7 @@ TABLE["experiment/keep.py", "runs"] = [
      "a_spoilt_or_older_run_is_refused_in_one_line", "metrics without a checkpoint are replaced"),
     ('map_location="cpu", mmap=True, weights_only=«True→False»)',
      "nothing_is_executed_from_a_checkpoint", "a checkpoint may run any code"),
-    ('is_longer = name == "rounds"« and before[name] < value→»',
+    ("if len(record.rows) - 1 > «record.method.cfg.rounds→1e9»:",
      "a_folder_of_other_settings_is_refused_in_one_line", "a run of more rounds is taken")]
 TABLE["experiment/terminal.py", "trust"] = [
     ("except («BadInput→ValueError», Stopped) as error:",
@@ -915,7 +915,7 @@ TABLE["experiment/plateau.py", "plateau"] = [
      "a_rate_falls_after_more_than_patience_rounds_by_hand", "the rate falls a round early"),
     ("«plateau.load_state_dict(saved)→pass»", "a_run_goes_on_with_the_fallen_rate",
      "a run that goes on forgets the best")]
-TABLE["experiment/curves.py", "plot"] = [
+TABLE["experiment/runs.py", "plot"] = [
     ("return «sorted(runs, key=lambda run: run.begun)→runs»",
      "the_reference_is_the_first_of_the_command_and_stays_when_another_joins",
      "the reference is the first of the alphabet")]
@@ -939,7 +939,7 @@ TABLE["experiment/tables.py", "plot"] = [
      "a_difference_on_other_data_seeds_or_rounds_is_a_dash_and_a_line_says_why",
      "a difference between methods of different data")]
 TABLE["experiment/picture.py", "plot"] = [
-    ('run.until(«row["round"]→max(0, row["round"] - 1)»)',
+    ('run.up_to(«row["round"]→max(0, row["round"] - 1)»)',
      "a_point_of_a_curve_is_of_rounds_in_which_every_seed_has_a_value",
      "a mean of the rounds before"),
     ("low, high = «low.clip(0, 1), high.clip(0, 1)→low, high»",

@@ -11,7 +11,7 @@ from statistics import mean
 import pytest
 
 from benchmarks import claims
-from experiment.curves import Run, write_csv
+from experiment.runs import Run, write_csv
 from experiment.measures import half_width
 
 DOCS = Path(__file__).parents[2] / "docs"

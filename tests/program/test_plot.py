@@ -10,7 +10,7 @@ import pytest
 from algorithms import ALGORITHMS
 from experiment import plot
 from experiment.common import FORMAT
-from experiment.curves import read_runs
+from experiment.runs import read_runs
 from experiment.measures import half_width
 from experiment.picture import curve, draw_line
 from fedkd_minimal import main

@@ -150,7 +150,8 @@ def stopped(first_stop, tmp_path):
 
 @pytest.mark.parametrize("algo, flags, words", [
     ("fedavg", "--lr 0.2", "lr 0.1, not 0.2"), ("fedavg", "--clients 4", "clients 6, not 4"),
-    ("fedavg", "--rounds 2", "rounds 3, not 2"), ("fedavg", "--augment", "augment off, not on"),
+    ("fedavg", "--rounds 1", "has 2 rounds, more than 1"),
+    ("fedavg", "--augment", "augment off, not on"),
     ("fedavg", "--lr 0.2 --seeds 1", "lr 0.1, not 0.2"),                       # of another seed
     ("fedprox", "--validation 0.2", "validation 0.1, not 0.2"),      # beside a run on other data
     ("fedavg", "--seeds 1 --algo fedavg:lr=0.1 --classes 0,2", "classes none, not 0,2")])

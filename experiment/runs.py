@@ -1,4 +1,4 @@
-"""Kept runs: reading and writing them. `curves` are {label: [the `Run` of each seed]}."""
+"""Kept runs: reading and writing them. `by_label` are {label: [the `Run` of each seed]}."""
 import csv
 import json
 from dataclasses import dataclass, replace
@@ -26,26 +26,29 @@ class Run:
     def last_round(self):
         return len(self.rows) - 1
 
-    def until(self, round):
-        """The run without the rounds after this one."""
-        return replace(self, rows=[row for row in self.rows if row["round"] <= round])
+    def up_to(self, last):
+        """The run without the rounds after round `last`."""
+        return replace(self, rows=[row for row in self.rows if row["round"] <= last])
 
-    def metric(self, key):
-        """The name in the rows of `key`: of "clients" and "server" that of their accuracy."""
+    def name_of(self, key):
+        """A metric's name in the rows; for "clients" and "server" that of their accuracy."""
         return self.head["keys"].get(key, key)
 
     def by_round(self, key):
         """[the metric, or None] of each row."""
-        return [row.get(self.metric(key)) for row in self.rows]
+        return [row.get(self.name_of(key)) for row in self.rows]
 
     def is_share(self, key):
-        """True for accuracies and other shares of 1, which are shown as percentages."""
-        return is_accuracy(key) or key in self.head["shares"]
+        """True for a share of 1, which is shown as a percentage."""
+        return is_accuracy(key) or "accuracy" in key or key in self.head["shares"]
 
     def score(self, key):
-        """(whose accuracy a metric is, with the images; the images). One that is not declared is
-        called by its name, and has images of its own."""
-        name = self.metric(key)
+        """Of an accuracy: whose it is and on which images, in words; and these images.
+
+        Two accuracies are compared if their images are the same. If the algorithm's file does not
+        declare them, as those of client_accuracy_3, both are the metric's name.
+        """
+        name = self.name_of(key)
         if name not in self.head["scores"]:
             return name, name
         whose, images = self.head["scores"][name]
@@ -53,8 +56,9 @@ class Run:
 
 
 def is_accuracy(key):
-    """Not only of declared scores, but also of client_accuracy_3 and client_accuracy_max."""
-    return key in ("clients", "server") or "accuracy" in key
+    """True for an accuracy: "clients", "server", or a metric that is called so. (Those that end in
+    _as_public are shares of answers, not of right ones.)"""
+    return key in ("clients", "server") or "accuracy" in key and not key.endswith("_as_public")
 
 
 # ---------------------------------------------------------------------------------------- reading
@@ -67,17 +71,17 @@ def read_runs(paths, rounds=inf):
     of one method with different seeds on the same data.
     """
     found = [run for path in paths for run in read_path(path)]
-    inside, curves = {}, {}                              # inside: {DIR: the labels of its runs}
+    inside, by_label = {}, {}                            # inside: {DIR: the labels of its runs}
     for run in found:
         if run.folder:
             inside.setdefault(run.folder, set()).add(run.label)
     for run in found:
         label = label_among(inside, run)
-        curves.setdefault(label, []).append(replace(run.until(rounds), label=label))
-    for runs in curves.values():
+        by_label.setdefault(label, []).append(replace(run.up_to(rounds), label=label))
+    for runs in by_label.values():
         runs.sort(key=lambda run: run.seed)
         refuse_different(runs)
-    return curves
+    return by_label
 
 
 def label_among(inside, run):
@@ -158,12 +162,12 @@ def refuse_different(runs):
 
 # ---------------------------------------------------------------------------------------- writing
 
-def write_csv(curves, path):
+def write_csv(by_label, path):
     """Writes every metric of each round, and what else `read_csv` needs beside it, as .json.
 
     path    ends in .csv
     """
-    every, groups, rows = [run for runs in curves.values() for run in runs], [], []
+    every, groups, rows = [run for runs in by_label.values() for run in runs], [], []
     for head, group in groupby(every, lambda run: {"label": run.label, **run.head}):
         runs = [*group]                                  # they differ in their seeds alone
         groups.append(head | {"seeds": [run.seed for run in runs],
