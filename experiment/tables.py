@@ -9,9 +9,8 @@ from itertools import product
 from statistics import mean
 
 from experiment.common import table_text, text_of
-from experiment.runs import is_accuracy
 from experiment.measures import best, final, half_width, mean_of_last, megabytes_until
-
+from experiment.runs import is_accuracy
 
 
 @dataclass
@@ -91,7 +90,7 @@ def row_of(runs, quantity):
     numbers = {run.seed: quantity.measure(run, key) for run in runs}
     values = {seed: scale * x for seed, x in numbers.items() if x is not None}
     return Row(first.label, key, *first.score(key), first.last_round, first.head["data"],
-                  [*numbers], values)
+               [*numbers], values)
 
 
 def base_of(runs, quantity):
