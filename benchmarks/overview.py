@@ -46,6 +46,8 @@ LINES = {            # label of the runs: {text: metric}, levels that need no ex
     "standalone": {"clients alone": "client_accuracy",
                    "the server's network on the public labels alone": PRIVATE},
     "fedgem:epsilon=1": {"clients with the public labels alone": END}}
+NAME_ON_THE_LEFT = {"fedavg", "fedprox", "fedntd", "feddf", "fedbe", "fedsdd", "fedgen", "fedgems",
+                    "fedkd"}
 MARKS = {"server": ("o", "server's model"), "clients": ("s", "mean over clients")}
 
 
@@ -116,18 +118,21 @@ def draw(folder, path):
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
         axes.margins(x=0.16)
+        axes.set_ylim(top=100)
         low, high = axes.get_ylim()
-        columns = {}                                       # labels beside each other share heights
-        for point in sorted(points):
-            start = next((x for x in columns if point[0] < 1.3 * x), point[0])
-            columns.setdefault(start, []).append(point)
-        for column in columns.values():
-            x = max(x for x, *_ in column) * 1.16
-            heights = spread([y for _, y, *_ in column], (high - low) / 36)
-            for i, (of, y, label, color) in enumerate(column):
-                name = label.split(":")[0]
-                axes.plot([of, x * 0.985], [y, heights[i]], color=color, lw=0.4)
-                axes.text(x, heights[i], name, color=color, fontsize=9, va="center",
+        columns = {}                                       # names beside each other share heights
+        for x, y, label, color in sorted(points):
+            name = label.split(":")[0]
+            side = -1 if name in NAME_ON_THE_LEFT else 1
+            start = next((at for at, of in columns if of == side and x < 1.2 * at), x)
+            columns.setdefault((start, side), []).append((x, y, name, color))
+        for (_, side), column in columns.items():
+            end = max(x for x, *_ in column) * 1.16**side
+            heights = spread([y for _, y, *_ in column], (high - low) / 34)
+            for i, (x, y, name, color) in enumerate(column):
+                axes.plot([x, end], [y, heights[i]], color=color, lw=0.4)
+                axes.text(end * 1.02**side, heights[i], name, color=color, fontsize=9, va="center",
+                          ha="left" if side > 0 else "right",
                           url=f"../../algorithms/{name.replace('-', '_')}.py")
         num_seeds = len(of_label(folder, "fedavg"))
         axes.set(xlabel="MB that a client sends in all rounds",
