@@ -11,8 +11,8 @@ from statistics import mean
 import pytest
 
 from benchmarks import claims
-from experiment.runs import Run, write_csv
 from experiment.measures import half_width
+from experiment.runs import Run, write_csv
 
 DOCS = Path(__file__).parents[2] / "docs"
 FOLDER = DOCS.parent / "benchmarks" / "claims"
@@ -111,22 +111,6 @@ def test_how_many_networks_predict():
         "fedsdd-014": ("1", "1"), "fedsdd-042": ("16", "1"), "fedsdd-065": ("16", "16"),
         "fedsdd-099": ("16", "1"), "fedsdd-060": ("16", "4"), "fedsdd-176": ("16", "8"),
         "fedsdd-203": ("16", "19"), "fedsdd-043": ("8", "1")}
-
-
-@pytest.mark.parametrize("side, metric, words", [
-    ("fedsdd-hetero/averaged-half", "averaged_accuracy",
-     "FedSDD; weights averaged over 16 rounds; α 0.1, R = 4, rate 0.05, 100 rounds"),
-    ("fedsdd-short/scaffold16-half", "ensemble_accuracy",
-     "SCAFFOLD; 16 networks together; α 1.0, rate 0.05, 30 rounds"),
-    ("fedsdd-hetero/clients1", "ensemble_accuracy",
-     "FedAvg; 8 clients of a round together; α 0.1, rate 0.1, 100 rounds"),
-    ("fedgems/control", "client_accuracy_distilled",
-     "labels alone; clients, after distillation; iid, rate 0.001, 20 rounds"),
-    ("fedgems-networks/fedmd-labels", "client_accuracy_private_own",
-     "FedMD, with the public labels; clients, after private training, own classes; α 0.5, "
-     "rate 0.001, 20 rounds")])
-def test_labels_of_runs_are_told_in_words(side, metric, words):
-    assert claims.in_words(side, metric) == words
 
 
 @pytest.mark.parametrize("name, rounds, measure", [
@@ -435,13 +419,6 @@ def test_a_script_has_the_seeds_that_are_kept(path, tmp_path):
             for label, runs in claims.curves(part).items() if part != "fedsdd-hetero-rates"}
     assert kept == {run: seeds for run, seeds in found.items()
                     if run[0] != "fedsdd-hetero-rates"}
-
-
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
-def test_help_is_the_head_of_a_script_and_starts_no_run(path):
-    shown = subprocess.run([path, "--help"], capture_output=True, text=True, check=True).stdout
-    head = re.match(r"#!.*\n((?:#.*\n)+)", path.read_text())[1]
-    assert shown == re.sub("^# ?", "", head, flags=re.M)
 
 
 def test_the_order_of_the_jpeg_files_has_each_file_of_a_class_once():
