@@ -230,8 +230,8 @@ def from_tensors(private, test, networks, *, public=None, validation=None, serve
     raises            ValueError: images, labels or networks are not as said; what a network itself
                       raises comes through
     """
-    if not networks or not private:
-        raise ValueError("private and networks are lists of at least one")
+    if not (isinstance(networks, (list, tuple)) and networks and private):
+        raise ValueError("private and networks are lists of at least one, [Network]")
     device = torch.device(device)
     test_images = image_tensor("test", test[0], device)
     for make in networks:
@@ -734,19 +734,21 @@ class Algorithm:
         if self.server != "none" and fed.server_model is None:
             raise ValueError(f"{self.name} needs a network of the server: "
                              "from_tensors(..., server_network=)")
-        if self.server == "images" and not makes_logits(fed.server_model(), fed):
-            raise ValueError(f"{self.name}: the server's network does not make logits [B, "
-                             f"{fed.num_classes}] of images {[*fed.test.images.shape[1:]]}")
         if self.check_more:
             self.check_more(fed, cfg, state, attack)
+        if self.server == "images":
+            check_server(self.name, fed)
 
 
-def makes_logits(network, fed):
-    """True if a network takes the federation's images."""
+def check_server(name, fed):
+    """Raises ValueError unless the server's network makes logits of images."""
     try:
-        return predict(network, fed.test.images[:1]).shape == (1, fed.num_classes)
-    except RuntimeError:                     # torch's own, of shapes that do not fit
-        return False
+        found = tuple(predict(fed.server_model(), fed.test.images[:1]).shape)
+    except RuntimeError as error:            # torch's own, of shapes that do not fit
+        found = error
+    if found != (1, fed.num_classes):
+        raise ValueError(f"{name}: the server's network does not make logits [B, "
+                         f"{fed.num_classes}] of images {[*fed.test.images.shape[1:]]}: {found}")
 
 
 # --------------------------------------------------------------------------------------------------

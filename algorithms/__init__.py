@@ -16,7 +16,8 @@ NAMES = (
     "feddf", "fedbe", "fedsdd", "fedsdd-ablations", "fedgen",
     "fedmd", "fedmd-pooled", "dsfl", "cronus", "fd", "local", "fml", "fedproto", "fedkd",
     "fedgem", "fedgems", "fedgems-ablations",
-    "fedgkt", "fedgkt-async", "split-learning")                      # the network is cut in two
+    "fedgkt", "fedgkt-async", "split-learning",                      # the network is cut in two
+)
 BASELINES = ("standalone", "public-private", "centralized", "centralized-all")    # baselines.py
 
 

@@ -129,6 +129,9 @@ def folder(root, size=None):
     are gray, and `size`: see `read_images`. ValueError or OSError names the place of the problem.
     """
     from torchvision.datasets import ImageFolder
+    for part in ("train", "test"):
+        if not Path(root, part).is_dir():
+            raise BadData(f"{root} has no folder {part}: expected {root}/{part}/CLASS/a.png")
     train, test = (ImageFolder(Path(root, part)) for part in ("train", "test"))
     if unknown := {*test.classes} - {*train.classes}:
         raise BadData(f"{Path(root, 'test', min(unknown))}: a class without training images")

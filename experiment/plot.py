@@ -37,7 +37,8 @@ def main(argv=None):
     parser.add_argument("--rounds", type=int, default=inf, help="leave out the rounds after this")
     parser.add_argument("--last", type=int, default=1, help="also average the last LAST rounds")
     parser.add_argument("--until", type=float, metavar="ACCURACY", help="also the MB, up and down, "
-                        "until the accuracy of --key is this: ComU in Table 4 of FedGEMS")
+                        "until the accuracy of --key is this, of the seeds that reach it (ComU in "
+                        "FedGEMS, Table 4)")
     parser.add_argument("--out", type=Path, help="a picture: .png, .svg, .pdf; the "
                         "tables: .md, .tex; all metrics: .csv. Prints no tables")
     parser.add_argument("--x", choices=AXES, default="round", help="x axis of a picture")
@@ -53,6 +54,8 @@ def chosen(args):
     """({label: runs}, the labels to subtract, the keys) of a command, if they go together."""
     if args.rounds < 0:
         raise BadInput(f"--rounds {args.rounds}: the first round is 0")
+    if args.until is not None and not 0 < args.until <= 1:
+        raise BadInput(f"--until {args.until:g}: an accuracy is between 0 and 1")
     by_label, keys = read_runs(args.runs, args.rounds), args.key.split(",")
     if args.labels:
         by_label = {label: by_label[label] for label in labels_of("labels", args.labels, by_label)}
@@ -94,7 +97,7 @@ def write(args, by_label, bases, keys):
         if args.out:
             args.out.write_text(text)
         else:
-            print(settings_text(by_label), text, sep="\n\n", end="")
+            print(text, settings_text(by_label), sep="\n")
 
 
 def settings_text(by_label):

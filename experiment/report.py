@@ -99,7 +99,7 @@ def notes_on(method):
     defaults, told = asdict(method.algorithm.Config()), []
     for name, value in asdict(method.cfg).items():
         if value != defaults[name]:
-            told.append(f"{name} {text_of(value)} ({text_of(defaults[name])})")
+            told.append(f"{name} {text_of(value)} (default {text_of(defaults[name])})")
         elif name in ("rounds", "participation"):
             told.append(f"{name} {text_of(value)}")
     notes = [networks, f"threads of the server {method.threads}",

@@ -157,6 +157,8 @@ def read(argv, about=""):
         raise SystemExit(0)
     if not words:
         raise BadInput(f"--algo is missing; there are {', '.join(ALGORITHMS)}")
+    if unknown and not unknown[0].startswith("-"):
+        raise BadInput(f"{' '.join(unknown)} belongs to no flag: write several as a,b")
     if unknown:
         near = suggestion(unknown[0], sorted(map(flag_of, field_names(*tables))))
         algo = ",".join(words)

@@ -853,7 +853,7 @@ TABLE["experiment/build.py", "build"] = [
      "pixels.std((0, 2, 3))»)",
      "joint_labels_of_the_task_come_after_the_public_classes", "each part has its own mean")]
 TABLE["federation.py", "build"] = [
-    ('if self.server == "images" and «not makes_logits(fed.server_model(), fed)→False»:',
+    ('if self.server == "«images→image»":',
      "what_the_data_cannot_give_is_refused_in_one_line", "the server's network is not tried")]
 TABLE["experiment/lock.py", "runs"] = [
     ("fcntl.flock(file, fcntl.«LOCK_EX→LOCK_SH» |",

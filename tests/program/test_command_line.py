@@ -49,7 +49,7 @@ REFUSED = """
 --algo fedavg,fedavg                  | --algo
 --algo fedavg --device abacus         | abacus
 --algo fedavg NPZ --model cnn,resnet21 | resnet21 | resnet20
---algo fedgem NPZ --server-model gkt_server_small | gkt_server_small | images
+--algo fedgem NPZ --server-model gkt_server_small | server's network | images
 --algo fedgkt NPZ                     | mlp | gkt_edge
 --algo fedsdd NPZ                     | K = 4
 --algo fedavg --partition dirichle    | dirichle: | dirichlet, | .npz
@@ -140,8 +140,9 @@ def test_a_run_tells_that_a_default_halves_the_images_of_all_methods(npz, capsys
 def test_a_run_tells_what_differs_from_defaults_and_which_flags_a_method_has_not(npz, capsys):
     printed = described(capsys, "--algo", "fedavg,fedmd", "--dataset", npz, *TINY, "--lr=1",
                         *"--participation 1 --server-model mlp --public glyphs --joint".split())
-    for told in ("; rounds 20, participation 1.0 (0.4), lr 1.0 (0.1), other settings",
-                 "; it has no --joint, --server-model\n", "; rounds 10, lr 1.0 (0.001), other",
+    for told in ("; rounds 20, participation 1.0 (default 0.4), lr 1.0 (default 0.1), other",
+                 "; it has no --joint, --server-model\n",
+                 "; rounds 10, lr 1.0 (default 0.001), other",
                  "; it has no --participation, --server-model\n"):
         assert told in printed
 
