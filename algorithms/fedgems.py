@@ -250,7 +250,8 @@ def choose_teacher(right, in_pool, client_right, pool_logits, ensemble):
     right, in_pool, client_right    bool [B]; `right`: the server is right
     pool_logits, ensemble           [B, C]
     returns    teacher [B, C]; has_teacher, bool [B]: where it is False, `teacher` means nothing;
-               case, int64 [B]: which of CASES
+               case, int64 [B], by CASES: 0 self_training, 1 self_distillation,
+               2 ensemble_distillation, 3 nobody_right
     >>> right, in_pool, client_right = torch.tensor(
     ...     [[True, False, False, False], [True, True, False, False], [True, True, True, False]])
     >>> pool_logits, ensemble = torch.full((4, 1), 5.), torch.full((4, 1), 7.)

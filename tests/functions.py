@@ -96,12 +96,13 @@ INPUTS = {      # name: makes the arguments of one call or several, new each tim
         (models(with_batchnorm), [1, 4, 3], rng(), *more) for more in ((), (0.3,))],
     "fedbe.sharpened_teacher": lambda: [(normal(4, 5, 3),)],
     "fedbe.kl_divergence": lambda: [(normal(5, 3), normal(5, 3, seed=1))],
-    "federation.disagreement": lambda: [(normal(4, 5, 3),), (normal(1, 5, 3),)],
+    "federation.disagreement": lambda: [(normal(M, 5, 3),) for M in (4, 3, 1)],
     "fedsdd.divide": lambda: [([9, 2, 5, 11, 4, 0, 7, 3], 3, rng())],
     "fedsdd.distillation_loss": lambda: [
         *((normal(5, 3), normal(5, 3, seed=1), T) for T in (1.0, 2.5)),
         *((torch.tensor([z]), torch.tensor([[150., -150.]]), 1.0)
-          for z in ([-150., 150.], [300., -150.]))],
+          for z in ([-150., 150.], [300., -150.])),
+        (torch.tensor([[1., 2.]]), torch.tensor([[450., -450.]]), 1.0)],
     "fedmd.consensus": lambda: [(normal(4, 5, 3), [2, 0, 1, 5])],
     "fedmd.digest_loss": lambda: [(normal(5, 3), normal(5, 3, seed=1))],
     "dsfl.entropy_reduction": lambda: [(probs(4, 5, 3), T) for T in (0.1, 0.5)],
@@ -131,10 +132,11 @@ INPUTS = {      # name: makes the arguments of one call or several, new each tim
     "cronus.robust_mean": lambda: [
         (probs(10, 6, 4), 0.3), (probs(5, 6, 8), 0.4), (probs(5, 6, 4), 0.0)],
     "fedgems.entropy": lambda: [
-        (normal(4, 5, 3),), (torch.tensor([[[1e4, 0., -1e4], [1., 0., 2.]]]),),
+        (normal(4, 5, 3),), (normal(5, 3),), (torch.tensor([[[1e4, 0., -1e4], [1., 0., 2.]]]),),
         (torch.tensor([[[16., 0.]]]),)],
     "fedgems.is_right": lambda: [(spoilt(normal(4, 5, 3), (0, 0, 2), (3, 3)), LABELS),
-        (torch.tensor([[[0., 2e29], [0., 2e30], [-2e30, 0.]]]), torch.tensor([1, 1, 1]))],
+        (torch.tensor([[[0., 2e29], [0., 2e30], [-2e30, 0.]]]), torch.tensor([1, 1, 1])),
+        (normal(5, 3), LABELS)],
     "fedgems.entropy_weights": lambda: [
         (normal(4, 4, 3), RIGHT[:, [0, 2, 3, 4]]), (spoilt(normal(4, 5, 3), (2, 0)), RIGHT),
         (torch.tensor([[[25., 0.], [16.5, 0.]], [[20., 0.], [16., 0.]]]), RIGHT[:2, [0, 3]])],
@@ -144,7 +146,8 @@ INPUTS = {      # name: makes the arguments of one call or several, new each tim
         (*(torch.tensor([bool(n & bit) for n in range(8)]) for bit in (1, 2, 4)),
          normal(8, 3), normal(8, 3, seed=1))],
     "fedgems.server_loss": lambda: [
-        (normal(5, 3), LABELS, spoilt(normal(5, 3, seed=1), 1), TAUGHT, 0.6)],
+        (normal(5, 3), LABELS, spoilt(normal(5, 3, seed=1), 1), taught, 0.6)
+        for taught in (TAUGHT, torch.zeros(5).bool())],
     "fedgems.distillation": lambda: [(normal(5, 3), LABELS, normal(5, 3, seed=1), 0.6)],
     "fedgem.distillation": lambda: [(normal(5, 3), LABELS, normal(5, 3, seed=1), 0.6)],
     "fedgen.generator_loss": lambda: [(normal(4, 5, 3), LABELS)],
@@ -180,12 +183,12 @@ INPUTS = {      # name: makes the arguments of one call or several, new each tim
     "federation.count_logit_bytes": lambda: [(8, 10, 1500, 700, *more) for more in ((), (300,))]}
 EQUATIONS = tuple(INPUTS)
 INPUTS["one_round.fedsdd"] = lambda: [       # no equation: an exercise
-    (toy_models(2), [toy_models(2, seed) for seed in past], [[0, 2], [3, 1]],
-     {0: 5, 1: 2, 2: 3, 3: 9}, 2,
+    (toy_models(K), [toy_models(K, seed) for seed in past], [[0, 2], [3, 1], [4]][:K],
+     {0: 5, 1: 2, 2: 3, 3: 9, 4: 6}, R,
      lambda i, model: {"w": model["w"] / 2 + i},                             # train
      lambda model: 3 * model["w"] - 1,                                       # predict
      lambda model, teacher: {"w": model["w"] + 0.1 * (teacher - model["w"])})
-    for past in ([], [5, 7])]
+    for K, R, past in ((2, 2, []), (2, 1, [5]), (2, 2, [5, 7]), (3, 3, [5, 7, 9]))]
 
 
 def results(function, name):

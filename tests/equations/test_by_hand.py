@@ -326,6 +326,7 @@ def test_the_picture_of_a_round_has_the_equations_and_steps_that_are_printed(nam
      "MODELS[1] needs 1 rows of 2 numbers each; its rows have [1]"),
     ("fedsdd", {"GROUPS": [[0, 1, 2]]},
      "GROUPS needs a group of the clients 0 to 3 for each of 3 models"),
+    ("fedsdd", {"R": 0}, "R needs 1 or more, TEMPERATURE a number above 0"),
     ("fedmd", {"PRIVATE": [[(1, 0)], [(4, 3)], [(0, 0)], [(0, 0)]]},
      "PRIVATE[1] needs pairs (an image, 0 to 4; a label, 0 to 2)"),
     ("fedmd", {"SUBSET": [5]}, "SUBSET needs images, 0 to 4"),

@@ -2,9 +2,9 @@
 import csv
 import inspect
 import math
-import signal
 from pathlib import Path
 
+import exercise
 import pytest
 import torch
 import torch.nn.functional as F
@@ -68,7 +68,7 @@ def test_what_cannot_be_graded_is_told_in_a_sentence(text, answer, tmp_path, mon
     (tmp_path / "exercises").mkdir()
     (tmp_path / "exercises" / "fedgems.fuse.py").write_text(text)
     assert main(["fedgems.fuse"]) == 1
-    assert answer in capsys.readouterr().out.splitlines()[-1]
+    assert answer in capsys.readouterr().out.splitlines()[0]
 
 
 def test_an_exercise_is_written_where_its_grading_looks_for_it(tmp_path, monkeypatch, capsys):
@@ -87,22 +87,34 @@ def test_an_exercise_is_written_where_its_grading_looks_for_it(tmp_path, monkeyp
 
 
 def test_a_class_is_graded_a_line_each_and_in_a_table(tmp_path, monkeypatch, capsys):
-    setitimer = signal.setitimer         # 3 seconds in the place of a minute
-    monkeypatch.setattr(signal, "setitimer", lambda timer, *time: setitimer(timer, time[0] / 20))
+    monkeypatch.setattr(exercise, "LIMIT", 5)
+    monkeypatch.chdir(tmp_path)
+    right = "return benign.mean(0) + theta"
     bodies = {"anna/attacks.paf": "return benign.sum(0) / (len(benign) + 1) + theta",
-              "notes": "return 5",
-              "ben_attacks.paf": "print(benign); return benign.mean(0) + theta",
-              "cem/attacks.paf": "exit()", "dora/attacks.paf": "while True: pass"}
+              "Paf (1)": right, "ben_attacks.paf": f"print(benign); {right}",
+              "cem/attacks.paf": "exit()", "dora/attacks.paf": "while True: pass",
+              "emil/attacks.paf": f"{right}\nimport os\nos.chdir('/')\n"
+              "torch.set_default_dtype(torch.float64)\ntorch.set_grad_enabled(False)",
+              "fay/attacks.paf": "return 7 * theta", "gus/attacks.paf": right}
     for path, body in bodies.items():
         (tmp_path / path).parent.mkdir(exist_ok=True)
-        (tmp_path / f"{path}.py").write_text(f"def paf(benign, theta):\n    {body}")
-    assert main(["--class", str(tmp_path)]) == 1
-    printed = [line.split("  ", 2) for line in capsys.readouterr().out.splitlines()]
+        (tmp_path / f"{path}.py").write_text(f"import torch\ndef paf(benign, theta):\n    {body}")
+    assert main(["--class", "."]) == 1
+    skipped, *printed = capsys.readouterr().out.splitlines()
+    printed = [line.split("  ", 2) for line in printed]
+    assert skipped == "not graded: Paf (1).py"
     with open(tmp_path / "grades.csv") as file:
         assert [*csv.reader(file)] == [["student", "exercise", "answer"], *printed]
-    assert [student for student, *_ in printed] == ["anna", "ben", "cem", "dora"]
-    for (*_, answer), told in zip(printed, ("divided by all", "right", "SystemExit", "a minute")):
+    assert [student for student, *_ in printed] == "anna ben cem dora emil fay gus".split()
+    for (*_, answer), told in zip(printed, ("divided by all", "right", "SystemExit", "a minute",
+                                            "right", "the result:; yours tensor([[", "right")):
         assert told in answer
+
+
+def test_a_class_without_a_graded_file_is_no_success(tmp_path, capsys):
+    assert main(["--class", str(tmp_path)]) == 1 and not [*tmp_path.iterdir()]
+    with pytest.raises(SystemExit, match="2"):
+        main(["--class", str(tmp_path / "none")])
 
 
 # ---------------------------------------------------------------------------------------- one round
@@ -169,17 +181,22 @@ def ce_minus_entropy(student, teacher, T):
     return T**2 * (ce - torch.special.entr(p).sum(-1).mean())
 
 
+def choice_with_nan(*arguments):
+    teacher, has_teacher, case = own("fedgems.choose_teacher")(*arguments)
+    return teacher.where(has_teacher[:, None], math.nan), has_teacher, case.int()
+
+
 @pytest.mark.parametrize("name, function", [
     ("fedsdd.distillation_loss", lambda s, t, T: soft_kl(s, t.detach(), T)),
     ("fedsdd.distillation_loss", ce_minus_entropy),
-    ("fedkd.kl_divergence", lambda student, teacher: ce_minus_entropy(student, teacher, 1)),
+    ("fedsdd.distillation_loss", lambda s, t, T: T**2 * torch.distributions.kl_divergence(
+        *(torch.distributions.Categorical(logits=x / T) for x in (t.detach(), s))).mean()),
+    ("fedgems.choose_teacher", choice_with_nan),
     ("fedgems.entropy", lambda z: torch.distributions.Categorical(logits=z).entropy()),
     ("fedgems.entropy", lambda z: z.logsumexp(-1) - (z.softmax(-1) * z).sum(-1)),
     ("fedgems.entropy_weights", lambda z, right: (1 / entropy(z).clamp(min=1e-6)).masked_fill(
         ~right, -torch.inf).softmax(0).nan_to_num(0)),
     ("fedgems.fuse", lambda z, w: (z.masked_fill((w == 0)[..., None], 0) * w[..., None]).sum(0)),
-    ("fedgkt.transfer_loss", lambda z, y, t, T: F.cross_entropy(z, y) + (
-        0 if t is None else soft_kl(z, t.detach(), T))),
     ("federation.average_weights", loop_average),
     ("fedmd.consensus", lambda z, w: sum(x * k / sum(w) for x, k in zip(z, w)))])
 def test_every_right_form_is_right(name, function):
@@ -189,35 +206,23 @@ def test_every_right_form_is_right(name, function):
 @pytest.mark.parametrize("name, function, known", [
     ("fedsdd.distillation_loss", lambda s, t, T: soft_kl(s, t.detach(), T) / T, "T for T²"),
     ("fedsdd.distillation_loss", lambda s, t, T: soft_kl(s, t.detach(), T) / math.log(2), "log2"),
-    ("fedsdd.distillation_loss", lambda s, t, T: soft_kl(t, s, T), "KL(student || teacher)"),
+    ("fedsdd.distillation_loss", lambda s, t, T: soft_kl(t, s, T), "by teacher must be 0: detach"),
+    ("fedsdd.distillation_loss", lambda s, t, T: soft_kl(s, t.detach(), T)
+     + 0 * t.softmax(-1).log().sum().detach(), "not finite here"),
     ("fedsdd.distillation_loss", lambda s, t, T: soft_kl(s.detach(), t.detach(), T), ""),
     ("fedgems.entropy", lambda z: torch.special.entr(z.softmax(-1)).sum(-1) / 0.6931472,
      "H in bits"),
     ("fedgems.entropy", lambda z: torch.special.entr(z.softmax(0)).sum(-1), "the wrong axis"),
     ("fedgems.entropy_weights", lambda z, right: (1 / entropy(z).clamp(min=1e-6)).softmax(0),
      "a mask is missing"),
-    ("fedgems.fuse", lambda z, w: torch.einsum("mn,mnc->nc", w, z), "0 times nan"),
-    ("fedgems.is_right", lambda z, y: z.argmax(-1) == y, "infinity can be right"),
     ("fedgems.is_right", lambda z, y: own("fedgems.is_right")(z, y).float(), "True and False"),
-    ("fedgems.distillation", lambda z, y, t, e: own("fedgems.distillation")(z, (y + 1) % 3, t, e),
-     "labels are off by one"),
-    ("fedgkt.transfer_loss", lambda z, y, t, T: F.cross_entropy(z, y) + (
-        0 if t is None else soft_kl(z, t, T)), "the teacher learns too"),
-    ("fedmd.digest_loss", lambda z, f: (z - f.detach()).abs().sum(-1).mean(),
-     "the sum over the classes"),
-    ("federation.average_weights", lambda states, sizes: {
-        key: sum(s[key] for s in states) / len(states) for key in states[0]},
-     "all models weigh the same"),
+    ("fedgems.choose_teacher", lambda *a: [x.double() for x in choice_with_nan(*a)], ""),
+    ("scaffold.corrected_gradient", lambda g, c, s: c - g + s, "arguments are swapped"),
     ("federation.disagreement", lambda z: own("federation.disagreement")(z) or 0.0, ""),
     ("federation.average_weights", lambda states, sizes: loop_average(states, sizes) | {
         key: w for key, w in states[1].items() if "tracked" in key}, "")])
 def test_a_mistake_is_caught_and_has_its_name_if_it_is_a_known_one(name, function, known):
     lines = grade(function, name)
     assert any(line.startswith("wrong") for line in lines)
-    named = [line for line in lines if line.startswith("This is a known mistake: ")]
-    assert bool(named) == bool(known) and known in "".join(named)
-
-
-def test_a_gradient_that_must_be_0_is_told_beside_another_mistake():
-    assert "The gradient of result by teacher must be 0: detach" in grade(
-        lambda s, t, T: soft_kl(t, s, T), "fedsdd.distillation_loss")
+    told = [x for x in lines if x.startswith(("This is a known mistake:", "The gradient", "Yours"))]
+    assert bool(told) == bool(known) and known in "".join(told)
