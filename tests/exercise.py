@@ -258,6 +258,10 @@ def wrong_forms(name):
         yield what, namespace[function.__name__]
     for what, change in WHOLE:
         yield what, functools.partial(change, function)
+    words = [*inspect.signature(function).parameters]
+    for step in (1, -1) if "labels" in words else ():
+        yield "labels are off by one", lambda *a, step=step, n=words.index("labels"): function(
+            *a[:n], (a[n] + step) % (a[n].max() + 1), *a[n + 1:])
 
 
 @functools.cache

@@ -136,7 +136,7 @@ INPUTS = {      # name: makes the arguments of one call or several, new each tim
         (torch.tensor([[[16., 0.]]]),)],
     "fedgems.is_right": lambda: [(spoilt(normal(4, 5, 3), (0, 0, 2), (3, 3)), LABELS),
         (torch.tensor([[[0., 2e29], [0., 2e30], [-2e30, 0.]]]), torch.tensor([1, 1, 1])),
-        (normal(5, 3), LABELS)],
+        (normal(5, 3), LABELS[:, None])],
     "fedgems.entropy_weights": lambda: [
         (normal(4, 4, 3), RIGHT[:, [0, 2, 3, 4]]), (spoilt(normal(4, 5, 3), (2, 0)), RIGHT),
         (torch.tensor([[[25., 0.], [16.5, 0.]], [[20., 0.], [16., 0.]]]), RIGHT[:2, [0, 3]])],
