@@ -259,9 +259,10 @@ def wrong_forms(name):
     for what, change in WHOLE:
         yield what, functools.partial(change, function)
     words = [*inspect.signature(function).parameters]
-    for step in (1, -1) if "labels" in words else ():
-        yield "labels are off by one", lambda *a, step=step, n=words.index("labels"): function(
-            *a[:n], (a[n] + step) % (a[n].max() + 1), *a[n + 1:])
+    for n in [n for n, word in enumerate(words) if word == "labels"]:
+        for step in (1, -1):
+            yield "labels are off by one", lambda *a, step=step, n=n: function(
+                *a[:n], (a[n] + step) % (a[n].max() + 1), *a[n + 1:])
 
 
 @functools.cache
