@@ -249,7 +249,7 @@ def from_tensors(private, test, networks, *, public=None, validation=None, serve
     with torch.no_grad():
         logits = [client_model(j).eval()(one.clone()) for j in range(len(networks))]
     shapes = [tuple(getattr(x, "shape", ())) for x in logits]
-    num_classes = shapes[0][-1]
+    num_classes = (0, *shapes[0])[-1]                    # a tuple, for example, has no shape
     if {*shapes} != {(1, num_classes)}:
         raise ValueError(f"networks: logits are [B, C], with the same C, but of one image they are "
                          f"{', '.join(str([*shape]) for shape in shapes)}")
@@ -383,7 +383,7 @@ def resume(saved, model, name, lr, weight_decay=0.0):
             raise ValueError(f"the snapshot is of another optimizer than {name}")
         state = copy.deepcopy(saved["optimizer"]["state"])       # steps change it in place
         for numbers in state.values():
-            if "step" in numbers:
+            if isinstance(numbers.get("step"), Tensor):
                 numbers["step"] = numbers["step"].cpu()          # on a GPU, Adam would wait for it
         optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
     return model, optimizer
@@ -677,7 +677,7 @@ def words_for(kind):
     if origin is Annotated:
         return f"{words_for(inside[0])} in {inside[1]}"
     if origin is Literal:
-        return f"choose from {', '.join(inside)}"
+        return f"choose from {', '.join(map(str, inside))}"
     if origin is tuple:
         return f"it must be a tuple or a list, of each value {words_for(inside[0])}"
     if inside:

@@ -162,7 +162,7 @@ def is_right(logits, labels):
     Logits with nan, infinity, or 1e30 or more in magnitude are wrong: differences and sums of the
     rest do not overflow in float32. Labels [n, 1] are taken as [n].
     """
-    return (logits.argmax(-1) == labels.flatten()) & (logits.abs() < HUGE).all(-1)
+    return (logits.argmax(-1) == labels.reshape(logits.shape[-2])) & (logits.abs() < HUGE).all(-1)
 
 
 def entropy_weights(client_logits, reliable):

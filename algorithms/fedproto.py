@@ -192,7 +192,7 @@ def global_prototypes(client_prototypes, counts):
     (tensor([[0.7500, 0.5000]]), tensor([True]))
     """
     weights = counts.to(client_prototypes)[..., None]                            # [M, C, 1]
-    sums = (weights * client_prototypes).sum(0)                                  # [C, D]
+    sums = (weights * client_prototypes.masked_fill(weights == 0, 0.0)).sum(0)   # [C, D]
     totals = weights.sum(0)                                                      # [C, 1]
     return sums / totals.clamp(min=1), totals[:, 0] > 0                          # departure 2
 

@@ -170,7 +170,7 @@ def test_the_figures_of_the_readme_are_those_of_their_ids_and_bold_if_they_are_d
     text = " ".join(README.split())
     assert f"Our models are at {min(points):.0f} to {max(points):.0f}%" in text
     assert f"of {min(seeds)} or {max(seeds)} seeds" in text and len(seeds) == 2
-    assert f"we chose them from {len(claims.CLAIMS)} after seeing all" in text
+    assert f"We chose the rows from {len(claims.CLAIMS)} after seeing all" in text
     assert len(README.replace("|", " ").split()) <= 1350
 
 
