@@ -44,7 +44,7 @@ def best(run, key):
 
 def megabytes_until(run, key, accuracy):
     """FedGEMS's ComU, Table 4: MB up and down until the metric `key` is `accuracy`. The metric is
-    rounded to six decimals, as `write_csv` keeps at most six."""
+    rounded to six decimals, as a .csv has about as many."""
     for row, value in zip(run.rows, run.by_round(key)):
         if value is not None and round(value, 6) >= accuracy:
             return row["MB"]

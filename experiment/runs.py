@@ -40,7 +40,7 @@ class Run:
 
     def is_share(self, key):
         """True for a share of 1, which is shown as a percentage."""
-        return is_accuracy(key) or "accuracy" in key or key in self.head["shares"]
+        return key in ("clients", "server") or "accuracy" in key or key in self.head["shares"]
 
     def score(self, key):
         """Of an accuracy: whose it is and on which images, in words; and these images.
@@ -155,7 +155,7 @@ def refuse_different(runs):
         for name, value in settings.items():
             values.setdefault(name, set()).add(str(value))
     for name, found in values.items():
-        if len(found) > 1:
+        if len(found) > 1 and name != "data_root":           # the files may be elsewhere
             raise BadInput(f"{label}: not all have the same {name}: {sorted(found)}; "
                            "compare after the same --rounds, or name folders separately")
 

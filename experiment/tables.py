@@ -5,7 +5,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
 from statistics import mean
 
 from experiment.common import table_text, text_of
@@ -21,6 +20,10 @@ class Quantity:
     key: str              # the metric, as in --key
     measure: Callable     # (run, key) -> number, or None
     in_percent: bool
+
+    @property
+    def digits(self):
+        return ".2f" if self.in_percent else ".6g"
 
 
 @dataclass
@@ -48,7 +51,7 @@ def quantities(by_label, keys, last, until):
         measures = {f"mean of {last} rounds": partial(mean_of_last, rounds=last)} | measures
     for name, measure in measures.items():
         for key in keys:
-            if measure is final or is_accuracy(key):     # the best loss or bytes: no meaning
+            if measure is not best or is_accuracy(key):  # the best loss or bytes: no meaning
                 in_percent = any(runs[0].is_share(key) for runs in by_label.values())
                 unit = ", %" if in_percent else ""
                 found.append(Quantity(f"{name} {key}{unit}", key, measure, in_percent))
@@ -71,13 +74,17 @@ def tables_text(by_label, quantities, bases, form):
     parts = [f"{comment}{caption}\n"]
     for quantity in quantities:
         rows = [row_of(runs, quantity) for runs in by_label.values()]
-        subtracted = [base_of(by_label[label], quantity) for label in bases]
-        headings, sides, cells = zip(*columns_of(quantity, rows, subtracted))
+        columns = columns_of(quantity, rows)
+        for base in [base_of(by_label[label], quantity) for label in bases]:
+            owner = f" ({base.whose})" if is_accuracy(quantity.key) else ""
+            found = [difference(row, base, quantity.digits) for row in rows]
+            columns.append((f"minus {base.label} {base.key}{owner}", "r", [x for x, _ in found]))
+            for row, (_, why) in zip(rows, found):
+                if why:
+                    why = f"minus {base.label} {base.key}: {why}"
+                    reasons.setdefault(why, {})[row.label] = None
+        headings, sides, cells = zip(*columns, *columns_of_seeds(quantity, rows))
         parts.append(table_text([headings, *zip(*cells)], "".join(sides), form))
-        for base, row in product(subtracted, rows):
-            if why := why_not(row, base):
-                why = f"minus {base.label} {base.key}: {why}"
-                reasons.setdefault(why, {})[row.label] = None
     if reasons:
         parts.append("".join(f"{comment}no difference: {', '.join(labels)} {why}\n"
                              for why, labels in reasons.items()))
@@ -89,8 +96,9 @@ def row_of(runs, quantity):
     first, key, scale = runs[0], quantity.key, 100 if quantity.in_percent else 1
     numbers = {run.seed: quantity.measure(run, key) for run in runs}
     values = {seed: scale * x for seed, x in numbers.items() if x is not None}
-    return Row(first.label, key, *first.score(key), first.last_round, first.head["data"],
-               [*numbers], values)
+    whose, images = first.score(key)
+    return Row(first.label, key, whose, images, last_round=first.last_round,
+               data=first.head["data"], seeds=[*numbers], values=values)
 
 
 def base_of(runs, quantity):
@@ -101,23 +109,22 @@ def base_of(runs, quantity):
     return row_of(runs, quantity)
 
 
-def columns_of(quantity, rows, subtracted):
-    """[(heading, "l" or "r", cells)] of the columns, with a difference from each `subtracted`."""
-    digits = ".2f" if quantity.in_percent else ".6g"
+def columns_of(quantity, rows):
+    """[(heading, "l" or "r", cells)]: labels, whose accuracies these are, means over seeds."""
     columns = [(quantity.heading, "l", [row.label for row in rows])]
     if is_accuracy(quantity.key):
         columns.append(("accuracy of", "l", [row.whose if row.values else "-" for row in rows]))
-    columns.append(("mean +- 95%", "r", [mean_text([*row.values.values()], digits, len(row.seeds))
-                                         for row in rows]))
-    for base in subtracted:
-        owner = f" ({base.whose})" if is_accuracy(quantity.key) else ""
-        columns.append((f"minus {base.label} {base.key}{owner}", "r",
-                        [difference_text(row, base, digits) for row in rows]))
-    columns.append(("last round", "r", [str(row.last_round) for row in rows]))
+    means = [mean_text([*row.values.values()], quantity.digits, len(row.seeds)) for row in rows]
+    return [*columns, ("mean +- 95%", "r", means)]
+
+
+def columns_of_seeds(quantity, rows):
+    """The last columns: the number of rounds, and the value of each seed."""
+    columns = [("last round", "r", [str(row.last_round) for row in rows])]
     for seed in sorted({seed for row in rows for seed in row.seeds}):
         numbers = [row.values.get(seed) for row in rows]
-        columns.append((f"seed {seed}", "r", ["-" if x is None else f"{x:{digits}}"
-                                              for x in numbers]))
+        cells = ["-" if x is None else f"{x:{quantity.digits}}" for x in numbers]
+        columns.append((f"seed {seed}", "r", cells))
     return columns
 
 
@@ -135,14 +142,14 @@ def mean_text(values, digits, num_seeds, sign=""):
     return text if len(values) >= num_seeds else f"{text} (n = {len(values)})"
 
 
-def difference_text(row, base, digits):
-    """The cell of a row minus a base, paired by seed."""
+def difference(row, base, digits):
+    """(the cell of a row minus a base, paired by seed; why there is no difference, or "")."""
     if (row.label, row.key) == (base.label, base.key):
-        return "reference"
-    if why_not(row, base):
-        return "-"
+        return "reference", ""
+    if why := why_not(row, base):
+        return "-", why
     points = [row.values[seed] - base.values[seed] for seed in row.values if seed in base.values]
-    return mean_text(points, digits, len(row.seeds), sign="+")
+    return mean_text(points, digits, len(row.seeds), sign="+"), ""
 
 
 def why_not(row, base):
