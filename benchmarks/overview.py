@@ -2,6 +2,7 @@
 
     python fedkd_minimal.py --algo ALGO --distill --seeds 0,1,2,3,4 --out runs/overview
     python benchmarks/overview.py runs/overview          writes docs/pictures/overview_results.svg
+                                                         and its numbers, docs/results/overview.csv
 
 ALGO is what `python benchmarks/overview.py --command` prints, in one line. In one command all
 algorithms have the same images: 20 clients hold half of the training images, unevenly (Dirichlet,
@@ -9,6 +10,7 @@ alpha 0.5), the other half is public, with labels for those that use them; all a
 private half of the test images. Settings are those of each file, so rounds and passes differ
 (--distill is FedBE's). Reads kept runs, runs nothing; needs matplotlib.
 """
+import csv
 import json
 import sys
 from pathlib import Path
@@ -76,6 +78,22 @@ def megabytes(runs):
     """What a client has sent by the last round, all of it, in MB of 2^20 bytes: mean."""
     return mean(sum(number for row in rows for name, number in row.items()
                     if name.startswith("bytes_up")) / clients / 2**20 for rows, clients, _ in runs)
+
+
+def write(folder, path):
+    """A table of the picture's numbers: a line for each accuracy, with the value of each seed."""
+    with path.open("w", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(["label", "accuracy of", "metric", "MB sent by a client", "last round",
+                        "of each seed, %", "mean", "half of the 95% interval"])
+        found = {label: metrics for label, (_, metrics) in ALGORITHMS.items()} | LINES
+        for label, metrics in found.items():
+            runs = of_label(folder, label)
+            for whose, metric in metrics.items():
+                values = " ".join(f"{100 * rows[-1][metric]:.2f}" for rows, *_ in runs)
+                average, half = last(runs, metric)
+                table.writerow([label, whose, metric, f"{megabytes(runs):.4f}",
+                                len(runs[0][0]) - 1, values, f"{average:.2f}", f"{half:.2f}"])
 
 
 def spread(wanted, gap):
@@ -154,7 +172,8 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["--command"]:
         print("python fedkd_minimal.py --algo " + ",".join([*ALGORITHMS, *LINES])
               + " --distill --seeds 0,1,2,3,4 --out runs/overview")
-    elif len(sys.argv) in (2, 3):
-        draw(sys.argv[1], *sys.argv[2:] or [ROOT / "docs" / "pictures" / "overview_results.svg"])
+    elif len(sys.argv) == 2:
+        draw(sys.argv[1], ROOT / "docs" / "pictures" / "overview_results.svg")
+        write(sys.argv[1], ROOT / "docs" / "results" / "overview.csv")
     else:
         raise SystemExit(__doc__)

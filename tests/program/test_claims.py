@@ -185,7 +185,7 @@ def test_a_page_is_short_and_has_one_mark(page):
     assert not re.search("[†‡§]", text)
     assert not re.search(r"(?<![*\w])\*(?!\*)[^*\n]+\*(?!\*)", text)
     tables = re.findall(r"(?:^\|.*\n)+", text, re.M)
-    assert all(table.count("\n") <= 11 for table in tables)
+    assert all(table.count("\n") <= 12 for table in tables)
 
 
 def test_the_counts_of_results_are_of_the_rows():
@@ -206,9 +206,10 @@ def test_the_counts_of_results_are_of_the_rows():
 def test_holms_correction_leaves_the_answers_that_results_says():
     rows = [row for row in blocks(RESULTS) if row.startswith("|Is ") or row.startswith("|Are ")]
     answers = [(row.split("|")[2], re.search(r"\[([\w-]+)", row)[1]) for row in rows]
-    assert len(answers) == 9
+    assert len(answers) == 10
     for answer, name in answers:
-        kept = not answer.startswith("open") and name not in ("fedgems-001", "fedgems-242")
+        kept = not answer.startswith("open") and name not in (
+            "fedgems-001", "fedgems-034", "fedgems-242")
         assert (name in claims.holm()) is kept, name
 
 
@@ -393,7 +394,7 @@ def test_every_file_of_curves_is_of_a_part_of_a_script():
     files = {path.stem for path in DOCS.glob("results/*.json")}
     assert files and files <= set(" ".join(parts).split())
     assert {path.stem for path in DOCS.glob("results/*.csv")} == files | {
-        "claims", "removed", "scale", "written_down"}
+        "claims", "overview", "removed", "scale", "written_down"}
 
 
 def planned(path, folder):
