@@ -226,7 +226,9 @@ KINDS = [       # (what is in the project's function, in its place, the mistake)
     (r" \*\* ?2", "", "a square is missing"),
     (r" \+ ", " - ", "minus in the place of plus"), (r" - ", " + ", "plus in the place of minus"),
     (rf" [+-] {TERM}", "", "a term is missing"), (rf"{TERM} \+ ", "", "a term is missing"),
-    (rf"{TERM} - ", "-", "a term is missing")]
+    (rf"{TERM} - ", "-", "a term is missing"),
+    (r"correction=0", "correction=1", "n - 1 in the place of n"),
+    (r" != ", " == ", "== in the place of !=")]
 WHOLE = [("a wrong sign", lambda f, *a: -f(*a)),
          ("a mean over all is too much", lambda f, *a: f(*a).mean()),
          ("log2 in the place of ln", lambda f, *a: f(*a) / math.log(2)),

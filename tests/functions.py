@@ -53,7 +53,7 @@ def network(make, seed=0):
 
 def models(make):
     """Three of one architecture; the second has the largest counter."""
-    return [network(make, seed).state_dict() for seed in (1, 2, 0)]
+    return [network(make, seed).state_dict() for seed in (1, 5, 0)]
 
 
 def toy_models(count, seed=1):

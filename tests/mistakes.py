@@ -523,7 +523,7 @@ TABLE["algorithms/fedgems.py", "fedgems"] = [
     ('confidence«.masked_fill(~reliable, float("-inf"))→».softmax(0)',
      "eq4_unreliable_client_gets_exactly_zero",
      "softmax over all clients, times the mask: the weights sum to less than 1"),
-    ("entropy(client_logits)«.clamp(min=1e-6)→»", "eq4_certain_clients_share_equally", "1 / 0",
+    ("entropy(client_logits)«.clamp(min=1e-6)→»", "eq4_certain_clients_share_equally", "H has no floor",
      "AIJack's FedGEMS"),
     ("entropy(client_logits).clamp(min=1e-«6→3»)",
      "eq4_entropies_below_a_millionth_count_the_same", "H is at least a thousandth"),
