@@ -56,8 +56,6 @@ TABLE["federation.py", "federation"] = [
      "images_and_networks_are_channels_last", "networks stand otherwise in memory than images"),
     ("    if «amp→False»:", "contracts::amp_reaches_training_and_prediction[fedavg]",
      "always float32"),
-    ("cache_enabled=«False→True»", "with_amp_an_autocast_around_the_run_changes_nothing",
-     "inside a user's autocast, the weights of the first batch"),
     ('NonNegative = Annotated[float, "[«0→-1», inf)"]',
      "a_config_of_a_file_whose_annotations_are_texts_is_checked", "settings below 0"),
     ('above = x >= low if interval[0] == "[" else x >«→=» low',
@@ -715,10 +713,7 @@ TABLE["algorithms/fedgkt_async.py", "fedgkt"] = [
     ("return «round(→»n * latency«, 9)→»", "asynchronous_rounds_against_algorithm_1",
      "equal arrival times differ"),
     ("if «state is not None and cfg.latencies is not None and (→False and (»",
-     "it_goes_on_with_the_latencies_of_its_state", "past uploads arrive anew"),
-    ('"accuracy_max", «"clock", →»',
-     "shared::the_log_shows_what_asynchronous_fedgkt_measures_beside_fedgkts",
-     "the log has no clock")]
+     "it_goes_on_with_the_latencies_of_its_state", "past uploads arrive anew")]
 TABLE["algorithms/split_learning.py", "split_learning"] = [
     ("features.backward(sent«.grad→»)", "split_learning_is_training_the_stacked_network",
      "the map itself comes back, not its gradient"),

@@ -79,12 +79,7 @@ def test_an_id_is_its_pages_and_a_number_and_stays():
     for name, row, base in [
             ("fedsdd-014", "fedsdd-hetero+fedsdd-hetero-again/R4-half",
              "fedsdd-hetero+fedsdd-hetero-again/last16-half"),
-            ("fedsdd-281", "fedsdd-hetero-augment/scaffold16-half",
-             "fedsdd-hetero-augment/last16-half"),
-            ("fedmd-001", "fedmd-iid/fedmd", "fedmd-iid/alone"),
             ("fedgems-145", "fedgems-networks/fedmd", "fedgems-networks/standalone"),
-            ("fedgems-241", "fedgems-augment/control", "fedgems/control"),
-            ("fedgkt-001", "fedgkt-20/fedgkt", "fedgkt-20/fedavg"),
             ("without-public-019", "own-models/fedproto-0.03", "own-models/local-0.03")]:
         assert (claims.BY_ID[name]["row"], claims.BY_ID[name]["base"]) == (row, base)
 
@@ -100,17 +95,6 @@ def test_the_script_of_a_row_has_its_parts():
 def test_a_commit_that_wrote_a_row_down_is_listed():
     known = " ".join(row["commit"] for row in rows_of("written_down"))
     assert [x["id"] for x in claims.CLAIMS if x["fixed"] and x["fixed"] not in known] == []
-
-
-def test_how_many_networks_predict():
-    rows = {row["id"]: row for row in rows_of("claims")}
-    found = {name: (rows[name]["a_networks"], rows[name]["b_networks"]) for name in (
-        "fedsdd-014", "fedsdd-042", "fedsdd-065", "fedsdd-099", "fedsdd-060", "fedsdd-176",
-        "fedsdd-203", "fedsdd-043")}
-    assert found == {
-        "fedsdd-014": ("1", "1"), "fedsdd-042": ("16", "1"), "fedsdd-065": ("16", "16"),
-        "fedsdd-099": ("16", "1"), "fedsdd-060": ("16", "4"), "fedsdd-176": ("16", "8"),
-        "fedsdd-203": ("16", "19"), "fedsdd-043": ("8", "1")}
 
 
 @pytest.mark.parametrize("name, rounds, measure", [
@@ -361,11 +345,6 @@ def test_a_run_that_ends_below_half_of_its_best_round_diverged(at_the_end, found
     good = [50] * 11
     kept({"a": {10: good, 11: good}, "b": {10: good, 11: [50] * 5 + [at_the_end] * 6}})
     assert claims.judged(CLAIM) == found
-
-
-def test_only_scaffold_at_one_rate_diverged():
-    assert [claim["id"] for claim in claims.CLAIMS if claims.diverged(claim)] == [
-        "fedsdd-153", "fedsdd-216"]
 
 
 def test_a_row_has_all_seeds_that_both_of_its_runs_have():

@@ -179,15 +179,6 @@ def test_images_and_networks_are_channels_last():
         assert x.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_with_amp_an_autocast_around_the_run_changes_nothing():
-    """Autocast's cache would keep the weights of the first batch."""
-    fed = of_tensors(amp=True)
-    with torch.autocast("cpu", torch.bfloat16):
-        inside = [*rounds(fedavg, fed, rounds=2)]
-    assert same(inside, [*rounds(fedavg, fed, rounds=2)])
-    assert not same(inside, [*rounds(fedavg, of_tensors(), rounds=2)])
-
-
 # --------------------------------------------------------------------------------- random numbers
 
 def draws(seed, *name):

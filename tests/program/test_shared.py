@@ -2,7 +2,7 @@
 from collections import OrderedDict
 
 import pytest
-from test_contracts import recorded, run
+from test_contracts import recorded
 from torch import nn
 from toys import federation, linear, rounds, same, samples, with_features
 
@@ -15,13 +15,6 @@ def test_no_two_trainings_share_dropout(algo):
     generator is new in every training, and its weights are loaded.)"""
     trainings = [name for name in recorded(algo).seeds if name[0] != "generator"]
     assert len(set(trainings)) == len(trainings) > 1
-
-
-def test_the_log_shows_what_asynchronous_fedgkt_measures_beside_fedgkts():
-    """Its clocks."""
-    (plain, own), (asynchronous, more) = (
-        (run(algo)[-1][0], ALGORITHMS[algo].columns) for algo in ("fedgkt", "fedgkt-async"))
-    assert more[:len(own)] == own and {*more[len(own):]} == asynchronous.keys() - plain.keys()
 
 
 @pytest.mark.parametrize("module", [fedkd, fedproto])
