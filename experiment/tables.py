@@ -62,17 +62,19 @@ def quantities(by_label, keys, last, until):
     return found
 
 
-def tables_text(by_label, quantities, bases, form):
-    """A table of each quantity, with differences from the labels `bases`, and why some are missing.
+def tables_text(by_label, shown, bases, form):
+    """A table of each quantity, with differences from some labels, and why some are missing.
 
-    form    see `table_text`
+    shown    [`Quantity`, ...]
+    bases    the labels that are subtracted
+    form     see `table_text`
     """
     comment, reasons = "% " if form == ".tex" else "", {}    # {why: {label: None}}
     caption = "+-: half of the 95% interval"
     if bases:
         caption += "; minus ...: the mean difference, paired by seed"
     parts = [f"{comment}{caption}\n"]
-    for quantity in quantities:
+    for quantity in shown:
         rows = [row_of(runs, quantity) for runs in by_label.values()]
         columns = columns_of(quantity, rows)
         for base in [base_of(by_label[label], quantity) for label in bases]:
