@@ -88,9 +88,9 @@ def lie_z(num_clients, num_attackers):
     """LIE's largest distance that stays unnoticed, in standard deviations: a float.
 
     s = floor(n / 2 + 1) - m benign clients make a majority together with the m attackers;
-    Phi(z) = (n - m - s) / (n - m), kept between 0.001 and 0.999. It is 0 with two attackers
-    of an even number of clients and with one of an odd number, who then upload the mean and do no
-    harm, and below 0 with one of an even number.
+    Phi(z) = (n - m - s) / (n - m), kept between 0.001 and 0.999. z is 0 with two attackers of an
+    even number of clients and with one of an odd number, who then upload the mean and do no harm;
+    it is below 0 with one of an even number.
     source    Eq. (8), (9); Alg. 2, line 2-3
     >>> round(lie_z(50, 12), 3)
     0.336

@@ -410,10 +410,10 @@ def drop_bad_uploads(uploads):
 
 
 def average_weights(state_dicts, sizes):
-    """The average of M state_dicts of one architecture, weighted by a list of M `sizes`. Eq. (2)
+    """The average of M state_dicts of one architecture, weighted by M `sizes`.   FedSDD Eq. (2)
 
-    BatchNorm's running statistics are averaged, too; integers, its counters, take the maximum. All
-    tensors are new.
+    `sizes` is a list. BatchNorm's running statistics are averaged, too; integers, its counters,
+    take the maximum. All tensors are new.
     """
     total, average = sum(sizes), {}
     shares = [size / total for size in sizes]

@@ -295,7 +295,8 @@ def train(fed, cfg, model, optimizer, data, name, epochs, batch_size):
 
 
 def penalty(model, kernel_l2):
-    """kernel_l2 |W|², a scalar; W are the weights of the linear layer that was registered last."""
+    """kernel_l2 |W|², a scalar; W are the weights, without the bias, of the linear layer that the
+    network registered last. With kernel_l2 = 0 it needs none."""
     if kernel_l2 == 0:
         return 0.0
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]

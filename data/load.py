@@ -18,7 +18,6 @@ from data.images import BadData, check_range
 from data.readers import TORCHVISION
 from federation import Data
 
-
 MAX_CLASSES = 10**6      # larger labels are a mistake, and a table of all classes needs memory
 
 

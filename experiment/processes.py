@@ -90,7 +90,7 @@ def start(work, num_processes, advice):
     advice     what a line about a stop ends with
     returns    what work() returns, if one process is enough
     """
-    import torch._dynamo    # noqa: F401  # takes 2 s, once; else each process's first optimizer would
+    import torch._dynamo    # noqa: F401  # once, 2 s: else each process's first optimizer does
     with ends_in_one_line(advice):
         if num_processes > 1:
             return fork(work, num_processes, advice)

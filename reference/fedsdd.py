@@ -100,7 +100,6 @@ def by_hand():
     private = [samples(f"PRIVATE[{i}]", own, N, C) for i, own in enumerate(PRIVATE)]
     fit(len(GROUPS) == K and all(group and {*group} <= {*range(len(PRIVATE))} for group in GROUPS),
         f"GROUPS needs a group of the clients 0 to {len(PRIVATE) - 1} for each of {K} models")
-
     fit(R >= 1 and TEMPERATURE > 0, "R needs 1 or more, TEMPERATURE a number above 0")
 
     def train_group(t, k, w, group):
