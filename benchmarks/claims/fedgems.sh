@@ -41,7 +41,8 @@ shift
 headline=$(echo fedgems{,-hetero}/{control,fedgem,fedgems})
 headline+=" $(echo fedgems/fedgem{,s}-{0.25,0.75})"
 headline+=" $(echo fedgems-networks/{control,fedgem{,s}-{0.25,0.75}})"
-headline+=" $(echo fedgems{,-networks}/{fedmd{,-labels},cronus,dsfl,standalone})"
+headline+=" $(echo fedgems{,-networks}/{fedmd{,-labels{,-no-digest}},cronus,dsfl,standalone})"
+headline+=" $(echo fedgems{,-networks}/public-private-2)"
 headline+=" $(echo attacks/{control,{cronus,dsfl,fedgem{,s}{,-0.75}}-{none,paf,ofom,lie}})"
 headline+=" $(echo fedgems-augment/{control,fedgem{,s}-0.75,fedgem-0.25})"
 fedmd="--public-batch-size 32 --subset-size none --kernel-l2 0 --optimizer amsgrad"

@@ -28,7 +28,8 @@ FIGURE = re.compile(r"(\*\*)?([+-]?\d+\.\d\d ± \d+\.\d\d)(?:\*\*)?")
 NUMBER = re.compile(r"(?<![\w.])[+-]?\d+\.\d\d\b")
 SETTING = re.compile(r"(?:ε|rate|at) 0\.\d+")
 PENDING = {("fedgems", "fedmd-labels-no-digest"),                # written down, not run
-           ("fedgems-networks", "fedmd-labels-no-digest")}
+           ("fedgems-networks", "fedmd-labels-no-digest"),
+           ("fedgems", "public-private-2"), ("fedgems-networks", "public-private-2")}
 
 
 def rows_of(name):
@@ -396,7 +397,8 @@ def test_a_script_has_the_seeds_that_are_kept(path, tmp_path):
         found |= {("fedsdd-letters", algo): both for algo in ("fedavg", "fedsdd")}
     kept = {(part, label): {run.seed for run in runs} for part in {part for part, _ in found}
             if (DOCS / "results" / f"{part}.csv").exists()
-            for label, runs in claims.curves(part).items() if part != "fedsdd-hetero-rates"}
+            for label, runs in claims.curves(part).items()
+            if part != "fedsdd-hetero-rates" and (part, label) not in PENDING}
     assert kept == {run: seeds for run, seeds in found.items()
                     if run[0] != "fedsdd-hetero-rates"}
 
