@@ -20,13 +20,14 @@ import argparse
 import csv
 import re
 import sys
+from dataclasses import replace
 from functools import cache
 from math import atan, cos, inf, pi, sin, sqrt
 from pathlib import Path
 from statistics import mean, stdev
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from experiment import measures
+from experiment import measures, picture
 from experiment.runs import read_runs
 from experiment.measures import half_width
 
@@ -46,14 +47,19 @@ NAMES = {"cronus": "Cronus", "dsfl": "DS-FL", "fd": "FD", "fedavg": "FedAvg", "f
          "fedproto": "FedProto", "fedprox": "FedProx", "fedsdd": "FedSDD", "fml": "FML",
          "local": "training alone", "public-private": "labels alone", "scaffold": "SCAFFOLD",
          "standalone": "training alone"}
-PLOTS = {    # docs/pictures/*.svg: the arguments of experiment/plot.py
-    "fedsdd-hetero": "docs/results/fedsdd-hetero.csv --labels last,R4,R1 "
-                     "--key accuracy,ensemble_accuracy --last 5",
-    "fedmd": "docs/results/fedmd-iid.csv",
-    "fedgems-cases": "docs/results/fedgems.csv --labels fedgems --key "
-                     "self_training,self_distillation,ensemble_distillation,nobody_right",
-    "fedgkt-noniid": "docs/results/fedgkt-noniid.csv --key accuracy,edge_accuracy",
-    "mnist": "docs/results/without-public.csv --labels fedavg,scaffold,fedgen-code,feddf"}
+PLOTS = {    # docs/pictures/*.svg: the file of runs, {label: what it is}, metrics, rounds in a mean
+    "fedsdd-hetero": ("fedsdd-hetero", {
+        "last": "FedAvg", "R4": "FedSDD, R = 4", "R1": "FedSDD, R = 1"},
+        ["accuracy", "ensemble_accuracy"], 5),
+    "fedmd": ("fedmd-iid", {"fedmd": "FedMD", "alone": "without digest"}, ["accuracy"], 1),
+    "fedgems-cases": ("fedgems", {"fedgems": "FedGEMS"}, [
+        "self_training", "self_distillation", "ensemble_distillation", "nobody_right"], 1),
+    "fedgkt-noniid": ("fedgkt-noniid", {
+        "fedavg": "FedAvg", "ordered": "FedGKT, Algorithm 1", "fedgkt": "FedGKT, mixed batches",
+        "none": "mixed, without logits"}, ["accuracy", "edge_accuracy"], 1),
+    "mnist": ("without-public", {
+        "fedavg": "FedAvg", "scaffold": "SCAFFOLD", "fedgen-code": "FedGen, its code's weight",
+        "feddf": "FedDF"}, ["accuracy"], 1)}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -551,11 +557,8 @@ if __name__ == "__main__":
         sys.exit()
     write(CURVES / "claims.csv")
     if args.draw:
-        import os
-        import shlex
-
-        from experiment import plot
         draw(PICTURES / "claims.svg")
-        os.chdir(REPOSITORY)
-        for name, found in PLOTS.items():
-            plot.main([*shlex.split(found), "--out", f"docs/pictures/{name}.svg"])
+        for name, (file, labels, keys, last) in PLOTS.items():
+            by_label = {label: [replace(run, label=words) for run in curves(file)[label]]
+                        for label, words in labels.items()}
+            picture.draw(by_label, keys, "round", last, PICTURES / f"{name}.svg")

@@ -45,13 +45,13 @@ def draw(by_label, keys, axis, last, path):
         color, style = COLORS[i % len(COLORS)], STYLES[i // len(COLORS) % len(STYLES)]
         draw_line(ax, points, name, color, style, is_share)
     window = f"; each point: mean of up to {last} rounds" if last > 1 else ""
-    ax.set(xlabel=AXES[axis], ylabel="accuracy" if all(map(is_accuracy, keys)) else ", ".join(keys),
-           title=f"mean of n seeds and its 95% interval{window}")
+    ylabel = "accuracy" if all(map(is_accuracy, keys)) else keys[0] if len(keys) == 1 else ""
+    ax.set(xlabel=AXES[axis], ylabel=ylabel, title=f"mean of n seeds and its 95% interval{window}")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.grid(color="0.9")
     if is_share:
         ax.yaxis.set_major_formatter(PercentFormatter(1))
-    figure.legend(loc="outside right upper", frameon=False)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
     with rc_context({"svg.hashsalt": "curves"}):         # the same curves, the same .svg
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
