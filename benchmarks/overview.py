@@ -47,7 +47,8 @@ LINES = {            # levels that need no exchange: {label of the runs: {text: 
     "standalone": {"the server's network on the public labels alone": PRIVATE},
     "fedgem:epsilon=1": {"clients with the public labels alone": LEARNED}}
 METRICS = {label: of for _, found in GROUPS.values() for label, of in found.items()} | LINES
-ON_THE_LEFT = {"fedavg", "fedprox", "fedntd", "feddf", "fedbe", "fedsdd", "fedgen", "fedkd"}
+ON_THE_LEFT = {"fedavg", "fedprox", "fedntd", "feddf", "fedbe", "fedsdd", "fedgen", "fedgems",
+               "fedkd"}
 MARKS = {"server": ("o", "server's model"), "clients": ("s", "mean over clients")}
 
 
@@ -134,6 +135,7 @@ def draw(found):
             for i, (x, _, name, color) in enumerate(column):
                 axes.text(x * 1.09**side, heights[i], name, color=color, fontsize=9, va="center",
                           ha="left" if side > 0 else "right",
+                          bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
                           url=f"../../algorithms/{name.replace('-', '_')}.py")
         for label in LINES:
             for text, (_, y, _) in found[label].items():

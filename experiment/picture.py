@@ -2,7 +2,6 @@
 from statistics import mean
 
 from experiment.common import BadInput
-from experiment.runs import is_accuracy
 from experiment.measures import half_width, mean_of_last
 
 AXES = {"round": "round", "MB": "MB up and down, summed"}
@@ -25,8 +24,8 @@ def curve(runs, key, axis, last=1):
     return points
 
 
-def draw(by_label, keys, axis, last, path):
-    """Writes a picture with a line for each metric of each label."""
+def draw(named, axis, last, path, ylabel="accuracy"):
+    """Writes a picture with a line for each (name, runs, metric) whose runs have the metric."""
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
@@ -34,19 +33,19 @@ def draw(by_label, keys, axis, last, path):
     except ImportError as error:
         raise BadInput(f"a picture needs matplotlib: pip install matplotlib ({error})") from None
 
-    lines = [(runs, key, curve(runs, key, axis, last))
-             for key in keys for runs in by_label.values()]
-    lines = [line for line in lines if line[-1]]             # others have no such metric
-    is_share = all(runs[0].is_share(key) for runs, key, _ in lines)
+    lines = [(name, curve(runs, key, axis, last), runs[0].is_share(key))
+             for name, runs, key in named]
+    lines = [line for line in lines if line[1]]
+    is_share = all(share for *_, share in lines)
     figure = Figure(figsize=(9, 4.5), dpi=150, layout="constrained")
     ax = figure.subplots()
-    for i, (runs, key, points) in enumerate(lines):
-        name = f"{runs[0].label}: {runs[0].score(key)[0]} (n = {len(runs)})"
+    for i, (name, points, _) in enumerate(lines):
         color, style = COLORS[i % len(COLORS)], STYLES[i // len(COLORS) % len(STYLES)]
         draw_line(ax, points, name, color, style, is_share)
+    title = "mean of n seeds and its 95% interval" if any(
+        width is not None for _, points, _ in lines for *_, width in points) else "one seed"
     window = f"; each point: mean of up to {last} rounds" if last > 1 else ""
-    ylabel = "accuracy" if all(map(is_accuracy, keys)) else keys[0] if len(keys) == 1 else ""
-    ax.set(xlabel=AXES[axis], ylabel=ylabel, title=f"mean of n seeds and its 95% interval{window}")
+    ax.set(xlabel=AXES[axis], ylabel=ylabel, title=title + window)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.grid(color="0.9")
     if is_share:

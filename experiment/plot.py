@@ -21,7 +21,7 @@ from math import inf
 from pathlib import Path
 
 from experiment.common import BadInput, text_of
-from experiment.runs import read_runs, write_csv
+from experiment.runs import is_accuracy, read_runs, write_csv
 from experiment.picture import AXES, draw
 from experiment.tables import quantities, tables_text
 
@@ -88,7 +88,10 @@ def write(args, by_label, bases, keys):
     if suffix == ".csv":
         write_csv(by_label, args.out)
     elif suffix in (".png", ".svg", ".pdf"):
-        draw(by_label, keys, args.x, args.last, args.out)
+        named = [(f"{runs[0].label}: {runs[0].score(key)[0]} (n = {len(runs)})", runs, key)
+                 for key in keys for runs in by_label.values()]
+        draw(named, args.x, args.last, args.out,
+             "accuracy" if all(map(is_accuracy, keys)) else ", ".join(keys))
     elif args.out and suffix not in (".md", ".tex"):
         raise BadInput(f"--out {args.out}: a name ends in .png, .svg, .pdf, .md, .tex, .csv")
     else:
