@@ -131,11 +131,17 @@ def draw(found):
                 side = -1 if name in ON_THE_LEFT else 1
                 columns.setdefault((round(x, 1), side), []).append((x, y, name, color))
         for (_, side), column in columns.items():
-            heights = spread([y for _, y, *_ in column], 2.2)
+            column = sorted(column, key=lambda point: -point[1])
+            x, y, _, color = column[-1]
+            listed = len(column) > 4       # a list below the points, the highest first
+            if listed:
+                axes.plot([x, x * 1.3**side], [y, y - 6], color=color, lw=0.7)
+                heights = [y - 7 - 2.4 * i for i in range(len(column))]
+            else:
+                heights = spread([y for _, y, *_ in column], 2.2)
             for i, (x, _, name, color) in enumerate(column):
-                axes.text(x * 1.09**side, heights[i], name, color=color, fontsize=9, va="center",
-                          ha="left" if side > 0 else "right",
-                          bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+                axes.text(x * (1.2 if listed else 1.09)**side, heights[i], name, color=color,
+                          fontsize=9, va="center", ha="left" if side > 0 else "right",
                           url=f"../../algorithms/{name.replace('-', '_')}.py")
         for label in LINES:
             for text, (_, y, _) in found[label].items():
