@@ -529,6 +529,9 @@ def draw(path):
         ax.plot([middle - width, middle + width], [at, at], color=color, linewidth=1.5, alpha=0.6)
         ax.plot(points, [at] * len(points), "o", color=color, markersize=2, alpha=0.6)
         ax.plot(middle, at, "o", color=color, markerfacecolor=filled, markersize=4)
+        for bound in bounds(claim):                      # 0 is drawn for all, infinity is none
+            if bound and abs(bound) < inf:
+                ax.plot([bound, bound], [at - 0.2, at + 0.2], color="black", linewidth=0.8)
         if claim["paper_row"]:
             ax.plot(papers_difference(claim), at, "v", color="black", fillstyle="none",
                     markersize=4)
@@ -543,8 +546,9 @@ def draw(path):
     ax.set_xlabel("a - b in points: mean, 95% interval, seeds; logarithmic beyond 1", fontsize=7)
     for name, color in COLORS.items():
         ax.plot([], [], "o", color=color, markersize=4, label=name)
+    ax.plot([], [], "o", color="black", fillstyle="none", markersize=4, label="else by last round")
     ax.plot([], [], "v", color="black", fillstyle="none", markersize=4, label="the paper")
-    figure.legend(loc="upper left", ncols=4, frameon=False, fontsize=7, columnspacing=1)
+    figure.legend(loc="upper left", ncols=3, frameon=False, fontsize=7, columnspacing=1)
     with rc_context({"svg.hashsalt": "claims", "svg.fonttype": "none"}):
         figure.savefig(path, metadata={"Date": None, "Description": drawn()})
 

@@ -12,7 +12,7 @@ sys.path.insert(0, str(ROOT))
 from experiment.picture import draw  # noqa: E402
 from experiment.runs import read_runs  # noqa: E402
 
-runs = read_runs([Path(sys.argv[1])])
+runs = read_runs([Path(sys.argv[1])], rounds=10)          # alone there are 20: the same accuracy
 draw([("clients alone (local)", runs["local"], "client_accuracy"),
       ("DS-FL's clients, after they learned the mean prediction", runs["dsfl"], "accuracy"),
       ("DS-FL's server", runs["dsfl"], "server_accuracy")], "round", 1,
