@@ -163,10 +163,11 @@ def quoted(page):
 def test_the_claims_of_the_readme_are_their_rows():
     rows, points = {row["id"]: row for row in rows_of("claims")}, []
     cited = re.findall(r'\[(\S+ ± \S+)\]\(docs/results/claims.csv\s"(.+?)"\)', README)
-    assert cited == [(claims.figure(name), name) for _, name in cited] and len(cited) == 10
+    assert cited == [(claims.figure(name), name) for _, name in cited] and len(cited) == 8
     table = re.findall(r'\| ([^|]+) \| \[.+ "(.+?)"\) \| (.+?) \|\n', README)
     for paper, name, verdict in table:
-        assert verdict == rows[name]["verdict"] and rows[name]["paper"] in (paper, "")
+        assert verdict.split(",")[0] == rows[name]["verdict"]
+        assert rows[name]["paper"] in (paper, "")
     for _, name in cited:
         if "data" not in rows[name]["not_the_papers"] and "without" not in name:
             points += float(rows[name]["a_mean"]), float(rows[name]["b_mean"])
