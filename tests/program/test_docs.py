@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import main, shipped
+from commands import shipped
 from functions import EQUATIONS
 from pages import (ROOT, departures, docstring, equations, names_of_tests, numbered_in_header,
                    tree)
@@ -194,18 +194,6 @@ def test_the_readme_says_which_networks_and_public_images_an_algorithm_takes():
         for algorithm in map(ALGORITHMS.get, of_row):
             assert networks == ("any" if algorithm.mixed_networks else "one")
             assert public == {"joint": "labeled or not"}.get(algorithm.public, algorithm.public)
-
-
-def test_the_readme_shows_what_its_first_command_prints(capsys):
-    """The columns of the table, and the MB of 10 rounds."""
-    [shown] = [block.splitlines() for block in README.split("```") if "\nalgorithm  " in block]
-    main("--algo dsfl --model cnn,mlp --rounds 1".split())
-    printed = capsys.readouterr().out.splitlines()
-    told, found = ([line.split() for line in lines if line.startswith(("algorithm", "dsfl "))]
-                   for lines in (shown, printed))
-    assert told[0] == found[0]
-    for column in (-3, -2):
-        assert float(told[1][column]) == pytest.approx(10 * float(found[1][column]), rel=.002)
 
 
 def test_the_readme_shows_lines_of_fedsdd_and_of_a_round_by_hand():
