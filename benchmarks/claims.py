@@ -11,6 +11,10 @@ of their table (of two tables: a's, b's), with the paper's name if it is not the
 the row's words in docs/pictures/claims.svg, if it is there; fixed: the commit that wrote the row
 down before the runs of a or of b.
 
+In docs/results/claims.csv `window` last rounds are averaged, `last_` is of the last round, `p`
+of the distance to the claim's bound; `holm`: decided after Holm's correction; `not_the_papers`:
+settings that the paper lacks, apart from scale.
+
 A reference is an id and, behind each @, another measure of its row: fedsdd-006@25 after 25 rounds,
 @last in the last round alone, @best in each run's best round, @10-14 of these seeds, @a and @b of
 one side alone, @self_training of this metric, @until-40 the MB until the row's accuracy is 40%.
