@@ -518,7 +518,7 @@ def draw(path):
         lines += [{"name": name}, *found] if found else []
     figure = Figure(figsize=(390 / 96, 0.3 * len(lines) + 1))
     ax = figure.add_axes((0.02, 0.6 / figure.get_figheight(),
-                          0.96, 1 - 1.1 / figure.get_figheight()))
+                          0.96, 1 - 1.25 / figure.get_figheight()))
     for y, claim in enumerate(lines):
         name = claim.get("name", "")
         ax.text(0, y + 0.35 * bool(name), name or claim["first"], fontsize=7, va="center",
