@@ -424,19 +424,6 @@ def figure(reference):
     return interval(values(reference), "" if {"a", "b"} & {*options} else "+")
 
 
-def is_decided(reference):
-    """Whether the row's claim is decided, and by the last round alone alike: then it is bold.
-
-    A reference with a measure of its own is judged by this measure.
-    """
-    name, *options = reference.split("@")
-    if {"a", "b"} & {*options} or diverged(BY_ID[name]):
-        return False
-    measured = {reference, reference if {"last", "best"} & {*options} else f"{reference}@last"}
-    return {verdict(BY_ID[name], values(one)) for one in measured} in (
-        {"holds"}, {"does not hold"})
-
-
 def commands(claim):
     """The commands that make the runs of a row, a part of a script each."""
     of_part = {}
@@ -506,7 +493,7 @@ def show(reference):
 
 
 def draw(path):
-    """Draws the rows that have `first` below their words, as wide as a telephone."""
+    """Draws the rows that have `first`, in groups by paper: their words, and beside them marks."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -516,43 +503,42 @@ def draw(path):
             claim)
     for name, found in groups.items():                   # a method's name alone, then its rows
         lines += [{"name": name}, *found] if found else []
-    figure = Figure(figsize=(390 / 96, 0.3 * len(lines) + 1))
-    ax = figure.add_axes((0.02, 0.6 / figure.get_figheight(),
-                          0.96, 1 - 1.25 / figure.get_figheight()))
+    figure = Figure(figsize=(9, 0.24 * len(lines) + 1), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.2)            # a reader's font may be wider
+    ax = figure.subplots()
+    texts = []
     for y, claim in enumerate(lines):
-        name = claim.get("name", "")
-        ax.text(0, y + 0.35 * bool(name), name or claim["first"], fontsize=7, va="center",
-                fontweight="bold" if name else None, transform=ax.get_yaxis_transform(),
-                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})
-        if name:
+        if "name" in claim:
+            texts.append(claim["name"])
             continue
         points = differences(claim)
+        texts.append(f"{claim['first']} (n = {len(points)})")
         color, middle, width = COLORS[judged(claim)], mean(points), half_width(points)
-        filled = color if is_decided(claim["id"]) else "white"
-        at = y + 0.5
-        ax.plot([middle - width, middle + width], [at, at], color=color, linewidth=1.5, alpha=0.6)
-        ax.plot(points, [at] * len(points), "o", color=color, markersize=2, alpha=0.6)
-        ax.plot(middle, at, "o", color=color, markerfacecolor=filled, markersize=4)
+        ax.plot([middle - width, middle + width], [y, y], color=color, linewidth=2, alpha=0.6)
+        ax.plot(points, [y] * len(points), "o", color=color, markersize=2.5, alpha=0.6)
+        ax.plot(middle, y, "o", color=color, markersize=6)
+        if claim["paper_row"]:
+            ax.plot(papers_difference(claim), y, "v", color="black", fillstyle="none")
         for bound in bounds(claim):                      # 0 is drawn for all, infinity is none
             if bound and abs(bound) < inf:
-                ax.plot([bound, bound], [at - 0.2, at + 0.2], color="black", linewidth=0.8)
-        if claim["paper_row"]:
-            ax.plot(papers_difference(claim), at, "v", color="black", fillstyle="none",
-                    markersize=4)
+                ax.plot([bound, bound], [y - 0.3, y + 0.3], color="black", linewidth=1)
     ax.axvline(0, color="black", linewidth=0.8, zorder=0)
     ax.set_xscale("symlog", linthresh=1, linscale=0.8)   # as far from 0 to 1 as from 1 to 6
     ticks = [-50, -10, -3, -1, 0, 1, 3, 10, 50]
-    ax.set_xticks(ticks, [f"{x:+d}" if x else "0" for x in ticks], fontsize=7)
+    ax.set_xticks(ticks, [f"{x:+d}" if x else "0" for x in ticks])
     ax.set_xticks([], minor=True)
+    ax.set_yticks(range(len(lines)), texts, fontsize=9)
+    for label, line in zip(ax.get_yticklabels(), lines, strict=True):
+        label.set_fontweight("bold" if "name" in line else None)
     ax.grid(axis="x", color="0.9", linewidth=0.6)
-    ax.tick_params(top=True, labeltop=True, length=2)
-    ax.set(xlim=(-70, 70), ylim=(len(lines), -0.6), yticks=[])
-    ax.set_xlabel("a - b in points: mean, 95% interval, seeds; logarithmic beyond 1", fontsize=7)
+    ax.tick_params(axis="y", length=0)
+    ax.set(xlim=(-70, 70), ylim=(len(lines) - 0.4, -0.6))
+    ax.set_xlabel("points: mean, 95% interval, seeds; logarithmic beyond 1")
     for name, color in COLORS.items():
-        ax.plot([], [], "o", color=color, markersize=4, label=name)
-    ax.plot([], [], "o", color="black", fillstyle="none", markersize=4, label="else by last round")
-    ax.plot([], [], "v", color="black", fillstyle="none", markersize=4, label="the paper")
-    figure.legend(loc="upper left", ncols=3, frameon=False, fontsize=7, columnspacing=1)
+        ax.plot([], [], "o", color=color, label=name)
+    ax.plot([], [], "v", color="black", fillstyle="none", label="the paper")
+    ax.plot([], [], "|", color="black", label="FedGKT's bound")
+    figure.legend(loc="outside upper center", ncols=5, frameon=False)
     with rc_context({"svg.hashsalt": "claims", "svg.fonttype": "none"}):
         figure.savefig(path, metadata={"Date": None, "Description": drawn()})
 

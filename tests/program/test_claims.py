@@ -128,10 +128,12 @@ def test_a_reference_to_one_side_is_shown_without_the_other(capsys):
 def test_every_figure_of_a_page_is_that_of_its_reference(page):
     """In a block the references stand in the order of the figures.
 
-    In a table bold says that the figure is decided. Other numbers with two decimals are settings,
-    or the paper's differences of rows that the block links.
+    In a table bold says that the interval of a difference does not contain 0. Other numbers with
+    two decimals are settings, or of rows that the block links: both accuracies, the paper's
+    difference.
     """
-    num_figures = 0
+    num_figures, accuracies = 0, {row["id"]: {row["a_mean"], row["b_mean"]}
+                                  for row in rows_of("claims")}
     for block, names in references(page):
         figures = FIGURE.findall(block)
         numbers = {x.lstrip("+-") for x in NUMBER.findall(FIGURE.sub("", SETTING.sub("", block)))}
@@ -139,11 +141,12 @@ def test_every_figure_of_a_page_is_that_of_its_reference(page):
         for name in names:
             if left and claims.figure(name) == left[0][1]:
                 bold, figure = left.pop(0)
-                decided = block.startswith("|") and claims.is_decided(name)
-                assert bool(bold) is decided, (figure, name)
+                middle, half = map(float, figure.split(" ± "))
+                is_difference = block.startswith("|") and not {"a", "b"} & {*name.split("@")}
+                assert bool(bold) is (is_difference and abs(middle) > half), (figure, name)
             else:                                    # it is linked for the paper's difference alone
                 assert not block.startswith("|") and papers_number(name) in numbers, (name, block)
-            papers.add(papers_number(name))
+            papers |= {papers_number(name), *accuracies[name.split("@")[0]]}
         assert not left, (left, names, block)
         assert numbers <= papers, (numbers - papers, block)
         num_figures += len(figures)
@@ -317,21 +320,6 @@ def test_a_reference_names_another_measure_of_its_row(kept):
     assert claims.values("x-001@b@MB") == pytest.approx([18, 18])    # no share: not times 100
     assert claims.values("x-001@a@until-9") == pytest.approx([9, 9])
     assert claims.values("x-001@until-6") == pytest.approx([6 - 1])  # a's MB minus b's
-
-
-@pytest.mark.parametrize("claimed, a, last, decided", [
-    ("greater", 53, 53, True), ("greater", 47, 47, True), ("greater", 53, 50, False),
-    ("greater", 53, 47, False), ("not lower", 50, 50, True), ("not lower", 48, 48, True),
-    ("not lower", 49, 49, False), ("level", 50, 50, True), ("level", 53, 50, False)])
-def test_bold_is_a_claim_that_is_decided_by_the_last_round_alike(claimed, a, last, decided, kept,
-                                                                 monkeypatch):
-    """The interval of two seeds that differ by 0.02 is 0.13 wide on both sides of the mean."""
-    monkeypatch.setitem(claims.BY_ID, "x-001", CLAIM | {"claimed": claimed})
-    ends = [a] * 9 + [last]
-    kept({"a": {10: [50, *ends], 11: [50, *(x + .02 for x in ends)]},
-          "b": {10: [50] * 11, 11: [50] * 11}})
-    assert claims.is_decided("x-001") is decided
-    assert not claims.is_decided("x-001@a")
 
 
 @pytest.mark.parametrize("at_the_end, found", [(10, "diverged"), (40, "open")])
