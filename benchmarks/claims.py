@@ -328,10 +328,13 @@ def our_settings(claim):
             found.append("data")
         elif page in ("fedsdd", "fedgems") and not settings.get("augment"):
             found.append("not augmented")
+        if page == "fedsdd" and "data" not in found and claim["paper_table"]:
+            found.append("public images of CIFAR-10")
         if page == "fedsdd" and settings.get("lr") in (0.05, 0.025):
             found.append(f"learning rate {settings['lr']}")
-        if page == "fedgems" and settings.get("epsilon", 1) in (0.1, 0.25):
-            found.append(f"epsilon {settings['epsilon']}")
+        if page == "fedgems" and settings.get("epsilon") == 0.1 and (
+                run.head["algo"] != "fedgems" or settings["partition"] != "iid"):
+            found.append("epsilon 0.1")
         if page == "fedgems" and len({*settings["model"]}) > 1:
             found.append("four networks, the paper has eight")
         if page == "fedgems" and settings.get("attack"):
