@@ -58,7 +58,7 @@ PLOTS = {    # docs/pictures/*.svg: [(words of a line, FILE/LABEL, metric)]
         ("FedSDD's ensemble of 16", "fedsdd-hetero/R4-half", "ensemble_accuracy")],
     "fedmd": [
         ("FedMD", "fedmd-iid/fedmd", "accuracy"),
-        ("without digest", "fedmd-iid/alone", "accuracy")],
+        ("alone: no digest", "fedmd-iid/alone", "accuracy")],
     "fedgems-cases": [
         ("the server is right: it learns the label", "fedgems/fedgems-0.75", "self_training"),
         ("it was right: it learns its own logits", "fedgems/fedgems-0.75", "self_distillation"),

@@ -24,7 +24,8 @@ WORDS = {"RESULTS": 1300, "cost": 300, "removed": 500}                    # the 
 DRAWN_BY_HAND = {"overview", "rounds", "without_public"}
 CLAIM = {"id": "x-001", "row": "x/a", "base": "x/b", "metric": "accuracy",
          "base_metric": "accuracy", "claimed": "greater", "margin": ""}
-FIGURE = re.compile(r"(\*\*)?([+-]?\d+\.\d\d ± \d+\.\d\d)(?:\*\*)?")
+FIGURE = re.compile(r"[+-]?\d+\.\d\d ± \d+\.\d\d")
+LINK = re.compile(r'\[(\**)([^][*]+)\**\]\((?:[\w/]+/)?claims\.csv#L(\d+) "(.+?)"\)')
 NUMBER = re.compile(r"(?<![\w.])[+-]?\d+\.\d\d\b")
 SETTING = re.compile(r"(?:ε|rate|at) 0\.\d+")
 
@@ -39,16 +40,14 @@ def blocks(page):
     return [" ".join(block.split()) for block in re.split(r"\n(?=\||\d+\. |- |\n)", text)]
 
 
-def references(page):
-    """[(block, the references that it links)]; 014 means the page's row 014, or its header's."""
-    found, prefix = [], ""
-    for block in blocks(page):
-        header = re.search(r"\|rows, ([\w-]+-)\|", block)
-        prefix = header[1] if header else "" if not block.startswith("|") else prefix
-        names = ", ".join(re.findall(r"\[([^]]+)\]\((?:results/)?claims\.csv\)", block))
-        names = [x for x in names.split(", ") if x and not x.endswith(".csv")]
-        found.append((block, [prefix + x if x[0].isdigit() else x for x in names]))
-    return found
+def linked(text):
+    """[("**" or "", figure, line of claims.csv, reference)] of the figures of a text."""
+    return LINK.findall(" ".join(text.split()))
+
+
+def num_words(text):
+    """Those that a reader sees."""
+    return len(re.sub(r"\]\([^)]*\)", "]", text).replace("|", " ").split())
 
 
 def papers_number(reference):
@@ -124,33 +123,31 @@ def test_a_reference_to_one_side_is_shown_without_the_other(capsys):
 # --------------------------------------------------------------------------------------------------
 # The pages
 
-@pytest.mark.parametrize("page", WITH_ROWS, ids=lambda path: path.stem)
-def test_every_figure_of_a_page_is_that_of_its_reference(page):
-    """In a block the references stand in the order of the figures.
-
-    In a table bold says that the interval of a difference does not contain 0. Other numbers with
-    two decimals are settings, or of rows that the block links: both accuracies, the paper's
-    difference.
-    """
-    num_figures, accuracies = 0, {row["id"]: {row["a_mean"], row["b_mean"]}
-                                  for row in rows_of("claims")}
-    for block, names in references(page):
-        figures = FIGURE.findall(block)
-        numbers = {x.lstrip("+-") for x in NUMBER.findall(FIGURE.sub("", SETTING.sub("", block)))}
-        papers, left = set(), [*figures]
-        for name in names:
-            if left and claims.figure(name) == left[0][1]:
-                bold, figure = left.pop(0)
-                middle, half = map(float, figure.split(" ± "))
-                is_difference = block.startswith("|") and not {"a", "b"} & {*name.split("@")}
+@pytest.mark.parametrize("page", [*WITH_ROWS, DOCS / "SEMINAR.md", DOCS.parent / "README.md"],
+                         ids=lambda path: path.stem)
+def test_every_figure_of_a_page_is_that_of_its_reference_and_links_its_row(page):
+    """Its own, or without ± the paper's. In a table of results bold says that the interval of a
+    difference does not contain 0. Other numbers with two decimals are settings, or accuracies of
+    the rows that the block links."""
+    lines = {row["id"]: (str(2 + i), row) for i, row in enumerate(rows_of("claims"))}
+    assert len(linked(page.read_text())) > 8
+    for block in blocks(page):
+        known = set()
+        for bold, figure, line, name in linked(block):
+            number, row = lines[name.split("@")[0]]
+            assert line == number, (name, number)
+            known |= {row["a_mean"], row["b_mean"], papers_number(name)}
+            if " ± " not in figure:
+                assert figure.lstrip("+-") == papers_number(name), name
+                continue
+            assert figure == claims.figure(name), name
+            middle, half = map(float, figure.split(" ± "))
+            is_difference = block.startswith("|") and not {"a", "b"} & {*name.split("@")}
+            if page in WITH_ROWS:
                 assert bool(bold) is (is_difference and abs(middle) > half), (figure, name)
-            else:                                    # it is linked for the paper's difference alone
-                assert not block.startswith("|") and papers_number(name) in numbers, (name, block)
-            papers |= {papers_number(name), *accuracies[name.split("@")[0]]}
-        assert not left, (left, names, block)
-        assert numbers <= papers, (numbers - papers, block)
-        num_figures += len(figures)
-    assert num_figures > 10
+        rest = SETTING.sub("", LINK.sub("", block))
+        assert not FIGURE.search(rest), block
+        assert page not in WITH_ROWS or {x.lstrip("+-") for x in NUMBER.findall(rest)} <= known
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in WITH_ROWS],
@@ -166,7 +163,7 @@ def test_a_page_without_rows_has_the_figures_of_its_files(page):
 def test_a_page_is_short_and_has_one_mark(page):
     """Bold for decided figures, and for a paragraph's first words; no dagger, no italics."""
     text = page.read_text()
-    assert len(text.replace("|", " ").split()) <= WORDS.get(page.stem, 900)
+    assert num_words(text) <= WORDS.get(page.stem, 900)
     assert not re.search("[†‡§]", text)
     assert not re.search(r"(?<![*\w])\*(?!\*)[^*\n]+\*(?!\*)", text)
     tables = re.findall(r"(?:^\|.*\n)+", text, re.M)
@@ -190,9 +187,9 @@ def test_the_counts_of_results_are_of_the_rows():
 
 def test_holms_correction_leaves_the_answers_that_results_says():
     rows = [row for row in blocks(RESULTS) if row.startswith("|Is ") or row.startswith("|Are ")]
-    answers = [(row.split("|")[-3], re.search(r"\[([\w-]+)", row)[1]) for row in rows]
-    assert len(answers) == 10
-    assert [name for holm, name in answers if (holm == "yes") != (name in claims.holm())] == []
+    assert len(rows) == 10
+    for row in rows:
+        assert (row.split("|")[-2] == "yes") is (linked(row)[0][-1] in claims.holm()), row
 
 
 def test_the_removed_rows_are_as_many_as_the_pages_say():
@@ -219,10 +216,9 @@ def test_the_picture_is_drawn_from_the_curves_of_today():
 
 
 def test_the_picture_of_results_has_the_rows_of_its_first_table_and_others_of_its_tables():
-    found = references(RESULTS)
-    first = {name for block, names in found if re.match(r"\|(Is|Are) ", block) for name in names}
-    assert first <= {claim["id"] for claim in claims.CLAIMS if claim["first"]} <= {
-        name for _, names in found for name in names}
+    first, every = ({name for block in blocks(RESULTS) if re.match(start, block)
+                     for *_, name in linked(block)} for start in (r"\|(Is|Are) ", ""))
+    assert first <= {claim["id"] for claim in claims.CLAIMS if claim["first"]} <= every
 
 
 def test_every_measured_picture_is_drawn_by_a_script():
