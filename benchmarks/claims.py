@@ -50,12 +50,13 @@ NAMES = {"cronus": "Cronus", "dsfl": "DS-FL", "fd": "FD", "fedavg": "FedAvg", "f
          "fedproto": "FedProto", "fedprox": "FedProx", "fedsdd": "FedSDD", "fml": "FML",
          "local": "training alone", "public-private": "labels alone", "scaffold": "SCAFFOLD",
          "standalone": "training alone"}
+ALPHA_01 = "fedsdd-hetero+fedsdd-hetero-again"
 PLOTS = {    # docs/pictures/*.svg: [(words of a line, FILE/LABEL, metric)]
     "fedsdd": [
-        ("FedAvg", "fedsdd-hetero/last16-half", "accuracy"),
-        ("FedSDD's model, R = 4", "fedsdd-hetero/R4-half", "accuracy"),
-        ("FedAvg's last 16 averaged", "fedsdd-hetero/last16-half", "averaged_accuracy"),
-        ("FedSDD's ensemble of 16", "fedsdd-hetero/R4-half", "ensemble_accuracy")],
+        ("FedAvg", f"{ALPHA_01}/last16-half", "accuracy"),
+        ("FedSDD's model, R = 4", f"{ALPHA_01}/R4-half", "accuracy"),
+        ("FedAvg's last 16 averaged", f"{ALPHA_01}/last16-half", "averaged_accuracy"),
+        ("FedSDD's ensemble of 16", f"{ALPHA_01}/R4-half", "ensemble_accuracy")],
     "fedmd": [
         ("FedMD", "fedmd-iid/fedmd", "accuracy"),
         ("alone: no digest", "fedmd-iid/alone", "accuracy")],
