@@ -68,7 +68,7 @@ PLOTS = {    # docs/pictures/*.svg: [(words of a line, FILE/LABEL, metric)]
     "fedgkt": [
         ("FedAvg", "fedgkt-20/fedavg", "accuracy"),
         ("FedGKT, edges with the server", "fedgkt-20/fedgkt", "accuracy"),
-        ("the same without the server's logits", "fedgkt-20/none", "accuracy"),
+        ("FedGKT without the server's logits", "fedgkt-20/none", "accuracy"),
         ("FedGKT, edges alone", "fedgkt-20/fedgkt", "edge_accuracy")],
     "mnist": [
         ("FedAvg", "without-public/fedavg", "accuracy"),
@@ -360,21 +360,20 @@ def as_row(claim):
     rounds = len(runs_behind(claim["row"])[0].rows) - 1
     return {
         "id": claim["id"], "claim": claim["claim"], "setting": claim["setting"],
-        "claimed": claim["claimed"], "margin": "" if claim["claimed"] in SIGNS else (
-            claim["margin"] or "1"),
+        "mean": f"{mean(points):+.2f}", "half_width": f"{half_width(points):.2f}",
+        "verdict": judged(claim), "a_mean": f"{mean(a for a, _ in by_seed.values()):.2f}",
+        "b_mean": f"{mean(b for _, b in by_seed.values()):.2f}", "last_mean":
+        f"{mean(at_the_end):+.2f}", "last_half_width": f"{half_width(at_the_end):.2f}",
+        "last_verdict": judged(claim, last=1), "seeds": " ".join(map(str, by_seed)),
+        "a_minus_b": " ".join(f"{x:+.2f}" for x in points),
         "a_is": in_words(claim["row"], claim["metric"]),
         "b_is": in_words(claim["base"], claim["base_metric"]),
         "a": claim["row"], "a_metric": claim["metric"], "a_networks": networks(
             claim["row"], claim["metric"]),
         "b": claim["base"], "b_metric": claim["base_metric"], "b_networks": networks(
             claim["base"], claim["base_metric"]),
-        "rounds": rounds, "window": window_of(rounds), "seeds": " ".join(map(str, by_seed)),
-        "a_minus_b": " ".join(f"{x:+.2f}" for x in points),
-        "a_mean": f"{mean(a for a, _ in by_seed.values()):.2f}",
-        "b_mean": f"{mean(b for _, b in by_seed.values()):.2f}",
-        "mean": f"{mean(points):+.2f}", "half_width": f"{half_width(points):.2f}",
-        "verdict": judged(claim), "last_mean": f"{mean(at_the_end):+.2f}",
-        "last_half_width": f"{half_width(at_the_end):.2f}", "last_verdict": judged(claim, last=1),
+        "rounds": rounds, "window": window_of(rounds), "claimed": claim["claimed"],
+        "margin": "" if claim["claimed"] in SIGNS else claim["margin"] or "1",
         "p": f"{p_value(claim, points):.2g}", "holm": "yes" if claim["id"] in holm() else "no",
         "paper": "" if paper is None else f"{paper:+.2f}", "paper_table": claim["paper_table"],
         "not_the_papers": our_settings(claim), "written_down": claim["fixed"],
@@ -541,7 +540,7 @@ def draw(path):
     for name, color in COLORS.items():
         ax.plot([], [], "o", color=color, label=name)
     ax.plot([], [], "v", color="black", fillstyle="none", label="the paper")
-    ax.plot([], [], "|", color="black", label="FedGKT's bound")
+    ax.plot([], [], "|", color="black", label="bound, if not 0")
     figure.legend(loc="outside upper center", ncols=5, frameon=False)
     with rc_context({"svg.hashsalt": "claims", "svg.fonttype": "none"}):
         figure.savefig(path, metadata={"Date": None, "Description": drawn()})
