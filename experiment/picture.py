@@ -24,8 +24,11 @@ def curve(runs, key, axis, last=1):
     return points
 
 
-def draw(named, axis, last, path, ylabel="accuracy"):
-    """Writes a picture with a line for each (name, runs, metric) whose runs have the metric."""
+def draw(named, axis, last, path, ylabel="accuracy", bottom=None):
+    """Writes a picture with a line for each (name, runs, metric) whose runs have the metric.
+
+    bottom    the lowest value that is shown; None: of all
+    """
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
@@ -46,6 +49,7 @@ def draw(named, axis, last, path, ylabel="accuracy"):
         width is not None for _, points, _ in lines for *_, width in points) else "one seed"
     window = f"; each point: mean of up to {last} rounds" if last > 1 else ""
     ax.set(xlabel=AXES[axis], ylabel=ylabel, title=title + window)
+    ax.set_ylim(bottom=bottom)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.grid(color="0.9")
     if is_share:
