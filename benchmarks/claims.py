@@ -533,7 +533,7 @@ def draw(path):
     ax.grid(axis="x", color="0.9", linewidth=0.6)
     ax.tick_params(axis="y", length=0)
     ax.set(xlim=(-70, 70), ylim=(len(lines) - 0.4, -0.6))
-    ax.set_xlabel("points: mean, 95% interval, seeds; logarithmic beyond 1")
+    ax.set_xlabel("points, logarithmic beyond 1")
     for name, color in COLORS.items():
         ax.plot([], [], "o", color=color, label=name)
     ax.plot([], [], "v", color="black", fillstyle="none", label="the paper")
