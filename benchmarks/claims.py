@@ -51,30 +51,30 @@ NAMES = {"cronus": "Cronus", "dsfl": "DS-FL", "fd": "FD", "fedavg": "FedAvg", "f
          "local": "training alone", "public-private": "labels alone", "scaffold": "SCAFFOLD",
          "standalone": "training alone"}
 ALPHA_01 = "fedsdd-hetero+fedsdd-hetero-again"
-PLOTS = {    # docs/pictures/*.svg: [(words of a line, FILE/LABEL, metric)]
-    "fedsdd": [
+PLOTS = {    # docs/pictures/*.svg: (options of picture.draw, [(words, FILE/LABEL, metric)])
+    "fedsdd": ({"last": 5, "bottom": 0.35}, [
         ("FedAvg", f"{ALPHA_01}/last16-half", "accuracy"),
         ("FedSDD's model, R = 4", f"{ALPHA_01}/R4-half", "accuracy"),
         ("FedAvg's last 16 averaged", f"{ALPHA_01}/last16-half", "averaged_accuracy"),
-        ("FedSDD's ensemble of 16", f"{ALPHA_01}/R4-half", "ensemble_accuracy")],
-    "fedmd": [
+        ("FedSDD's ensemble of 16", f"{ALPHA_01}/R4-half", "ensemble_accuracy")]),
+    "fedmd": ({}, [
         ("FedMD", "fedmd-iid/fedmd", "accuracy"),
-        ("alone: no digest", "fedmd-iid/alone", "accuracy")],
-    "fedgems-cases": [
+        ("alone: no digest", "fedmd-iid/alone", "accuracy")]),
+    "fedgems-cases": ({"ylabel": "share of the public images"}, [
         ("the server is right: it learns the label", "fedgems/fedgems-0.75", "self_training"),
         ("it was right: it learns its own logits", "fedgems/fedgems-0.75", "self_distillation"),
         ("clients are right: they teach it", "fedgems/fedgems-0.75", "ensemble_distillation"),
-        ("nobody is right: it learns the label", "fedgems/fedgems-0.75", "nobody_right")],
-    "fedgkt": [
+        ("nobody is right: it learns the label", "fedgems/fedgems-0.75", "nobody_right")]),
+    "fedgkt": ({}, [
         ("FedAvg", "fedgkt-20/fedavg", "accuracy"),
         ("FedGKT, edges with the server", "fedgkt-20/fedgkt", "accuracy"),
         ("FedGKT without the server's logits", "fedgkt-20/none", "accuracy"),
-        ("FedGKT, edges alone", "fedgkt-20/fedgkt", "edge_accuracy")],
-    "mnist": [
+        ("FedGKT, edges alone", "fedgkt-20/fedgkt", "edge_accuracy")]),
+    "mnist": ({"bottom": 0.75}, [
         ("FedAvg", "without-public/fedavg", "accuracy"),
         ("SCAFFOLD", "without-public/scaffold", "accuracy"),
         ("FedGen, its code's weight", "without-public/fedgen-code", "accuracy"),
-        ("FedDF", "without-public/feddf", "accuracy")]}
+        ("FedDF", "without-public/feddf", "accuracy")])}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -360,11 +360,15 @@ def as_row(claim):
     rounds = len(runs_behind(claim["row"])[0].rows) - 1
     return {
         "id": claim["id"], "claim": claim["claim"], "setting": claim["setting"],
-        "mean": f"{mean(points):+.2f}", "half_width": f"{half_width(points):.2f}",
-        "verdict": judged(claim), "a_mean": f"{mean(a for a, _ in by_seed.values()):.2f}",
-        "b_mean": f"{mean(b for _, b in by_seed.values()):.2f}", "last_mean":
-        f"{mean(at_the_end):+.2f}", "last_half_width": f"{half_width(at_the_end):.2f}",
-        "last_verdict": judged(claim, last=1), "seeds": " ".join(map(str, by_seed)),
+        "mean": f"{mean(points):+.2f}",
+        "half_width": f"{half_width(points):.2f}",
+        "verdict": judged(claim),
+        "a_mean": f"{mean(a for a, _ in by_seed.values()):.2f}",
+        "b_mean": f"{mean(b for _, b in by_seed.values()):.2f}",
+        "last_mean": f"{mean(at_the_end):+.2f}",
+        "last_half_width": f"{half_width(at_the_end):.2f}",
+        "last_verdict": judged(claim, last=1),
+        "seeds": " ".join(map(str, by_seed)),
         "a_minus_b": " ".join(f"{x:+.2f}" for x in points),
         "a_is": in_words(claim["row"], claim["metric"]),
         "b_is": in_words(claim["base"], claim["base_metric"]),
@@ -562,10 +566,7 @@ if __name__ == "__main__":
     write(CURVES / "claims.csv")
     if args.draw:
         draw(PICTURES / "claims.svg")
-        for name, lines in PLOTS.items():
+        for name, (options, lines) in PLOTS.items():
             named = [(f"{words} (n = {len(runs_behind(side))})", runs_behind(side), metric)
                      for words, side, metric in lines]
-            last = 5 if name == "fedsdd" else 1          # its rounds are noisy
-            what = "share of the public images" if name == "fedgems-cases" else "accuracy"
-            picture.draw(named, "round", last, PICTURES / f"{name}.svg", what,
-                         bottom={"mnist": 0.75, "fedsdd": 0.35}.get(name))
+            picture.draw(named, PICTURES / f"{name}.svg", **options)

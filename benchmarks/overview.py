@@ -1,6 +1,6 @@
 """All algorithms in one picture: test accuracy after the last round by what a client has sent.
 
-    python fedkd_minimal.py --algo ALGO --distill --seeds 0,1,2,3,4 --out runs/overview
+    python fedkd_minimal.py --algo ALGO --distill --seeds 0,1,2,3,4 --out runs/overview    # 2 hours
     python benchmarks/overview.py runs/overview          writes docs/results/overview.csv
     python benchmarks/overview.py                        draws docs/pictures/overview_results.svg
                                                          from it (needs matplotlib)

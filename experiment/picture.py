@@ -24,7 +24,7 @@ def curve(runs, key, axis, last=1):
     return points
 
 
-def draw(named, axis, last, path, ylabel="accuracy", bottom=None):
+def draw(named, path, axis="round", last=1, ylabel="accuracy", bottom=None):
     """Writes a picture with a line for each (name, runs, metric) whose runs have the metric.
 
     bottom    the lowest value that is shown; None: of all

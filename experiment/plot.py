@@ -90,8 +90,8 @@ def write(args, by_label, bases, keys):
     elif suffix in (".png", ".svg", ".pdf"):
         named = [(f"{runs[0].label}: {runs[0].score(key)[0]} (n = {len(runs)})", runs, key)
                  for key in keys for runs in by_label.values()]
-        draw(named, args.x, args.last, args.out,
-             "accuracy" if all(map(is_accuracy, keys)) else ", ".join(keys))
+        ylabel = "accuracy" if all(map(is_accuracy, keys)) else ", ".join(keys)
+        draw(named, args.out, args.x, args.last, ylabel)
     elif args.out and suffix not in (".md", ".tex"):
         raise BadInput(f"--out {args.out}: a name ends in .png, .svg, .pdf, .md, .tex, .csv")
     else:
