@@ -99,27 +99,13 @@ def read():
             for label, found in groupby(rows, lambda row: row["label"])}
 
 
-def spread(wanted, gap):
-    """Heights of names in the order of `wanted`, at least `gap` apart, near where they belong."""
-    groups = []                            # [sum of the wanted heights, number] of touching names
-    for y in sorted(wanted):
-        groups.append([y, 1])
-        while len(groups) > 1:
-            (low, n), (high, m) = groups[-2:]
-            if high / m - low / n >= gap * (n + m) / 2:
-                break
-            groups[-2:] = [[low + high, n + m]]
-    heights = [total / n + gap * (k - (n - 1) / 2) for total, n in groups for k in range(n)]
-    return dict(zip(sorted(range(len(wanted)), key=wanted.__getitem__), heights, strict=True))
-
-
 def draw(found):
     from matplotlib import rc_context
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "", "font.family": "sans-serif"}):
         axes = (figure := Figure((10, 6.2), layout="constrained")).subplots()
-        columns = {}                       # names beside each other share heights
+        crowds = {}                        # {MB, rounded: the points there}
         for color, labels in GROUPS.values():
             for label in labels:
                 name, points = label.split(":")[0], found[label]
@@ -128,20 +114,17 @@ def draw(found):
                           lw=0.7)
                 for whose, point in points.items():
                     axes.errorbar(*point, fmt=MARKS[whose][0], color=color, capsize=2, ms=6)
-                side = -1 if name in ON_THE_LEFT else 1
-                columns.setdefault((round(x, 1), side), []).append((x, y, name, color))
-        for (_, side), column in columns.items():
-            column = sorted(column, key=lambda point: -point[1])
-            x, y, _, color = column[-1]
-            listed = len(column) > 4       # a list below the points, the highest first
+                crowds.setdefault(round(x, 2), []).append((y, x, name, color))
+        for crowd in crowds.values():
+            low, x, _, color = min(crowd)
+            listed = len(crowd) > 4        # then a list below the points, the highest first
             if listed:
-                axes.plot([x, x * 1.3**side], [y, y - 6], color=color, lw=0.7)
-                heights = [y - 7 - 2.4 * i for i in range(len(column))]
-            else:
-                heights = spread([y for _, y, *_ in column], 2.2)
-            for i, (x, _, name, color) in enumerate(column):
-                axes.text(x * (1.2 if listed else 1.09)**side, heights[i], name, color=color,
-                          fontsize=9, va="center", ha="left" if side > 0 else "right",
+                axes.plot([x, x / 1.3], [low, low - 6], color=color, lw=0.7)
+            for i, (y, x, name, color) in enumerate(sorted(crowd, reverse=True)):
+                side = -1 if name in ON_THE_LEFT else 1
+                axes.text(x * (1.2 if listed else 1.09)**side, low - 7 - 2.4 * i if listed else y,
+                          name, color=color, fontsize=9, va="center",
+                          ha="left" if side > 0 else "right",
                           url=f"../../algorithms/{name.replace('-', '_')}.py")
         for label in LINES:
             for text, (_, y, _) in found[label].items():
